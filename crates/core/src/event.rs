@@ -1,0 +1,330 @@
+//! What the dispatcher is told and what it answers with. The server turns network traffic into events
+//! and actions into network traffic; a simulator does the same in virtual time.
+
+use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::label::{Failure, Kernel, Label, Limits, Outcome, Owner};
+use crate::object::Placed;
+use crate::time::Time;
+use std::collections::BTreeMap;
+
+/// What an element is for, as far as placement of work goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Keeps files and runs kernels.
+    Store,
+    /// The server's own cores: runs reduce and unaligned tasks under the hybrid policy, keeps only
+    /// their outputs (AnalyzeThis §3.2, "Hybrid").
+    Host,
+}
+
+/// How often and how long a kernel ran on an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct History {
+    /// Runs that ended well.
+    pub runs: u64,
+    /// Their run times together, in nanoseconds.
+    pub total_ns: u64,
+    /// Bytes of their inputs together.
+    pub input_bytes: u64,
+}
+
+/// What is known of an element: its status object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElementView {
+    /// What it is for.
+    pub role: Role,
+    /// Kernels it runs at once.
+    pub cores: u32,
+    /// Bytes it holds.
+    pub capacity_bytes: u64,
+    /// Bytes free.
+    pub free_bytes: u64,
+    /// Rate at which it can pull from another element, in bytes per second (measured, or configured).
+    pub link_bytes_per_sec: u64,
+    /// Run-time history per kernel name.
+    pub history: BTreeMap<String, History>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An element joined or came back. Its outstanding labels are still its own.
+    ElementUp {
+        /// Which.
+        element: ElementId,
+        /// What it is like.
+        view: ElementView,
+    },
+    /// An element is lost: its connection ended and did not come back in time.
+    ElementDown {
+        /// Which.
+        element: ElementId,
+    },
+    /// A new status object.
+    ElementStatus {
+        /// Which.
+        element: ElementId,
+        /// What it is like now.
+        view: ElementView,
+    },
+    /// A job was accepted (or is brought back after a restart of the server).
+    Submitted(Box<JobSpec>),
+    /// A file that jobs wait for was sealed.
+    FileSealed {
+        /// Its full path in the namespace.
+        path: String,
+        /// Its sealed version.
+        placed: Placed,
+    },
+    /// An element began a label.
+    Started {
+        /// Where.
+        element: ElementId,
+        /// Which.
+        label: LabelId,
+    },
+    /// An element ended a label.
+    Finished {
+        /// Where.
+        element: ElementId,
+        /// Which.
+        label: LabelId,
+        /// How.
+        outcome: Box<Outcome>,
+    },
+    /// The owner cancelled a job.
+    Cancel {
+        /// Which.
+        job: JobId,
+    },
+}
+
+/// A job as the dispatcher takes it: names resolved, ids issued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobSpec {
+    /// Its handle.
+    pub job: JobId,
+    /// Whose rights its tasks have.
+    pub owner: Owner,
+    /// Name of the policy; `None` for the array's default.
+    pub policy: Option<String>,
+    /// Its tasks in the script's order. Dependencies have been checked to be acyclic.
+    pub tasks: Vec<TaskSpec>,
+}
+
+/// One task of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskSpec {
+    /// Its id.
+    pub task: TaskId,
+    /// Its name in the script.
+    pub name: String,
+    /// Its code.
+    pub kernel: Kernel,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// All it reads.
+    pub inputs: Vec<InputSpec>,
+    /// All it writes.
+    pub outputs: Vec<OutputSpec>,
+    /// Name of the input that is its standard input.
+    pub stdin: Option<String>,
+    /// Name of the output that takes its standard output.
+    pub stdout: Option<String>,
+    /// The element it must run on, if the script says so.
+    pub element: Option<ElementId>,
+    /// How often it may be tried again after a failure that another try can mend.
+    pub retries: u32,
+    /// Bounds on a run.
+    pub limits: Limits,
+    /// Set when the job comes back after a restart and the task had ended already.
+    pub ended: Option<Ended>,
+}
+
+/// How a task had ended before a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Well, with these outputs, in the order of `outputs`.
+    Done(Vec<Placed>),
+    /// Badly.
+    Failed,
+    /// It had been sent under this label with these output objects and is not known to have ended.
+    Sent {
+        /// The label.
+        label: LabelId,
+        /// Where.
+        element: ElementId,
+        /// The ids its outputs will have, in the order of `outputs`.
+        objects: Vec<ObjectId>,
+        /// Tries before this one.
+        tries: u32,
+    },
+}
+
+/// One input of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputSpec {
+    /// The name the kernel sees.
+    pub name: String,
+    /// Full path in the namespace.
+    pub path: String,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Where an input comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A file that was sealed when the job was submitted: this very version is used.
+    File(Placed),
+    /// A file that is still to be written (smart folder).
+    Awaited,
+    /// An output of a task of the same job: (task, index among its outputs).
+    Task(TaskId, usize),
+}
+
+/// One output of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputSpec {
+    /// The name the kernel writes.
+    pub name: String,
+    /// Full path in the namespace.
+    pub path: String,
+    /// The inode that the name will have.
+    pub inode: Inode,
+}
+
+/// State of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TaskState {
+    /// Some input does not exist yet.
+    Waiting,
+    /// All inputs exist; no element has been found for it yet.
+    Ready,
+    /// An element has it in its queue.
+    Sent,
+    /// It runs.
+    Running,
+    /// It ended well.
+    Done,
+    /// It ended badly and will not be tried again.
+    Failed,
+    /// The job was cancelled, or a task it depends on failed.
+    Cancelled,
+}
+
+/// State of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum JobState {
+    /// Some task is not at its end.
+    Running,
+    /// All tasks ended well.
+    Done,
+    /// Some task failed and nothing more can run.
+    Failed,
+    /// The owner cancelled it.
+    Cancelled,
+}
+
+/// What an element would cost a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// The element.
+    pub element: ElementId,
+    /// Until a core is free, in nanoseconds.
+    pub wait_ns: u64,
+    /// To pull inputs that are elsewhere, in nanoseconds.
+    pub transfer_ns: u64,
+    /// Bytes of inputs that are elsewhere.
+    pub transfer_bytes: u64,
+    /// To run the kernel there, by its history, in nanoseconds; 0 if it has none.
+    pub run_ns: u64,
+}
+
+/// Why a task was sent where it was: what `tidemill explain` shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The task.
+    pub task: TaskId,
+    /// The label of this try.
+    pub label: LabelId,
+    /// Where it went.
+    pub element: ElementId,
+    /// The policy that chose, or `pinned`.
+    pub policy: String,
+    /// The policy's reason in one sentence.
+    pub reason: String,
+    /// Whether it was sent along with a task it depends on (mini DAG).
+    pub chained: bool,
+    /// All the elements that could have been chosen.
+    pub estimates: Vec<Estimate>,
+}
+
+/// Something the driver must do. Actions are to be carried out in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a batch of labels (a mini DAG) to an element.
+    Send {
+        /// Where.
+        element: ElementId,
+        /// In an order that respects dependencies.
+        labels: Vec<Label>,
+    },
+    /// Tell an element to give up a label.
+    Abort {
+        /// Where.
+        element: ElementId,
+        /// Which.
+        label: LabelId,
+    },
+    /// Keep this for `explain`.
+    Decided(Box<Decision>),
+    /// A task ended well: publish the names of its outputs, record its lineage.
+    Publish {
+        /// The task.
+        task: TaskId,
+        /// The label that succeeded.
+        label: LabelId,
+        /// Its outputs in the order of the spec.
+        outputs: Vec<Placed>,
+    },
+    /// A task's state changed.
+    Task {
+        /// The job.
+        job: JobId,
+        /// The task.
+        task: TaskId,
+        /// Its new state.
+        state: TaskState,
+        /// Tries so far.
+        tries: u32,
+        /// Why it failed, or why it will be tried again.
+        failure: Option<Failure>,
+        /// When.
+        at: Time,
+    },
+    /// A job's state changed.
+    Job {
+        /// The job.
+        job: JobId,
+        /// Its new state.
+        state: JobState,
+        /// When.
+        at: Time,
+    },
+    /// Objects that no name will ever have (outputs of a try that was overtaken) may be removed.
+    Discard {
+        /// Where.
+        element: ElementId,
+        /// Which.
+        objects: Vec<ObjectId>,
+    },
+}
+
+/// Where the dispatcher gets ids for labels and objects; the driver makes sure that they are never reused.
+pub trait IdSource: std::fmt::Debug + Send {
+    /// A new label id.
+    fn label(&mut self) -> LabelId;
+    /// A new object id.
+    fn object(&mut self) -> ObjectId;
+}

@@ -1,0 +1,231 @@
+//! The label: the one unit of work. Everything that happens to data in an array is a label that an
+//! element executes (DESIGN: one mechanism; LABIOS §3.2).
+//!
+//! A label is idempotent by its id: an element that sees an id again answers with the recorded outcome.
+
+use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::time::{Span, Time};
+
+/// Who a label works for. Kernels run with these rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Owner {
+    /// Numeric user id.
+    pub uid: u32,
+    /// Numeric group id.
+    pub gid: u32,
+}
+
+/// One unit of work for one element.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Never reused; an element that sees it twice does it once.
+    pub id: LabelId,
+    /// Whose rights it uses.
+    pub owner: Owner,
+    /// Labels of the same batch (mini DAG) that must have succeeded before.
+    pub after: Vec<LabelId>,
+    /// What to do.
+    pub operation: Operation,
+}
+
+/// What a label does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Run a kernel over inputs and keep its outputs.
+    Analyse(Box<Analysis>),
+    /// Pull a sealed object from another element and keep it here under a new object id.
+    Copy {
+        /// What and where it is.
+        from: Input,
+        /// The id of the copy.
+        to: ObjectId,
+    },
+    /// Remove an object; it is no error if it is gone already.
+    Remove {
+        /// Which one.
+        object: ObjectId,
+    },
+}
+
+/// A task as an element runs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Analysis {
+    /// The task this label is a try of.
+    pub task: TaskId,
+    /// Its job.
+    pub job: JobId,
+    /// The task's name in the job script.
+    pub name: String,
+    /// The code to run.
+    pub kernel: Kernel,
+    /// Its arguments, without the kernel's own name.
+    pub args: Vec<String>,
+    /// Everything it may read.
+    pub inputs: Vec<Input>,
+    /// Everything it must write.
+    pub outputs: Vec<Output>,
+    /// Name among `inputs` that becomes its standard input.
+    pub stdin: Option<String>,
+    /// Name among `outputs` that takes its standard output.
+    pub stdout: Option<String>,
+    /// Bounds on what it may use.
+    pub limits: Limits,
+}
+
+/// Where a kernel's code comes from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kernel {
+    /// A kernel that is part of every element.
+    Builtin(String),
+    /// A native `.so` with the entry point `start_kernel`, kept in the array (so also an input).
+    Native {
+        /// Name among the task's inputs.
+        input: String,
+    },
+    /// An executable kept in the array (so also an input), such as a script.
+    Stored {
+        /// Name among the task's inputs.
+        input: String,
+    },
+    /// A program installed on the element's host: an absolute path, or a name to be found in its PATH.
+    Program(String),
+}
+
+impl Kernel {
+    /// The name run-time history is kept under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Builtin(name) | Self::Program(name) => name,
+            Self::Native { input } | Self::Stored { input } => input,
+        }
+    }
+}
+
+/// An input of a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// The path the kernel sees, relative to its private folder.
+    pub name: String,
+    /// The exact sealed object.
+    pub object: ObjectId,
+    /// The element that holds it; another one than the label's own means that it is pulled first.
+    pub element: ElementId,
+    /// Length in bytes; for an output of an earlier label of the same batch an estimate.
+    pub size: u64,
+}
+
+/// An output of a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The path the kernel writes, relative to its private folder.
+    pub name: String,
+    /// The id its bytes will have once sealed.
+    pub object: ObjectId,
+    /// The inode its name will have, kept with the object so that names can be rebuilt from elements.
+    pub inode: Inode,
+    /// Its full path in the namespace.
+    pub path: String,
+}
+
+/// Bounds on one run of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Wall-clock time.
+    pub time: Span,
+    /// Address space, in bytes.
+    pub memory_bytes: u64,
+    /// All that it may write, in bytes.
+    pub output_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { time: Span::from_secs(3600), memory_bytes: 8 << 30, output_bytes: 64 << 30 }
+    }
+}
+
+/// What became of a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// How it ended.
+    pub result: Result<Vec<Sealed>, Failure>,
+    /// When its inputs began to be pulled, by the element's clock.
+    pub start: Time,
+    /// When its kernel began to run, by the element's clock.
+    pub kernel_start: Time,
+    /// When its outputs were sealed, by the element's clock.
+    pub end: Time,
+    /// Bytes pulled from other elements.
+    pub moved_bytes: u64,
+    /// Bytes of all its inputs.
+    pub read_bytes: u64,
+    /// Bytes of all its outputs.
+    pub written_bytes: u64,
+    /// User and system time of the kernel.
+    pub cpu: Span,
+    /// Largest resident set, in bytes.
+    pub memory_bytes: u64,
+    /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
+    pub kernel_hash: String,
+}
+
+/// An output as it was sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// The object's id.
+    pub object: ObjectId,
+    /// Its final length in bytes.
+    pub size: u64,
+}
+
+/// Why a label failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The class of failure, which decides whether another try makes sense.
+    pub kind: FailureKind,
+    /// What was wrong, for the user, in one sentence.
+    pub message: String,
+    /// The end of what the kernel wrote to its standard error.
+    pub stderr: String,
+}
+
+/// Classes of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureKind {
+    /// The kernel could not be found, read or loaded.
+    Kernel,
+    /// It ended with an exit code other than 0.
+    Exit(i32),
+    /// A signal ended it.
+    Signal(i32),
+    /// It ran out of time.
+    Timeout,
+    /// It wrote more than it may.
+    OutputLimit,
+    /// It used more memory than it may.
+    MemoryLimit,
+    /// It ended well but did not write one of its outputs.
+    MissingOutput,
+    /// One of its inputs could not be had.
+    Input,
+    /// The element's device is full or failed.
+    Device,
+    /// The user cancelled it.
+    Cancelled,
+    /// An earlier label of its batch failed.
+    Dependency,
+    /// The element was lost while it ran.
+    ElementLost,
+}
+
+impl FailureKind {
+    /// Whether trying again, possibly elsewhere, can help.
+    #[must_use]
+    pub fn retryable(self) -> bool {
+        matches!(
+            self,
+            Self::Exit(_) | Self::Signal(_) | Self::Input | Self::Device | Self::ElementLost
+        )
+    }
+}

@@ -1,0 +1,99 @@
+//! Layouts: which objects hold a file's bytes, and where new files go.
+
+use crate::id::{ElementId, Inode};
+use crate::object::Placed;
+
+/// Which objects hold a file's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// The whole file is one object on one element (the default; AnalyzeThis §3.3).
+    Whole(Placed),
+}
+
+/// What placement needs to know of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The element.
+    pub element: ElementId,
+    /// Bytes it can still take.
+    pub free_bytes: u64,
+}
+
+/// A new file can't be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlacementError {
+    /// The array has no element that keeps data.
+    #[error("the array has no storage element that is up; start one with `tidemill element`")]
+    NoElement,
+    /// The element that was asked for is not there.
+    #[error("element {0} is not part of the array or is down; see `tidemill status`")]
+    Unknown(ElementId),
+    /// The element that was asked for is full.
+    #[error("element {0} is full; remove files on it or name another element")]
+    Full(ElementId),
+    /// All are full.
+    #[error("every storage element is full; remove files or add an element")]
+    AllFull,
+}
+
+/// Bytes an element must have free to be given another file.
+pub const RESERVE_BYTES: u64 = 16 << 20;
+
+/// Chooses the element of a new file: the one that was named, else inode modulo the elements
+/// (AnalyzeThis §3.3), else the next that is not full.
+///
+/// `rooms` are the storage elements that are up, in order of their ids.
+///
+/// # Errors
+/// See [`PlacementError`]. A named element is never replaced silently.
+pub fn place(
+    inode: Inode,
+    named: Option<ElementId>,
+    rooms: &[Room],
+) -> Result<ElementId, PlacementError> {
+    if let Some(element) = named {
+        let room = rooms.iter().find(|room| room.element == element);
+        return match room {
+            None => Err(PlacementError::Unknown(element)),
+            Some(room) if room.free_bytes < RESERVE_BYTES => Err(PlacementError::Full(element)),
+            Some(_) => Ok(element),
+        };
+    }
+    if rooms.is_empty() {
+        return Err(PlacementError::NoElement);
+    }
+    let count = rooms.len() as u64;
+    (0..count)
+        .map(|step| (inode.0.wrapping_add(step) % count) as usize)
+        .map(|index| rooms[index])
+        .find(|room| room.free_bytes >= RESERVE_BYTES)
+        .map(|room| room.element)
+        .ok_or(PlacementError::AllFull)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rooms(free: &[u64]) -> Vec<Room> {
+        (0..).zip(free).map(|(id, &free_bytes)| Room { element: ElementId(id), free_bytes }).collect()
+    }
+
+    #[test]
+    fn a_file_goes_to_inode_modulo_elements_and_past_full_ones() {
+        let all = rooms(&[1 << 30; 4]);
+        assert_eq!(place(Inode(6), None, &all), Ok(ElementId(2)));
+        let some = rooms(&[1 << 30, 1 << 30, 0, 1 << 30]);
+        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(3)));
+        assert_eq!(place(Inode(6), None, &rooms(&[0, 0])), Err(PlacementError::AllFull));
+        assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoElement));
+    }
+
+    #[test]
+    fn a_named_element_is_never_replaced() {
+        let some = rooms(&[1 << 30, 0]);
+        assert_eq!(place(Inode(6), Some(ElementId(0)), &some), Ok(ElementId(0)));
+        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Err(PlacementError::Full(ElementId(1))));
+        assert_eq!(place(Inode(6), Some(ElementId(7)), &some), Err(PlacementError::Unknown(ElementId(7))));
+    }
+}

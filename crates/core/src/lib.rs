@@ -1,0 +1,19 @@
+//! The pure heart of Tidemill: ids, time, labels, jobs, the dispatcher and its policies.
+//!
+//! Nothing here does I/O, reads a clock, starts a thread or knows a wire format. The server drives this
+//! crate with real events and carries its actions out over the network; a simulator can do the same
+//! under a virtual clock.
+
+pub mod attribute;
+pub mod id;
+pub mod job;
+pub mod label;
+pub mod layout;
+pub mod lineage;
+pub mod object;
+pub mod script;
+pub mod time;
+
+pub mod dispatch;
+pub mod event;
+pub mod policy;

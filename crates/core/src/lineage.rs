@@ -1,0 +1,1 @@
+//! Lineage: the graph of objects and the tasks that made them.

@@ -1,0 +1,53 @@
+//! Time as integer nanoseconds. Whoever drives this crate says what the zero is: the server counts from
+//! the Unix epoch, a simulator from the start of its run.
+
+/// A point in time, in nanoseconds since the driver's zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(pub u64);
+
+/// A length of time in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Span(pub u64);
+
+impl Time {
+    /// Time that has passed since `earlier`; zero if it lies ahead.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Span {
+        Span(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Span {
+    /// From whole milliseconds.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000_000))
+    }
+
+    /// From whole seconds.
+    #[must_use]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(secs.saturating_mul(1_000_000_000))
+    }
+
+    /// For display and statistics only.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "display only")]
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+}
+
+impl std::ops::Add<Span> for Time {
+    type Output = Self;
+    fn add(self, rhs: Span) -> Self {
+        Self(self.0.saturating_add(rhs.0))
+    }
+}
+
+impl std::ops::Add for Span {
+    type Output = Self;
+    fn add(self, rhs: Self) -> Self {
+        Self(self.0.saturating_add(rhs.0))
+    }
+}

@@ -1,1 +1,28 @@
-//! placeholder
+//! What goes over the network: the protobuf services, the HTTP routes of an element, capabilities, and
+//! the conversions between messages and the types of the core.
+//!
+//! Knows formats only: no connection is opened here.
+
+pub mod capability;
+pub mod convert;
+pub mod route;
+
+/// Version of the control protocol. Peers of different versions refuse each other.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Largest control message, in bytes. Larger requests are cut into batches.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// The generated protobuf messages, clients and servers.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::too_many_lines,
+    clippy::cast_possible_truncation,
+    clippy::allow_attributes_without_reason,
+    reason = "generated"
+)]
+pub mod v1 {
+    tonic::include_proto!("tidemill.v1");
+}

@@ -1,0 +1,7 @@
+//! Compiles the protobuf services without `protoc`.
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto/tidemill.proto");
+    let files = protox::compile(["proto/tidemill.proto"], ["proto"])?;
+    tonic_prost_build::configure().compile_fds(files)?;
+    Ok(())
+}

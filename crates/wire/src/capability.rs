@@ -1,0 +1,209 @@
+//! Capabilities: the server's signed word that a user may do something with one object until some time.
+//! An element serves an object for nothing else. This is the OSD security model (AnalyzeThis §3.3,
+//! "Data and Workflow Security"), with HMAC-SHA256 over a key that the server shares with its elements.
+//!
+//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in seconds since the Unix epoch
+//! (8), element (4), then the 32-byte HMAC of all before. Integers are little-endian.
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use tidemill_core::id::{ElementId, ObjectId};
+
+/// Version of the format.
+pub const VERSION: u8 = 1;
+const SIGNED_BYTES: usize = 1 + 8 + 4 + 4 + 8 + 4;
+/// Length of a capability in bytes.
+pub const LENGTH: usize = SIGNED_BYTES + 32;
+
+/// What a capability allows; combine with `|`.
+pub mod rights {
+    /// Read the object's bytes and attributes.
+    pub const READ: u32 = 1;
+    /// Create the object, write to it until it is sealed, and seal it.
+    pub const WRITE: u32 = 2;
+    /// Remove the object.
+    pub const REMOVE: u32 = 4;
+    /// Set attributes.
+    pub const ATTRIBUTES: u32 = 8;
+}
+
+/// The key that signs and checks.
+#[derive(Clone)]
+pub struct Key([u8; 32]);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// What a capability says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// The object it is for.
+    pub object: ObjectId,
+    /// The element it is for.
+    pub element: ElementId,
+    /// See [`rights`].
+    pub rights: u32,
+    /// The user it was made for.
+    pub uid: u32,
+    /// When it ends, in seconds since the Unix epoch.
+    pub expires_at_secs: u64,
+}
+
+/// Why a capability is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is not one.
+    #[error("the capability is malformed; ask the server for one")]
+    Malformed,
+    /// It was not signed by this array's server, or was changed.
+    #[error("the capability is not signed by this array's server")]
+    Forged,
+    /// It is for something else.
+    #[error("the capability is for another object or element")]
+    OtherObject,
+    /// It does not allow this.
+    #[error("the capability does not allow this operation")]
+    Rights,
+    /// It has run out.
+    #[error("the capability has expired; open the file again")]
+    Expired,
+}
+
+impl Key {
+    /// From 32 random bytes.
+    #[must_use]
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// From bytes off the wire or a database.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] unless there are 32.
+    pub fn from_slice(bytes: &[u8]) -> Result<Self, Refusal> {
+        bytes.try_into().map(Self).map_err(|_| Refusal::Malformed)
+    }
+
+    /// To be sent to an element over a trusted connection.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    fn mac(&self, signed: &[u8]) -> Hmac<Sha256> {
+        let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0)
+            .expect("HMAC takes keys of any length");
+        mac.update(signed);
+        mac
+    }
+
+    /// Signs a capability.
+    #[must_use]
+    pub fn sign(&self, capability: &Capability) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(LENGTH);
+        bytes.push(VERSION);
+        bytes.extend(capability.object.0.to_le_bytes());
+        bytes.extend(capability.rights.to_le_bytes());
+        bytes.extend(capability.uid.to_le_bytes());
+        bytes.extend(capability.expires_at_secs.to_le_bytes());
+        bytes.extend(capability.element.0.to_le_bytes());
+        let tag = self.mac(&bytes).finalize().into_bytes();
+        bytes.extend_from_slice(&tag);
+        bytes
+    }
+
+    /// Checks that `bytes` is a capability for `rights` on `object` of `element` at `now_secs`, and says
+    /// what it holds.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn check(
+        &self,
+        bytes: &[u8],
+        element: ElementId,
+        object: ObjectId,
+        rights: u32,
+        now_secs: u64,
+    ) -> Result<Capability, Refusal> {
+        if bytes.len() != LENGTH || bytes[0] != VERSION {
+            return Err(Refusal::Malformed);
+        }
+        let (signed, tag) = bytes.split_at(SIGNED_BYTES);
+        self.mac(signed)
+            .verify_slice(tag)
+            .map_err(|_| Refusal::Forged)?;
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
+        let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
+        let capability = Capability {
+            object: ObjectId(long(1)),
+            rights: short(9),
+            uid: short(13),
+            expires_at_secs: long(17),
+            element: ElementId(short(25)),
+        };
+        if capability.object != object || capability.element != element {
+            return Err(Refusal::OtherObject);
+        }
+        if capability.rights & rights != rights {
+            return Err(Refusal::Rights);
+        }
+        if capability.expires_at_secs <= now_secs {
+            return Err(Refusal::Expired);
+        }
+        Ok(capability)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CAPABILITY: Capability = Capability {
+        object: ObjectId(7),
+        element: ElementId(2),
+        rights: rights::READ | rights::WRITE,
+        uid: 1000,
+        expires_at_secs: 100,
+    };
+
+    fn check(bytes: &[u8]) -> Result<Capability, Refusal> {
+        Key::new([1; 32]).check(bytes, ElementId(2), ObjectId(7), rights::READ, 99)
+    }
+
+    #[test]
+    fn a_signed_capability_is_good_for_its_object_rights_and_time() {
+        let key = Key::new([1; 32]);
+        let bytes = key.sign(&CAPABILITY);
+        assert_eq!(bytes.len(), LENGTH);
+        assert_eq!(check(&bytes), Ok(CAPABILITY));
+        let on = |element, object, rights, now| {
+            key.check(&bytes, ElementId(element), ObjectId(object), rights, now)
+        };
+        assert_eq!(on(2, 8, rights::READ, 99), Err(Refusal::OtherObject));
+        assert_eq!(on(3, 7, rights::READ, 99), Err(Refusal::OtherObject));
+        assert_eq!(on(2, 7, rights::REMOVE, 99), Err(Refusal::Rights));
+        assert_eq!(on(2, 7, rights::READ, 100), Err(Refusal::Expired));
+        assert_eq!(
+            check(&Key::new([2; 32]).sign(&CAPABILITY)),
+            Err(Refusal::Forged)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_changed_byte_goes_unseen(at in 0..LENGTH, flip in 1u8..=255) {
+            let mut bytes = Key::new([1; 32]).sign(&CAPABILITY);
+            bytes[at] ^= flip;
+            prop_assert!(check(&bytes).is_err());
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(check(&bytes).is_err());
+        }
+    }
+}

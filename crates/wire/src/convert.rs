@@ -1,0 +1,463 @@
+//! Between messages and the types of the core. A message that makes no sense is refused with
+//! [`ConvertError`]; nothing is guessed.
+
+use crate::v1;
+use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
+use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::label as core;
+use tidemill_core::time::{Span, Time};
+
+/// A message lacks a part or has a value that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message has no valid `{0}`: the peer speaks another version or is broken")]
+pub struct ConvertError(pub &'static str);
+
+/// Nanoseconds since the epoch as they are sent.
+#[must_use]
+pub fn time_to_wire(time: Time) -> i64 {
+    i64::try_from(time.0).unwrap_or(i64::MAX)
+}
+
+/// Nanoseconds since the epoch as they were sent; times before it become 0.
+#[must_use]
+pub fn time_from_wire(nanos: i64) -> Time {
+    Time(u64::try_from(nanos).unwrap_or(0))
+}
+
+impl From<&core::Label> for v1::Label {
+    /// Capabilities of inputs are left empty; the server fills them in.
+    fn from(label: &core::Label) -> Self {
+        use v1::label::Operation;
+        let operation = match &label.operation {
+            core::Operation::Analyse(analysis) => Operation::Analyse(analyse(analysis)),
+            core::Operation::Copy { from, to } => Operation::Copy(v1::Copy {
+                from: Some(input(from)),
+                to: to.0,
+            }),
+            core::Operation::Remove { object } => Operation::Remove(object.0),
+        };
+        Self {
+            id: label.id.0,
+            uid: label.owner.uid,
+            gid: label.owner.gid,
+            after: label.after.iter().map(|id| id.0).collect(),
+            operation: Some(operation),
+        }
+    }
+}
+
+fn analyse(analysis: &core::Analysis) -> v1::Analyse {
+    use v1::kernel::Code;
+    let code = match &analysis.kernel {
+        core::Kernel::Builtin(name) => Code::Builtin(name.clone()),
+        core::Kernel::Native { input } => Code::Native(input.clone()),
+        core::Kernel::Stored { input } => Code::Stored(input.clone()),
+        core::Kernel::Program(name) => Code::Program(name.clone()),
+    };
+    let output = |output: &core::Output| v1::Output {
+        name: output.name.clone(),
+        object: output.object.0,
+        ino: output.inode.0,
+        path: output.path.clone(),
+    };
+    v1::Analyse {
+        task: analysis.task.0,
+        job: analysis.job.0,
+        name: analysis.name.clone(),
+        kernel: Some(v1::Kernel { code: Some(code) }),
+        args: analysis.args.clone(),
+        inputs: analysis.inputs.iter().map(input).collect(),
+        outputs: analysis.outputs.iter().map(output).collect(),
+        stdin: analysis.stdin.clone(),
+        stdout: analysis.stdout.clone(),
+        time_ns_max: analysis.limits.time.0,
+        memory_bytes_max: analysis.limits.memory_bytes,
+        output_bytes_max: analysis.limits.output_bytes,
+    }
+}
+
+fn input(input: &core::Input) -> v1::Input {
+    v1::Input {
+        name: input.name.clone(),
+        object: input.object.0,
+        element: input.element.0,
+        size: input.size,
+        capability: Vec::new(),
+    }
+}
+
+impl TryFrom<&v1::Label> for core::Label {
+    type Error = ConvertError;
+
+    fn try_from(label: &v1::Label) -> Result<Self, ConvertError> {
+        use v1::label::Operation;
+        let operation = match label.operation.as_ref().ok_or(ConvertError("operation"))? {
+            Operation::Analyse(analyse) => core::Operation::Analyse(Box::new(analyse.try_into()?)),
+            Operation::Copy(copy) => core::Operation::Copy {
+                from: copy.from.as_ref().ok_or(ConvertError("copy.from"))?.into(),
+                to: ObjectId(copy.to),
+            },
+            Operation::Remove(object) => core::Operation::Remove {
+                object: ObjectId(*object),
+            },
+        };
+        Ok(Self {
+            id: LabelId(label.id),
+            owner: core::Owner {
+                uid: label.uid,
+                gid: label.gid,
+            },
+            after: label.after.iter().copied().map(LabelId).collect(),
+            operation,
+        })
+    }
+}
+
+impl From<&v1::Input> for core::Input {
+    fn from(input: &v1::Input) -> Self {
+        Self {
+            name: input.name.clone(),
+            object: ObjectId(input.object),
+            element: ElementId(input.element),
+            size: input.size,
+        }
+    }
+}
+
+impl TryFrom<&v1::Analyse> for core::Analysis {
+    type Error = ConvertError;
+
+    fn try_from(analyse: &v1::Analyse) -> Result<Self, ConvertError> {
+        use v1::kernel::Code;
+        let code = analyse
+            .kernel
+            .as_ref()
+            .and_then(|kernel| kernel.code.as_ref());
+        let kernel = match code.ok_or(ConvertError("kernel"))? {
+            Code::Builtin(name) => core::Kernel::Builtin(name.clone()),
+            Code::Native(input) => core::Kernel::Native {
+                input: input.clone(),
+            },
+            Code::Stored(input) => core::Kernel::Stored {
+                input: input.clone(),
+            },
+            Code::Program(name) => core::Kernel::Program(name.clone()),
+        };
+        let output = |output: &v1::Output| core::Output {
+            name: output.name.clone(),
+            object: ObjectId(output.object),
+            inode: Inode(output.ino),
+            path: output.path.clone(),
+        };
+        Ok(Self {
+            task: TaskId(analyse.task),
+            job: JobId(analyse.job),
+            name: analyse.name.clone(),
+            kernel,
+            args: analyse.args.clone(),
+            inputs: analyse.inputs.iter().map(Into::into).collect(),
+            outputs: analyse.outputs.iter().map(output).collect(),
+            stdin: analyse.stdin.clone(),
+            stdout: analyse.stdout.clone(),
+            limits: core::Limits {
+                time: Span(analyse.time_ns_max),
+                memory_bytes: analyse.memory_bytes_max,
+                output_bytes: analyse.output_bytes_max,
+            },
+        })
+    }
+}
+
+impl From<&core::Outcome> for v1::LabelOutcome {
+    fn from(outcome: &core::Outcome) -> Self {
+        let sealed = outcome.result.iter().flatten();
+        Self {
+            sealed: sealed
+                .map(|s| v1::SealedObject {
+                    object: s.object.0,
+                    size: s.size,
+                })
+                .collect(),
+            failure: outcome.result.as_ref().err().map(Into::into),
+            start: time_to_wire(outcome.start),
+            kernel_start: time_to_wire(outcome.kernel_start),
+            end: time_to_wire(outcome.end),
+            moved_bytes: outcome.moved_bytes,
+            read_bytes: outcome.read_bytes,
+            written_bytes: outcome.written_bytes,
+            cpu_ns: outcome.cpu.0,
+            memory_bytes: outcome.memory_bytes,
+            kernel_hash: outcome.kernel_hash.clone(),
+        }
+    }
+}
+
+impl TryFrom<&v1::LabelOutcome> for core::Outcome {
+    type Error = ConvertError;
+
+    fn try_from(outcome: &v1::LabelOutcome) -> Result<Self, ConvertError> {
+        let sealed = |s: &v1::SealedObject| core::Sealed {
+            object: ObjectId(s.object),
+            size: s.size,
+        };
+        let result = match &outcome.failure {
+            Some(failure) => Err(failure.try_into()?),
+            None => Ok(outcome.sealed.iter().map(sealed).collect()),
+        };
+        Ok(Self {
+            result,
+            start: time_from_wire(outcome.start),
+            kernel_start: time_from_wire(outcome.kernel_start),
+            end: time_from_wire(outcome.end),
+            moved_bytes: outcome.moved_bytes,
+            read_bytes: outcome.read_bytes,
+            written_bytes: outcome.written_bytes,
+            cpu: Span(outcome.cpu_ns),
+            memory_bytes: outcome.memory_bytes,
+            kernel_hash: outcome.kernel_hash.clone(),
+        })
+    }
+}
+
+impl From<&core::Failure> for v1::FailureReport {
+    fn from(failure: &core::Failure) -> Self {
+        use core::FailureKind as K;
+        let (kind, code) = match failure.kind {
+            K::Kernel => ("kernel", 0),
+            K::Exit(code) => ("exit", code),
+            K::Signal(signal) => ("signal", signal),
+            K::Timeout => ("timeout", 0),
+            K::OutputLimit => ("output-limit", 0),
+            K::MemoryLimit => ("memory-limit", 0),
+            K::MissingOutput => ("missing-output", 0),
+            K::Input => ("input", 0),
+            K::Device => ("device", 0),
+            K::Cancelled => ("cancelled", 0),
+            K::Dependency => ("dependency", 0),
+            K::ElementLost => ("element-lost", 0),
+        };
+        Self {
+            kind: kind.into(),
+            code,
+            message: failure.message.clone(),
+            stderr: failure.stderr.clone(),
+        }
+    }
+}
+
+impl TryFrom<&v1::FailureReport> for core::Failure {
+    type Error = ConvertError;
+
+    fn try_from(report: &v1::FailureReport) -> Result<Self, ConvertError> {
+        use core::FailureKind as K;
+        let kind = match report.kind.as_str() {
+            "kernel" => K::Kernel,
+            "exit" => K::Exit(report.code),
+            "signal" => K::Signal(report.code),
+            "timeout" => K::Timeout,
+            "output-limit" => K::OutputLimit,
+            "memory-limit" => K::MemoryLimit,
+            "missing-output" => K::MissingOutput,
+            "input" => K::Input,
+            "device" => K::Device,
+            "cancelled" => K::Cancelled,
+            "dependency" => K::Dependency,
+            "element-lost" => K::ElementLost,
+            _ => return Err(ConvertError("failure.kind")),
+        };
+        Ok(Self {
+            kind,
+            message: report.message.clone(),
+            stderr: report.stderr.clone(),
+        })
+    }
+}
+
+/// The name of a role in messages and in the configuration.
+#[must_use]
+pub fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Store => "store",
+        Role::Host => "host",
+    }
+}
+
+/// Parses what [`role_name`] gives.
+///
+/// # Errors
+/// If it is neither `store` nor `host`.
+pub fn parse_role(name: &str) -> Result<Role, ConvertError> {
+    match name {
+        "store" => Ok(Role::Store),
+        "host" => Ok(Role::Host),
+        _ => Err(ConvertError("element.role")),
+    }
+}
+
+impl TryFrom<&v1::Element> for ElementView {
+    type Error = ConvertError;
+
+    fn try_from(element: &v1::Element) -> Result<Self, ConvertError> {
+        let history = |(name, h): (&String, &v1::KernelHistory)| {
+            let history = History {
+                runs: h.runs,
+                total_ns: h.total_ns,
+                input_bytes: h.input_bytes,
+            };
+            (name.clone(), history)
+        };
+        Ok(Self {
+            role: parse_role(&element.role)?,
+            cores: element.cores,
+            capacity_bytes: element.capacity_bytes,
+            free_bytes: element.free_bytes,
+            link_bytes_per_sec: element.link_bytes_per_sec,
+            history: element.history.iter().map(history).collect(),
+        })
+    }
+}
+
+impl From<TaskState> for v1::State {
+    fn from(state: TaskState) -> Self {
+        match state {
+            TaskState::Waiting => Self::Waiting,
+            TaskState::Ready => Self::Ready,
+            TaskState::Sent => Self::Sent,
+            TaskState::Running => Self::Running,
+            TaskState::Done => Self::Done,
+            TaskState::Failed => Self::Failed,
+            TaskState::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+impl From<JobState> for v1::State {
+    fn from(state: JobState) -> Self {
+        match state {
+            JobState::Running => Self::Running,
+            JobState::Done => Self::Done,
+            JobState::Failed => Self::Failed,
+            JobState::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+/// The name of a state for people: `running`, `done`, …
+#[must_use]
+pub fn state_name(state: v1::State) -> &'static str {
+    match state {
+        v1::State::Unspecified => "unknown",
+        v1::State::Waiting => "waiting",
+        v1::State::Ready => "ready",
+        v1::State::Sent => "sent",
+        v1::State::Running => "running",
+        v1::State::Done => "done",
+        v1::State::Failed => "failed",
+        v1::State::Cancelled => "cancelled",
+    }
+}
+
+impl From<&Decision> for v1::Decision {
+    /// Without the task's name and the measured bytes, which the decision does not know.
+    fn from(decision: &Decision) -> Self {
+        let estimate = |e: &Estimate| v1::Estimate {
+            element: e.element.0,
+            wait_ns: e.wait_ns,
+            transfer_ns: e.transfer_ns,
+            transfer_bytes: e.transfer_bytes,
+            run_ns: e.run_ns,
+        };
+        Self {
+            task: decision.task.0,
+            name: String::new(),
+            label: decision.label.0,
+            element: decision.element.0,
+            policy: decision.policy.clone(),
+            reason: decision.reason.clone(),
+            chained: decision.chained,
+            estimates: decision.estimates.iter().map(estimate).collect(),
+            moved_bytes: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label() -> core::Label {
+        let analysis = core::Analysis {
+            task: TaskId(1),
+            job: JobId(2),
+            name: "t".into(),
+            kernel: core::Kernel::Native {
+                input: "k.so".into(),
+            },
+            args: vec!["a".into()],
+            inputs: vec![core::Input {
+                name: "in".into(),
+                object: ObjectId(3),
+                element: ElementId(4),
+                size: 5,
+            }],
+            outputs: vec![core::Output {
+                name: "out".into(),
+                object: ObjectId(6),
+                inode: Inode(7),
+                path: "/w/out".into(),
+            }],
+            stdin: Some("in".into()),
+            stdout: None,
+            limits: core::Limits::default(),
+        };
+        core::Label {
+            id: LabelId(9),
+            owner: core::Owner { uid: 1, gid: 2 },
+            after: vec![LabelId(8)],
+            operation: core::Operation::Analyse(Box::new(analysis)),
+        }
+    }
+
+    #[test]
+    fn a_label_survives_the_wire() {
+        assert_eq!(
+            core::Label::try_from(&v1::Label::from(&label())),
+            Ok(label())
+        );
+        let mut broken = v1::Label::from(&label());
+        broken.operation = None;
+        assert_eq!(
+            core::Label::try_from(&broken),
+            Err(ConvertError("operation"))
+        );
+    }
+
+    #[test]
+    fn every_failure_survives_the_wire() {
+        use core::FailureKind as K;
+        for kind in [
+            K::Kernel,
+            K::Exit(3),
+            K::Signal(9),
+            K::Timeout,
+            K::OutputLimit,
+            K::MemoryLimit,
+            K::MissingOutput,
+            K::Input,
+            K::Device,
+            K::Cancelled,
+            K::Dependency,
+            K::ElementLost,
+        ] {
+            let failure = core::Failure {
+                kind,
+                message: "m".into(),
+                stderr: "e".into(),
+            };
+            assert_eq!(
+                core::Failure::try_from(&v1::FailureReport::from(&failure)),
+                Ok(failure)
+            );
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! HTTP routes of an element.
+//!
+//! | method, path | does |
+//! |---|---|
+//! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
+//! | `HEAD /objects/{id}` | length only |
+//! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
+//! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
+//! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
+//! | `DELETE /objects/{id}` | removes it |
+//! | `GET /status`, `GET /tasks`, `GET /tasks/{id}` | status object and task tracker as JSON |
+//! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
+//!
+//! Object ids are 16 hexadecimal digits. Every request for an object carries its capability in the header
+//! [`CAPABILITY_HEADER`].
+
+use tidemill_core::id::ObjectId;
+
+/// The header that carries a capability in hexadecimal.
+pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
+
+/// The path of an object.
+#[must_use]
+pub fn object(id: ObjectId) -> String {
+    format!("/objects/{:016x}", id.0)
+}
+
+/// Parses the `{id}` of a path.
+#[must_use]
+pub fn parse_object(text: &str) -> Option<ObjectId> {
+    (text.len() == 16)
+        .then(|| u64::from_str_radix(text, 16).ok())
+        .flatten()
+        .map(ObjectId)
+}
+
+/// What a client tells an element when it seals an object: kept as its attributes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SealBody {
+    /// Inode of the file it is a version of.
+    pub inode: u64,
+    /// The file's path as far as the client knows it; may be empty.
+    pub path: String,
+    /// Owner's user id.
+    pub uid: u32,
+    /// Owner's group id.
+    pub gid: u32,
+    /// Permission bits.
+    pub mode: u32,
+    /// Whether the bytes must survive power loss before the answer.
+    pub durable: bool,
+}
+
+/// The answer to a seal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SealReply {
+    /// Final length in bytes.
+    pub size: u64,
+}

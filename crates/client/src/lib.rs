@@ -1,1 +1,17 @@
-//! placeholder
+//! Connections to the server and to elements, used by everything that talks: element, mount, command line.
+//!
+//! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
+//! [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
+
+pub mod endpoint;
+pub mod error;
+pub mod host;
+pub mod ids;
+pub mod objects;
+pub mod server;
+pub mod transfer;
+
+pub use endpoint::Endpoint;
+pub use error::Error;
+pub use objects::Objects;
+pub use server::Server;

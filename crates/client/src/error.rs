@@ -1,0 +1,104 @@
+//! What can go wrong when talking to an array.
+
+/// An error of a request.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server can't be reached.
+    #[error(
+        "can't reach the server at {endpoint}: {reason}; is it running? (`tidemill status`, `tidemill up`)"
+    )]
+    Unreachable {
+        /// Where it was looked for.
+        endpoint: String,
+        /// What the connection said.
+        reason: String,
+    },
+    /// An endpoint is neither `unix:PATH` nor `http://HOST:PORT`.
+    #[error("`{0}` is no endpoint: give unix:PATH or http://HOST:PORT")]
+    BadEndpoint(String),
+    /// The server speaks another version of the protocol.
+    #[error(
+        "the server speaks protocol version {theirs}, this program {ours}: use the same release"
+    )]
+    Version {
+        /// Its version.
+        theirs: u32,
+        /// Our version.
+        ours: u32,
+    },
+    /// The server refused a call.
+    #[error("the server refused: {}", .0.message())]
+    Refused(Box<tonic::Status>),
+    /// A namespace operation failed.
+    #[error("{message}")]
+    Name {
+        /// A Linux errno.
+        errno: i32,
+        /// What was wrong, where, what to do.
+        message: String,
+    },
+    /// An answer that does not fit the question.
+    #[error(
+        "the server's answer to {0} does not fit: the peer speaks another version or is broken"
+    )]
+    Answer(&'static str),
+    /// An element can't be reached.
+    #[error("can't reach element at {url}: {reason}")]
+    Element {
+        /// Its URL.
+        url: String,
+        /// What the connection said.
+        reason: String,
+    },
+    /// An element refused a request.
+    #[error("element at {url} answered {status}: {message}")]
+    ElementRefused {
+        /// Its URL.
+        url: String,
+        /// The HTTP status.
+        status: u16,
+        /// What it said.
+        message: String,
+    },
+    /// The element a file is on is not part of the array or is down.
+    #[error("element {0} is down: the file can be had again when it is back (`tidemill status`)")]
+    ElementDown(tidemill_core::id::ElementId),
+    /// A local file.
+    #[error("{path}: {source}")]
+    Local {
+        /// Which one.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The errno that a system call should give for this.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        use rustix::io::Errno;
+        match self {
+            Self::Name { errno, .. } => *errno,
+            Self::Local { source, .. } => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Self::ElementRefused { status: 404, .. } => Errno::NOENT.raw_os_error(),
+            Self::ElementRefused { status: 403, .. } => Errno::ACCESS.raw_os_error(),
+            Self::ElementRefused { status: 507, .. } => Errno::NOSPC.raw_os_error(),
+            Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
+            Self::ElementDown(_) | Self::Element { .. } => Errno::HOSTUNREACH.raw_os_error(),
+            _ => Errno::IO.raw_os_error(),
+        }
+    }
+
+    /// Whether it is this errno of a namespace operation.
+    #[must_use]
+    pub fn is(&self, errno: rustix::io::Errno) -> bool {
+        matches!(self, Self::Name { errno: e, .. } if *e == errno.raw_os_error())
+    }
+}
+
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}

@@ -1,0 +1,204 @@
+//! Bytes of objects, to and from elements over HTTP. Routes: see `tidemill_wire::route`.
+
+use crate::Error;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http_body_util::{BodyExt, BodyStream, Full};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use tidemill_core::id::ObjectId;
+use tidemill_wire::route::{self, CAPABILITY_HEADER, SealBody, SealReply};
+
+/// Connections to elements. Cheap to clone; connections are kept and used again.
+#[derive(Clone, Debug)]
+pub struct Objects {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+/// One object as its element is asked for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The element's URL, `http://host:port`.
+    pub url: Arc<str>,
+    /// The object.
+    pub object: ObjectId,
+    /// The server's word that we may.
+    pub capability: Vec<u8>,
+}
+
+impl Default for Objects {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Objects {
+    /// No connection is opened before it is needed.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(std::time::Duration::from_secs(5)));
+        Self {
+            client: Client::builder(TokioExecutor::new()).build(connector),
+        }
+    }
+
+    /// Reads up to `length` bytes at `offset`; fewer only at the object's end.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn read(&self, remote: &Remote, offset: u64, length: u64) -> Result<Bytes, Error> {
+        if length == 0 {
+            return Ok(Bytes::new());
+        }
+        let range = format!("bytes={offset}-{}", offset.saturating_add(length) - 1);
+        let request = base(remote, Method::GET, "").header("range", range);
+        let response = self.send(remote, request, Bytes::new()).await;
+        match response {
+            Err(Error::ElementRefused { status: 416, .. }) => Ok(Bytes::new()),
+            Err(error) => Err(error),
+            Ok(response) => Ok(response
+                .into_body()
+                .collect()
+                .await
+                .map_err(|e| lost(remote, &e))?
+                .to_bytes()),
+        }
+    }
+
+    /// Reads the whole object piece by piece, handing each to `piece`; gives the number of bytes.
+    ///
+    /// # Errors
+    /// If the element can't be reached, refuses, or sends fewer bytes than it announced; or what `piece` gives.
+    pub async fn read_all(
+        &self,
+        remote: &Remote,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        let response = self
+            .send(remote, base(remote, Method::GET, ""), Bytes::new())
+            .await?;
+        let mut stream = BodyStream::new(response.into_body());
+        let mut total = 0;
+        while let Some(frame) = stream.next().await {
+            if let Ok(data) = frame.map_err(|error| lost(remote, &error))?.into_data() {
+                total += data.len() as u64;
+                piece(data)?;
+            }
+        }
+        Ok(total)
+    }
+
+    /// Writes at `offset` of an unsealed object.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn write(&self, remote: &Remote, offset: u64, data: Bytes) -> Result<(), Error> {
+        let request = base(remote, Method::PUT, &format!("?offset={offset}"));
+        self.send(remote, request, data).await.map(drop)
+    }
+
+    /// Sets the length of an unsealed object.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn truncate(&self, remote: &Remote, size: u64) -> Result<(), Error> {
+        let request = base(remote, Method::POST, &format!("/truncate?size={size}"));
+        self.send(remote, request, Bytes::new()).await.map(drop)
+    }
+
+    /// Seals an object; gives its final length.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn seal(&self, remote: &Remote, body: &SealBody) -> Result<u64, Error> {
+        let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
+        let request =
+            base(remote, Method::POST, "/seal").header("content-type", "application/json");
+        let response = self.send(remote, request, body.into()).await?;
+        let bytes = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|e| lost(remote, &e))?
+            .to_bytes();
+        let reply: SealReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))?;
+        Ok(reply.size)
+    }
+
+    async fn send(
+        &self,
+        remote: &Remote,
+        request: hyper::http::request::Builder,
+        body: Bytes,
+    ) -> Result<Response<hyper::body::Incoming>, Error> {
+        let request = request
+            .body(Full::new(body))
+            .map_err(|error| Error::Element {
+                url: remote.url.to_string(),
+                reason: error.to_string(),
+            })?;
+        let response = self
+            .client
+            .request(request)
+            .await
+            .map_err(|error| lost(remote, &error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map(http_body_util::Collected::to_bytes);
+        Err(Error::ElementRefused {
+            url: remote.url.to_string(),
+            status: status.as_u16(),
+            message: refusal(status, &body.unwrap_or_default()),
+        })
+    }
+}
+
+fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::Builder {
+    let mut capability = String::with_capacity(remote.capability.len() * 2);
+    for byte in &remote.capability {
+        let _ = write!(capability, "{byte:02x}");
+    }
+    Request::builder()
+        .method(method)
+        .uri(format!(
+            "{}{}{suffix}",
+            remote.url,
+            route::object(remote.object)
+        ))
+        .header(CAPABILITY_HEADER, capability)
+}
+
+fn refusal(status: StatusCode, body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body).trim().to_owned();
+    if text.is_empty() {
+        status
+            .canonical_reason()
+            .unwrap_or("no reason given")
+            .into()
+    } else {
+        text
+    }
+}
+
+fn lost(remote: &Remote, error: &(dyn std::error::Error + 'static)) -> Error {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    Error::Element {
+        url: remote.url.to_string(),
+        reason: last.to_string(),
+    }
+}

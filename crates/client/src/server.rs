@@ -1,0 +1,232 @@
+//! The control connection.
+
+use crate::{Endpoint, Error};
+use std::sync::Arc;
+use tidemill_core::id::{Inode, ObjectId};
+use tidemill_wire::v1::array_client::ArrayClient;
+use tidemill_wire::v1::jobs_client::JobsClient;
+use tidemill_wire::v1::lineage_client::LineageClient;
+use tidemill_wire::v1::names_client::NamesClient;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+
+/// A channel that shows the array's token, if there is one.
+pub type TokenChannel = InterceptedService<Channel, Token>;
+
+/// Adds the array's token to every call.
+#[derive(Clone, Debug)]
+pub struct Token(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Token {
+    fn call(
+        &mut self,
+        mut request: tonic::Request<()>,
+    ) -> Result<tonic::Request<()>, tonic::Status> {
+        if let Some(token) = &self.0 {
+            request
+                .metadata_mut()
+                .insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// A server, reached by one multiplexed connection. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Server {
+    channel: TokenChannel,
+    endpoint: Arc<Endpoint>,
+}
+
+impl Server {
+    /// Connects and checks the protocol version.
+    ///
+    /// `token` is the content of the array's token file; it is needed over TCP only.
+    ///
+    /// # Errors
+    /// If nothing answers there, or it speaks another version.
+    pub async fn connect(endpoint: &Endpoint, token: Option<&str>) -> Result<Self, Error> {
+        let unreachable = |reason: String| Error::Unreachable {
+            endpoint: endpoint.to_string(),
+            reason,
+        };
+        let channel = open(endpoint)
+            .await
+            .map_err(|error| unreachable(deepest(&error)))?;
+        let token = match token.map(|token| format!("Bearer {}", token.trim()).parse()) {
+            Some(Ok(value)) => Some(value),
+            Some(Err(_)) => {
+                return Err(unreachable(
+                    "the token has characters that no token has".into(),
+                ));
+            }
+            None => None,
+        };
+        let channel = InterceptedService::new(channel, Token(token));
+        let server = Self {
+            channel,
+            endpoint: Arc::new(endpoint.clone()),
+        };
+        let theirs = server.status().await?.version;
+        if theirs != PROTOCOL_VERSION {
+            return Err(Error::Version {
+                theirs,
+                ours: PROTOCOL_VERSION,
+            });
+        }
+        Ok(server)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn names(&self) -> NamesClient<TokenChannel> {
+        NamesClient::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Jobs.
+    #[must_use]
+    pub fn jobs(&self) -> JobsClient<TokenChannel> {
+        JobsClient::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Lineage.
+    #[must_use]
+    pub fn lineage(&self) -> LineageClient<TokenChannel> {
+        LineageClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// The array's elements.
+    #[must_use]
+    pub fn array(&self) -> ArrayClient<TokenChannel> {
+        ArrayClient::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Elements and policies.
+    ///
+    /// # Errors
+    /// If the server can't be reached.
+    pub async fn status(&self) -> Result<v1::StatusReply, Error> {
+        let reply = self.array().status(v1::StatusRequest {}).await;
+        reply
+            .map(tonic::Response::into_inner)
+            .map_err(|status| self.explain(status))
+    }
+
+    /// Carries out namespace operations in order, in one transaction. The answer has one result for each
+    /// up to and including the first that failed.
+    ///
+    /// # Errors
+    /// If the server can't be reached or refuses the whole request.
+    pub async fn apply(&self, request: v1::NameRequest) -> Result<Vec<Answer>, Error> {
+        let reply = self
+            .names()
+            .apply(request)
+            .await
+            .map_err(|status| self.explain(status))?;
+        let results = reply.into_inner().results.into_iter();
+        results
+            .map(|result| result.result.ok_or(Error::Answer("Apply")))
+            .collect()
+    }
+
+    /// Carries out one namespace operation.
+    ///
+    /// # Errors
+    /// [`Error::Name`] if the operation failed.
+    pub async fn one(&self, credentials: &v1::Credentials, op: Op) -> Result<Answer, Error> {
+        let request = v1::NameRequest {
+            credentials: Some(credentials.clone()),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            session: 0,
+            durable: false,
+        };
+        match self.apply(request).await?.pop() {
+            Some(Answer::Error(error)) => Err(error.into()),
+            Some(answer) => Ok(answer),
+            None => Err(Error::Answer("Apply")),
+        }
+    }
+
+    /// Reserves that many inode and object ids; gives the first of each.
+    ///
+    /// # Errors
+    /// If the server can't be reached.
+    pub async fn reserve(&self, inodes: u32, objects: u32) -> Result<(Inode, ObjectId), Error> {
+        let request = v1::ReserveRequest { inodes, objects };
+        let reply = self
+            .names()
+            .reserve(request)
+            .await
+            .map_err(|status| self.explain(status))?;
+        let reply = reply.into_inner();
+        Ok((Inode(reply.first_inode), ObjectId(reply.first_object)))
+    }
+
+    /// Makes an error of a status; a lost connection says where it went.
+    #[must_use]
+    pub fn explain(&self, status: tonic::Status) -> Error {
+        if status.code() == tonic::Code::Unavailable {
+            let reason = deepest(&status);
+            return Error::Unreachable {
+                endpoint: self.endpoint.to_string(),
+                reason,
+            };
+        }
+        status.into()
+    }
+}
+
+impl From<v1::NameError> for Error {
+    fn from(error: v1::NameError) -> Self {
+        Self::Name {
+            errno: error.errno,
+            message: error.message,
+        }
+    }
+}
+
+async fn open(endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
+    match endpoint {
+        Endpoint::Http(url) => {
+            let endpoint = tonic::transport::Endpoint::from_shared(url.clone())?;
+            endpoint.tcp_nodelay(true).connect().await
+        }
+        Endpoint::Unix(path) => {
+            let path = path.clone();
+            let connector = tower::service_fn(move |_| {
+                let path = path.clone();
+                async move {
+                    tokio::net::UnixStream::connect(path)
+                        .await
+                        .map(hyper_util::rt::TokioIo::new)
+                }
+            });
+            let endpoint = tonic::transport::Endpoint::from_static("http://localhost");
+            endpoint.connect_with_connector(connector).await
+        }
+    }
+}
+
+fn deepest(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
+}

@@ -1,0 +1,252 @@
+//! Whole files between a local path and the array.
+
+use crate::ids::Ids;
+use crate::objects::Remote;
+use crate::{Error, Objects, Server};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::route::SealBody;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Bytes moved in one request: large pieces make large page-cache folios, which are read faster later.
+pub const PIECE_BYTES: usize = 4 << 20;
+
+/// Puts and gets whole files as one user.
+#[derive(Debug)]
+pub struct Transfer {
+    server: Server,
+    objects: Objects,
+    ids: Ids,
+    credentials: v1::Credentials,
+    urls: BTreeMap<ElementId, Arc<str>>,
+}
+
+impl Transfer {
+    /// Asks the server for its elements.
+    ///
+    /// # Errors
+    /// If the server can't be reached.
+    pub async fn new(server: Server, credentials: v1::Credentials) -> Result<Self, Error> {
+        let status = server.status().await?;
+        let up = status.elements.into_iter().filter(|element| element.up);
+        let urls = up
+            .map(|element| (ElementId(element.element), element.url.into()))
+            .collect();
+        Ok(Self {
+            ids: Ids::new(server.clone()),
+            server,
+            objects: Objects::new(),
+            credentials,
+            urls,
+        })
+    }
+
+    /// Copies a local file to `path` of the array, replacing what is there at its seal. `progress` is told of
+    /// each piece's bytes. Gives the number of bytes.
+    ///
+    /// # Errors
+    /// If the file can't be read, the path can't be written or an element fails; then nothing has changed.
+    pub async fn put(
+        &self,
+        local: &Path,
+        path: &str,
+        element: Option<ElementId>,
+        mut progress: impl FnMut(u64),
+    ) -> Result<u64, Error> {
+        let at = |source| Error::Local {
+            path: local.display().to_string(),
+            source,
+        };
+        let mut file = File::open(local).map_err(at)?;
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
+        let opened = self.begin(path, mode & 0o7777, element).await?;
+        let attr = opened.attr.clone().ok_or(Error::Answer("Open"))?;
+        let remote = self.remote(&opened)?;
+        let mut offset = 0;
+        let mut buffer = vec![0; PIECE_BYTES];
+        let written: Result<u64, Error> = async {
+            loop {
+                let count = fill(&mut file, &mut buffer).map_err(at)?;
+                if count == 0 {
+                    break;
+                }
+                self.objects
+                    .write(&remote, offset, Bytes::copy_from_slice(&buffer[..count]))
+                    .await?;
+                offset += count as u64;
+                progress(count as u64);
+            }
+            if offset == 0 {
+                self.objects.truncate(&remote, 0).await?;
+            }
+            let body = SealBody {
+                inode: attr.ino,
+                path: path.into(),
+                uid: attr.uid,
+                gid: attr.gid,
+                mode: attr.mode,
+                durable: false,
+            };
+            self.objects.seal(&remote, &body).await
+        }
+        .await;
+        let (ino, object) = (attr.ino, opened.object);
+        match written {
+            Ok(size) => {
+                let seal = v1::Seal {
+                    ino,
+                    object,
+                    size,
+                    mtime: 0,
+                };
+                self.server
+                    .one(&self.credentials, Op::Seal(seal))
+                    .await
+                    .map(|_| size)
+            }
+            Err(error) => {
+                let abandon = v1::Abandon { ino, object };
+                // The first error is the one to tell; a version left behind is given up by the server later.
+                let _ = self
+                    .server
+                    .one(&self.credentials, Op::Abandon(abandon))
+                    .await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies a file of the array to a local path. Gives the number of bytes.
+    ///
+    /// # Errors
+    /// If the file can't be read or the local path can't be written.
+    pub async fn get(
+        &self,
+        path: &str,
+        local: &Path,
+        mut progress: impl FnMut(u64),
+    ) -> Result<u64, Error> {
+        let at = |source| Error::Local {
+            path: local.display().to_string(),
+            source,
+        };
+        let mut file = File::create(local).map_err(at)?;
+        self.read(path, |piece| {
+            progress(piece.len() as u64);
+            file.write_all(&piece).map_err(at)
+        })
+        .await
+    }
+
+    /// Reads a file of the array piece by piece. Gives the number of bytes.
+    ///
+    /// # Errors
+    /// If the file can't be read, or what `piece` gives.
+    pub async fn read(
+        &self,
+        path: &str,
+        piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        let attr = self.resolve(path).await?;
+        let open = v1::Open {
+            ino: attr.ino,
+            version: 0,
+        };
+        match self.server.one(&self.credentials, Op::Open(open)).await? {
+            Answer::Opened(opened) if opened.size == 0 => Ok(0),
+            Answer::Opened(opened) => self.objects.read_all(&self.remote(&opened)?, piece).await,
+            _ => Err(Error::Answer("Open")),
+        }
+    }
+
+    /// The attributes of what a path names.
+    ///
+    /// # Errors
+    /// If nothing is there or a folder on the way may not be searched.
+    pub async fn resolve(&self, path: &str) -> Result<v1::Attr, Error> {
+        let resolve = v1::Resolve {
+            path: path.as_bytes().to_vec(),
+            follow: true,
+        };
+        match self
+            .server
+            .one(&self.credentials, Op::Resolve(resolve))
+            .await?
+        {
+            Answer::Entry(entry) => entry.attr.ok_or(Error::Answer("Resolve")),
+            _ => Err(Error::Answer("Resolve")),
+        }
+    }
+
+    async fn begin(
+        &self,
+        path: &str,
+        mode: u32,
+        element: Option<ElementId>,
+    ) -> Result<v1::Opened, Error> {
+        let (ino, object) = self.ids.take().await?;
+        let create = v1::Create {
+            parent: 0,
+            name: path.as_bytes().to_vec(),
+            kind: v1::Kind::File.into(),
+            mode,
+            ino: ino.0,
+            object: object.0,
+            element: element.map(|element| element.0),
+            uid: self.credentials.uid,
+            gid: self.credentials.gid,
+            ..v1::Create::default()
+        };
+        let answer = match self.server.one(&self.credentials, Op::Create(create)).await {
+            Err(error) if error.is(rustix::io::Errno::EXIST) => {
+                let ino = self.resolve(path).await?.ino;
+                let element = element.map(|element| element.0);
+                let new = v1::NewVersion {
+                    ino,
+                    object: object.0,
+                    element,
+                    steal: false,
+                };
+                self.server
+                    .one(&self.credentials, Op::NewVersion(new))
+                    .await?
+            }
+            other => other?,
+        };
+        match answer {
+            Answer::Opened(opened) => Ok(opened),
+            _ => Err(Error::Answer("Create")),
+        }
+    }
+
+    fn remote(&self, opened: &v1::Opened) -> Result<Remote, Error> {
+        let element = ElementId(opened.element);
+        let url = self
+            .urls
+            .get(&element)
+            .ok_or(Error::ElementDown(element))?
+            .clone();
+        Ok(Remote {
+            url,
+            object: ObjectId(opened.object),
+            capability: opened.capability.clone(),
+        })
+    }
+}
+
+fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read(&mut buffer[filled..])? {
+            0 => break,
+            count => filled += count,
+        }
+    }
+    Ok(filled)
+}

@@ -66,7 +66,7 @@ impl Transfer {
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
         let opened = self.begin(path, mode & 0o7777, element).await?;
-        let attr = opened.attr.clone().ok_or(Error::Answer("Open"))?;
+        let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let remote = self.remote(&opened)?;
         let mut offset = 0;
         let mut buffer = vec![0; PIECE_BYTES];

@@ -62,10 +62,10 @@ pub fn place(
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
     }
-    let count = rooms.len() as u64;
-    (0..count)
-        .map(|step| (inode.0.wrapping_add(step) % count) as usize)
-        .map(|index| rooms[index])
+    let first = usize::try_from(inode.0 % rooms.len() as u64).unwrap_or(0);
+    let (before, from) = rooms.split_at(first);
+    from.iter()
+        .chain(before)
         .find(|room| room.free_bytes >= RESERVE_BYTES)
         .map(|room| room.element)
         .ok_or(PlacementError::AllFull)

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Guards the directions between crates: an arrow of ARCHITECTURE.md may only point down.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+status=0
+
+# forbid CRATE NAME...: none of the names may be among the crate's normal dependencies, however far down.
+forbid() {
+  local crate=$1 tree name
+  shift
+  tree=$(cargo tree --locked --offline -p "$crate" -e normal --prefix none --format '{p}' | awk '{print $1}' | sort -u)
+  for name in "$@"; do
+    if grep -qx -- "$name" <<<"$tree"; then
+      echo "layering: $crate must not reach $name (ARCHITECTURE.md, invariants)" >&2
+      status=1
+    fi
+  done
+}
+
+forbid tidemill-core tokio rusqlite prost tonic hyper serde tidemill-wire tidemill-client tidemill-kernel
+forbid tidemill-kernel tokio tonic rusqlite tidemill-wire tidemill-client tidemill-element tidemill-server
+forbid tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server rusqlite
+forbid tidemill-client tidemill-kernel tidemill-element tidemill-server tidemill-mount rusqlite
+forbid tidemill-element tidemill-server tidemill-mount fuser
+forbid tidemill-server tidemill-element tidemill-mount fuser
+forbid tidemill-mount tidemill-server tidemill-element rusqlite
+[ $status = 0 ] && echo "layering: all arrows point down"
+exit $status

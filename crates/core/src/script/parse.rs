@@ -1,0 +1,477 @@
+//! The grammar of libconfig without `@include`. One character decides what follows, so nothing is read
+//! twice and an error always means the place where it was found.
+
+use super::{
+    Data, Group, MAX_DEPTH, MAX_SCRIPT_BYTES, Position, Problem, ScriptError, Setting, Value,
+};
+use std::collections::BTreeMap;
+use winnow::combinator::opt;
+use winnow::error::ParserError;
+use winnow::stream::Location;
+use winnow::token::{any, take_until, take_while};
+use winnow::{LocatingSlice, Parser, Stateful};
+
+/// Reads a whole script.
+///
+/// `file` is the name that errors give.
+///
+/// # Errors
+/// The first place where `text` is not libconfig.
+pub fn parse(file: &str, text: &[u8]) -> Result<Group, ScriptError> {
+    let error = |at, problem| ScriptError {
+        file: file.to_owned(),
+        at,
+        problem,
+    };
+    if text.len() > MAX_SCRIPT_BYTES {
+        return Err(error(Position::START, Problem::Length(text.len())));
+    }
+    let text = std::str::from_utf8(text).map_err(|e| {
+        let valid = std::str::from_utf8(&text[..e.valid_up_to()]).unwrap_or_default();
+        error(Cursor::new(valid).at(valid.len()), Problem::Encoding)
+    })?;
+    let state = State {
+        cursor: Cursor::new(text),
+        depth: 0,
+    };
+    let mut input = Stateful {
+        input: LocatingSlice::new(text),
+        state,
+    };
+    settings(&mut input, None)
+        .map_err(|failure| error(Cursor::new(text).at(failure.offset), failure.problem))
+}
+
+type Input<'s> = Stateful<LocatingSlice<&'s str>, State<'s>>;
+type Parsed<T> = Result<T, Failure>;
+
+#[derive(Clone, Debug)]
+struct State<'s> {
+    cursor: Cursor<'s>,
+    depth: u32,
+}
+
+/// Turns offsets into lines and columns. Offsets come nearly in order, so it goes on from the last one.
+#[derive(Clone, Debug)]
+struct Cursor<'s> {
+    text: &'s str,
+    offset: usize,
+    position: Position,
+}
+
+impl<'s> Cursor<'s> {
+    fn new(text: &'s str) -> Self {
+        Self {
+            text,
+            offset: 0,
+            position: Position::START,
+        }
+    }
+
+    fn at(&mut self, offset: usize) -> Position {
+        if offset < self.offset {
+            *self = Self::new(self.text);
+        }
+        for c in self.text[self.offset..offset].chars() {
+            if c == '\n' {
+                self.position = Position {
+                    line: self.position.line + 1,
+                    column: 1,
+                };
+            } else {
+                self.position.column += 1;
+            }
+        }
+        self.offset = offset;
+        self.position
+    }
+}
+
+#[derive(Debug)]
+struct Failure {
+    offset: usize,
+    problem: Problem,
+}
+
+impl<'s> ParserError<Input<'s>> for Failure {
+    type Inner = Self;
+
+    fn from_input(input: &Input<'s>) -> Self {
+        expected(input, "something else")
+    }
+
+    fn into_inner(self) -> Result<Self::Inner, Self> {
+        Ok(self)
+    }
+}
+
+fn failure(offset: usize, problem: Problem) -> Failure {
+    Failure { offset, problem }
+}
+
+fn expected(input: &Input<'_>, what: impl Into<String>) -> Failure {
+    let problem = Problem::Expected {
+        what: what.into(),
+        found: found(input),
+    };
+    failure(input.current_token_start(), problem)
+}
+
+/// Names what comes next, for errors.
+fn found(input: &Input<'_>) -> String {
+    /// Longer words are cut in errors.
+    const SHOWN_CHARS: usize = 24;
+    let rest: &str = input;
+    let word: String = rest
+        .chars()
+        .take_while(|&c| in_number(c))
+        .take(SHOWN_CHARS)
+        .collect();
+    match rest.chars().next() {
+        None => "the end of the script".to_owned(),
+        Some('"') => "a string".to_owned(),
+        Some(c) if word.is_empty() => format!("{c:?}"),
+        Some(_) => format!("{word:?}"),
+    }
+}
+
+fn next(input: &Input<'_>) -> Option<char> {
+    input.chars().next()
+}
+
+fn here(input: &mut Input<'_>) -> Position {
+    let offset = input.current_token_start();
+    input.state.cursor.at(offset)
+}
+
+/// White space and comments.
+fn blank(input: &mut Input<'_>) -> Parsed<()> {
+    loop {
+        take_while(0.., [' ', '\t', '\n', '\r', '\x0c'])
+            .void()
+            .parse_next(input)?;
+        if input.starts_with('#') || input.starts_with("//") {
+            take_while(0.., |c| c != '\n').void().parse_next(input)?;
+        } else if input.starts_with("/*") {
+            let start = input.current_token_start();
+            (take_until(2.., "*/"), "*/")
+                .void()
+                .parse_next(input)
+                .map_err(|_: Failure| failure(start, Problem::UnclosedComment))?;
+        } else {
+            return Ok(());
+        }
+    }
+}
+
+/// The settings of a group up to its `}`, or of the whole script up to its end. Takes the `}`.
+fn settings(input: &mut Input<'_>, open: Option<usize>) -> Parsed<Group> {
+    let mut group = Group::default();
+    let mut names = BTreeMap::new();
+    let mut separated = true;
+    loop {
+        blank(input)?;
+        match (next(input), open) {
+            (None, None) => return Ok(group),
+            (None, Some(open)) => return Err(unclosed(input, open, '{', '}')),
+            (Some('}'), Some(_)) => {
+                any.void().parse_next(input)?;
+                return Ok(group);
+            }
+            (Some(c), _) if starts_name(c) => {}
+            _ if input.starts_with("@include") => {
+                return Err(failure(input.current_token_start(), Problem::Include));
+            }
+            _ => return Err(expected_setting(input, &group, separated, open.is_some())),
+        }
+        let start = input.current_token_start();
+        let setting = setting(input)?;
+        if let Some(&first) = names.get(&setting.name) {
+            return Err(failure(
+                start,
+                Problem::Twice {
+                    name: setting.name,
+                    first,
+                },
+            ));
+        }
+        names.insert(setting.name.clone(), setting.at);
+        group.settings.push(setting);
+        blank(input)?;
+        separated = opt(winnow::token::one_of([';', ',']))
+            .parse_next(input)?
+            .is_some();
+    }
+}
+
+fn expected_setting(input: &Input<'_>, group: &Group, separated: bool, inner: bool) -> Failure {
+    let end = if inner { "'}'" } else { "the next setting" };
+    match group.settings.last() {
+        Some(last) if !separated => expected(
+            input,
+            format!("';' or {end} after the value of \"{}\"", last.name),
+        ),
+        _ if inner => expected(input, "the name of a setting or '}'"),
+        _ => expected(input, "the name of a setting"),
+    }
+}
+
+fn unclosed(input: &Input<'_>, offset: usize, open: char, close: char) -> Failure {
+    failure(
+        offset,
+        Problem::Unclosed {
+            open,
+            close,
+            found: found(input),
+        },
+    )
+}
+
+fn starts_name(c: char) -> bool {
+    c.is_ascii_alphabetic() || c == '*'
+}
+
+fn in_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '*')
+}
+
+fn setting(input: &mut Input<'_>) -> Parsed<Setting> {
+    let at = here(input);
+    let name: &str = take_while(1.., in_name).parse_next(input)?;
+    blank(input)?;
+    if opt(winnow::token::one_of(['=', ':']))
+        .parse_next(input)?
+        .is_none()
+    {
+        return Err(expected(input, format!("'=' after the name \"{name}\"")));
+    }
+    blank(input)?;
+    let value = value(input, &|| format!("a value for \"{name}\""))?;
+    Ok(Setting {
+        name: name.to_owned(),
+        at,
+        value,
+    })
+}
+
+fn value(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Value> {
+    let at = here(input);
+    let data = match next(input) {
+        Some('"') => Data::Text(text(input)?),
+        Some('{') => nested(input, |input, open| {
+            settings(input, Some(open)).map(Data::Group)
+        })?,
+        Some('(') => nested(input, |input, open| {
+            elements(input, open, '(', ')').map(Data::List)
+        })?,
+        Some('[') => nested(input, array)?,
+        Some(c) if c.is_ascii_digit() || matches!(c, '+' | '-' | '.') => number(input)?,
+        Some(c) if c.is_ascii_alphabetic() => boolean(input, what)?,
+        _ => return Err(expected(input, what())),
+    };
+    Ok(Value { data, at })
+}
+
+/// Takes an opening bracket and what follows it, one level deeper.
+fn nested<'s>(
+    input: &mut Input<'s>,
+    rest: impl FnOnce(&mut Input<'s>, usize) -> Parsed<Data>,
+) -> Parsed<Data> {
+    let open = input.current_token_start();
+    if input.state.depth == MAX_DEPTH {
+        return Err(failure(open, Problem::Depth));
+    }
+    any.void().parse_next(input)?;
+    input.state.depth += 1;
+    let data = rest(input, open)?;
+    input.state.depth -= 1;
+    Ok(data)
+}
+
+/// The values between brackets, separated by commas; one may stand after the last.
+fn elements(input: &mut Input<'_>, start: usize, open: char, close: char) -> Parsed<Vec<Value>> {
+    let mut values = Vec::new();
+    let mut separated = true;
+    loop {
+        blank(input)?;
+        match next(input) {
+            None => return Err(unclosed(input, start, open, close)),
+            Some(c) if c == close => {
+                any.void().parse_next(input)?;
+                return Ok(values);
+            }
+            // A name or another closing bracket can't stand here: the bracket was forgotten.
+            Some(';' | ')' | ']' | '}' | '=' | ':') => {
+                return Err(unclosed(input, start, open, close));
+            }
+            Some(_) if !separated => {
+                return Err(expected(input, format!("',' or '{close}' after the value")));
+            }
+            Some(_) => {}
+        }
+        values.push(value(input, &|| format!("a value or '{close}'"))?);
+        blank(input)?;
+        separated = opt(',').parse_next(input)?.is_some();
+    }
+}
+
+fn array(input: &mut Input<'_>, open: usize) -> Parsed<Data> {
+    let before = input.state.cursor.clone();
+    let values = elements(input, open, '[', ']')?;
+    let Some(first) = values.first() else {
+        return Ok(Data::Array(values));
+    };
+    let plain = |data: &Data| !matches!(data, Data::Array(_) | Data::List(_) | Data::Group(_));
+    let expected = if plain(&first.data) {
+        first.data.kind()
+    } else {
+        "a plain value"
+    };
+    let wrong = values
+        .iter()
+        .find(|value| !plain(&value.data) || value.data.kind() != expected);
+    match wrong {
+        None => Ok(Data::Array(values)),
+        Some(value) => {
+            let problem = Problem::Mixed {
+                expected,
+                found: value.data.kind(),
+            };
+            Err(failure(offset_of(before, value.at), problem))
+        }
+    }
+}
+
+/// The offset of a position that lies behind the cursor's.
+fn offset_of(mut cursor: Cursor<'_>, at: Position) -> usize {
+    let mut offset = cursor.offset;
+    for c in cursor.text[offset..].chars() {
+        if cursor.at(offset) >= at {
+            break;
+        }
+        offset += c.len_utf8();
+    }
+    offset
+}
+
+fn boolean(input: &mut Input<'_>, what: &dyn Fn() -> String) -> Parsed<Data> {
+    let word = input.split(|c| !in_name(c)).next().unwrap_or_default();
+    let value = if word.eq_ignore_ascii_case("true") {
+        true
+    } else if word.eq_ignore_ascii_case("false") {
+        false
+    } else {
+        return Err(expected(input, format!("{} (text needs quotes)", what())));
+    };
+    take_while(1.., in_name).void().parse_next(input)?;
+    Ok(Data::Boolean(value))
+}
+
+/// Characters that a number can consist of; what they make is decided once it is cut out.
+fn in_number(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.' | '_')
+}
+
+fn number(input: &mut Input<'_>) -> Parsed<Data> {
+    let start = input.current_token_start();
+    let word: &str = take_while(1.., in_number).parse_next(input)?;
+    integer(word)
+        .or_else(|| float(word))
+        .unwrap_or_else(|| Err(Problem::Number(word.to_owned())))
+        .map_err(|problem| failure(start, problem))
+}
+
+/// `None` if it is no integer at all.
+fn integer(word: &str) -> Option<Result<Data, Problem>> {
+    let range = || Problem::Range(word.to_owned());
+    let bare = word
+        .strip_suffix("LL")
+        .or_else(|| word.strip_suffix('L'))
+        .unwrap_or(word);
+    let (radix, digits) = match bare.get(..2).map(str::to_ascii_lowercase).as_deref() {
+        Some("0x") => (16, &bare[2..]),
+        Some("0o" | "0q") => (8, &bare[2..]),
+        Some("0b") => (2, &bare[2..]),
+        _ => (10, bare.strip_prefix(['+', '-']).unwrap_or(bare)),
+    };
+    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
+        return None;
+    }
+    let number = if radix == 10 {
+        bare.parse().map_err(|_| range())
+    } else {
+        i64::from_str_radix(digits, radix).map_err(|_| range())
+    };
+    Some(number.map(Data::Integer))
+}
+
+/// `None` if it is no float.
+fn float(word: &str) -> Option<Result<Data, Problem>> {
+    let plain = |c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E');
+    if !word.chars().all(plain) {
+        return None;
+    }
+    let number: f64 = word.parse().ok()?;
+    Some(if number.is_finite() {
+        Ok(Data::Float(number))
+    } else {
+        Err(Problem::Range(word.to_owned()))
+    })
+}
+
+/// One or more strings side by side.
+fn text(input: &mut Input<'_>) -> Parsed<String> {
+    let mut all = String::new();
+    while next(input) == Some('"') {
+        one_text(input, &mut all)?;
+        blank(input)?;
+    }
+    Ok(all)
+}
+
+fn one_text(input: &mut Input<'_>, all: &mut String) -> Parsed<()> {
+    let start = input.current_token_start();
+    any.void().parse_next(input)?;
+    loop {
+        let plain: &str = take_while(0.., |c| c != '"' && c != '\\').parse_next(input)?;
+        all.push_str(plain);
+        let offset = input.current_token_start();
+        match opt(any).parse_next(input)? {
+            None => return Err(failure(start, Problem::UnclosedText)),
+            Some('"') => return Ok(()),
+            Some(_) => escape(input, offset, all)?,
+        }
+    }
+}
+
+/// What follows a backslash. As in libconfig, one before any other character stands for itself.
+fn escape(input: &mut Input<'_>, offset: usize, all: &mut String) -> Parsed<()> {
+    let plain = match next(input) {
+        Some('n') => '\n',
+        Some('t') => '\t',
+        Some('r') => '\r',
+        Some('f') => '\x0c',
+        Some('a') => '\x07',
+        Some('b') => '\x08',
+        Some('v') => '\x0b',
+        Some(c @ ('"' | '\\')) => c,
+        Some('x') => {
+            let code = input
+                .get(1..3)
+                .filter(|code| code.chars().all(|c| c.is_ascii_hexdigit()));
+            let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
+            let c = code
+                .filter(u8::is_ascii)
+                .ok_or_else(|| failure(offset, Problem::Escape))?;
+            (any, any).void().parse_next(input)?;
+            char::from(c)
+        }
+        _ => {
+            all.push('\\');
+            return Ok(());
+        }
+    };
+    any.void().parse_next(input)?;
+    all.push(plain);
+    Ok(())
+}

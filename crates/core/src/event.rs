@@ -48,14 +48,18 @@ pub struct ElementView {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An element joined or came back. Its outstanding labels are still its own.
+    /// An element joined or came back. Labels that it holds are still its own: those that were taken
+    /// back when it was declared down and that nothing has overtaken since count as sent again, the
+    /// others are aborted. After this event `Dispatcher::labels` lists what the element should have.
     ElementUp {
         /// Which.
         element: ElementId,
         /// What it is like.
         view: ElementView,
     },
-    /// An element is lost: its connection ended and did not come back in time.
+    /// An element is lost: its connection ended and did not come back in time. Also for an element of
+    /// the array that did not come in time after a restart of the server: until one of the two events
+    /// the dispatcher waits for an element that it has only heard of.
     ElementDown {
         /// Which.
         element: ElementId,
@@ -67,7 +71,8 @@ pub enum Event {
         /// What it is like now.
         view: ElementView,
     },
-    /// A job was accepted (or is brought back after a restart of the server).
+    /// A job was accepted (or is brought back after a restart of the server). Its policy's name must
+    /// have been checked with `policy::by_name`; an unknown one counts as the array's default.
     Submitted(Box<JobSpec>),
     /// A file that jobs wait for was sealed.
     FileSealed {
@@ -177,7 +182,8 @@ pub struct InputSpec {
 pub enum Origin {
     /// A file that was sealed when the job was submitted: this very version is used.
     File(Placed),
-    /// A file that is still to be written (smart folder).
+    /// A file that is still to be written (smart folder). A job that is brought back after a restart
+    /// gives a file that was found before as `File`.
     Awaited,
     /// An output of a task of the same job: (task, index among its outputs).
     Task(TaskId, usize),
@@ -280,6 +286,10 @@ pub enum Action {
     /// Keep this for `explain`.
     Decided(Box<Decision>),
     /// A task ended well: publish the names of its outputs, record its lineage.
+    ///
+    /// Once per task, except when the outputs were lost with their element and the task was run again
+    /// because others needed them (its state left `Done` in between). Names that still stand for the
+    /// earlier outputs then switch to these; the earlier objects are an older version.
     Publish {
         /// The task.
         task: TaskId,
@@ -296,9 +306,10 @@ pub enum Action {
         task: TaskId,
         /// Its new state.
         state: TaskState,
-        /// Tries so far.
+        /// Tries so far, the one under way counted; those that an element's loss or an earlier label's
+        /// failure ended are not.
         tries: u32,
-        /// Why it failed, or why it will be tried again.
+        /// Why it failed, why it will be tried again, or which element it waits for.
         failure: Option<Failure>,
         /// When.
         at: Time,

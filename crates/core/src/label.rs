@@ -22,7 +22,8 @@ pub struct Label {
     pub id: LabelId,
     /// Whose rights it uses.
     pub owner: Owner,
-    /// Labels of the same batch (mini DAG) that must have succeeded before.
+    /// Labels of the same mini DAG that must have succeeded before: earlier in this batch, or sent to this
+    /// element before and perhaps ended already.
     pub after: Vec<LabelId>,
     /// What to do.
     pub operation: Operation,

@@ -1,1 +1,298 @@
-//! placeholder
+//! Policies: where a task that is ready runs. A policy is a pure function of the request, the view and
+//! its own small state; it sees no clock and no dispatcher. To add one: a file here and a row in
+//! [`by_name`].
+//!
+//! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the
+//! dispatcher may look ahead and drop the answer; [`Policy::chosen`] tells the policy that its answer
+//! was carried out.
+
+mod hybrid;
+mod input_locality;
+mod min_wait;
+mod random;
+mod round_robin;
+
+pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
+pub use input_locality::InputLocality;
+pub use min_wait::MinWait;
+pub use random::Random;
+pub use round_robin::RoundRobin;
+
+use crate::event::{Estimate, Role};
+use crate::id::{ElementId, JobId, TaskId};
+use std::fmt;
+
+/// The policy of an array and of a job that names none.
+pub const DEFAULT: &str = "min-wait";
+
+/// Names that [`by_name`] knows, for help texts and errors.
+pub const NAMES: [&str; 9] = [
+    "round-robin",
+    "random",
+    "input-locality",
+    "min-wait",
+    "hybrid",
+    "hybrid:round-robin",
+    "hybrid:random",
+    "hybrid:input-locality",
+    "hybrid:min-wait",
+];
+
+/// A task that looks for an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// Its job.
+    pub job: JobId,
+    /// The task.
+    pub task: TaskId,
+    /// The name its kernel's history is kept under.
+    pub kernel: &'a str,
+    /// How many inputs it has, its kernel's code not counted.
+    pub inputs: usize,
+    /// How many elements hold them.
+    pub holders: usize,
+    /// All its inputs together, in bytes.
+    pub input_bytes: u64,
+    /// Tasks of the same job and kernel that are ready and not sent yet, this one counted.
+    pub wave_left: u64,
+    /// Tasks of the same job and kernel that became ready since none of them was.
+    pub wave_size: u64,
+}
+
+/// An element that could take the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// What it is for.
+    pub role: Role,
+    /// Kernels it runs at once.
+    pub cores: u32,
+    /// Whether its queue takes another label now.
+    pub room: bool,
+    /// Labels it has and that have not ended.
+    pub outstanding: usize,
+    /// Bytes of the task's inputs that it holds.
+    pub local_bytes: u64,
+    /// What it would cost.
+    pub estimate: Estimate,
+}
+
+/// The array as a policy sees it: elements that are up, in order of their ids.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The candidates.
+    pub candidates: &'a [Candidate],
+}
+
+impl<'a> View<'a> {
+    /// The elements that keep data: the only ones that policies other than [`Hybrid`] may choose.
+    pub fn stores(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
+        self.candidates.iter().filter(|candidate| candidate.role == Role::Store)
+    }
+
+    /// The host element, if one is up.
+    #[must_use]
+    pub fn host(&self) -> Option<&'a Candidate> {
+        self.candidates.iter().find(|candidate| candidate.role == Role::Host)
+    }
+}
+
+/// What a policy answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The element. If its queue has no room the task waits in the dispatcher for this element.
+    pub element: ElementId,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Why an element was chosen; its `Display` is the sentence that `tidemill explain` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The job script says so.
+    Pinned,
+    /// It was its turn.
+    Turn,
+    /// It was drawn.
+    Drawn,
+    /// It holds the largest part of the inputs.
+    MostInput {
+        /// Bytes it holds.
+        local_bytes: u64,
+        /// Bytes of all inputs.
+        input_bytes: u64,
+    },
+    /// Waiting and pulling inputs together take the least time there.
+    LeastWait {
+        /// Until a core is free, in nanoseconds.
+        wait_ns: u64,
+        /// To pull inputs, in nanoseconds.
+        transfer_ns: u64,
+    },
+    /// It gathers inputs from several elements, which is the host's work.
+    Reduce {
+        /// Number of inputs.
+        inputs: usize,
+        /// Number of elements that hold them.
+        holders: usize,
+    },
+    /// It is one of the tasks that do not fill a wave, which is the host's work.
+    Unaligned {
+        /// Tasks of the wave that are left, this one counted.
+        left: u64,
+        /// Tasks of the wave.
+        size: u64,
+        /// Cores of all storage elements.
+        cores: u64,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pinned => write!(f, "the job script names this element"),
+            Self::Turn => write!(f, "it was this element's turn"),
+            Self::Drawn => write!(f, "it was drawn at random"),
+            Self::MostInput { local_bytes, input_bytes } => {
+                write!(f, "it holds {local_bytes} of {input_bytes} input bytes, more than any other")
+            }
+            Self::LeastWait { wait_ns, transfer_ns } => write!(
+                f,
+                "waiting {:.1} ms for a core and {:.1} ms for inputs is the least of all elements",
+                millis(*wait_ns),
+                millis(*transfer_ns)
+            ),
+            Self::Reduce { inputs, holders } => write!(
+                f,
+                "it gathers {inputs} inputs from {holders} elements, which the host does with less movement"
+            ),
+            Self::Unaligned { left, size, cores } => write!(
+                f,
+                "it is one of the last {left} of {size} like tasks, which do not fill the {cores} storage cores"
+            ),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "display only")]
+fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// Decides where tasks run.
+pub trait Policy: fmt::Debug + Send {
+    /// The name it is known under.
+    fn name(&self) -> &str;
+
+    /// The element for a task. `None` if no element that it may choose has room or is up: the task is
+    /// asked for again when one has.
+    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice>;
+
+    /// Its choice was carried out; the place to advance turns and seeds.
+    fn chosen(&mut self, choice: &Choice);
+}
+
+/// There is no policy of that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no policy `{name}`; known are {}", NAMES.join(", "))]
+pub struct UnknownPolicy {
+    /// The name that was asked for.
+    pub name: String,
+}
+
+/// Makes the policy of a name. `seed` is for those that draw.
+///
+/// # Errors
+/// [`UnknownPolicy`] with the known names.
+pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> {
+    if let Some(base) = name.strip_prefix("hybrid:") {
+        let plain = plain(base, seed).ok_or_else(|| UnknownPolicy { name: name.to_owned() })?;
+        return Ok(Box::new(Hybrid::over(plain)));
+    }
+    if name == "hybrid" {
+        return Ok(Box::new(Hybrid::over(Box::new(MinWait))));
+    }
+    plain(name, seed).ok_or_else(|| UnknownPolicy { name: name.to_owned() })
+}
+
+/// The table of policies that [`Hybrid`] can stand on.
+fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
+    match name {
+        "round-robin" => Some(Box::new(RoundRobin::default())),
+        "random" => Some(Box::new(Random::seeded(seed))),
+        "input-locality" => Some(Box::new(InputLocality)),
+        "min-wait" => Some(Box::new(MinWait)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A candidate for scenarios: a store with room and a free core unless a test says otherwise.
+    pub(super) fn store(id: u32) -> Candidate {
+        Candidate {
+            role: Role::Store,
+            cores: 1,
+            room: true,
+            outstanding: 0,
+            local_bytes: 0,
+            estimate: Estimate {
+                element: ElementId(id),
+                wait_ns: 0,
+                transfer_ns: 0,
+                transfer_bytes: 0,
+                run_ns: 0,
+            },
+        }
+    }
+
+    /// A request with one input.
+    pub(super) fn request() -> Request<'static> {
+        Request {
+            job: JobId(1),
+            task: TaskId(1),
+            kernel: "mean",
+            inputs: 1,
+            holders: 1,
+            input_bytes: 100,
+            wave_left: 1,
+            wave_size: 1,
+        }
+    }
+
+    #[test]
+    fn every_known_name_makes_the_policy_of_that_name() {
+        for name in NAMES {
+            let policy = by_name(name, 1).unwrap();
+            assert!(policy.name() == name || name == "hybrid", "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
+        let error = by_name("fastest", 1).unwrap_err().to_string();
+        assert!(error.contains("`fastest`") && error.contains("min-wait"), "{error}");
+        assert!(by_name("hybrid:hybrid", 1).is_err());
+    }
+
+    #[test]
+    fn no_plain_policy_chooses_the_host_or_anything_of_nothing() {
+        let host = Candidate { role: Role::Host, ..store(9) };
+        for name in ["round-robin", "random", "input-locality", "min-wait"] {
+            let policy = by_name(name, 1).unwrap();
+            assert_eq!(policy.place(&request(), &View { candidates: &[host] }), None, "{name}");
+            assert_eq!(policy.place(&request(), &View { candidates: &[] }), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn asking_twice_gives_the_same_answer() {
+        let all = [store(0), store(1), store(2)];
+        for name in NAMES {
+            let policy = by_name(name, 7).unwrap();
+            let first = policy.place(&request(), &View { candidates: &all });
+            assert_eq!(first, policy.place(&request(), &View { candidates: &all }), "{name}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What the dispatcher keeps of an element: whether it is up, what it has to do and how long that takes.
+
+use super::{QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
+use crate::event::{ElementView, History};
+use crate::id::LabelId;
+use crate::time::{Span, Time};
+use std::collections::BTreeMap;
+
+/// Whether an element can be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Objects or labels are said to be on it, but it has not come yet.
+    Expected,
+    Up,
+    Down,
+}
+
+/// One element.
+#[derive(Debug)]
+pub(super) struct Element {
+    pub(super) presence: Presence,
+    pub(super) view: ElementView,
+    /// Labels that take a place in its queue, with the time each is expected to take.
+    pub(super) outstanding: BTreeMap<LabelId, Span>,
+    /// Which of them run, and since when.
+    pub(super) running: BTreeMap<LabelId, Time>,
+    /// Sum of the expected times of `outstanding`.
+    pub(super) backlog: Span,
+}
+
+impl Element {
+    pub(super) fn new(presence: Presence, view: ElementView) -> Self {
+        Self {
+            presence,
+            view,
+            outstanding: BTreeMap::new(),
+            running: BTreeMap::new(),
+            backlog: Span::default(),
+        }
+    }
+
+    pub(super) fn up(&self) -> bool {
+        self.presence == Presence::Up
+    }
+
+    fn cores(&self) -> usize {
+        usize::try_from(self.view.cores.max(1)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether its queue takes another label: a few per core, more while all that is queued is short.
+    pub(super) fn room(&self) -> bool {
+        let count = self.outstanding.len();
+        let cores = self.cores();
+        let few = count < cores.saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN);
+        let short = self.backlog.0 / (cores as u64) < QUEUE_TARGET.0;
+        self.up() && (few || (short && count < self.bound()))
+    }
+
+    /// Labels that its queue never exceeds.
+    pub(super) fn bound(&self) -> usize {
+        self.cores().saturating_mul(QUEUE_FACTOR_MAX)
+    }
+
+    /// Cores that have nothing to do.
+    pub(super) fn idle_cores(&self) -> usize {
+        if self.up() { self.cores().saturating_sub(self.outstanding.len()) } else { 0 }
+    }
+
+    /// Until a core is free (see the policy `min-wait` for the equation).
+    pub(super) fn wait(&self, now: Time) -> Span {
+        if self.outstanding.len() < self.cores() {
+            return Span::default();
+        }
+        let spent: u64 = self
+            .running
+            .iter()
+            .map(|(label, start)| {
+                let expected = self.outstanding.get(label).map_or(0, |span| span.0);
+                now.since(*start).0.min(expected)
+            })
+            .sum();
+        Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64)
+    }
+
+    pub(super) fn add(&mut self, label: LabelId, expected: Span) {
+        if self.outstanding.insert(label, expected).is_none() {
+            self.backlog = self.backlog + expected;
+        }
+    }
+
+    /// Takes a label off the queue; whether it was there.
+    pub(super) fn remove(&mut self, label: LabelId) -> bool {
+        self.running.remove(&label);
+        let removed = self.outstanding.remove(&label);
+        if let Some(expected) = removed {
+            self.backlog = Span(self.backlog.0.saturating_sub(expected.0));
+        }
+        removed.is_some()
+    }
+
+    /// Takes a new status, but keeps histories that know more runs than it does: outcomes that came
+    /// after the status was taken.
+    pub(super) fn refresh(&mut self, view: ElementView) {
+        let known = std::mem::replace(&mut self.view, view).history;
+        for (kernel, history) in known {
+            let reported = self.view.history.entry(kernel).or_default();
+            if reported.runs < history.runs {
+                *reported = history;
+            }
+        }
+    }
+}
+
+/// How long a run over `input_bytes` should take: the mean of past runs, scaled by the size of the
+/// inputs within a factor of four, since a kernel's start does not shrink with its input and few grow
+/// faster than it. `None` without a history.
+pub(super) fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
+    let mean_ns = history.total_ns.checked_div(history.runs)?;
+    let mean_bytes = history.input_bytes / history.runs;
+    if mean_bytes == 0 {
+        return Some(Span(mean_ns));
+    }
+    let scaled = u128::from(mean_ns) * u128::from(input_bytes) / u128::from(mean_bytes);
+    let scaled = u64::try_from(scaled).unwrap_or(u64::MAX);
+    Some(Span(scaled.clamp(mean_ns / 4, mean_ns.saturating_mul(4))))
+}
+
+/// How long pulling bytes over a link takes.
+pub(super) fn transfer(bytes: u64, bytes_per_sec: u64) -> Span {
+    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_sec.max(1));
+    Span(u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_expected_to_take_the_mean_scaled_by_size_within_a_factor_of_four() {
+        let history = History { runs: 2, total_ns: 200, input_bytes: 20 };
+        assert_eq!(expected_run(&history, 10), Some(Span(100)));
+        assert_eq!(expected_run(&history, 20), Some(Span(200)));
+        assert_eq!(expected_run(&history, 1000), Some(Span(400)));
+        assert_eq!(expected_run(&history, 0), Some(Span(25)));
+        assert_eq!(expected_run(&History::default(), 10), None);
+    }
+
+    #[test]
+    fn a_transfer_takes_bytes_over_rate_and_a_dead_link_does_not_divide_by_zero() {
+        assert_eq!(transfer(125_000_000, 125_000_000), Span::from_secs(1));
+        assert_eq!(transfer(5, 0), Span::from_secs(5));
+    }
+}

@@ -1,0 +1,65 @@
+//! Input locality (AnalyzeThis §3.2, "IL"): the element that holds the largest part of the inputs, even
+//! if others are idle. Moves the least data, may pile work on one element.
+//!
+//! Ties (a task without inputs, or equal parts) go to the element with the shortest wait, then the
+//! fewest outstanding labels for its cores, then the lowest id. A full element is waited for.
+
+use super::{Candidate, Choice, Policy, Reason, Request, View};
+use std::cmp::Reverse;
+
+/// Goes where the data is.
+#[derive(Clone, Copy, Debug)]
+pub struct InputLocality;
+
+impl Policy for InputLocality {
+    fn name(&self) -> &'static str {
+        "input-locality"
+    }
+
+    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
+        let best = view.stores().min_by_key(|store| {
+            let estimate = &store.estimate;
+            (Reverse(store.local_bytes), estimate.wait_ns, load(store), estimate.element)
+        })?;
+        let reason =
+            Reason::MostInput { local_bytes: best.local_bytes, input_bytes: request.input_bytes };
+        Some(Choice { element: best.estimate.element, reason })
+    }
+
+    fn chosen(&mut self, _choice: &Choice) {}
+}
+
+/// Outstanding labels per 1024 cores.
+fn load(store: &Candidate) -> u64 {
+    (store.outstanding as u64).saturating_mul(1024) / u64::from(store.cores.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{request, store};
+    use super::*;
+
+    fn chosen(all: &[Candidate]) -> u32 {
+        InputLocality.place(&request(), &View { candidates: all }).unwrap().element.0
+    }
+
+    #[test]
+    fn the_largest_part_of_the_input_wins_even_on_a_full_element() {
+        let mut all = [store(0), store(1), store(2)];
+        all[1].local_bytes = 60;
+        all[2].local_bytes = 40;
+        all[1].room = false;
+        all[1].estimate.wait_ns = 1 << 40;
+        assert_eq!(chosen(&all), 1);
+    }
+
+    #[test]
+    fn a_tie_goes_to_the_less_loaded_then_to_the_lower_id() {
+        let mut all = [store(0), store(1), store(2)];
+        assert_eq!(chosen(&all), 0);
+        all[0].outstanding = 1;
+        assert_eq!(chosen(&all), 1);
+        all[1].estimate.wait_ns = 5;
+        assert_eq!(chosen(&all), 2);
+    }
+}

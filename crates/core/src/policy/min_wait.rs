@@ -1,0 +1,73 @@
+//! Minimum wait (AnalyzeThis §3.2, "MW"): the element with the least expected wait.
+//!
+//! For a task t and every element e:
+//!
+//! ```text
+//! wait(t, e)     = free(e) + transfer(t, e)
+//! free(e)        = 0 while a core of e is free, else
+//!                  (expected run and transfer times of e's outstanding labels
+//!                   − what the running ones have spent of them) / cores(e)
+//! transfer(t, e) = bytes of t's inputs that are not on e / link rate of e
+//! ```
+//!
+//! `free` is the paper's "expected free time", kept as what is left of it so that errors of old
+//! estimates vanish as labels end. Ties go to the element with more of the inputs, then fewer
+//! outstanding labels, then the lowest id.
+
+use super::{Choice, Policy, Reason, Request, View};
+use std::cmp::Reverse;
+
+/// Balances waiting against moving.
+#[derive(Clone, Copy, Debug)]
+pub struct MinWait;
+
+impl Policy for MinWait {
+    fn name(&self) -> &'static str {
+        "min-wait"
+    }
+
+    fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
+        let best = view.stores().min_by_key(|store| {
+            let cost = &store.estimate;
+            let wait_ns = cost.wait_ns.saturating_add(cost.transfer_ns);
+            (wait_ns, Reverse(store.local_bytes), store.outstanding, cost.element)
+        })?;
+        let cost = &best.estimate;
+        let reason = Reason::LeastWait { wait_ns: cost.wait_ns, transfer_ns: cost.transfer_ns };
+        Some(Choice { element: cost.element, reason })
+    }
+
+    fn chosen(&mut self, _choice: &Choice) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{request, store};
+    use super::super::Candidate;
+    use super::*;
+
+    fn chosen(all: &[Candidate]) -> u32 {
+        MinWait.place(&request(), &View { candidates: all }).unwrap().element.0
+    }
+
+    #[test]
+    fn moving_is_chosen_once_it_takes_less_time_than_waiting() {
+        let mut all = [store(0), store(1)];
+        all[0].local_bytes = 100;
+        all[1].estimate.transfer_ns = 10;
+        all[0].estimate.wait_ns = 9;
+        assert_eq!(chosen(&all), 0);
+        all[0].estimate.wait_ns = 11;
+        assert_eq!(chosen(&all), 1);
+    }
+
+    #[test]
+    fn ties_go_to_locality_then_load_then_id() {
+        let mut all = [store(0), store(1), store(2)];
+        assert_eq!(chosen(&all), 0);
+        all[0].outstanding = 1;
+        assert_eq!(chosen(&all), 1);
+        all[2].local_bytes = 1;
+        assert_eq!(chosen(&all), 2);
+    }
+}

@@ -1,0 +1,53 @@
+//! Round-robin (AnalyzeThis §3.2, "RR"): the next element in turn whose queue has room, whatever data
+//! it holds. Levels load, moves the most data.
+
+use super::{Choice, Policy, Reason, Request, View};
+use crate::id::ElementId;
+
+/// Elements in turn.
+#[derive(Clone, Debug, Default)]
+pub struct RoundRobin {
+    last: Option<ElementId>,
+}
+
+impl Policy for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round-robin"
+    }
+
+    fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
+        let free = || view.stores().filter(|store| store.room).map(|store| store.estimate.element);
+        let next = free().find(|&element| Some(element) > self.last).or_else(|| free().next())?;
+        Some(Choice { element: next, reason: Reason::Turn })
+    }
+
+    fn chosen(&mut self, choice: &Choice) {
+        self.last = Some(choice.element);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{request, store};
+    use super::*;
+
+    #[test]
+    fn elements_take_turns_and_one_without_room_is_passed_over() {
+        let mut all = [store(0), store(1), store(2)];
+        let mut policy = RoundRobin::default();
+        let mut turn = |all: &[super::super::Candidate]| {
+            let choice = policy.place(&request(), &View { candidates: all }).unwrap();
+            policy.chosen(&choice);
+            choice.element.0
+        };
+        assert_eq!([turn(&all), turn(&all), turn(&all), turn(&all)], [0, 1, 2, 0]);
+        all[1].room = false;
+        assert_eq!([turn(&all), turn(&all)], [2, 0]);
+    }
+
+    #[test]
+    fn nothing_is_chosen_while_all_are_full() {
+        let all = [store(0), store(1)].map(|full| super::super::Candidate { room: false, ..full });
+        assert_eq!(RoundRobin::default().place(&request(), &View { candidates: &all }), None);
+    }
+}

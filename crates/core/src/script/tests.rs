@@ -133,6 +133,7 @@ fn columns_count_characters() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn errors_say_where_and_what() {
     let cases = [
         (

@@ -1,0 +1,181 @@
+//! Dependencies among tasks, found in two passes (AnalyzeThis §3.2): the first notes which task makes
+//! which file, the second looks every input up. What no task makes comes from outside.
+
+use super::error::Errors;
+use super::path::above;
+use super::{Dag, Input, Problem, Source, Task};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// Full path to (task, index among its outputs).
+type Makers = BTreeMap<String, (usize, usize)>;
+
+/// Finds where every input comes from and an order that respects it.
+pub(super) fn detect(tasks: &mut [Task], errors: &mut Errors) -> Dag {
+    let makers = first_pass(tasks, errors);
+    second_pass(tasks, &makers, errors);
+    order(tasks, errors)
+}
+
+fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
+    let mut makers = Makers::new();
+    for (index, task) in tasks.iter().enumerate() {
+        for (number, output) in task.outputs.iter().enumerate() {
+            if let Some(&(other, at)) = makers.get(&output.path) {
+                // Twice in one task is the reader's error to report.
+                if other != index {
+                    let problem = Problem::SameOutput {
+                        path: output.path.clone(),
+                        other: tasks[other].name.clone(),
+                        first: tasks[other].outputs[at].at,
+                    };
+                    errors.add(output.at, Some(&task.name), problem);
+                }
+            } else {
+                makers.insert(output.path.clone(), (index, number));
+            }
+        }
+    }
+    for (path, &(index, number)) in &makers {
+        let file = above(path).find(|folder| makers.contains_key(*folder));
+        // Both in one task is the reader's error to report.
+        if let Some(file) = file.filter(|file| makers[*file].0 != index) {
+            let problem = Problem::FileAndFolder {
+                file: file.to_owned(),
+                below: path.clone(),
+            };
+            let task = &tasks[index];
+            errors.add(task.outputs[number].at, Some(&task.name), problem);
+        }
+    }
+    makers
+}
+
+fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
+    for (index, task) in tasks.iter_mut().enumerate() {
+        let name = task.name.clone();
+        for input in &mut task.inputs {
+            match makers.get(&input.path) {
+                Some(&(maker, _)) if maker == index => {
+                    errors.add(
+                        input.at,
+                        Some(&name),
+                        Problem::OwnOutput(input.path.clone()),
+                    );
+                }
+                Some(&(maker, number)) => input.source = Source::Task(maker, number),
+                None => outside(input, &name, makers, errors),
+            }
+        }
+        // A kernel that the job itself makes; its own output is only a name that happens to be the same.
+        if let Some(file) = &mut task.kernel.file
+            && let Some(&(maker, number)) = makers.get(&file.path)
+            && maker != index
+        {
+            file.source = Source::Task(maker, number);
+        }
+    }
+}
+
+/// Checks that an input from outside can exist beside the files that the job makes.
+fn outside(input: &Input, task: &str, makers: &Makers, errors: &mut Errors) {
+    let file_above = above(&input.path).find(|folder| makers.contains_key(*folder));
+    let prefix = format!("{}/", input.path);
+    let below = makers.range(prefix.clone()..).next().map(|(path, _)| path);
+    let below = below.filter(|path| path.starts_with(&prefix));
+    let problem = match (file_above, below) {
+        (Some(file), _) => Problem::FileAndFolder {
+            file: file.to_owned(),
+            below: input.path.clone(),
+        },
+        (None, Some(below)) => Problem::FileAndFolder {
+            file: input.path.clone(),
+            below: below.clone(),
+        },
+        (None, None) => return,
+    };
+    errors.add(input.at, Some(task), problem);
+}
+
+fn order(tasks: &[Task], errors: &mut Errors) -> Dag {
+    let mut dag = Dag {
+        dependants: vec![Vec::new(); tasks.len()],
+        ..Dag::default()
+    };
+    for (index, task) in tasks.iter().enumerate() {
+        let files = task.inputs.iter().chain(&task.kernel.file);
+        let mut needed: Vec<usize> = files.filter_map(|file| file.maker()).collect();
+        needed.sort_unstable();
+        needed.dedup();
+        for &maker in &needed {
+            dag.dependants[maker].push(index);
+        }
+        dag.dependencies.push(needed);
+    }
+    let mut missing: Vec<usize> = dag.dependencies.iter().map(Vec::len).collect();
+    let ready = missing.iter().enumerate().filter(|(_, count)| **count == 0);
+    let mut ready: BinaryHeap<Reverse<usize>> = ready.map(|(index, _)| Reverse(index)).collect();
+    while let Some(Reverse(index)) = ready.pop() {
+        dag.order.push(index);
+        for &dependant in &dag.dependants[index] {
+            missing[dependant] -= 1;
+            if missing[dependant] == 0 {
+                ready.push(Reverse(dependant));
+            }
+        }
+    }
+    if dag.order.len() < tasks.len() {
+        report_cycle(tasks, &dag, &missing, errors);
+    }
+    dag
+}
+
+/// Names one circle, from its first task in the script on.
+fn report_cycle(tasks: &[Task], dag: &Dag, missing: &[usize], errors: &mut Errors) {
+    /// Longer circles are cut in the error.
+    const SHOWN: usize = 20;
+    let stuck = |index: &usize| missing[*index] > 0;
+    let Some(mut at) = (0..tasks.len()).find(stuck) else {
+        return;
+    };
+    // Every task that is stuck needs one that is stuck, so following them comes round.
+    let mut seen = BTreeMap::new();
+    let mut path = Vec::new();
+    while !seen.contains_key(&at) {
+        seen.insert(at, path.len());
+        path.push(at);
+        let Some(next) = dag.dependencies[at].iter().copied().find(stuck) else {
+            return;
+        };
+        at = next;
+    }
+    let mut circle = path.split_off(seen[&at]);
+    let first = circle
+        .iter()
+        .enumerate()
+        .min_by_key(|(_, task)| **task)
+        .map_or(0, |(at, _)| at);
+    circle.rotate_left(first);
+    let name = |index: &usize| format!("\"{}\"", tasks[*index].name);
+    let mut names: Vec<String> = circle.iter().take(SHOWN).map(name).collect();
+    if circle.len() > SHOWN {
+        names.push(format!("… {} more …", circle.len() - SHOWN));
+    }
+    names.push(name(&circle[0]));
+    let task = &tasks[circle[0]];
+    errors.add(
+        task.at,
+        Some(&task.name),
+        Problem::Cycle(names.join(" needs ")),
+    );
+}
+
+impl Input {
+    /// The task that makes it.
+    fn maker(&self) -> Option<usize> {
+        match self.source {
+            Source::Outside => None,
+            Source::Task(task, _) => Some(task),
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! What can be wrong with a job, and a report of everything that is.
+
+use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
+use crate::id::ElementId;
+use crate::script::{self, Position};
+
+/// One thing that is wrong with a job: in which file, where, in which task, and what.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{at}: {}{problem}", task_prefix(.task.as_deref()))]
+pub struct JobError {
+    /// The script.
+    pub file: String,
+    /// Where.
+    pub at: Position,
+    /// The task it is about, if it has a name yet.
+    pub task: Option<String>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+fn task_prefix(task: Option<&str>) -> String {
+    task.map_or_else(String::new, |task| format!("task \"{task}\": "))
+}
+
+/// Everything that is wrong with a job, in the order of its script.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobErrors {
+    /// At most [`MAX_ERRORS`] of them, at least one.
+    pub errors: Vec<JobError>,
+    /// How many more there are.
+    pub left_out: usize,
+}
+
+impl std::error::Error for JobErrors {}
+
+impl std::fmt::Display for JobErrors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, error) in self.errors.iter().enumerate() {
+            let end = if index == 0 { "" } else { "\n" };
+            write!(f, "{end}{error}")?;
+        }
+        if self.left_out > 0 {
+            write!(f, "\nand {} more errors", self.left_out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Collects errors while a script is read.
+#[derive(Debug)]
+pub(super) struct Errors {
+    file: String,
+    errors: Vec<JobError>,
+    left_out: usize,
+}
+
+impl Errors {
+    pub(super) fn new(file: &str) -> Self {
+        Self {
+            file: file.to_owned(),
+            errors: Vec::new(),
+            left_out: 0,
+        }
+    }
+
+    pub(super) fn add(&mut self, at: Position, task: Option<&str>, problem: Problem) {
+        if self.errors.len() == MAX_ERRORS {
+            self.left_out += 1;
+            return;
+        }
+        let task = task.map(str::to_owned);
+        self.errors.push(JobError {
+            file: self.file.clone(),
+            at,
+            task,
+            problem,
+        });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.errors.is_empty()
+    }
+
+    pub(super) fn into_report(mut self) -> JobErrors {
+        self.errors.sort_by_key(|error| error.at);
+        JobErrors {
+            errors: self.errors,
+            left_out: self.left_out,
+        }
+    }
+}
+
+/// What can be wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// It is not libconfig.
+    #[error(transparent)]
+    Script(script::Problem),
+    /// A setting that does not exist.
+    #[error("{place} has no setting \"{name}\"{} may have: {valid}", did_you_mean(.nearest.as_deref()))]
+    UnknownSetting {
+        /// What it was given to.
+        place: &'static str,
+        /// Its name.
+        name: String,
+        /// The setting that was probably meant.
+        nearest: Option<String>,
+        /// All settings there are.
+        valid: String,
+    },
+    /// A setting that must be given.
+    #[error("{place} needs the setting \"{name}\"")]
+    MissingSetting {
+        /// What lacks it.
+        place: &'static str,
+        /// Its name.
+        name: &'static str,
+    },
+    /// A value of the wrong type.
+    #[error("\"{name}\" must be {expected}, not {found}")]
+    Type {
+        /// The setting.
+        name: String,
+        /// What it should be.
+        expected: &'static str,
+        /// What it is.
+        found: &'static str,
+    },
+    /// A value that is not one of those allowed.
+    #[error("\"{name}\" can't be \"{value}\"{} may be: {valid}", did_you_mean(.nearest.as_deref()))]
+    Choice {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// The value that was probably meant.
+        nearest: Option<String>,
+        /// All values there are.
+        valid: String,
+    },
+    /// Not a length of time.
+    #[error(
+        "\"{name}\" must be a length of time such as 90, \"90s\", \"5m\", \"2h\" or \"1d\", not {value}"
+    )]
+    Duration {
+        /// The setting.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// Not a number of bytes.
+    #[error("\"{name}\" must be a number of bytes such as 4096, \"512M\" or \"4G\", not {value}")]
+    Size {
+        /// The setting.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// A number out of bounds.
+    #[error("\"{name}\" must be from 0 to {max}, not {value}")]
+    Bounds {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: i64,
+        /// The most it may be.
+        max: i64,
+    },
+    /// More than a job or task may have.
+    #[error("{count} {what}; the most is {max}; split it")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// A job without tasks.
+    #[error("the job has no tasks; \"tasks\" needs at least one group {{ … }}")]
+    NoTasks,
+    /// A task without outputs.
+    #[error("a task needs at least one output; what it finds would be lost")]
+    NoOutputs,
+    /// A name of a job or task that can't be used.
+    #[error(
+        "\"{0}\" can't be a name; use 1 to {MAX_NAME_BYTES} bytes without '/' and control characters"
+    )]
+    Name(String),
+    /// An argument that no program can be given.
+    #[error("an argument must be at most {MAX_ARG_BYTES} bytes without a zero byte")]
+    Argument,
+    /// Two tasks of one name.
+    #[error("another task has that name, at {first}; names must be unique in a job")]
+    SameTask {
+        /// Where the first one is.
+        first: Position,
+    },
+    /// A file name of no characters.
+    #[error("a file name must not be empty")]
+    EmptyPath,
+    /// A path that leaves its folder.
+    #[error("\"{0}\" has \"..\" in it; name files relative to \"workdir\" or by an absolute path")]
+    Escape(String),
+    /// A path that names a folder.
+    #[error("\"{0}\" names a folder; tasks read and write files")]
+    FolderPath(String),
+    /// A path that no file can have.
+    #[error(
+        "\"{0}\" is too long or has a zero byte in it; a path has at most {MAX_PATH_BYTES} bytes, each part {MAX_NAME_BYTES}"
+    )]
+    Path(String),
+    /// A working folder that is not absolute.
+    #[error(
+        "\"workdir\" must be an absolute path in the array such as \"/scratch/job\", not \"{0}\""
+    )]
+    Workdir(String),
+    /// An output somewhere else.
+    #[error("output \"{path}\" is not below workdir \"{workdir}\"; a task may only write there")]
+    OutputOutside {
+        /// The output.
+        path: String,
+        /// The job's folder.
+        workdir: String,
+    },
+    /// One file twice in a task.
+    #[error("\"{0}\" is listed twice")]
+    Twice(String),
+    /// Two files that the kernel would see under one name.
+    #[error("\"{first}\" and \"{second}\" would both be \"{name}\" to the kernel; rename one")]
+    Collision {
+        /// The name.
+        name: String,
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A name that would have to be a file and a folder.
+    #[error("\"{file}\" is a file, so \"{below}\" can't be below it; rename one")]
+    FileAndFolder {
+        /// The file.
+        file: String,
+        /// The one below it.
+        below: String,
+    },
+    /// A task that waits for itself.
+    #[error("it reads its own output \"{0}\"; write to another name")]
+    OwnOutput(String),
+    /// Two tasks that write one file.
+    #[error(
+        "output \"{path}\" is also an output of task \"{other}\" at {first}; every file has one writer"
+    )]
+    SameOutput {
+        /// The file.
+        path: String,
+        /// The other task.
+        other: String,
+        /// Where that one lists it.
+        first: Position,
+    },
+    /// `stdin` that is no input, or `stdout` that is no output.
+    #[error("\"{setting}\" is \"{name}\", which is not in \"{list}\"; list it there")]
+    Stream {
+        /// `stdin` or `stdout`.
+        setting: &'static str,
+        /// Its value.
+        name: String,
+        /// `input` or `output`.
+        list: &'static str,
+    },
+    /// Tasks that wait for each other.
+    #[error(
+        "these tasks wait for each other in a circle: {0}; one of them must do without the other's output"
+    )]
+    Cycle(String),
+    /// A kernel that can't be of its type.
+    #[error("kernel \"{name}\" can't be of type \"{kind}\": {reason}")]
+    KernelName {
+        /// The kernel.
+        name: String,
+        /// Its type.
+        kind: &'static str,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// No such kernel.
+    #[error("kernel \"{name}\" was not found; tried: {tried}")]
+    UnknownKernel {
+        /// The kernel.
+        name: String,
+        /// Where it was looked for.
+        tried: String,
+    },
+    /// A kernel that may not be run.
+    #[error("kernel \"{0}\" is not executable; run `chmod +x` on it")]
+    NotExecutable(String),
+    /// No such input, and the job is strict.
+    #[error("input \"{0}\" does not exist and no task makes it (the job is strict)")]
+    MissingInput(String),
+    /// An input that is not whole yet, and the job is strict, or a kernel that is not.
+    #[error("\"{0}\" is still being written; submit when it is closed")]
+    Unsealed(String),
+    /// An input that its owner may not read.
+    #[error("you may not read \"{0}\"")]
+    Denied(String),
+    /// An output that is there already.
+    #[error("output \"{0}\" exists already; remove it or write to another name")]
+    OutputExists(String),
+    /// No such element.
+    #[error("the array has no element {0}; see `tidemill status`")]
+    UnknownElement(ElementId),
+}
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    match nearest {
+        Some(nearest) => format!("; did you mean \"{nearest}\"? It"),
+        None => "; it".to_owned(),
+    }
+}
+
+/// The name among `valid` that `name` was probably meant to be.
+pub(super) fn nearest(name: &str, valid: &[&str]) -> Option<String> {
+    /// Longer names are not misspelt, they are something else.
+    const MAX_CHARS: usize = 64;
+    if name.chars().count() > MAX_CHARS {
+        return None;
+    }
+    let scored = valid
+        .iter()
+        .map(|&candidate| (distance(name, candidate), candidate));
+    let (edits, best) = scored.min()?;
+    (edits <= 1 + best.len() / 4).then(|| best.to_owned())
+}
+
+/// Insertions, removals and replacements that make one name of the other, case aside.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.chars().enumerate() {
+            let replace = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replace.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[row.len() - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_near() {
+        let valid = ["input", "output", "kernel", "lifetime"];
+        assert_eq!(nearest("inputs", &valid).as_deref(), Some("input"));
+        assert_eq!(nearest("Kernal", &valid).as_deref(), Some("kernel"));
+        assert_eq!(nearest("livetime", &valid).as_deref(), Some("lifetime"));
+        assert_eq!(nearest("colour", &valid), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! Jobs: a script's settings with their types and meanings, and the graph of its tasks.
+//!
+//! [`Job::parse`] takes a script's text and finds everything that is wrong with it without looking at the
+//! array. [`resolve`] looks at the array through the trait [`Outside`] and makes what the dispatcher
+//! takes. Neither does any I/O. `docs/job-scripts.md` is the user's page about all this.
+
+mod dag;
+mod error;
+mod path;
+mod quantity;
+mod read;
+mod resolve;
+
+pub use error::{JobError, JobErrors, Problem};
+pub use quantity::{duration, size};
+pub use resolve::{Found, Ids, Look, Outside, resolve};
+
+use crate::id::ElementId;
+use crate::label::Limits;
+use crate::script::{self, Position};
+use crate::time::Span;
+use error::Errors;
+
+/// Most tasks of one job.
+pub const MAX_TASKS: usize = 1_000_000;
+/// Most inputs of one task.
+pub const MAX_INPUTS: usize = 100_000;
+/// Most outputs of one task.
+pub const MAX_OUTPUTS: usize = 10_000;
+/// Most arguments of one task.
+pub const MAX_ARGS: usize = 10_000;
+/// Longest argument, in bytes: what Linux gives one argument of a program.
+pub const MAX_ARG_BYTES: usize = 128 << 10;
+/// Longest name of a job or task and longest part of a path, in bytes.
+pub const MAX_NAME_BYTES: usize = 255;
+/// Longest path, in bytes.
+pub const MAX_PATH_BYTES: usize = 4095;
+/// Most times a task may be tried again.
+pub const MAX_RETRIES: u32 = 100;
+/// Times a task is tried again if the script does not say.
+pub const DEFAULT_RETRIES: u32 = 2;
+/// Most errors that one report lists.
+pub const MAX_ERRORS: usize = 100;
+
+/// A job script that is right in itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// The script, as errors name it.
+    pub file: String,
+    /// Its name.
+    pub name: String,
+    /// Folder that names are relative to: absolute, without `.`, `..`, `//` or a slash at the end.
+    pub workdir: String,
+    /// Name of the policy; `None` for the array's default.
+    pub policy: Option<String>,
+    /// Whether all inputs must exist when it is submitted.
+    pub strict: bool,
+    /// Its tasks in the script's order.
+    pub tasks: Vec<Task>,
+    /// Which of them needs which.
+    pub dag: Dag,
+}
+
+/// One task of a script.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Its name, unique in the job.
+    pub name: String,
+    /// Where it stands in the script.
+    pub at: Position,
+    /// Its code.
+    pub kernel: KernelName,
+    /// All it reads.
+    pub inputs: Vec<Input>,
+    /// All it writes; never empty.
+    pub outputs: Vec<Output>,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Name, as the kernel sees it, of the input that is its standard input.
+    pub stdin: Option<String>,
+    /// Name, as the kernel sees it, of the output that takes its standard output.
+    pub stdout: Option<String>,
+    /// The element it must run on.
+    pub element: Option<ElementId>,
+    /// How often it may be tried again.
+    pub retries: u32,
+    /// Bounds on a run.
+    pub limits: Limits,
+    /// How long its outputs are kept.
+    pub lifetime: Lifetime,
+}
+
+/// A kernel as the script names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelName {
+    /// The name.
+    pub name: String,
+    /// The script's `type`, if given.
+    pub kind: Option<KernelKind>,
+    /// Where it stands in the script.
+    pub at: Position,
+    /// The file that it is if it is kept in the array; `None` if `kind` rules that out.
+    pub file: Option<Input>,
+}
+
+/// Where a script says that a kernel comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelKind {
+    /// Part of every element.
+    Builtin,
+    /// A `.so` kept in the array.
+    Native,
+    /// A program installed on the elements' hosts.
+    Program,
+    /// An executable kept in the array.
+    Stored,
+}
+
+/// A file that a task reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// The name the kernel sees: relative to `workdir`, or the last part of a path elsewhere.
+    pub name: String,
+    /// Full path in the namespace.
+    pub path: String,
+    /// Where it comes from.
+    pub source: Source,
+    /// Where it stands in the script.
+    pub at: Position,
+}
+
+/// Where an input comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// No task of the job makes it.
+    Outside,
+    /// Index of the task that makes it and index among that task's outputs.
+    Task(usize, usize),
+}
+
+/// A file that a task writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The name the kernel writes, relative to `workdir`.
+    pub name: String,
+    /// Full path in the namespace.
+    pub path: String,
+    /// Where it stands in the script.
+    pub at: Position,
+}
+
+/// How long a task's outputs are kept (AnalyzeThis §2: lifetime attributes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lifetime {
+    /// Until somebody removes them.
+    #[default]
+    Keep,
+    /// Until the last task of the job that reads them has ended well. What no task reads is kept.
+    Used,
+    /// This long after they were sealed.
+    After(Span),
+}
+
+/// The graph of a job. Tasks are named by their index in [`Job::tasks`].
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Dag {
+    /// For each task those whose outputs it reads, ascending, each once.
+    pub dependencies: Vec<Vec<usize>>,
+    /// For each task those that read its outputs, ascending, each once.
+    pub dependants: Vec<Vec<usize>>,
+    /// All tasks, dependencies first, else in the script's order.
+    pub order: Vec<usize>,
+}
+
+impl Job {
+    /// Reads a script.
+    ///
+    /// `file` is the name that errors give.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the script in itself, in its order.
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self, JobErrors> {
+        let mut errors = Errors::new(file);
+        let group = match script::parse(file, text) {
+            Ok(group) => group,
+            Err(error) => {
+                errors.add(error.at, None, Problem::Script(error.problem));
+                return Err(errors.into_report());
+            }
+        };
+        let mut job = read::job(file, &group, &mut errors);
+        job.dag = dag::detect(&mut job.tasks, &mut errors);
+        if errors.is_empty() {
+            Ok(job)
+        } else {
+            Err(errors.into_report())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Names of files in a script: what they mean in the namespace and what the kernel sees.
+
+use super::{MAX_NAME_BYTES, MAX_PATH_BYTES, Problem};
+
+/// A file as the kernel and as the namespace name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) path: String,
+    /// Whether it lies below the working folder.
+    pub(super) inside: bool,
+}
+
+/// Checks a working folder and takes `.`, `//` and the slash at the end away.
+pub(super) fn workdir(given: &str) -> Result<String, Problem> {
+    if !given.starts_with('/') {
+        return Err(Problem::Workdir(given.to_owned()));
+    }
+    normal(given)
+}
+
+/// Finds out which file `given` means in a job with this (checked) working folder.
+pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
+    if given.ends_with('/') {
+        return Err(Problem::FolderPath(given.to_owned()));
+    }
+    let clean = normal(given)?;
+    let base = if workdir == "/" { "" } else { workdir };
+    let path = if given.starts_with('/') {
+        clean
+    } else {
+        format!("{base}/{clean}")
+    };
+    if path.len() > MAX_PATH_BYTES {
+        return Err(Problem::Path(given.to_owned()));
+    }
+    let relative = path
+        .strip_prefix(base)
+        .and_then(|rest| rest.strip_prefix('/'));
+    let (name, inside) = match relative {
+        Some(relative) => (relative, true),
+        None => (path.rsplit('/').next().unwrap_or_default(), false),
+    };
+    // Nothing but a folder is left of names such as "." and "/".
+    if name.is_empty() || path == workdir {
+        return Err(match given {
+            "" => Problem::EmptyPath,
+            _ => Problem::FolderPath(given.to_owned()),
+        });
+    }
+    Ok(Named {
+        name: name.to_owned(),
+        path: path.clone(),
+        inside,
+    })
+}
+
+/// Takes `.` and `//` away; a path that began with a slash still does.
+fn normal(given: &str) -> Result<String, Problem> {
+    let mut clean = String::with_capacity(given.len());
+    for part in given.split('/').filter(|part| !matches!(*part, "" | ".")) {
+        if part == ".." {
+            return Err(Problem::Escape(given.to_owned()));
+        }
+        if part.len() > MAX_NAME_BYTES || part.contains('\0') {
+            return Err(Problem::Path(given.to_owned()));
+        }
+        if !clean.is_empty() || given.starts_with('/') {
+            clean.push('/');
+        }
+        clean.push_str(part);
+    }
+    if clean.is_empty() && given.starts_with('/') {
+        clean.push('/');
+    }
+    if clean.len() > MAX_PATH_BYTES {
+        return Err(Problem::Path(given.to_owned()));
+    }
+    Ok(clean)
+}
+
+/// The folders above a path or name, nearest first, the root not among them.
+pub(super) fn above(path: &str) -> impl Iterator<Item = &str> {
+    path.rmatch_indices('/')
+        .map(|(end, _)| &path[..end])
+        .filter(|folder| !folder.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(workdir: &str, given: &str) -> (String, String) {
+        let named = file(workdir, given).unwrap();
+        (named.name, named.path)
+    }
+
+    #[test]
+    fn names_are_relative_to_the_working_folder() {
+        let pair = |name: &str, path: &str| (name.to_owned(), path.to_owned());
+        assert_eq!(seen("/w", "a"), pair("a", "/w/a"));
+        assert_eq!(seen("/w", "./s//a"), pair("s/a", "/w/s/a"));
+        assert_eq!(seen("/w", "/w/s/a"), pair("s/a", "/w/s/a"));
+        assert_eq!(seen("/w", "/data/x/a"), pair("a", "/data/x/a"));
+        assert_eq!(seen("/w", "/wide/a"), pair("a", "/wide/a"));
+        assert_eq!(seen("/", "a"), pair("a", "/a"));
+        assert_eq!(seen("/", "/s/a"), pair("s/a", "/s/a"));
+        assert!(!file("/w", "/wide/a").unwrap().inside);
+        assert_eq!(workdir("//scratch/./x/").unwrap(), "/scratch/x");
+        assert_eq!(workdir("/").unwrap(), "/");
+    }
+
+    #[test]
+    fn what_can_not_be_a_file_is_refused() {
+        let folder = |given: &str| Err(Problem::FolderPath(given.to_owned()));
+        for given in ["a/", ".", "/", "/w", "./."] {
+            assert_eq!(file("/w", given), folder(given), "{given}");
+        }
+        assert_eq!(file("/w", ""), Err(Problem::EmptyPath));
+        for given in ["..", "../a", "a/../b", "/w/../etc/passwd"] {
+            assert_eq!(file("/w", given), Err(Problem::Escape(given.to_owned())));
+        }
+        assert!(matches!(file("/w", "a\0b"), Err(Problem::Path(_))));
+        assert!(matches!(
+            file("/w", &"a".repeat(256)),
+            Err(Problem::Path(_))
+        ));
+        assert!(matches!(
+            file("/w", &"a/".repeat(2100)),
+            Err(Problem::FolderPath(_))
+        ));
+        assert!(matches!(
+            file("/w", &"/a".repeat(2100)),
+            Err(Problem::Path(_))
+        ));
+        assert!(matches!(workdir("w"), Err(Problem::Workdir(_))));
+        assert!(matches!(workdir("/w/.."), Err(Problem::Escape(_))));
+    }
+
+    #[test]
+    fn folders_above() {
+        assert_eq!(above("/a/b/c").collect::<Vec<_>>(), ["/a/b", "/a"]);
+        assert_eq!(above("a/b").collect::<Vec<_>>(), ["a"]);
+    }
+}

@@ -1,0 +1,652 @@
+//! From a tree of values to a job: which settings there are, of which type, with which defaults.
+
+use super::error::{Errors, Problem, nearest};
+use super::path;
+use super::{
+    DEFAULT_RETRIES, Dag, Input, Job, KernelKind, KernelName, Lifetime, MAX_ARG_BYTES, MAX_ARGS,
+    MAX_INPUTS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source, Task,
+    quantity,
+};
+use crate::id::ElementId;
+use crate::label::Limits;
+use crate::policy;
+use crate::script::{Data, Group, Position, Value};
+use crate::time::Span;
+use std::collections::BTreeMap;
+
+const JOB_SETTINGS: [&str; 8] = [
+    "name", "workdir", "tasks", "policy", "strict", "retries", "lifetime", "limits",
+];
+const TASK_SETTINGS: [&str; 12] = [
+    "name", "kernel", "input", "output", "args", "type", "stdin", "stdout", "element", "retries",
+    "limits", "lifetime",
+];
+const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
+const KERNEL_KINDS: [&str; 4] = ["builtin", "native", "program", "stored"];
+
+/// Reads a job. Where something is wrong it adds an error and goes on with what is left.
+pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
+    let fields = Fields {
+        group,
+        place: "a job",
+        at: Position::START,
+        task: None,
+    };
+    fields.check_names(&JOB_SETTINGS, errors);
+    let name = fields.required_text("name", errors).map(|text| text.value);
+    if let Some(name) = name.filter(|name| !is_name(name)) {
+        fields.error(
+            fields.place_of("name"),
+            Problem::Name(name.to_owned()),
+            errors,
+        );
+    }
+    let workdir = fields.required_text("workdir", errors).and_then(|given| {
+        path::workdir(given.value)
+            .map_err(|e| fields.error(given.at, e, errors))
+            .ok()
+    });
+    let policy = fields
+        .choice("policy", &policy::NAMES, errors)
+        .map(str::to_owned);
+    let strict = fields.boolean("strict", errors).unwrap_or(false);
+    let defaults = Defaults {
+        workdir,
+        retries: fields.retries(errors).unwrap_or(DEFAULT_RETRIES),
+        limits: limits(&fields, Limits::default(), errors),
+        lifetime: lifetime(&fields, errors).unwrap_or_default(),
+    };
+    let tasks = tasks(&fields, &defaults, errors);
+    Job {
+        file: file.to_owned(),
+        name: name.unwrap_or_default().to_owned(),
+        workdir: defaults.workdir.unwrap_or_default(),
+        policy,
+        strict,
+        tasks,
+        dag: Dag::default(),
+    }
+}
+
+/// What the job says for all its tasks.
+struct Defaults {
+    /// `None` if it is wrong; files are then not looked at.
+    workdir: Option<String>,
+    retries: u32,
+    limits: Limits,
+    lifetime: Lifetime,
+}
+
+fn is_name(name: &str) -> bool {
+    let plain = !name.contains(|c: char| c == '/' || c.is_control());
+    plain && !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME_BYTES
+}
+
+fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<Task> {
+    let Some(value) = fields.required("tasks", errors) else {
+        return Vec::new();
+    };
+    let Data::List(values) = &value.data else {
+        fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
+        return Vec::new();
+    };
+    if values.is_empty() {
+        fields.error(value.at, Problem::NoTasks, errors);
+    }
+    if values.len() > MAX_TASKS {
+        let problem = Problem::TooMany {
+            what: "tasks",
+            count: values.len(),
+            max: MAX_TASKS,
+        };
+        fields.error(value.at, problem, errors);
+        return Vec::new();
+    }
+    let mut names: BTreeMap<&str, Position> = BTreeMap::new();
+    let mut tasks = Vec::with_capacity(values.len());
+    for value in values {
+        let Data::Group(group) = &value.data else {
+            fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
+            continue;
+        };
+        let name = group
+            .get("name")
+            .and_then(|setting| match &setting.value.data {
+                Data::Text(name) => Some((name.as_str(), setting.value.at)),
+                _ => None,
+            });
+        if let Some((name, at)) = name {
+            match names.get(name) {
+                Some(&first) => errors.add(at, Some(name), Problem::SameTask { first }),
+                None => {
+                    names.insert(name, at);
+                }
+            }
+        }
+        let name = name.map(|(name, _)| name);
+        let fields = Fields {
+            group,
+            place: "a task",
+            at: value.at,
+            task: name,
+        };
+        tasks.extend(task(&fields, defaults, errors));
+    }
+    tasks
+}
+
+/// `None` if it lacks what the graph needs; an error was added then.
+fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option<Task> {
+    fields.check_names(&TASK_SETTINGS, errors);
+    let name = fields.required_text("name", errors);
+    if let Some(name) = name.filter(|name| !is_name(name.value)) {
+        fields.error(name.at, Problem::Name(name.value.to_owned()), errors);
+    }
+    let workdir = defaults.workdir.as_deref();
+    let kernel = kernel(fields, workdir, errors);
+    let inputs = inputs(fields, workdir, errors);
+    let outputs = outputs(fields, workdir, errors);
+    check_names_seen(fields, &inputs, &outputs, errors);
+    let task = Task {
+        name: name?.value.to_owned(),
+        at: fields.at,
+        args: args(fields, errors),
+        stdin: stream(fields, workdir, ["stdin", "input"], errors, |path| {
+            inputs
+                .iter()
+                .find(|input| input.path == path)
+                .map(|input| input.name.clone())
+        }),
+        stdout: stream(fields, workdir, ["stdout", "output"], errors, |path| {
+            outputs
+                .iter()
+                .find(|output| output.path == path)
+                .map(|output| output.name.clone())
+        }),
+        element: fields
+            .number("element", i64::from(u32::MAX), errors)
+            .map(ElementId),
+        retries: fields.retries(errors).unwrap_or(defaults.retries),
+        limits: limits(fields, defaults.limits, errors),
+        lifetime: lifetime(fields, errors).unwrap_or(defaults.lifetime),
+        kernel: kernel?,
+        inputs,
+        outputs,
+    };
+    Some(task)
+}
+
+fn kernel(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Option<KernelName> {
+    let kind = fields
+        .choice("type", &KERNEL_KINDS, errors)
+        .map(|kind| match kind {
+            "builtin" => KernelKind::Builtin,
+            "native" => KernelKind::Native,
+            "program" => KernelKind::Program,
+            _ => KernelKind::Stored,
+        });
+    let given = fields.required_text("kernel", errors)?;
+    let name = given.value.to_owned();
+    let wrong = |kind, reason| Problem::KernelName {
+        name: name.clone(),
+        kind,
+        reason,
+    };
+    let problem = match kind {
+        _ if name.is_empty() || name.contains('\0') => Some(Problem::EmptyPath),
+        Some(KernelKind::Builtin) if name.contains('/') => {
+            Some(wrong("builtin", "built-in kernels have plain names"))
+        }
+        Some(KernelKind::Program) if name.contains('/') && !name.starts_with('/') => Some(wrong(
+            "program",
+            "give a name to be found in PATH or an absolute path",
+        )),
+        _ => None,
+    };
+    if let Some(problem) = problem {
+        fields.error(given.at, problem, errors);
+        return None;
+    }
+    let stored = !matches!(kind, Some(KernelKind::Builtin | KernelKind::Program));
+    let file = match workdir
+        .filter(|_| stored)
+        .map(|workdir| path::file(workdir, given.value))
+    {
+        None => None,
+        Some(Ok(named)) => Some(input(named, given.at)),
+        Some(Err(problem)) => {
+            fields.error(given.at, problem, errors);
+            return None;
+        }
+    };
+    Some(KernelName {
+        name,
+        kind,
+        at: given.at,
+        file,
+    })
+}
+
+fn input(named: path::Named, at: Position) -> Input {
+    Input {
+        name: named.name,
+        path: named.path,
+        source: Source::Outside,
+        at,
+    }
+}
+
+fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<Input> {
+    let texts = fields
+        .texts("input", "inputs", MAX_INPUTS, errors)
+        .unwrap_or_default();
+    let Some(workdir) = workdir else {
+        return Vec::new();
+    };
+    let mut inputs = Vec::with_capacity(texts.len());
+    for text in texts {
+        match path::file(workdir, text.value) {
+            Ok(named) => inputs.push(input(named, text.at)),
+            Err(problem) => fields.error(text.at, problem, errors),
+        }
+    }
+    inputs
+}
+
+fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<Output> {
+    let Some(value) = fields.required("output", errors) else {
+        return Vec::new();
+    };
+    let Some(texts) = fields.texts("output", "outputs", MAX_OUTPUTS, errors) else {
+        return Vec::new();
+    };
+    if texts.is_empty() {
+        fields.error(value.at, Problem::NoOutputs, errors);
+    }
+    let Some(workdir) = workdir else {
+        return Vec::new();
+    };
+    let mut outputs = Vec::with_capacity(texts.len());
+    for text in texts {
+        match path::file(workdir, text.value) {
+            Ok(named) if named.inside => {
+                outputs.push(Output {
+                    name: named.name,
+                    path: named.path,
+                    at: text.at,
+                });
+            }
+            Ok(named) => {
+                let problem = Problem::OutputOutside {
+                    path: named.path,
+                    workdir: workdir.to_owned(),
+                };
+                fields.error(text.at, problem, errors);
+            }
+            Err(problem) => fields.error(text.at, problem, errors),
+        }
+    }
+    outputs
+}
+
+/// Checks that all files of a task can lie in one folder under the names the kernel sees.
+fn check_names_seen(
+    fields: &Fields<'_>,
+    inputs: &[Input],
+    outputs: &[Output],
+    errors: &mut Errors,
+) {
+    let inputs = inputs
+        .iter()
+        .map(|input| (false, &input.name, &input.path, input.at));
+    let outputs = outputs
+        .iter()
+        .map(|output| (true, &output.name, &output.path, output.at));
+    let mut seen: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
+    let all: Vec<_> = inputs.chain(outputs).collect();
+    for &(is_output, name, path, at) in &all {
+        let problem = match seen.get(name.as_str()) {
+            None => {
+                seen.insert(name, (is_output, path));
+                continue;
+            }
+            Some(&(other, first)) if first == path && other == is_output => {
+                Problem::Twice(path.clone())
+            }
+            // An input that is an output too: finding dependencies reports it.
+            Some(&(_, first)) if first == path => continue,
+            Some(&(_, first)) => Problem::Collision {
+                name: name.clone(),
+                first: first.to_owned(),
+                second: path.clone(),
+            },
+        };
+        fields.error(at, problem, errors);
+    }
+    for &(_, name, _, at) in &all {
+        if let Some(file) = path::above(name).find(|folder| seen.contains_key(*folder)) {
+            let problem = Problem::FileAndFolder {
+                file: file.to_owned(),
+                below: name.clone(),
+            };
+            fields.error(at, problem, errors);
+        }
+    }
+}
+
+/// `stdin` or `stdout`: the name the kernel sees of a file that `find` knows by its path.
+fn stream(
+    fields: &Fields<'_>,
+    workdir: Option<&str>,
+    [setting, list]: [&'static str; 2],
+    errors: &mut Errors,
+    find: impl Fn(&str) -> Option<String>,
+) -> Option<String> {
+    let given = fields.text(setting, errors)?;
+    let found = match path::file(workdir?, given.value) {
+        Ok(named) => find(&named.path),
+        Err(problem) => {
+            fields.error(given.at, problem, errors);
+            return None;
+        }
+    };
+    if found.is_none() {
+        let problem = Problem::Stream {
+            setting,
+            name: given.value.to_owned(),
+            list,
+        };
+        fields.error(given.at, problem, errors);
+    }
+    found
+}
+
+fn args(fields: &Fields<'_>, errors: &mut Errors) -> Vec<String> {
+    const EXPECTED: &str = "an array of strings such as [ \"-n\", \"3\" ]";
+    let Some(value) = fields.get("args") else {
+        return Vec::new();
+    };
+    let (Data::Array(values) | Data::List(values)) = &value.data else {
+        fields.type_error("args", EXPECTED, value, errors);
+        return Vec::new();
+    };
+    if values.len() > MAX_ARGS {
+        let problem = Problem::TooMany {
+            what: "arguments",
+            count: values.len(),
+            max: MAX_ARGS,
+        };
+        fields.error(value.at, problem, errors);
+        return Vec::new();
+    }
+    let mut args = Vec::with_capacity(values.len());
+    for value in values {
+        match &value.data {
+            Data::Text(text) if text.len() > MAX_ARG_BYTES || text.contains('\0') => {
+                fields.error(value.at, Problem::Argument, errors);
+            }
+            Data::Text(text) => args.push(text.clone()),
+            Data::Integer(number) => args.push(number.to_string()),
+            _ => fields.type_error("args", EXPECTED, value, errors),
+        }
+    }
+    args
+}
+
+fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limits {
+    let Some(value) = fields.get("limits") else {
+        return limits;
+    };
+    let Data::Group(group) = &value.data else {
+        fields.type_error(
+            "limits",
+            "a group such as { time = \"5m\"; }",
+            value,
+            errors,
+        );
+        return limits;
+    };
+    let fields = Fields {
+        group,
+        place: "limits",
+        at: value.at,
+        task: fields.task,
+    };
+    fields.check_names(&LIMIT_SETTINGS, errors);
+    if let Some(time) = fields.duration("time", errors) {
+        limits.time = time;
+    }
+    if let Some(bytes) = fields.size("memory", errors) {
+        limits.memory_bytes = bytes;
+    }
+    if let Some(bytes) = fields.size("output", errors) {
+        limits.output_bytes = bytes;
+    }
+    limits
+}
+
+fn lifetime(fields: &Fields<'_>, errors: &mut Errors) -> Option<Lifetime> {
+    const CHOICES: [&str; 2] = ["keep", "used"];
+    let value = fields.get("lifetime")?;
+    match &value.data {
+        Data::Text(text) if text == "keep" => Some(Lifetime::Keep),
+        Data::Text(text) if text == "used" => Some(Lifetime::Used),
+        Data::Text(text) if !text.starts_with(|c: char| c.is_ascii_digit()) => {
+            let valid = "keep, used, or a length of time such as \"2h\"".to_owned();
+            let nearest = nearest(text, &CHOICES);
+            let problem = Problem::Choice {
+                name: "lifetime",
+                value: text.clone(),
+                nearest,
+                valid,
+            };
+            fields.error(value.at, problem, errors);
+            None
+        }
+        _ => fields.duration("lifetime", errors).map(Lifetime::After),
+    }
+}
+
+/// A string of a script and where it stands.
+#[derive(Clone, Copy)]
+struct Text<'a> {
+    value: &'a str,
+    at: Position,
+}
+
+/// The settings of one group, and whom to name in errors about them.
+struct Fields<'a> {
+    group: &'a Group,
+    place: &'static str,
+    at: Position,
+    task: Option<&'a str>,
+}
+
+impl<'a> Fields<'a> {
+    fn error(&self, at: Position, problem: Problem, errors: &mut Errors) {
+        errors.add(at, self.task, problem);
+    }
+
+    fn type_error(&self, name: &str, expected: &'static str, value: &Value, errors: &mut Errors) {
+        let problem = Problem::Type {
+            name: name.to_owned(),
+            expected,
+            found: value.data.kind(),
+        };
+        self.error(value.at, problem, errors);
+    }
+
+    fn check_names(&self, valid: &[&str], errors: &mut Errors) {
+        for setting in &self.group.settings {
+            if !valid.contains(&setting.name.as_str()) {
+                let problem = Problem::UnknownSetting {
+                    place: self.place,
+                    name: setting.name.clone(),
+                    nearest: nearest(&setting.name, valid),
+                    valid: valid.join(", "),
+                };
+                self.error(setting.at, problem, errors);
+            }
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.group.get(name).map(|setting| &setting.value)
+    }
+
+    fn place_of(&self, name: &str) -> Position {
+        self.get(name).map_or(self.at, |value| value.at)
+    }
+
+    fn required(&self, name: &'static str, errors: &mut Errors) -> Option<&'a Value> {
+        let value = self.get(name);
+        if value.is_none() {
+            let problem = Problem::MissingSetting {
+                place: self.place,
+                name,
+            };
+            self.error(self.at, problem, errors);
+        }
+        value
+    }
+
+    fn text(&self, name: &'static str, errors: &mut Errors) -> Option<Text<'a>> {
+        let value = self.get(name)?;
+        if let Data::Text(text) = &value.data {
+            return Some(Text {
+                value: text,
+                at: value.at,
+            });
+        }
+        self.type_error(name, "a string", value, errors);
+        None
+    }
+
+    fn required_text(&self, name: &'static str, errors: &mut Errors) -> Option<Text<'a>> {
+        self.required(name, errors)?;
+        self.text(name, errors)
+    }
+
+    fn texts(
+        &self,
+        name: &'static str,
+        what: &'static str,
+        max: usize,
+        errors: &mut Errors,
+    ) -> Option<Vec<Text<'a>>> {
+        const EXPECTED: &str = "an array of strings such as [ \"a.dat\", \"b.dat\" ]";
+        let value = self.get(name)?;
+        let (Data::Array(values) | Data::List(values)) = &value.data else {
+            self.type_error(name, EXPECTED, value, errors);
+            return None;
+        };
+        if values.len() > max {
+            let problem = Problem::TooMany {
+                what,
+                count: values.len(),
+                max,
+            };
+            self.error(value.at, problem, errors);
+            return None;
+        }
+        let mut texts = Vec::with_capacity(values.len());
+        for value in values {
+            match &value.data {
+                Data::Text(text) => texts.push(Text {
+                    value: text,
+                    at: value.at,
+                }),
+                _ => self.type_error(name, EXPECTED, value, errors),
+            }
+        }
+        Some(texts)
+    }
+
+    fn boolean(&self, name: &'static str, errors: &mut Errors) -> Option<bool> {
+        let value = self.get(name)?;
+        if let Data::Boolean(boolean) = value.data {
+            return Some(boolean);
+        }
+        self.type_error(name, "true or false", value, errors);
+        None
+    }
+
+    fn number(&self, name: &'static str, max: i64, errors: &mut Errors) -> Option<u32> {
+        let value = self.get(name)?;
+        let Data::Integer(number) = value.data else {
+            self.type_error(name, "an integer", value, errors);
+            return None;
+        };
+        let fits = u32::try_from(number).ok().filter(|_| number <= max);
+        if fits.is_none() {
+            self.error(
+                value.at,
+                Problem::Bounds {
+                    name,
+                    value: number,
+                    max,
+                },
+                errors,
+            );
+        }
+        fits
+    }
+
+    fn retries(&self, errors: &mut Errors) -> Option<u32> {
+        self.number("retries", i64::from(MAX_RETRIES), errors)
+    }
+
+    fn choice(&self, name: &'static str, valid: &[&str], errors: &mut Errors) -> Option<&'a str> {
+        let text = self.text(name, errors)?;
+        if valid.contains(&text.value) {
+            return Some(text.value);
+        }
+        let problem = Problem::Choice {
+            name,
+            value: text.value.to_owned(),
+            nearest: nearest(text.value, valid),
+            valid: valid.join(", "),
+        };
+        self.error(text.at, problem, errors);
+        None
+    }
+
+    /// The text of a setting that is a number with or without a unit.
+    fn quantity(&self, name: &'static str) -> Option<(&'a Value, String)> {
+        let value = self.get(name)?;
+        Some((
+            value,
+            match &value.data {
+                Data::Text(text) => text.clone(),
+                Data::Integer(number) => number.to_string(),
+                other => other.kind().to_owned(),
+            },
+        ))
+    }
+
+    fn duration(&self, name: &'static str, errors: &mut Errors) -> Option<Span> {
+        let (value, text) = self.quantity(name)?;
+        let span = quantity::duration(&text).filter(|span| span.0 > 0);
+        if span.is_none() {
+            let problem = Problem::Duration {
+                name: name.to_owned(),
+                value: text,
+            };
+            self.error(value.at, problem, errors);
+        }
+        span
+    }
+
+    fn size(&self, name: &'static str, errors: &mut Errors) -> Option<u64> {
+        let (value, text) = self.quantity(name)?;
+        let bytes = quantity::size(&text).filter(|bytes| *bytes > 0);
+        if bytes.is_none() {
+            let problem = Problem::Size {
+                name: name.to_owned(),
+                value: text,
+            };
+            self.error(value.at, problem, errors);
+        }
+        bytes
+    }
+}

@@ -1,0 +1,262 @@
+//! From a script to what the dispatcher takes: names become objects, kernels are found, ids are issued.
+//! The array is seen through [`Outside`] only, so this decides without I/O.
+
+use super::error::{Errors, Problem};
+use super::{Input, Job, JobErrors, KernelKind, Source, Task};
+use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
+use crate::id::{ElementId, Inode, JobId, TaskId};
+use crate::label::{Kernel, Owner};
+use crate::object::Placed;
+use std::collections::BTreeMap;
+
+/// The array as the job's owner sees it at submission.
+pub trait Outside {
+    /// What a full path names.
+    fn look(&self, path: &str) -> Look;
+    /// Whether elements have this kernel built in.
+    fn is_builtin(&self, name: &str) -> bool;
+    /// Whether elements' hosts have this program: a name in their PATH, or an absolute path.
+    fn has_program(&self, name: &str) -> bool;
+    /// Whether the array has this element, up or down.
+    fn has_element(&self, element: ElementId) -> bool;
+}
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing.
+    Nothing,
+    /// A folder or a special file.
+    Folder,
+    /// A file that the owner of the job may not read.
+    Denied,
+    /// A file that has no sealed version yet.
+    Unsealed,
+    /// A file.
+    Sealed(Found),
+}
+
+/// A file with a sealed version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The version.
+    pub placed: Placed,
+    /// Whether the owner of the job may execute it.
+    pub executable: bool,
+}
+
+/// Where ids come from. They are never reused.
+pub trait Ids {
+    /// A new task id.
+    fn task(&mut self) -> TaskId;
+    /// A new inode.
+    fn inode(&mut self) -> Inode;
+}
+
+/// Resolves a job's names against the array.
+///
+/// One version of a file is used by all the tasks that read it, even if it is rewritten meanwhile. No id
+/// is issued unless all is right.
+///
+/// # Errors
+/// Unknown kernels and elements, outputs that exist, inputs that may not be read, and if the job is
+/// strict inputs that do not exist: all of them, in the order of the script.
+pub fn resolve(
+    job: &Job,
+    id: JobId,
+    owner: Owner,
+    outside: &dyn Outside,
+    ids: &mut dyn Ids,
+) -> Result<JobSpec, JobErrors> {
+    let mut view = View {
+        outside,
+        looks: BTreeMap::new(),
+    };
+    let mut errors = Errors::new(&job.file);
+    let mut kernels = Vec::with_capacity(job.tasks.len());
+    for task in &job.tasks {
+        check(job, task, &mut view, &mut errors);
+        match kernel(task, &mut view) {
+            Ok(found) => kernels.push(found),
+            Err(problem) => errors.add(task.kernel.at, Some(&task.name), problem),
+        }
+    }
+    if !errors.is_empty() {
+        return Err(errors.into_report());
+    }
+    let task_ids: Vec<TaskId> = job.tasks.iter().map(|_| ids.task()).collect();
+    let tasks = job.tasks.iter().zip(kernels).enumerate();
+    let tasks = tasks
+        .map(|(index, (task, kernel))| spec(task, kernel, index, &task_ids, &mut view, ids))
+        .collect();
+    Ok(JobSpec {
+        job: id,
+        owner,
+        policy: job.policy.clone(),
+        tasks,
+    })
+}
+
+/// The array, each path looked at once.
+struct View<'a> {
+    outside: &'a dyn Outside,
+    looks: BTreeMap<&'a str, Look>,
+}
+
+impl<'a> View<'a> {
+    fn look(&mut self, path: &'a str) -> Look {
+        *self
+            .looks
+            .entry(path)
+            .or_insert_with(|| self.outside.look(path))
+    }
+}
+
+fn check<'a>(job: &Job, task: &'a Task, view: &mut View<'a>, errors: &mut Errors) {
+    for input in &task.inputs {
+        if input.source != Source::Outside {
+            continue;
+        }
+        let path = || input.path.clone();
+        let problem = match view.look(&input.path) {
+            Look::Nothing if job.strict => Problem::MissingInput(path()),
+            Look::Unsealed if job.strict => Problem::Unsealed(path()),
+            Look::Folder => Problem::FolderPath(path()),
+            Look::Denied => Problem::Denied(path()),
+            Look::Nothing | Look::Unsealed | Look::Sealed(_) => continue,
+        };
+        errors.add(input.at, Some(&task.name), problem);
+    }
+    for output in &task.outputs {
+        if view.look(&output.path) != Look::Nothing {
+            let problem = Problem::OutputExists(output.path.clone());
+            errors.add(output.at, Some(&task.name), problem);
+        }
+    }
+    if let Some(element) = task.element.filter(|id| !view.outside.has_element(*id)) {
+        errors.add(task.at, Some(&task.name), Problem::UnknownElement(element));
+    }
+}
+
+/// A task's code, and the file that it is if it is kept in the array.
+type KernelFound<'a> = (Kernel, Option<&'a Input>);
+
+/// A file in the namespace, else built in, else a program; `type` narrows that down.
+fn kernel<'a>(task: &'a Task, view: &mut View<'a>) -> Result<KernelFound<'a>, Problem> {
+    let name = &task.kernel.name;
+    let kind = task.kernel.kind;
+    let mut tried = Vec::new();
+    if let Some(file) = &task.kernel.file {
+        if let Some(found) = stored(task, file, view)? {
+            return Ok((found, Some(file)));
+        }
+        tried.push(format!("the file \"{}\"", file.path));
+    }
+    if matches!(kind, None | Some(KernelKind::Builtin)) {
+        let bare = name.strip_suffix(".so").unwrap_or(name);
+        if view.outside.is_builtin(bare) {
+            return Ok((Kernel::Builtin(bare.to_owned()), None));
+        }
+        tried.push(format!("the built-in kernel \"{bare}\""));
+    }
+    let on_host = !name.contains('/') || name.starts_with('/');
+    if matches!(kind, None | Some(KernelKind::Program)) && on_host {
+        if view.outside.has_program(name) {
+            return Ok((Kernel::Program(name.clone()), None));
+        }
+        tried.push(format!("the program \"{name}\" on the elements' hosts"));
+    }
+    Err(Problem::UnknownKernel {
+        name: name.clone(),
+        tried: tried.join(", then "),
+    })
+}
+
+/// The kernel in this file; `None` if there is no such file.
+fn stored<'a>(
+    task: &'a Task,
+    file: &'a Input,
+    view: &mut View<'a>,
+) -> Result<Option<Kernel>, Problem> {
+    let kind = task.kernel.kind;
+    let is_so = file.path.ends_with(".so");
+    let native = kind == Some(KernelKind::Native) || (kind.is_none() && is_so);
+    if file.source == Source::Outside {
+        match view.look(&file.path) {
+            // A folder that has a program's name does not hide the program.
+            Look::Nothing => return Ok(None),
+            Look::Folder if kind.is_none() => return Ok(None),
+            Look::Folder => return Err(Problem::FolderPath(file.path.clone())),
+            Look::Denied => return Err(Problem::Denied(file.path.clone())),
+            Look::Unsealed => return Err(Problem::Unsealed(file.path.clone())),
+            Look::Sealed(found) if !native && !found.executable => {
+                return Err(Problem::NotExecutable(file.path.clone()));
+            }
+            Look::Sealed(_) => {}
+        }
+    }
+    let inputs = task.inputs.iter().map(|input| (&input.name, &input.path));
+    let outputs = task
+        .outputs
+        .iter()
+        .map(|output| (&output.name, &output.path));
+    let same = inputs
+        .chain(outputs)
+        .find(|(name, path)| **name == file.name && **path != file.path);
+    if let Some((name, path)) = same {
+        return Err(Problem::Collision {
+            name: name.clone(),
+            first: path.clone(),
+            second: file.path.clone(),
+        });
+    }
+    let input = file.name.clone();
+    Ok(Some(if native {
+        Kernel::Native { input }
+    } else {
+        Kernel::Stored { input }
+    }))
+}
+
+fn spec<'a>(
+    task: &'a Task,
+    (kernel, file): KernelFound<'a>,
+    index: usize,
+    task_ids: &[TaskId],
+    view: &mut View<'a>,
+    ids: &mut dyn Ids,
+) -> TaskSpec {
+    // A kernel that is listed as an input anyway is not added again.
+    let extra = file.filter(|file| task.inputs.iter().all(|input| input.path != file.path));
+    let inputs = task.inputs.iter().chain(extra).map(|input| InputSpec {
+        name: input.name.clone(),
+        path: input.path.clone(),
+        origin: match input.source {
+            Source::Task(maker, output) => Origin::Task(task_ids[maker], output),
+            Source::Outside => match view.look(&input.path) {
+                Look::Sealed(found) => Origin::File(found.placed),
+                _ => Origin::Awaited,
+            },
+        },
+    });
+    let inputs = inputs.collect();
+    let outputs = task.outputs.iter().map(|output| OutputSpec {
+        name: output.name.clone(),
+        path: output.path.clone(),
+        inode: ids.inode(),
+    });
+    TaskSpec {
+        task: task_ids[index],
+        name: task.name.clone(),
+        kernel,
+        args: task.args.clone(),
+        inputs,
+        outputs: outputs.collect(),
+        stdin: task.stdin.clone(),
+        stdout: task.stdout.clone(),
+        element: task.element,
+        retries: task.retries,
+        limits: task.limits,
+        ended: None,
+    }
+}

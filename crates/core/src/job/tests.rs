@@ -1,0 +1,773 @@
+//! The paper's listing, every error word by word, and properties: the graph against a naive reference,
+//! the order against the dependencies, and no script that makes anything panic.
+
+use super::*;
+use crate::event::{JobSpec, Origin};
+use crate::id::{Inode, JobId, ObjectId, TaskId};
+use crate::label::{Kernel, Owner};
+use crate::object::Placed;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const LISTING_1: &str = include_str!("../script/listing1.conf");
+
+fn parse(text: &str) -> Result<Job, JobErrors> {
+    Job::parse("job.conf", text.as_bytes())
+}
+
+fn with_tasks(tasks: &str) -> String {
+    format!("name = \"j\"; workdir = \"/w\";\ntasks = (\n{tasks}\n);")
+}
+
+fn errors(text: &str) -> Vec<String> {
+    let report = parse(text).unwrap_err();
+    report.to_string().lines().map(str::to_owned).collect()
+}
+
+/// The one error of a job with these tasks, which begin on line 3.
+fn task_error(tasks: &str) -> String {
+    let all = errors(&with_tasks(tasks));
+    assert_eq!(all.len(), 1, "{all:?}");
+    all[0].strip_prefix("job.conf:").unwrap().to_owned()
+}
+
+/// An array made of a list of files and kernels.
+#[derive(Default)]
+struct Array {
+    files: BTreeMap<&'static str, Look>,
+}
+
+impl Array {
+    fn with(files: &[(&'static str, Look)]) -> Self {
+        Self {
+            files: files.iter().copied().collect(),
+        }
+    }
+}
+
+fn file(object: u64, executable: bool) -> Look {
+    let placed = Placed {
+        object: ObjectId(object),
+        element: ElementId(0),
+        size: 10,
+    };
+    Look::Sealed(Found { placed, executable })
+}
+
+impl Outside for Array {
+    fn look(&self, path: &str) -> Look {
+        self.files.get(path).copied().unwrap_or(Look::Nothing)
+    }
+    fn is_builtin(&self, name: &str) -> bool {
+        matches!(name, "mean" | "max")
+    }
+    fn has_program(&self, name: &str) -> bool {
+        matches!(name, "sort" | "/usr/bin/awk")
+    }
+    fn has_element(&self, element: ElementId) -> bool {
+        element.0 < 4
+    }
+}
+
+#[derive(Default)]
+struct Counter(u64);
+
+impl Ids for Counter {
+    fn task(&mut self) -> TaskId {
+        self.0 += 1;
+        TaskId(self.0)
+    }
+    fn inode(&mut self) -> Inode {
+        self.0 += 1;
+        Inode(self.0)
+    }
+}
+
+fn resolve_in(text: &str, array: &Array) -> Result<JobSpec, JobErrors> {
+    let owner = Owner {
+        uid: 1000,
+        gid: 1000,
+    };
+    resolve(
+        &parse(text).unwrap(),
+        JobId(7),
+        owner,
+        array,
+        &mut Counter::default(),
+    )
+}
+
+#[test]
+fn the_papers_listing_gives_its_graph() {
+    let job = parse(LISTING_1).unwrap();
+    assert_eq!(
+        (job.name.as_str(), job.workdir.as_str()),
+        ("getmax", "/scratch/getmax")
+    );
+    assert!(!job.strict && job.policy.is_none());
+    assert_eq!(job.dag.dependencies, [vec![], vec![], vec![0, 1]]);
+    assert_eq!(job.dag.dependants, [vec![2], vec![2], vec![]]);
+    assert_eq!(job.dag.order, [0, 1, 2]);
+    let reduce = &job.tasks[2];
+    assert_eq!(reduce.inputs[1].source, Source::Task(1, 0));
+    assert_eq!(reduce.outputs[0].path, "/scratch/getmax/max.dat");
+    assert_eq!(job.tasks[0].inputs[0].source, Source::Outside);
+    assert_eq!(
+        (reduce.retries, reduce.lifetime),
+        (DEFAULT_RETRIES, Lifetime::Keep)
+    );
+}
+
+#[test]
+fn the_papers_listing_resolves_to_a_stored_and_a_built_in_kernel() {
+    let array = Array::with(&[
+        ("/scratch/getmax/getmax.so", file(50, false)),
+        ("/scratch/getmax/1.dat", file(51, false)),
+    ]);
+    let spec = resolve_in(LISTING_1, &array).unwrap();
+    let [one, two, reduce] = &spec.tasks[..] else {
+        panic!()
+    };
+    assert_eq!(
+        one.kernel,
+        Kernel::Native {
+            input: "getmax.so".into()
+        }
+    );
+    assert_eq!(reduce.kernel, Kernel::Builtin("mean".into()));
+    let Look::Sealed(data) = file(51, false) else {
+        panic!()
+    };
+    let Look::Sealed(code) = file(50, false) else {
+        panic!()
+    };
+    let origins = |task: &crate::event::TaskSpec| -> Vec<_> {
+        task.inputs
+            .iter()
+            .map(|input| (input.name.clone(), input.origin))
+            .collect()
+    };
+    let code = ("getmax.so".to_owned(), Origin::File(code.placed));
+    assert_eq!(
+        origins(one),
+        [("1.dat".into(), Origin::File(data.placed)), code.clone()]
+    );
+    assert_eq!(origins(two), [("2.dat".into(), Origin::Awaited), code]);
+    assert_eq!(
+        origins(reduce),
+        [
+            ("1.max".into(), Origin::Task(one.task, 0)),
+            ("2.max".into(), Origin::Task(two.task, 0))
+        ]
+    );
+}
+
+#[test]
+fn every_setting_is_read() {
+    let job = parse(
+        r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5;
+        lifetime = "used"; limits = { time = "5m"; memory = "1G"; };
+        tasks = ( { name = "a"; kernel = "sort"; type = "program"; input = ( "i", "/else/where/k" );
+          output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "k2/../i"; },
+        );"#
+        .replace("k2/../i", "./i")
+        .as_str(),
+    )
+    .unwrap();
+    let task = &job.tasks[0];
+    assert_eq!(
+        (job.policy.as_deref(), job.strict),
+        (Some("input-locality"), true)
+    );
+    assert_eq!((task.retries, task.lifetime), (5, Lifetime::Used));
+    assert_eq!(
+        (task.limits.time, task.limits.memory_bytes),
+        (Span::from_secs(300), 1 << 30)
+    );
+    assert_eq!(task.limits.output_bytes, Limits::default().output_bytes);
+    assert_eq!(task.args, ["-k", "2"]);
+    assert_eq!(
+        (task.stdin.as_deref(), task.stdout.as_deref()),
+        (Some("i"), None)
+    );
+    assert_eq!(task.inputs[1].name, "k");
+    assert_eq!(task.outputs[1].name, "sub/p");
+    let job = parse(&with_tasks(
+        r#"{ name = "a"; kernel = "k"; output = [ "o" ]; stdout = "/w/o"; element = 3; retries = 0;
+             lifetime = "2h"; limits = { time = 7; output = 4096; } }"#,
+    ))
+    .unwrap();
+    let task = &job.tasks[0];
+    assert_eq!((task.element, task.retries), (Some(ElementId(3)), 0));
+    assert_eq!(task.lifetime, Lifetime::After(Span::from_secs(7200)));
+    assert_eq!(
+        (task.limits.time, task.limits.output_bytes),
+        (Span::from_secs(7), 4096)
+    );
+    assert_eq!(task.stdout.as_deref(), Some("o"));
+}
+
+#[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
+fn errors_of_the_job() {
+    let task = r#"tasks = ( { name = "a"; kernel = "k"; output = [ "o" ]; } );"#;
+    let cases = [
+        (
+            r#"workdir = "/w"; "#,
+            "1:1: a job needs the setting \"name\"",
+        ),
+        (
+            r#"name = "j"; "#,
+            "1:1: a job needs the setting \"workdir\"",
+        ),
+        (
+            r#"name = "j"; workdir = "w"; "#,
+            "1:23: \"workdir\" must be an absolute path in the array such as \"/scratch/job\", not \"w\"",
+        ),
+        (
+            r#"name = "j/k"; workdir = "/w"; "#,
+            "1:8: \"j/k\" can't be a name; use 1 to 255 bytes without '/' and control characters",
+        ),
+        (
+            r#"name = "j"; workdir = 3; "#,
+            "1:23: \"workdir\" must be a string, not an integer",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; strikt = true; "#,
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, retries, lifetime, limits",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; strict = 1; "#,
+            "1:38: \"strict\" must be true or false, not an integer",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; retries = -1; "#,
+            "1:39: \"retries\" must be from 0 to 100, not -1",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; limits = { time = "5x"; }; "#,
+            "1:47: \"time\" must be a length of time such as 90, \"90s\", \"5m\", \"2h\" or \"1d\", not 5x",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; limits = { memory = 0; }; "#,
+            "1:49: \"memory\" must be a number of bytes such as 4096, \"512M\" or \"4G\", not 0",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; limits = { cpu = 1; }; "#,
+            "1:40: limits has no setting \"cpu\"; it may have: time, memory, output",
+        ),
+        (
+            r#"name = "j"; workdir = "/w"; lifetime = "use"; "#,
+            "1:40: \"lifetime\" can't be \"use\"; did you mean \"used\"? It may be: keep, used, or a length of time such as \"2h\"",
+        ),
+    ];
+    for (start, message) in cases {
+        assert_eq!(
+            errors(&format!("{start}{task}")),
+            [format!("job.conf:{message}")]
+        );
+    }
+    let policy = errors(&format!(
+        "name = \"j\"; workdir = \"/w\"; policy = \"inputlocality\"; {task}"
+    ));
+    assert!(
+        policy[0].contains("did you mean \"input-locality\"?"),
+        "{policy:?}"
+    );
+    let start = "name = \"j\"; workdir = \"/w\"; ";
+    assert!(errors(start)[0].contains("needs the setting \"tasks\""));
+    assert!(errors(&format!("{start}tasks = ();"))[0].contains("the job has no tasks"));
+    assert!(errors(&format!("{start}tasks = {{}};"))[0].contains("must be a list of groups"));
+    assert!(errors(&format!("{start}tasks = (1);"))[0].contains("must be a list of groups"));
+    assert_eq!(
+        errors("name = \"j\"\n workdir = = 3;"),
+        ["job.conf:2:12: expected a value for \"workdir\", found '='"]
+    );
+}
+
+#[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
+fn errors_of_a_task() {
+    let task =
+        |rest: &str| format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {rest} }}");
+    let cases = [
+        (
+            "inputs = [ \"x\" ];",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime",
+        ),
+        (
+            "input = \"x\";",
+            "3:55: task \"a\": \"input\" must be an array of strings such as [ \"a.dat\", \"b.dat\" ], not a string",
+        ),
+        (
+            "input = [ 1 ];",
+            "3:57: task \"a\": \"input\" must be an array of strings such as [ \"a.dat\", \"b.dat\" ], not an integer",
+        ),
+        (
+            "input = [ \"x\", \"./x\" ];",
+            "3:62: task \"a\": \"/w/x\" is listed twice",
+        ),
+        (
+            "input = [ \"x\", \"/d/x\" ];",
+            "3:62: task \"a\": \"/w/x\" and \"/d/x\" would both be \"x\" to the kernel; rename one",
+        ),
+        (
+            "input = [ \"/d/o\" ];",
+            "3:37: task \"a\": \"/d/o\" and \"/w/o\" would both be \"o\" to the kernel; rename one",
+        ),
+        (
+            "input = [ \"x\", \"x/y\" ];",
+            "3:62: task \"a\": \"x\" is a file, so \"x/y\" can't be below it; rename one",
+        ),
+        (
+            "input = [ \"o\" ];",
+            "3:57: task \"a\": it reads its own output \"/w/o\"; write to another name",
+        ),
+        (
+            "input = [ \"../x\" ];",
+            "3:57: task \"a\": \"../x\" has \"..\" in it; name files relative to \"workdir\" or by an absolute path",
+        ),
+        (
+            "input = [ \"\" ];",
+            "3:57: task \"a\": a file name must not be empty",
+        ),
+        (
+            "input = [ \"d/\" ];",
+            "3:57: task \"a\": \"d/\" names a folder; tasks read and write files",
+        ),
+        (
+            "stdin = \"x\";",
+            "3:55: task \"a\": \"stdin\" is \"x\", which is not in \"input\"; list it there",
+        ),
+        (
+            "stdout = \"x\";",
+            "3:56: task \"a\": \"stdout\" is \"x\", which is not in \"output\"; list it there",
+        ),
+        (
+            "type = \"script\";",
+            "3:54: task \"a\": \"type\" can't be \"script\"; it may be: builtin, native, program, stored",
+        ),
+        (
+            "element = -1;",
+            "3:57: task \"a\": \"element\" must be from 0 to 4294967295, not -1",
+        ),
+        (
+            "args = \"-x\";",
+            "3:54: task \"a\": \"args\" must be an array of strings such as [ \"-n\", \"3\" ], not a string",
+        ),
+        (
+            "args = [ 1.5 ];",
+            "3:56: task \"a\": \"args\" must be an array of strings such as [ \"-n\", \"3\" ], not a float",
+        ),
+        (
+            "args = [ \"\\x00\" ];",
+            "3:56: task \"a\": an argument must be at most 131072 bytes without a zero byte",
+        ),
+    ];
+    for (rest, message) in cases {
+        assert_eq!(task_error(&task(rest)), message, "{rest}");
+    }
+    let cases = [
+        (
+            r#"{ kernel = "k"; output = [ "o" ]; }"#,
+            "3:1: a task needs the setting \"name\"",
+        ),
+        (
+            r#"{ name = "a"; output = [ "o" ]; }"#,
+            "3:1: task \"a\": a task needs the setting \"kernel\"",
+        ),
+        (
+            r#"{ name = "a"; kernel = "k"; }"#,
+            "3:1: task \"a\": a task needs the setting \"output\"",
+        ),
+        (
+            r#"{ name = "a"; kernel = "k"; output = [ ]; }"#,
+            "3:38: task \"a\": a task needs at least one output; what it finds would be lost",
+        ),
+        (
+            r#"{ name = "a"; kernel = "k"; output = [ "/d/o" ]; }"#,
+            "3:40: task \"a\": output \"/d/o\" is not below workdir \"/w\"; a task may only write there",
+        ),
+        (
+            r#"{ name = "a"; kernel = "k"; output = [ "o", "o" ]; }"#,
+            "3:45: task \"a\": \"/w/o\" is listed twice",
+        ),
+        (
+            r#"{ name = "a"; kernel = "k"; output = [ "o/p", "o" ]; }"#,
+            "3:40: task \"a\": \"o\" is a file, so \"o/p\" can't be below it; rename one",
+        ),
+        (
+            r#"{ name = "a"; kernel = "../k"; output = [ "o" ]; }"#,
+            "3:24: task \"a\": \"../k\" has \"..\" in it; name files relative to \"workdir\" or by an absolute path",
+        ),
+        (
+            r#"{ name = "a"; kernel = "b/k"; type = "program"; output = [ "o" ]; }"#,
+            "3:24: task \"a\": kernel \"b/k\" can't be of type \"program\": give a name to be found in PATH or an absolute path",
+        ),
+        (
+            r#"{ name = "a"; kernel = "b/k"; type = "builtin"; output = [ "o" ]; }"#,
+            "3:24: task \"a\": kernel \"b/k\" can't be of type \"builtin\": built-in kernels have plain names",
+        ),
+    ];
+    for (task, message) in cases {
+        assert_eq!(task_error(task), message, "{task}");
+    }
+}
+
+#[test]
+fn errors_between_tasks() {
+    let two = |b: &str| {
+        format!("{{ name = \"a\"; kernel = \"k\"; input = [ \"i\" ]; output = [ \"o\" ]; }},\n{b}")
+    };
+    let cases = [
+        (
+            r#"{ name = "a"; kernel = "k"; output = [ "p" ]; }"#,
+            "4:10: task \"a\": another task has that name, at 3:10; names must be unique in a job",
+        ),
+        (
+            r#"{ name = "b"; kernel = "k"; output = [ "/w/./o" ]; }"#,
+            "4:40: task \"b\": output \"/w/o\" is also an output of task \"a\" at 3:57; every file has one writer",
+        ),
+        (
+            r#"{ name = "b"; kernel = "k"; output = [ "o/p" ]; }"#,
+            "4:40: task \"b\": \"/w/o\" is a file, so \"/w/o/p\" can't be below it; rename one",
+        ),
+        (
+            r#"{ name = "b"; kernel = "k"; input = [ "o/p" ]; output = [ "q" ]; }"#,
+            "4:39: task \"b\": \"/w/o\" is a file, so \"/w/o/p\" can't be below it; rename one",
+        ),
+        (
+            r#"{ name = "b"; kernel = "k"; output = [ "i/p" ]; }"#,
+            "3:39: task \"a\": \"/w/i\" is a file, so \"/w/i/p\" can't be below it; rename one",
+        ),
+        (
+            r#"{ name = "b"; kernel = "k"; input = [ "o" ]; output = [ "i" ]; }"#,
+            "3:1: task \"a\": these tasks wait for each other in a circle: \"a\" needs \"b\" needs \"a\"; one of them must do without the other's output",
+        ),
+    ];
+    for (b, message) in cases {
+        assert_eq!(task_error(&two(b)), message, "{b}");
+    }
+}
+
+#[test]
+fn a_circle_is_named_without_the_tasks_that_only_lead_to_it() {
+    let tasks = r#"{ name = "lead"; kernel = "k"; input = [ "c" ]; output = [ "l" ]; },
+        { name = "a"; kernel = "k"; input = [ "b" ]; output = [ "a" ]; },
+        { name = "b"; kernel = "k"; input = [ "c" ]; output = [ "b" ]; },
+        { name = "c"; kernel = "k"; input = [ "a", "free" ]; output = [ "c" ]; },
+        { name = "free"; kernel = "k"; output = [ "free" ]; }"#;
+    assert!(task_error(tasks).contains("circle: \"a\" needs \"b\" needs \"c\" needs \"a\";"));
+}
+
+#[test]
+fn all_errors_come_in_the_order_of_the_script_and_not_without_end() {
+    let tasks = r#"{ name = "a"; kernal = "k"; output = [ "o" ]; },
+        { name = "b"; kernel = "k"; input = [ "../x" ]; output = [ "o", "o" ]; }"#;
+    let all = errors(&with_tasks(tasks));
+    let lines: Vec<&str> = all
+        .iter()
+        .map(|line| line.split(':').nth(1).unwrap())
+        .collect();
+    assert_eq!(lines, ["3", "3", "4", "4"]);
+    let many = "{ name = \"a/\"; kernel = \"k\"; output = [ \"..\" ]; },".repeat(MAX_ERRORS);
+    let report = parse(&with_tasks(&many)).unwrap_err();
+    assert_eq!(report.errors.len(), MAX_ERRORS);
+    assert!(report.left_out > MAX_ERRORS);
+    assert!(report.to_string().ends_with("more errors"));
+}
+
+#[test]
+fn numbers_of_things_are_bounded() {
+    let args = format!("args = [ {} ];", "1, ".repeat(MAX_ARGS + 1));
+    let task = format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {args} }}");
+    assert!(task_error(&task).contains("10001 arguments; the most is 10000"));
+    let outputs = "\"o\", ".repeat(MAX_OUTPUTS + 1);
+    let task = format!("{{ name = \"a\"; kernel = \"k\"; output = [ {outputs} ]; }}");
+    assert!(task_error(&task).contains("10001 outputs; the most is 10000"));
+}
+
+fn one_kernel(kernel: &str) -> String {
+    with_tasks(&format!(
+        "{{ name = \"a\"; {kernel} input = [ \"i\" ]; output = [ \"o\" ]; }}"
+    ))
+}
+
+#[test]
+fn kernels_are_looked_for_in_the_array_then_built_in_then_on_the_host() {
+    let array = Array::with(&[
+        ("/w/sort", file(1, true)),
+        ("/w/bin/f.sh", file(2, true)),
+        ("/lib/g.so", file(3, false)),
+        ("/w/max", Look::Folder),
+    ]);
+    let kernel = |text: &str| {
+        resolve_in(&one_kernel(text), &array).unwrap().tasks[0]
+            .kernel
+            .clone()
+    };
+    let stored = |name: &str| Kernel::Stored {
+        input: name.to_owned(),
+    };
+    assert_eq!(kernel("kernel = \"sort\";"), stored("sort"));
+    assert_eq!(
+        kernel("kernel = \"sort\"; type = \"stored\";"),
+        stored("sort")
+    );
+    assert_eq!(kernel("kernel = \"bin/f.sh\";"), stored("bin/f.sh"));
+    assert_eq!(
+        kernel("kernel = \"sort\"; type = \"program\";"),
+        Kernel::Program("sort".into())
+    );
+    assert_eq!(
+        kernel("kernel = \"/usr/bin/awk\";"),
+        Kernel::Program("/usr/bin/awk".into())
+    );
+    assert_eq!(
+        kernel("kernel = \"/lib/g.so\";"),
+        Kernel::Native {
+            input: "g.so".into()
+        }
+    );
+    assert_eq!(
+        kernel("kernel = \"max.so\"; type = \"builtin\";"),
+        Kernel::Builtin("max".into())
+    );
+    assert_eq!(kernel("kernel = \"max\";"), Kernel::Builtin("max".into()));
+}
+
+#[test]
+fn a_stored_kernel_becomes_an_input_once() {
+    let array = Array::with(&[("/w/f", file(1, true))]);
+    let text = |input: &str| {
+        with_tasks(&format!(
+            "{{ name = \"a\"; kernel = \"f\"; input = [ {input} ]; output = [ \"o\" ]; }}"
+        ))
+    };
+    for input in ["", "\"f\""] {
+        let spec = resolve_in(&text(input), &array).unwrap();
+        let names: Vec<_> = spec.tasks[0]
+            .inputs
+            .iter()
+            .map(|input| &input.name)
+            .collect();
+        assert_eq!(names, ["f"]);
+    }
+}
+
+#[test]
+fn a_kernel_may_be_made_by_the_job_itself() {
+    let tasks = r#"{ name = "run"; kernel = "prog"; output = [ "o" ]; },
+        { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
+    let job = parse(&with_tasks(tasks)).unwrap();
+    assert_eq!(job.dag.order, [1, 0]);
+    let spec = resolve_in(&with_tasks(tasks), &Array::default()).unwrap();
+    assert_eq!(
+        spec.tasks[0].kernel,
+        Kernel::Stored {
+            input: "prog".into()
+        }
+    );
+    assert_eq!(
+        spec.tasks[0].inputs[0].origin,
+        Origin::Task(spec.tasks[1].task, 0)
+    );
+}
+
+#[test]
+fn what_the_array_says_against_a_job() {
+    let array = Array::with(&[
+        ("/w/plain", file(1, false)),
+        ("/w/open", Look::Unsealed),
+        ("/w/dir", Look::Folder),
+        ("/w/secret", Look::Denied),
+        ("/w/o", file(2, false)),
+    ]);
+    let task = |rest: &str| format!("{{ name = \"a\"; {rest} }}");
+    let cases = [
+        (
+            r#"kernel = "nope"; output = [ "p" ];"#,
+            "3:24: task \"a\": kernel \"nope\" was not found; tried: the file \"/w/nope\", then the built-in kernel \"nope\", then the program \"nope\" on the elements' hosts",
+        ),
+        (
+            r#"kernel = "x.so"; type = "native"; output = [ "p" ];"#,
+            "3:24: task \"a\": kernel \"x.so\" was not found; tried: the file \"/w/x.so\"",
+        ),
+        (
+            r#"kernel = "sub/x"; output = [ "p" ];"#,
+            "3:24: task \"a\": kernel \"sub/x\" was not found; tried: the file \"/w/sub/x\", then the built-in kernel \"sub/x\"",
+        ),
+        (
+            r#"kernel = "plain"; output = [ "p" ];"#,
+            "3:24: task \"a\": kernel \"/w/plain\" is not executable; run `chmod +x` on it",
+        ),
+        (
+            r#"kernel = "open"; output = [ "p" ];"#,
+            "3:24: task \"a\": \"/w/open\" is still being written; submit when it is closed",
+        ),
+        (
+            r#"kernel = "max"; output = [ "o" ];"#,
+            "3:42: task \"a\": output \"/w/o\" exists already; remove it or write to another name",
+        ),
+        (
+            r#"kernel = "max"; output = [ "p" ]; input = [ "dir" ];"#,
+            "3:59: task \"a\": \"/w/dir\" names a folder; tasks read and write files",
+        ),
+        (
+            r#"kernel = "max"; output = [ "p" ]; input = [ "secret" ];"#,
+            "3:59: task \"a\": you may not read \"/w/secret\"",
+        ),
+        (
+            r#"kernel = "max"; output = [ "p" ]; element = 4;"#,
+            "3:1: task \"a\": the array has no element 4; see `tidemill status`",
+        ),
+    ];
+    for (rest, message) in cases {
+        let report = resolve_in(&with_tasks(&task(rest)), &array).unwrap_err();
+        assert_eq!(report.to_string(), format!("job.conf:{message}"));
+    }
+}
+
+#[test]
+fn only_a_strict_job_needs_its_inputs_at_once() {
+    let array = Array::with(&[("/w/open", Look::Unsealed)]);
+    let tasks = r#"{ name = "a"; kernel = "max"; input = [ "later", "open" ]; output = [ "p" ]; }"#;
+    let spec = resolve_in(&with_tasks(tasks), &array).unwrap();
+    assert!(
+        spec.tasks[0]
+            .inputs
+            .iter()
+            .all(|input| input.origin == Origin::Awaited)
+    );
+    let strict = format!("strict = true; {}", with_tasks(tasks));
+    assert_eq!(
+        resolve_in(&strict, &array).unwrap_err().to_string(),
+        "job.conf:3:41: task \"a\": input \"/w/later\" does not exist and no task makes it (the job is strict)\n\
+         job.conf:3:50: task \"a\": \"/w/open\" is still being written; submit when it is closed"
+    );
+}
+
+/// Tasks by the files they read and write, files being numbers; task `i` writes file `i` and perhaps
+/// `100 + i`.
+type Plan = Vec<(BTreeSet<usize>, bool)>;
+
+fn script_of(plan: &Plan) -> String {
+    let quoted = |file: &usize| format!("\"f{file}\"");
+    let tasks = plan.iter().enumerate().map(|(index, (reads, second))| {
+        let inputs: Vec<String> = reads.iter().map(quoted).collect();
+        let mut outputs = vec![quoted(&index)];
+        outputs.extend(second.then(|| quoted(&(100 + index))));
+        format!(
+            "{{ name = \"t{index}\"; kernel = \"max\"; input = [ {} ]; output = [ {} ]; }}",
+            inputs.join(", "),
+            outputs.join(", ")
+        )
+    });
+    with_tasks(&tasks.collect::<Vec<_>>().join(",\n"))
+}
+
+/// Which tasks a task needs, by comparing every input with every output.
+fn naive_dependencies(plan: &Plan) -> Vec<BTreeSet<usize>> {
+    let writes =
+        |index: usize, file: usize| file == index || (plan[index].1 && file == 100 + index);
+    let needs = |reads: &BTreeSet<usize>| {
+        (0..plan.len())
+            .filter(|&other| reads.iter().any(|&file| writes(other, file)))
+            .collect()
+    };
+    plan.iter().map(|(reads, _)| needs(reads)).collect()
+}
+
+/// Whether some task needs itself by any number of steps.
+fn naive_cycle(dependencies: &[BTreeSet<usize>]) -> bool {
+    let mut reach = dependencies.to_vec();
+    for _ in 0..reach.len() {
+        for task in 0..reach.len() {
+            let more: Vec<usize> = reach[task].iter().flat_map(|&d| reach[d].clone()).collect();
+            reach[task].extend(more);
+        }
+    }
+    reach
+        .iter()
+        .enumerate()
+        .any(|(task, reached)| reached.contains(&task))
+}
+
+fn any_plan() -> impl Strategy<Value = Plan> {
+    let file = prop_oneof![3 => 0..24usize, 1 => 100..124usize];
+    let task = (prop::collection::btree_set(file, 0..3), any::<bool>());
+    prop::collection::vec(task, 1..20)
+}
+
+/// Plans whose tasks only read what tasks of smaller rank write, ranks being shuffled over the script.
+fn acyclic_plan() -> impl Strategy<Value = Plan> {
+    (any_plan(), any::<u64>()).prop_map(|(mut plan, seed)| {
+        let rank = |task: usize| (task as u64 + 1).wrapping_mul(seed | 1);
+        for (index, (reads, _)) in plan.iter_mut().enumerate() {
+            reads.retain(|file| rank(file % 100) < rank(index));
+        }
+        plan
+    })
+}
+
+proptest! {
+    #[test]
+    fn detection_equals_the_naive_reference(plan in any_plan()) {
+        let dependencies = naive_dependencies(&plan);
+        match parse(&script_of(&plan)) {
+            Ok(job) => {
+                prop_assert!(!naive_cycle(&dependencies));
+                let found: Vec<BTreeSet<usize>> =
+                    job.dag.dependencies.iter().map(|d| d.iter().copied().collect()).collect();
+                prop_assert_eq!(found, dependencies);
+            }
+            Err(report) => prop_assert!(naive_cycle(&dependencies), "{}", report),
+        }
+    }
+
+    #[test]
+    fn the_order_has_every_task_once_after_its_dependencies(plan in acyclic_plan()) {
+        let job = parse(&script_of(&plan)).unwrap();
+        let place: BTreeMap<usize, usize> =
+            job.dag.order.iter().enumerate().map(|(place, &task)| (task, place)).collect();
+        prop_assert_eq!(place.len(), plan.len());
+        prop_assert_eq!(job.dag.order.len(), plan.len());
+        for (task, needed) in job.dag.dependencies.iter().enumerate() {
+            for dependency in needed {
+                prop_assert!(place[dependency] < place[&task]);
+                prop_assert!(job.dag.dependants[*dependency].contains(&task));
+            }
+        }
+        let edges = |lists: &[Vec<usize>]| lists.iter().map(Vec::len).sum::<usize>();
+        prop_assert_eq!(edges(&job.dag.dependencies), edges(&job.dag.dependants));
+    }
+
+    #[test]
+    fn a_resolved_job_has_the_scripts_tasks_and_origins(plan in acyclic_plan()) {
+        let text = script_of(&plan);
+        let spec = resolve_in(&text, &Array::default()).unwrap();
+        prop_assert_eq!(spec.tasks.len(), plan.len());
+        let dependencies = naive_dependencies(&plan);
+        for (index, task) in spec.tasks.iter().enumerate() {
+            prop_assert_eq!(task.inputs.len(), plan[index].0.len());
+            for input in &task.inputs {
+                match input.origin {
+                    Origin::Task(maker, output) => {
+                        let maker = spec.tasks.iter().position(|t| t.task == maker).unwrap();
+                        prop_assert!(dependencies[index].contains(&maker));
+                        prop_assert_eq!(&spec.tasks[maker].outputs[output].path, &input.path);
+                    }
+                    origin => prop_assert_eq!(origin, Origin::Awaited),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn settings_of_any_type_never_make_it_panic(
+        text in "((name|workdir|tasks|kernel|input|output|args|limits|time|stdin|lifetime|x) ?= ?|\\{|\\}|\\(|\\)|\\[|\\]|;|,|\"(a|/w|\\.\\.|/|5m)?\"|[0-9]|true|1\\.5){0,40}",
+    ) {
+        let _ = parse(&text);
+        let _ = parse(&with_tasks(&format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {text} }}")));
+    }
+}

@@ -1,1 +1,295 @@
-//! placeholder
+//! The dispatcher: the state machine between jobs and elements. It is told what happened, decides what
+//! runs where, and answers with actions; it does no I/O and reads no clock.
+//!
+//! **Tasks** go Waiting → Ready → Sent → Running → Done, Failed or Cancelled (see `inputs` for the
+//! first arrow, `place` for the second, `outcome` for the last). A task whose dependency failed for
+//! good is cancelled; the rest of the job goes on as far as it can.
+//!
+//! **Order.** Ready tasks go first come, first served by (job, task). One that cannot be placed, for
+//! want of room on the element that its policy insists on, does not hold up those behind it.
+//!
+//! **Bounded queues.** An element gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`]
+//! while all that it has is expected to be done within [`QUEUE_TARGET`]; the rest stays here, so that it
+//! can still go elsewhere.
+//!
+//! **Exactly one result.** A label is *live* while its task's `current` names it. Only a live label's
+//! success is published; others are taken up again with their element or their outputs are discarded.
+//!
+//! Everything that reaches a decision is ordered, so the same events give the same actions.
+
+mod check;
+mod element;
+mod inputs;
+mod job;
+mod outcome;
+mod place;
+mod presence;
+mod query;
+mod task;
+
+pub use query::{ElementStatus, JobStatus, TaskStatus};
+
+use crate::event::{Action, Event, IdSource, JobState, TaskState};
+use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::label::{Failure, Label};
+use crate::policy::{self, Policy, UnknownPolicy};
+use crate::time::{Span, Time};
+use element::{Element, Presence};
+use std::collections::{BTreeMap, BTreeSet};
+use task::{Issued, Job, Line, Task, is_end};
+
+/// Labels that an element always gets per core.
+pub const QUEUE_FACTOR: usize = 4;
+/// Labels that an element always gets.
+pub const QUEUE_MIN: usize = 8;
+/// Labels that an element gets per core at most.
+pub const QUEUE_FACTOR_MAX: usize = 64;
+/// Work per core up to which a queue is filled beyond [`QUEUE_FACTOR`]: enough to hide the way to the
+/// server and back, including its disk.
+pub const QUEUE_TARGET: Span = Span::from_millis(20);
+/// Labels of one mini DAG.
+pub const MINI_DAG_LABELS_MAX: usize = 32;
+/// Tasks behind one another in a mini DAG.
+pub const MINI_DAG_DEPTH_MAX: usize = 8;
+/// How often a policy is asked whether a task joins a mini DAG, per mini DAG.
+pub const MINI_DAG_ASKS_MAX: usize = 2 * MINI_DAG_LABELS_MAX;
+/// Tasks waiting for a full element that are asked for again per event when another is idle.
+pub const IDLE_ASKS_MAX: usize = 4;
+/// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
+pub const LOSSES_MAX: u32 = 5;
+/// What a run counts for that no element has a history of.
+pub const UNKNOWN_RUN: Span = Span::from_millis(100);
+/// The longest that a run counts for.
+pub const EXPECTED_MAX: Span = Span::from_secs(30 * 86_400);
+
+const _: () = assert!(QUEUE_FACTOR <= QUEUE_FACTOR_MAX && QUEUE_MIN <= QUEUE_FACTOR_MAX);
+const _: () = assert!(MINI_DAG_DEPTH_MAX <= MINI_DAG_LABELS_MAX);
+
+/// Settings of a dispatcher.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Name of the policy of jobs that name none.
+    pub policy: String,
+    /// Seed of policies that draw.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { policy: policy::DEFAULT.to_owned(), seed: 0 }
+    }
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub struct Dispatcher {
+    config: Config,
+    ids: Box<dyn IdSource>,
+    policies: BTreeMap<String, Box<dyn Policy>>,
+    jobs: BTreeMap<JobId, Job>,
+    tasks: BTreeMap<TaskId, Task>,
+    elements: BTreeMap<ElementId, Element>,
+    labels: BTreeMap<LabelId, Issued>,
+    /// Ready tasks, by what they wait for.
+    lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
+    /// Tasks that wait for a path.
+    awaited: BTreeMap<String, BTreeSet<TaskId>>,
+    /// Tasks that wait for an element.
+    stranded: BTreeSet<TaskId>,
+    /// Done tasks that are run again.
+    redone: BTreeSet<TaskId>,
+    /// Elements that may have got room since ready tasks were looked at.
+    touched: BTreeSet<ElementId>,
+    /// Storage elements with a core that has nothing to do.
+    idle: BTreeSet<ElementId>,
+    /// Jobs in which a task came to an end since jobs were looked at.
+    ending: BTreeSet<JobId>,
+    /// Labels that leave at the end of the event, by element.
+    outbox: BTreeMap<ElementId, Vec<Label>>,
+}
+
+/// What a handler is given with its event.
+#[derive(Debug)]
+struct Turn<'a> {
+    now: Time,
+    out: &'a mut Vec<Action>,
+}
+
+impl Dispatcher {
+    /// An empty dispatcher that knows no element and no job.
+    ///
+    /// # Errors
+    /// [`UnknownPolicy`] if the configured policy does not exist.
+    pub fn new(config: Config, ids: Box<dyn IdSource>) -> Result<Self, UnknownPolicy> {
+        let default = policy::by_name(&config.policy, config.seed)?;
+        Ok(Self {
+            policies: BTreeMap::from([(config.policy.clone(), default)]),
+            config,
+            ids,
+            jobs: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            elements: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            stranded: BTreeSet::new(),
+            redone: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            ending: BTreeSet::new(),
+            outbox: BTreeMap::new(),
+        })
+    }
+
+    /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
+    ///
+    /// Labels leave last, at most one [`Action::Send`] per element and event, after the
+    /// [`Action::Task`] of every task in it; a driver that journals actions before it carries them out
+    /// loses nothing. Events may come twice or late; what they say is taken once.
+    pub fn on(&mut self, event: Event, now: Time, out: &mut Vec<Action>) {
+        let turn = &mut Turn { now, out };
+        match event {
+            Event::ElementUp { element, view } => self.on_element_up(element, view, turn),
+            Event::ElementDown { element } => self.on_element_down(element, turn),
+            Event::ElementStatus { element, view } => self.on_element_status(element, view),
+            Event::Submitted(spec) => self.on_submitted(*spec, turn),
+            Event::FileSealed { path, placed } => self.on_file_sealed(&path, placed, turn),
+            Event::Started { element, label } => self.on_started(element, label, turn),
+            Event::Finished { element, label, outcome } => {
+                self.on_finished(element, label, outcome, turn);
+            }
+            Event::Cancel { job } => self.on_cancel(job, turn),
+        }
+        self.pump(turn);
+        self.end_jobs(turn);
+        for (element, labels) in std::mem::take(&mut self.outbox) {
+            turn.out.push(Action::Send { element, labels });
+        }
+        debug_assert!(self.labels_add_up(), "labels and elements disagree");
+    }
+
+    fn task(&self, id: TaskId) -> &Task {
+        self.tasks.get(&id).expect("tasks are kept as long as anything names them")
+    }
+
+    fn task_mut(&mut self, id: TaskId) -> &mut Task {
+        self.tasks.get_mut(&id).expect("tasks are kept as long as anything names them")
+    }
+
+    fn job_mut(&mut self, id: JobId) -> &mut Job {
+        self.jobs.get_mut(&id).expect("a job is kept as long as its tasks")
+    }
+
+    /// An element by its id; one that was never heard of counts as expected.
+    fn element_mut(&mut self, id: ElementId) -> &mut Element {
+        self.elements
+            .entry(id)
+            .or_insert_with(|| Element::new(Presence::Expected, query::unknown_view()))
+    }
+
+    fn presence(&self, id: ElementId) -> Presence {
+        self.elements.get(&id).map_or(Presence::Expected, |element| element.presence)
+    }
+
+    /// Moves a task to a state, keeps all counts and lines, and says so. Staying in a state is said only
+    /// if there is a failure to tell.
+    fn set_state(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
+        let task = self.task_mut(id);
+        let (job, old, tries, failure) = (task.job, task.state, task.tries, task.failure.take());
+        if old == state && failure.is_none() {
+            return;
+        }
+        task.state = state;
+        if old != state {
+            let line = task.line.take();
+            let kernel = task.spec.kernel.name().to_owned();
+            if let Some(line) = line {
+                self.leave_line(line, (job, id));
+            }
+            let job_state = self.job_mut(job);
+            if let Some(count) = job_state.counts.get_mut(&old) {
+                *count -= 1;
+            }
+            *job_state.counts.entry(state).or_default() += 1;
+            if old == TaskState::Ready {
+                let wave = job_state.waves.entry(kernel).or_default();
+                wave.left -= 1;
+            } else if state == TaskState::Ready {
+                let wave = job_state.waves.entry(kernel).or_default();
+                wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
+                wave.left += 1;
+            }
+            if state == TaskState::Ready {
+                self.join_line(Line::Fresh, id);
+            }
+            if is_end(state) {
+                self.ending.insert(job);
+            }
+        }
+        turn.out.push(Action::Task { job, task: id, state, tries, failure, at: turn.now });
+    }
+
+    fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {
+        if let Some(members) = self.lines.get_mut(&line) {
+            members.remove(&key);
+            if members.is_empty() {
+                self.lines.remove(&line);
+            }
+        }
+    }
+
+    /// Puts a ready task in line, out of the one it stood in.
+    fn join_line(&mut self, line: Line, id: TaskId) {
+        let task = self.task_mut(id);
+        let key = (task.job, id);
+        if let Some(old) = task.line.replace(line) {
+            self.leave_line(old, key);
+        }
+        self.lines.entry(line).or_default().insert(key);
+    }
+
+    /// Says which jobs came to an end with this event.
+    fn end_jobs(&mut self, turn: &mut Turn<'_>) {
+        for id in std::mem::take(&mut self.ending) {
+            let job = self.job_mut(id);
+            if job.state != JobState::Running || job.open() > 0 {
+                continue;
+            }
+            let well = job.count(TaskState::Done) == job.tasks.len();
+            job.state = if well { JobState::Done } else { JobState::Failed };
+            job.ended = Some(turn.now);
+            turn.out.push(Action::Job { job: id, state: job.state, at: turn.now });
+        }
+    }
+
+    /// Takes a label off its element's queue.
+    fn release(&mut self, element: ElementId, label: LabelId) {
+        if let Some(known) = self.elements.get_mut(&element)
+            && known.remove(label)
+        {
+            self.touch(element);
+        }
+    }
+
+    /// Has ready tasks looked at again for an element whose room or cores may have changed.
+    fn touch(&mut self, id: ElementId) {
+        self.touched.insert(id);
+        self.count_idle(id);
+    }
+
+    fn count_idle(&mut self, id: ElementId) {
+        let idle = self.elements.get(&id).is_some_and(|element| {
+            element.view.role == crate::event::Role::Store && element.idle_cores() > 0
+        });
+        if idle {
+            self.idle.insert(id);
+        } else {
+            self.idle.remove(&id);
+        }
+    }
+
+    /// Keeps a failure to be told with the task's next state.
+    fn tell(&mut self, id: TaskId, failure: Failure) {
+        self.task_mut(id).failure = Some(failure);
+    }
+}

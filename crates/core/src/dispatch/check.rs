@@ -1,0 +1,109 @@
+//! What must hold between events, for tests. A release build checks nothing.
+
+use super::task::is_end;
+use super::{Dispatcher, Line, Presence, Task};
+use crate::event::{JobState, Origin, Role, TaskState};
+use crate::id::TaskId;
+
+impl Dispatcher {
+    /// Checks every invariant of the state; takes time in proportion to all that is known.
+    ///
+    /// # Panics
+    /// If one is broken, naming it.
+    pub fn check(&self) {
+        for (&id, task) in &self.tasks {
+            self.check_task(id, task);
+        }
+        self.check_lines();
+        self.check_elements();
+        for (id, job) in &self.jobs {
+            for (&state, &count) in &job.counts {
+                let actual = job.tasks.iter().filter(|task| self.task(**task).state == state).count();
+                assert_eq!(count, actual, "{id:?} counts its {state:?} tasks wrongly");
+            }
+            assert_eq!(job.state == JobState::Running, job.open() > 0, "{id:?} is {:?}", job.state);
+        }
+        for &id in &self.redone {
+            assert!(self.task(id).redone(), "{id:?} is not run again");
+        }
+        assert!(self.outbox.is_empty(), "labels were left behind");
+        assert!(self.labels_add_up(), "labels and elements disagree");
+    }
+
+    fn check_task(&self, id: TaskId, task: &Task) {
+        let sent = matches!(task.state, TaskState::Sent | TaskState::Running);
+        assert_eq!(sent, task.current.is_some(), "{id:?} is {:?}", task.state);
+        assert_eq!(task.line.is_some(), task.state == TaskState::Ready, "{id:?} stands in line");
+        assert!(task.failure.is_none(), "{id:?} has a failure that was not told");
+        if let Some(label) = task.current {
+            let issued = self.labels.get(&label).expect("a live label is known");
+            assert_eq!(issued.task, id);
+            let queued = self.elements[&issued.element].outstanding.contains_key(&label);
+            assert!(queued, "{label:?} of {id:?} is in no queue");
+        }
+        if task.state == TaskState::Done {
+            let outputs = task.outputs.as_ref().map(Vec::len);
+            assert_eq!(outputs, Some(task.spec.outputs.len()), "{id:?} is done without its result");
+        }
+        if task.state == TaskState::Waiting {
+            let reason = !task.missing.is_empty() || task.awaited > 0 || task.stranded;
+            assert!(reason, "{id:?} waits for nothing");
+            assert_eq!(task.stranded, self.stranded.contains(&id), "{id:?} is stranded or not");
+        }
+        for &maker in &task.missing {
+            assert!(!is_end(self.task(maker).state), "{id:?} waits for {maker:?}, which has ended");
+        }
+        if task.state == TaskState::Ready {
+            for index in 0..task.spec.inputs.len() {
+                let placed = self.input(id, index).expect("a ready task has its inputs");
+                assert!(self.up(placed.element), "{id:?} is ready, {placed:?} is out of reach");
+            }
+        }
+        for (index, input) in task.spec.inputs.iter().enumerate() {
+            let open = !is_end(task.state) && !task.found.contains_key(&index);
+            if input.origin == Origin::Awaited && open && task.current.is_none() {
+                assert!(self.awaited[&input.path].contains(&id), "{id:?} is not told of {}", input.path);
+            }
+        }
+    }
+
+    fn check_lines(&self) {
+        let mut standing = 0;
+        for (line, members) in &self.lines {
+            assert!(!members.is_empty(), "{line:?} is kept empty");
+            standing += members.len();
+            for (_, id) in members {
+                assert_eq!(self.task(*id).line, Some(*line), "{id:?} stands in two lines");
+            }
+            let open = match line {
+                Line::Fresh => true,
+                Line::Any => false,
+                Line::Pinned(id) | Line::At(id) => self.elements.get(id).is_some_and(super::element::Element::room),
+            };
+            assert!(!open, "{line:?} is not empty although there is room");
+        }
+        let ready = self.tasks.values().filter(|task| task.state == TaskState::Ready).count();
+        assert_eq!(standing, ready, "ready tasks that stand in no line");
+    }
+
+    fn check_elements(&self) {
+        for (id, element) in &self.elements {
+            let sum: u64 = element.outstanding.values().map(|span| span.0).sum();
+            assert_eq!(sum, element.backlog.0, "backlog of {id:?}");
+            if element.presence == Presence::Down {
+                assert!(element.outstanding.is_empty(), "{id:?} is down and has labels");
+            }
+            for label in element.running.keys() {
+                assert!(element.outstanding.contains_key(label), "{label:?} runs on {id:?} unasked");
+            }
+            let idle = element.view.role == Role::Store && element.idle_cores() > 0;
+            assert_eq!(idle, self.idle.contains(id), "{id:?} is idle or not");
+        }
+    }
+
+    /// The cheap part: every label in a queue is known. In proportion to elements.
+    pub(super) fn labels_add_up(&self) -> bool {
+        let queued: usize = self.elements.values().map(|element| element.outstanding.len()).sum();
+        queued <= self.labels.len()
+    }
+}

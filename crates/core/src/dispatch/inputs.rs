@@ -1,0 +1,287 @@
+//! From Waiting to Ready: whether a task's inputs can be had, and what is done if not.
+//!
+//! An input on an element that is down is made again if a task of the same job made it and that task's
+//! own inputs can be had, recursively (lineage-based recovery); otherwise the task waits until the
+//! element is back.
+
+use super::task::is_end;
+use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
+use crate::event::{Origin, TaskState};
+use crate::id::{ElementId, TaskId};
+use crate::label::{Failure, FailureKind};
+use crate::object::Placed;
+use std::collections::BTreeSet;
+
+/// What is in the way of a task.
+#[derive(Debug, Default)]
+struct Obstacles {
+    /// Tasks whose outputs do not exist yet.
+    missing: BTreeSet<TaskId>,
+    /// Tasks whose outputs are on an element that is not up, with the input's name and the element.
+    lost: Vec<(TaskId, String, ElementId)>,
+    /// Inputs that are on an element that is not up.
+    stranded: Option<(String, ElementId)>,
+    /// A dependency that will never be met: the input's path and the task that failed.
+    hopeless: Option<(String, TaskId)>,
+}
+
+impl Dispatcher {
+    pub(super) fn up(&self, element: ElementId) -> bool {
+        self.presence(element) == Presence::Up
+    }
+
+    /// The sealed object of an input, if there is one.
+    pub(super) fn input(&self, id: TaskId, index: usize) -> Option<Placed> {
+        let task = self.task(id);
+        match task.spec.inputs.get(index)?.origin {
+            Origin::File(placed) => Some(placed),
+            Origin::Awaited => task.found.get(&index).copied(),
+            Origin::Task(maker, output) => {
+                let maker = self.tasks.get(&maker).filter(|maker| maker.state == TaskState::Done)?;
+                maker.outputs.as_ref()?.get(output).copied()
+            }
+        }
+    }
+
+    /// Finds out what idle tasks wait for: makes them Ready, leaves them Waiting with the reason, or
+    /// cancels them.
+    pub(super) fn settle(&mut self, first: TaskId, turn: &mut Turn<'_>) {
+        let mut pending = vec![first];
+        while let Some(id) = pending.pop() {
+            if self.task(id).idle() {
+                self.settle_one(id, &mut pending, turn);
+            }
+        }
+    }
+
+    fn settle_one(&mut self, id: TaskId, pending: &mut Vec<TaskId>, turn: &mut Turn<'_>) {
+        let mut obstacles = self.obstacles(id);
+        if let Some((path, maker)) = obstacles.hopeless {
+            let message = match self.tasks.get(&maker) {
+                Some(maker) => format!(
+                    "it reads `{path}`, which task `{}` did not make because it failed or was cancelled",
+                    maker.spec.name
+                ),
+                None => format!("it reads `{path}`, which no task of the job makes"),
+            };
+            return self.give_up(id, TaskState::Cancelled, dependency(message), turn);
+        }
+        for (maker, name, element) in obstacles.lost {
+            // An earlier input may have brought the same task back already.
+            let redone = self.task(maker).state != TaskState::Done;
+            if redone || self.can_redo(maker) {
+                obstacles.missing.insert(maker);
+                if !redone {
+                    self.redo(maker, element, turn);
+                    pending.push(maker);
+                }
+            } else {
+                obstacles.stranded.get_or_insert((name, element));
+            }
+        }
+        let stranded = obstacles.stranded.clone();
+        let task = self.task_mut(id);
+        task.missing = obstacles.missing;
+        let ready = task.missing.is_empty() && task.awaited == 0 && stranded.is_none();
+        let told = task.stranded;
+        task.stranded = stranded.is_some();
+        if let Some((name, element)) = stranded {
+            self.stranded.insert(id);
+            if !told {
+                let message = format!(
+                    "input `{name}` is only on element {element}, which is down; the task waits until it is back"
+                );
+                self.tell(id, Failure { kind: FailureKind::Input, message, stderr: String::new() });
+            }
+        } else {
+            self.stranded.remove(&id);
+        }
+        self.set_state(id, if ready { TaskState::Ready } else { TaskState::Waiting }, turn);
+    }
+
+    fn obstacles(&self, id: TaskId) -> Obstacles {
+        let mut found = Obstacles::default();
+        for (index, input) in self.task(id).spec.inputs.iter().enumerate() {
+            if let Some(placed) = self.input(id, index) {
+                if self.up(placed.element) {
+                    continue;
+                }
+                let name = input.name.clone();
+                match input.origin {
+                    Origin::Task(maker, _) => found.lost.push((maker, name, placed.element)),
+                    _ => found.stranded = found.stranded.or(Some((name, placed.element))),
+                }
+            } else if let Origin::Task(maker, _) = input.origin {
+                match self.tasks.get(&maker).map(|maker| maker.state) {
+                    Some(state) if !is_end(state) => {
+                        found.missing.insert(maker);
+                    }
+                    _ => found.hopeless = found.hopeless.or(Some((input.path.clone(), maker))),
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether a done task whose outputs are lost can be run again: its inputs can be had, or can be
+    /// made again themselves.
+    fn can_redo(&self, id: TaskId) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut pending = vec![id];
+        while let Some(id) = pending.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let task = self.task(id);
+            let outputs = task.outputs.iter().flatten();
+            let expected = outputs
+                .filter(|placed| self.presence(placed.element) == Presence::Expected)
+                .count();
+            let pinned_away = task.spec.element.is_some_and(|element| !self.up(element));
+            if task.losses >= LOSSES_MAX || expected > 0 || pinned_away {
+                return false;
+            }
+            for (index, input) in task.spec.inputs.iter().enumerate() {
+                match (self.input(id, index), input.origin) {
+                    (Some(placed), _) if self.up(placed.element) => {}
+                    (Some(_), Origin::Task(maker, _)) => pending.push(maker),
+                    (None, Origin::Task(maker, _)) => {
+                        let maker = self.tasks.get(&maker);
+                        if maker.is_none_or(|maker| maker.stranded || is_end(maker.state)) {
+                            return false;
+                        }
+                    }
+                    _ => return false,
+                }
+            }
+        }
+        true
+    }
+
+    /// Brings a done task back to be run again.
+    fn redo(&mut self, id: TaskId, lost: ElementId, turn: &mut Turn<'_>) {
+        let message = format!(
+            "its outputs are on element {lost}, which is down, and are still needed; it is run again"
+        );
+        let task = self.task_mut(id);
+        task.losses += 1;
+        task.tries = 0;
+        self.tell(id, Failure { kind: FailureKind::ElementLost, message, stderr: String::new() });
+        self.redone.insert(id);
+        self.set_state(id, TaskState::Waiting, turn);
+    }
+
+    /// Returns tasks that were to be run again to Done if their outputs can be had after all or nobody
+    /// needs them any more. Those that an element has are left to it.
+    pub(super) fn restore_redone(&mut self, turn: &mut Turn<'_>) {
+        loop {
+            let restored: Vec<TaskId> =
+                self.redone.iter().copied().filter(|&id| self.restorable(id)).collect();
+            if restored.is_empty() {
+                return;
+            }
+            for id in restored {
+                self.restore(id, turn);
+            }
+        }
+    }
+
+    fn restorable(&self, id: TaskId) -> bool {
+        let task = self.task(id);
+        let reachable = || task.outputs.iter().flatten().all(|placed| self.up(placed.element));
+        let needed = || task.dependents.iter().any(|&other| self.task(other).missing.contains(&id));
+        task.idle() && (reachable() || !needed())
+    }
+
+    /// Returns a redone task to the result it has.
+    pub(super) fn restore(&mut self, id: TaskId, turn: &mut Turn<'_>) {
+        self.redone.remove(&id);
+        self.stranded.remove(&id);
+        let task = self.task_mut(id);
+        task.stranded = false;
+        task.missing.clear();
+        task.failure = None;
+        self.set_state(id, TaskState::Done, turn);
+        self.release_dependents(id, turn);
+    }
+
+    /// Tells those that wait for a task that its outputs exist.
+    pub(super) fn release_dependents(&mut self, id: TaskId, turn: &mut Turn<'_>) {
+        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
+        for other in dependents {
+            let task = self.task_mut(other);
+            let last = task.missing.remove(&id) && task.missing.is_empty();
+            if last && task.idle() {
+                self.settle(other, turn);
+            }
+        }
+    }
+
+    /// Ends a task badly, and with it all that depend on it and that no element has. Those that one has
+    /// read an earlier result or are reported by it.
+    pub(super) fn give_up(&mut self, id: TaskId, state: TaskState, failure: Failure, turn: &mut Turn<'_>) {
+        let mut pending = vec![(id, state, failure)];
+        while let Some((id, state, failure)) = pending.pop() {
+            if is_end(self.task(id).state) {
+                continue;
+            }
+            self.tell(id, failure);
+            self.end_task(id, state, turn);
+            let name = self.task(id).spec.name.clone();
+            for &other in self.task(id).dependents.iter().rev() {
+                let task = self.task(other);
+                if task.idle() && task.missing.contains(&id) {
+                    let message = format!("it depends on task `{name}`, which failed or was cancelled");
+                    pending.push((other, TaskState::Cancelled, dependency(message)));
+                }
+            }
+        }
+        self.restore_redone(turn);
+    }
+
+    /// Takes a task that no element has to an end.
+    pub(super) fn end_task(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
+        self.stranded.remove(&id);
+        self.redone.remove(&id);
+        let task = self.task_mut(id);
+        task.missing.clear();
+        task.stranded = false;
+        task.current = None;
+        self.forget_awaited(id);
+        self.set_state(id, state, turn);
+    }
+
+    fn forget_awaited(&mut self, id: TaskId) {
+        let paths: Vec<String> = {
+            let inputs = self.task(id).spec.inputs.iter();
+            inputs.filter(|input| input.origin == Origin::Awaited).map(|input| input.path.clone()).collect()
+        };
+        for path in paths {
+            if let Some(waiting) = self.awaited.get_mut(&path) {
+                waiting.remove(&id);
+                if waiting.is_empty() {
+                    self.awaited.remove(&path);
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_file_sealed(&mut self, path: &str, placed: Placed, turn: &mut Turn<'_>) {
+        for id in self.awaited.remove(path).unwrap_or_default() {
+            let task = self.task_mut(id);
+            for (index, input) in task.spec.inputs.iter().enumerate() {
+                if input.origin == Origin::Awaited && input.path == path {
+                    task.found.insert(index, placed);
+                    task.awaited -= 1;
+                }
+            }
+            if task.awaited == 0 && task.missing.is_empty() && task.idle() {
+                self.settle(id, turn);
+            }
+        }
+    }
+}
+
+fn dependency(message: String) -> Failure {
+    Failure { kind: FailureKind::Dependency, message, stderr: String::new() }
+}

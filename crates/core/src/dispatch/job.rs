@@ -1,0 +1,204 @@
+//! Jobs come, come back after a restart, are cancelled and are forgotten.
+
+use super::task::{Issued, is_end};
+use super::{Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
+use crate::event::{Action, Ended, JobSpec, JobState, Origin, TaskState};
+use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::object::Placed;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Dispatcher {
+    pub(super) fn on_submitted(&mut self, spec: JobSpec, turn: &mut Turn<'_>) {
+        if self.jobs.contains_key(&spec.job) {
+            return;
+        }
+        let id = spec.job;
+        let policy = self.known_policy(spec.policy);
+        let tasks: Vec<TaskId> = spec.tasks.iter().map(|task| task.task).collect();
+        let mut job = Job {
+            owner: spec.owner,
+            policy,
+            tasks: tasks.clone(),
+            state: JobState::Running,
+            counts: BTreeMap::new(),
+            waves: BTreeMap::new(),
+            submitted: turn.now,
+            ended: None,
+        };
+        let mut sent = Vec::new();
+        for mut spec in spec.tasks {
+            let ended = spec.ended.take();
+            let key = spec.task;
+            let mut task = Task::new(id, spec);
+            task.awaited =
+                task.spec.inputs.iter().filter(|input| input.origin == Origin::Awaited).count();
+            match ended {
+                Some(Ended::Done(outputs)) => {
+                    task.state = TaskState::Done;
+                    task.outputs = Some(outputs);
+                }
+                Some(Ended::Failed) => task.state = TaskState::Failed,
+                Some(Ended::Sent { label, element, objects, tries }) => {
+                    task.tries = tries;
+                    sent.push((key, label, element, objects));
+                }
+                None => {}
+            }
+            *job.counts.entry(task.state).or_default() += 1;
+            self.tasks.insert(key, task);
+        }
+        self.jobs.insert(id, job);
+        turn.out.push(Action::Job { job: id, state: JobState::Running, at: turn.now });
+        self.link(&tasks);
+        self.bring_back(id, sent, turn);
+        for &task in &tasks {
+            if self.task(task).idle() {
+                self.settle(task, turn);
+            }
+        }
+        self.ending.insert(id);
+    }
+
+    /// Name of a policy that exists; makes it at its first use.
+    fn known_policy(&mut self, name: Option<String>) -> String {
+        let Some(name) = name else { return self.config.policy.clone() };
+        if self.policies.contains_key(&name) {
+            return name;
+        }
+        match crate::policy::by_name(&name, self.config.seed) {
+            Ok(policy) => {
+                self.policies.insert(name.clone(), policy);
+                name
+            }
+            Err(_) => self.config.policy.clone(),
+        }
+    }
+
+    /// Enters tasks with those that they depend on and with the paths that they wait for.
+    fn link(&mut self, tasks: &[TaskId]) {
+        for &id in tasks {
+            let open = !is_end(self.task(id).state);
+            for index in 0..self.task(id).spec.inputs.len() {
+                match self.task(id).spec.inputs[index].origin {
+                    Origin::File(_) => {}
+                    Origin::Awaited if open => {
+                        let path = self.task(id).spec.inputs[index].path.clone();
+                        self.awaited.entry(path).or_default().insert(id);
+                    }
+                    Origin::Awaited => {}
+                    Origin::Task(maker, _) => {
+                        if let Some(maker) = self.tasks.get_mut(&maker) {
+                            maker.dependents.insert(id);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes up the labels that were outstanding before a restart. One whose inputs can't be told any
+    /// more is aborted and its task placed anew.
+    fn bring_back(
+        &mut self,
+        job: JobId,
+        sent: Vec<(TaskId, LabelId, ElementId, Vec<crate::id::ObjectId>)>,
+        turn: &mut Turn<'_>,
+    ) {
+        let flying: BTreeMap<TaskId, (ElementId, Vec<_>)> =
+            sent.iter().map(|(task, _, element, objects)| (*task, (*element, objects.clone()))).collect();
+        let mut down = BTreeSet::new();
+        for (id, label, element, objects) in sent {
+            let inputs: Option<Vec<Placed>> = self
+                .task(id)
+                .spec
+                .inputs
+                .iter()
+                .enumerate()
+                .map(|(index, input)| {
+                    let made = || match input.origin {
+                        Origin::Task(maker, output) => {
+                            let (element, objects) = flying.get(&maker)?;
+                            Some(Placed { object: *objects.get(output)?, element: *element, size: 0 })
+                        }
+                        _ => None,
+                    };
+                    self.input(id, index).or_else(made)
+                })
+                .collect();
+            let known = inputs.is_some();
+            let issued = Issued {
+                task: id,
+                job,
+                element,
+                objects,
+                inputs: inputs.unwrap_or_default(),
+                output_bytes: 0,
+                taken_back: false,
+                held: None,
+            };
+            self.labels.insert(label, issued);
+            self.element_mut(element).add(label, UNKNOWN_RUN);
+            self.count_idle(element);
+            if known {
+                let task = self.task_mut(id);
+                task.current = Some(label);
+                task.tries += 1;
+                self.set_state(id, TaskState::Sent, turn);
+            } else {
+                turn.out.push(Action::Abort { element, label });
+            }
+            if self.presence(element) == Presence::Down {
+                down.insert(element);
+            }
+        }
+        for element in down {
+            self.take_back(element, turn);
+        }
+    }
+
+    pub(super) fn on_cancel(&mut self, id: JobId, turn: &mut Turn<'_>) {
+        let Some(job) = self.jobs.get_mut(&id).filter(|job| job.state == JobState::Running) else {
+            return;
+        };
+        job.state = JobState::Cancelled;
+        job.ended = Some(turn.now);
+        for task in job.tasks.clone() {
+            if is_end(self.task(task).state) {
+                continue;
+            }
+            if let Some(label) = self.task(task).current {
+                self.abort(label, turn);
+            }
+            let redone = self.task(task).redone();
+            self.end_task(task, if redone { TaskState::Done } else { TaskState::Cancelled }, turn);
+        }
+        turn.out.push(Action::Job { job: id, state: JobState::Cancelled, at: turn.now });
+    }
+
+    /// Gives up a live label. It keeps its place in the queue until its element says how it ended.
+    pub(super) fn abort(&mut self, label: LabelId, turn: &mut Turn<'_>) {
+        let Some(issued) = self.labels.get_mut(&label) else { return };
+        let (element, task) = (issued.element, issued.task);
+        let held = issued.held.take();
+        self.task_mut(task).current = None;
+        if let Some(outcome) = held {
+            self.labels.remove(&label);
+            self.release(element, label);
+            super::outcome::discard(element, &outcome, turn);
+        } else {
+            turn.out.push(Action::Abort { element, label });
+        }
+    }
+
+    /// Forgets a job that has ended; whether there was one. What is still outstanding of it is
+    /// discarded when it comes in.
+    pub fn forget(&mut self, id: JobId) -> bool {
+        if self.jobs.get(&id).is_none_or(|job| job.state == JobState::Running) {
+            return false;
+        }
+        for task in self.jobs.remove(&id).map(|job| job.tasks).unwrap_or_default() {
+            self.tasks.remove(&task);
+        }
+        true
+    }
+}

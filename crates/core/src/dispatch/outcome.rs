@@ -1,0 +1,215 @@
+//! How labels end: which outcomes count, and what becomes of the task.
+
+use super::{Dispatcher, LOSSES_MAX, Turn};
+use crate::event::{Action, Origin, TaskState};
+use crate::id::{ElementId, LabelId, ObjectId, TaskId};
+use crate::label::{Failure, FailureKind, Outcome, Sealed};
+use crate::object::Placed;
+
+impl Dispatcher {
+    pub(super) fn on_started(&mut self, element: ElementId, label: LabelId, turn: &mut Turn<'_>) {
+        let Some(issued) = self.labels.get(&label).filter(|issued| issued.element == element) else {
+            return;
+        };
+        let task = issued.task;
+        if self.live(label) && self.task(task).state == TaskState::Sent {
+            self.element_mut(element).running.insert(label, turn.now);
+            self.set_state(task, TaskState::Running, turn);
+        }
+    }
+
+    /// Labels that are not known are of no concern: they were answered for already, or belong to
+    /// another life of the dispatcher. Their outputs are never discarded, since they may be in use.
+    pub(super) fn on_finished(
+        &mut self,
+        element: ElementId,
+        label: LabelId,
+        outcome: Box<Outcome>,
+        turn: &mut Turn<'_>,
+    ) {
+        if self.labels.get(&label).is_none_or(|issued| issued.element != element) {
+            return;
+        }
+        if !self.live(label) {
+            self.release(element, label);
+            return self.finish_late(label, outcome, turn);
+        }
+        if outcome.result.is_ok() && self.before_its_turn(label) {
+            if let Some(issued) = self.labels.get_mut(&label) {
+                issued.held = Some(outcome);
+            }
+            return;
+        }
+        self.conclude(label, *outcome, turn);
+    }
+
+    /// An outcome of a label that was taken back or aborted.
+    fn finish_late(&mut self, label: LabelId, outcome: Box<Outcome>, turn: &mut Turn<'_>) {
+        if outcome.result.is_ok() && self.revivable(label) && !self.before_its_turn(label) {
+            let Some(issued) = self.labels.get(&label) else { return };
+            let id = issued.task;
+            let task = self.task_mut(id);
+            task.current = Some(label);
+            task.tries += 1;
+            task.missing.clear();
+            task.stranded = false;
+            self.stranded.remove(&id);
+            return self.conclude(label, *outcome, turn);
+        }
+        if let Some(issued) = self.labels.remove(&label) {
+            discard(issued.element, &outcome, turn);
+        }
+    }
+
+    /// Whether a label read an output of another that has not been heard of yet.
+    fn before_its_turn(&self, label: LabelId) -> bool {
+        let Some(issued) = self.labels.get(&label) else { return false };
+        let inputs = self.task(issued.task).spec.inputs.iter().zip(&issued.inputs);
+        inputs.into_iter().any(|(input, used)| {
+            let flying = self.flying(input.origin, issued.element);
+            flying.is_some_and(|flying| flying.object == used.object)
+        })
+    }
+
+    /// The object that an input will be when a label that is outstanding on `element` has ended well.
+    pub(super) fn flying(&self, origin: Origin, element: ElementId) -> Option<Placed> {
+        let Origin::Task(maker, output) = origin else { return None };
+        let label = self.tasks.get(&maker)?.current?;
+        let issued = self.labels.get(&label).filter(|issued| issued.element == element)?;
+        let object = *issued.objects.get(output)?;
+        Some(Placed { object, element, size: issued.output_bytes })
+    }
+
+    /// Takes the outcome of a live label.
+    fn conclude(&mut self, label: LabelId, outcome: Outcome, turn: &mut Turn<'_>) {
+        let Some(issued) = self.labels.remove(&label) else { return };
+        let id = issued.task;
+        self.release(issued.element, label);
+        self.task_mut(id).current = None;
+        let measured = (outcome.end.since(outcome.kernel_start).0, outcome.read_bytes);
+        match outcome.result {
+            Ok(sealed) => match outputs(&issued.objects, &sealed, issued.element) {
+                Some(outputs) => {
+                    self.learn(id, issued.element, measured);
+                    self.succeed(id, label, outputs, turn);
+                }
+                None => {
+                    let message = "the element did not report all of its outputs".to_owned();
+                    let kind = FailureKind::MissingOutput;
+                    let failure = Failure { kind, message, stderr: String::new() };
+                    self.drop_held(id, &issued.objects, turn);
+                    self.fail(id, issued.element, failure, turn);
+                }
+            },
+            Err(failure) => {
+                self.drop_held(id, &issued.objects, turn);
+                self.fail(id, issued.element, failure, turn);
+            }
+        }
+    }
+
+    /// Gives up successes that were held for a label that did not succeed.
+    fn drop_held(&mut self, id: TaskId, objects: &[ObjectId], turn: &mut Turn<'_>) {
+        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
+        for other in dependents {
+            let Some(label) = self.task(other).current else { continue };
+            let Some(issued) = self.labels.get_mut(&label) else { continue };
+            if !issued.inputs.iter().any(|used| objects.contains(&used.object)) {
+                continue;
+            }
+            let Some(outcome) = issued.held.take() else { continue };
+            discard(issued.element, &outcome, turn);
+            let message = "a label that it depends on did not succeed".to_owned();
+            let kind = FailureKind::Dependency;
+            let result = Err(Failure { kind, message, stderr: String::new() });
+            self.conclude(label, Outcome { result, ..*outcome }, turn);
+        }
+    }
+
+    fn learn(&mut self, id: TaskId, element: ElementId, (run_ns, read_bytes): (u64, u64)) {
+        let kernel = self.task(id).spec.kernel.name().to_owned();
+        let history = self.element_mut(element).view.history.entry(kernel).or_default();
+        history.runs += 1;
+        history.total_ns = history.total_ns.saturating_add(run_ns);
+        history.input_bytes = history.input_bytes.saturating_add(read_bytes);
+    }
+
+    fn succeed(&mut self, id: TaskId, label: LabelId, outputs: Vec<Placed>, turn: &mut Turn<'_>) {
+        self.redone.remove(&id);
+        let task = self.task_mut(id);
+        task.avoid.clear();
+        task.outputs = Some(outputs.clone());
+        turn.out.push(Action::Publish { task: id, label, outputs });
+        self.set_state(id, TaskState::Done, turn);
+        self.release_held(id, turn);
+        self.release_dependents(id, turn);
+    }
+
+    /// Takes successes that were held until this task's was known.
+    fn release_held(&mut self, id: TaskId, turn: &mut Turn<'_>) {
+        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
+        for other in dependents {
+            let Some(label) = self.task(other).current else { continue };
+            if self.before_its_turn(label) {
+                continue;
+            }
+            if let Some(outcome) = self.labels.get_mut(&label).and_then(|issued| issued.held.take()) {
+                self.conclude(label, *outcome, turn);
+            }
+        }
+    }
+
+    fn fail(&mut self, id: TaskId, element: ElementId, failure: Failure, turn: &mut Turn<'_>) {
+        let kind = failure.kind;
+        let unreachable = kind == FailureKind::Input && self.reads_from_lost(id);
+        let task = self.task_mut(id);
+        if matches!(kind, FailureKind::ElementLost | FailureKind::Device | FailureKind::Input) {
+            task.avoid.insert(element);
+        }
+        let again = if kind == FailureKind::Dependency {
+            task.tries = task.tries.saturating_sub(1);
+            true
+        } else if kind == FailureKind::ElementLost || unreachable {
+            task.tries = task.tries.saturating_sub(1);
+            task.losses += 1;
+            task.losses <= LOSSES_MAX
+        } else {
+            kind.retryable() && task.tries <= task.spec.retries
+        };
+        if again {
+            self.tell(id, failure);
+            self.set_state(id, TaskState::Waiting, turn);
+            self.settle(id, turn);
+        } else {
+            self.give_up(id, TaskState::Failed, failure, turn);
+        }
+    }
+
+    fn reads_from_lost(&self, id: TaskId) -> bool {
+        let inputs = 0..self.task(id).spec.inputs.len();
+        inputs.filter_map(|index| self.input(id, index)).any(|placed| !self.up(placed.element))
+    }
+}
+
+/// The outputs of a label in the order of its task; `None` if one was not reported.
+fn outputs(
+    objects: &[ObjectId],
+    sealed: &[Sealed],
+    element: ElementId,
+) -> Option<Vec<Placed>> {
+    let find = |&object| {
+        let sealed = sealed.iter().find(|sealed| sealed.object == object)?;
+        Some(Placed { object, element, size: sealed.size })
+    };
+    objects.iter().map(find).collect()
+}
+
+/// Has the outputs of a success that does not count removed.
+pub(super) fn discard(element: ElementId, outcome: &Outcome, turn: &mut Turn<'_>) {
+    if let Ok(sealed) = &outcome.result
+        && !sealed.is_empty()
+    {
+        let objects = sealed.iter().map(|sealed| sealed.object).collect();
+        turn.out.push(Action::Discard { element, objects });
+    }
+}

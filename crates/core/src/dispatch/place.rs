@@ -1,0 +1,391 @@
+//! From Ready to Sent: who is looked at when, what the policy is shown, and which tasks go along.
+//!
+//! A **mini DAG** (AnalyzeThis §3.1) grows from a placed task: a task that waits only for labels that
+//! the same element has joins if the policy, shown the outputs that are still to be made, would place it
+//! there as well. The element goes on with it without asking.
+
+use super::element::{expected_run, transfer};
+use super::task::{Issued, Wave};
+use super::{
+    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX, MINI_DAG_DEPTH_MAX,
+    MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
+};
+use crate::event::{Action, Decision, Estimate, History, Role, TaskState};
+use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
+use crate::layout::RESERVE_BYTES;
+use crate::object::Placed;
+use crate::policy::{Candidate, Choice, Reason, Request, View};
+use crate::time::{Span, Time};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What a task reads and where that is.
+struct Reads {
+    /// Its inputs, sealed or still to be made.
+    placed: Vec<Placed>,
+    /// How many are not its kernel's code, and the elements that hold them.
+    data: usize,
+    holders: BTreeSet<ElementId>,
+    /// Bytes of all, and by element.
+    bytes: u64,
+    local: BTreeMap<ElementId, u64>,
+}
+
+/// A policy's answer with what it was shown.
+struct Answer {
+    choice: Option<Choice>,
+    candidates: Vec<Candidate>,
+    reads: Reads,
+}
+
+impl Dispatcher {
+    /// Places ready tasks as long as there is room for them.
+    pub(super) fn pump(&mut self, turn: &mut Turn<'_>) {
+        let mut any = true;
+        while let Some((line, id)) = self.next_ready(any) {
+            if let Some(element) = self.task(id).spec.element {
+                let room = self.elements.get(&element).is_some_and(super::element::Element::room);
+                if room {
+                    let answer = self.ask(id, Span::default(), None, turn.now);
+                    self.send(id, Choice { element, reason: Reason::Pinned }, &answer, turn);
+                } else {
+                    self.join_line(Line::Pinned(element), id);
+                }
+            } else if !self.place(id, turn) && line == Line::Any {
+                // The first in line finds no room, so neither do those behind it.
+                any = false;
+            }
+        }
+        self.touched.clear();
+        self.feed_idle(turn);
+    }
+
+    /// The first ready task, by (job, task), for which something has changed.
+    fn next_ready(&mut self, any: bool) -> Option<(Line, TaskId)> {
+        let elements = &self.elements;
+        self.touched
+            .retain(|id| elements.get(id).is_some_and(super::element::Element::room));
+        let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
+        let per_element = self.touched.iter().flat_map(|&id| [Line::Pinned(id), Line::At(id)]);
+        std::iter::once(Line::Fresh)
+            .chain(open_any)
+            .chain(per_element)
+            .filter_map(|line| Some((*self.lines.get(&line)?.first()?, line)))
+            .min()
+            .map(|((_, id), line)| (line, id))
+    }
+
+    /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
+    fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
+        let answer = self.ask(id, Span::default(), None, turn.now);
+        let Some(choice) = answer.choice else {
+            self.join_line(Line::Any, id);
+            return false;
+        };
+        let chosen = answer.candidates.iter().find(|one| one.estimate.element == choice.element);
+        if chosen.is_some_and(|chosen| chosen.room) {
+            self.send(id, choice, &answer, turn);
+            return true;
+        }
+        self.join_line(Line::At(choice.element), id);
+        false
+    }
+
+    /// Asks again for tasks that wait for full elements while another has nothing to do: things have
+    /// changed since they were put in line. A few per event, the first of every line.
+    fn feed_idle(&mut self, turn: &mut Turn<'_>) {
+        if self.idle.is_empty() {
+            return;
+        }
+        let lines = self.lines.range(Line::At(ElementId(0))..=Line::At(ElementId(u32::MAX)));
+        let heads: Vec<TaskId> = lines
+            .filter(|(line, _)| !matches!(line, Line::At(id) if self.idle.contains(id)))
+            .filter_map(|(_, members)| Some(members.first()?.1))
+            .take(IDLE_ASKS_MAX)
+            .collect();
+        for id in heads {
+            self.place(id, turn);
+        }
+        self.touched.clear();
+    }
+
+    /// Shows the policy of a task's job the array. `along` is the element whose outstanding labels the
+    /// task would follow, `earliest` the time until the last of them should have ended.
+    fn ask(&self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
+        let task = self.task(id);
+        let reads = self.reads(id, along);
+        let candidates = self.candidates(id, &reads, earliest, now);
+        let kernel = task.spec.kernel.name();
+        let job = self.jobs.get(&task.job);
+        let wave = job.and_then(|job| job.waves.get(kernel)).copied();
+        // A task that is looked at ahead of its time belongs to no wave yet.
+        let wave = wave.filter(|_| along.is_none()).unwrap_or(Wave { left: 1, size: 1 });
+        let request = Request {
+            job: task.job,
+            task: id,
+            kernel,
+            inputs: reads.data,
+            holders: reads.holders.len(),
+            input_bytes: reads.bytes,
+            wave_left: wave.left,
+            wave_size: wave.size,
+        };
+        let policy = job.and_then(|job| self.policies.get(&job.policy));
+        let view = View { candidates: &candidates };
+        let choice = policy.and_then(|policy| policy.place(&request, &view));
+        Answer { choice, candidates, reads }
+    }
+
+    fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
+        let spec = &self.task(id).spec;
+        let code = match &spec.kernel {
+            Kernel::Native { input } | Kernel::Stored { input } => Some(input),
+            Kernel::Builtin(_) | Kernel::Program(_) => None,
+        };
+        let mut reads = Reads {
+            placed: Vec::with_capacity(spec.inputs.len()),
+            data: 0,
+            holders: BTreeSet::new(),
+            bytes: 0,
+            local: BTreeMap::new(),
+        };
+        for (index, input) in spec.inputs.iter().enumerate() {
+            let flying = || self.flying(input.origin, along?);
+            let Some(placed) = self.input(id, index).or_else(flying) else { continue };
+            if Some(&input.name) != code {
+                reads.data += 1;
+                reads.holders.insert(placed.element);
+            }
+            reads.bytes = reads.bytes.saturating_add(placed.size);
+            let local = reads.local.entry(placed.element).or_default();
+            *local = local.saturating_add(placed.size);
+            reads.placed.push(placed);
+        }
+        reads
+    }
+
+    /// The elements that are up, without storage elements that failed the task before or that are full
+    /// of data, unless there are no others.
+    fn candidates(&self, id: TaskId, reads: &Reads, earliest: Span, now: Time) -> Vec<Candidate> {
+        let task = self.task(id);
+        let kernel = task.spec.kernel.name();
+        let pooled = self.pooled_history(kernel);
+        let mut all = Vec::with_capacity(self.elements.len());
+        let mut fit = Vec::with_capacity(self.elements.len());
+        for (&element, known) in self.elements.iter().filter(|(_, known)| known.up()) {
+            let local_bytes = reads.local.get(&element).copied().unwrap_or(0);
+            let transfer_bytes = reads.bytes - local_bytes;
+            let history = known.view.history.get(kernel).filter(|history| history.runs > 0);
+            let run = expected_run(history.unwrap_or(&pooled), reads.bytes);
+            fit.push(!task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES);
+            all.push(Candidate {
+                role: known.view.role,
+                cores: known.view.cores,
+                room: known.room(),
+                outstanding: known.outstanding.len(),
+                local_bytes,
+                estimate: Estimate {
+                    element,
+                    wait_ns: known.wait(now).max(earliest).0,
+                    transfer_ns: transfer(transfer_bytes, known.view.link_bytes_per_sec).0,
+                    transfer_bytes,
+                    run_ns: run.unwrap_or_default().0,
+                },
+            });
+        }
+        let mut fits = fit.iter();
+        let better = |one: &Candidate, fit: bool| fit && one.role == Role::Store;
+        if all.iter().zip(&fit).any(|(one, &fit)| better(one, fit)) {
+            all.retain(|_| fits.next().copied().unwrap_or(true));
+        }
+        all
+    }
+
+    /// A kernel's history on all elements together, for those that have none of their own.
+    fn pooled_history(&self, kernel: &str) -> History {
+        let mut pooled = History::default();
+        for history in self.elements.values().filter_map(|known| known.view.history.get(kernel)) {
+            pooled.runs = pooled.runs.saturating_add(history.runs);
+            pooled.total_ns = pooled.total_ns.saturating_add(history.total_ns);
+            pooled.input_bytes = pooled.input_bytes.saturating_add(history.input_bytes);
+        }
+        pooled
+    }
+
+    /// Sends a task, and those that follow it on the same element.
+    fn send(&mut self, first: TaskId, choice: Choice, answer: &Answer, turn: &mut Turn<'_>) {
+        let element = choice.element;
+        let mut ends = BTreeMap::from([(first, self.issue(first, choice, answer, false, turn))]);
+        let mut frontier = VecDeque::from([(first, 1)]);
+        let mut asks = 0;
+        while let Some((id, depth)) = frontier.pop_front() {
+            if depth >= MINI_DAG_DEPTH_MAX {
+                continue;
+            }
+            let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
+            for next in dependents {
+                let room = self.elements.get(&element).is_some_and(super::element::Element::room);
+                if ends.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
+                    return;
+                }
+                let Some(earliest) = self.can_follow(next, element, &ends) else { continue };
+                asks += 1;
+                let mut answer = self.ask(next, earliest, Some(element), turn.now);
+                if self.task(next).spec.element == Some(element) {
+                    answer.choice = Some(Choice { element, reason: Reason::Pinned });
+                }
+                if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
+                    ends.insert(next, self.issue(next, choice, &answer, true, turn));
+                    frontier.push_back((next, depth + 1));
+                }
+            }
+        }
+    }
+
+    /// When the labels that a waiting task depends on should have ended, if all of them are on
+    /// `element` and nothing else is in its way.
+    fn can_follow(
+        &self,
+        id: TaskId,
+        element: ElementId,
+        ends: &BTreeMap<TaskId, Span>,
+    ) -> Option<Span> {
+        let task = self.task(id);
+        let pinned_here = task.spec.element.is_none_or(|pinned| pinned == element);
+        let waits = task.state == TaskState::Waiting && task.awaited == 0 && !task.stranded;
+        if !waits || !pinned_here || task.avoid.contains(&element) {
+            return None;
+        }
+        for &maker in &task.missing {
+            let label = self.task(maker).current?;
+            self.labels.get(&label).filter(|issued| issued.element == element)?;
+        }
+        let sealed = (0..task.spec.inputs.len()).filter_map(|index| self.input(id, index));
+        if sealed.into_iter().any(|placed| !self.up(placed.element)) {
+            return None;
+        }
+        Some(task.missing.iter().filter_map(|maker| ends.get(maker)).copied().max().unwrap_or_default())
+    }
+
+    /// Makes a label for a task and hands it to an element; until when it should have ended.
+    fn issue(
+        &mut self,
+        id: TaskId,
+        choice: Choice,
+        answer: &Answer,
+        chained: bool,
+        turn: &mut Turn<'_>,
+    ) -> Span {
+        let element = choice.element;
+        let label = self.ids.label();
+        let count = self.task(id).spec.outputs.len();
+        let objects = (0..count).map(|_| self.ids.object()).collect();
+        let task = self.task_mut(id);
+        task.current = Some(label);
+        task.tries += 1;
+        task.missing.clear();
+        let job = task.job;
+        let issued = Issued {
+            task: id,
+            job,
+            element,
+            objects,
+            inputs: answer.reads.placed.clone(),
+            output_bytes: answer.reads.bytes,
+            taken_back: false,
+            held: None,
+        };
+        self.labels.insert(label, issued);
+        let cost = answer.candidates.iter().find(|one| one.estimate.element == element);
+        let wait = cost.map_or(Span::default(), |one| Span(one.estimate.wait_ns));
+        let expected = cost.map_or(UNKNOWN_RUN, |one| cost_of(&one.estimate));
+        self.element_mut(element).add(label, expected);
+        self.count_idle(element);
+        self.set_state(id, TaskState::Sent, turn);
+        let policy = self.commit(job, &choice);
+        turn.out.push(Action::Decided(Box::new(Decision {
+            task: id,
+            label,
+            element,
+            policy,
+            reason: choice.reason.to_string(),
+            chained,
+            estimates: answer.candidates.iter().map(|one| one.estimate).collect(),
+        })));
+        if let Some(built) = self.build(label) {
+            self.outbox.entry(element).or_default().push(built);
+        }
+        wait + expected
+    }
+
+    /// Tells the policy that its choice was carried out; the name to record.
+    fn commit(&mut self, job: JobId, choice: &Choice) -> String {
+        if choice.reason == Reason::Pinned {
+            return "pinned".to_owned();
+        }
+        let name = self.job_mut(job).policy.clone();
+        if let Some(policy) = self.policies.get_mut(&name) {
+            policy.chosen(choice);
+        }
+        name
+    }
+
+    /// What a label that is outstanding is expected to take on its element.
+    pub(super) fn expected_of(&self, label: LabelId) -> Span {
+        let Some(issued) = self.labels.get(&label) else { return UNKNOWN_RUN };
+        let kernel = self.tasks.get(&issued.task).map_or("", |task| task.spec.kernel.name());
+        let bytes = issued.inputs.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
+        let history = self.elements.get(&issued.element).and_then(|known| known.view.history.get(kernel));
+        history.and_then(|history| expected_run(history, bytes)).unwrap_or(UNKNOWN_RUN).min(EXPECTED_MAX)
+    }
+
+    /// A live label as its element is to get it.
+    pub(super) fn build(&self, id: LabelId) -> Option<Label> {
+        let issued = self.labels.get(&id)?;
+        let task = self.tasks.get(&issued.task).filter(|task| task.current == Some(id))?;
+        let spec = &task.spec;
+        let mut after = Vec::new();
+        for (input, used) in spec.inputs.iter().zip(&issued.inputs) {
+            let flying = self.flying(input.origin, issued.element);
+            if let crate::event::Origin::Task(maker, _) = input.origin
+                && flying.is_some_and(|flying| flying.object == used.object)
+                && let Some(label) = self.task(maker).current
+                && !after.contains(&label)
+            {
+                after.push(label);
+            }
+        }
+        let inputs = spec.inputs.iter().zip(&issued.inputs).map(|(input, used)| Input {
+            name: input.name.clone(),
+            object: used.object,
+            element: used.element,
+            size: used.size,
+        });
+        let outputs = spec.outputs.iter().zip(&issued.objects).map(|(output, &object)| Output {
+            name: output.name.clone(),
+            object,
+            inode: output.inode,
+            path: output.path.clone(),
+        });
+        let analysis = Analysis {
+            task: issued.task,
+            job: issued.job,
+            name: spec.name.clone(),
+            kernel: spec.kernel.clone(),
+            args: spec.args.clone(),
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+            stdin: spec.stdin.clone(),
+            stdout: spec.stdout.clone(),
+            limits: spec.limits,
+        };
+        let owner = self.jobs.get(&issued.job)?.owner;
+        Some(Label { id, owner, after, operation: Operation::Analyse(Box::new(analysis)) })
+    }
+}
+
+/// Time that a label takes of its element.
+fn cost_of(estimate: &Estimate) -> Span {
+    let run = if estimate.run_ns == 0 { UNKNOWN_RUN } else { Span(estimate.run_ns) };
+    (Span(estimate.transfer_ns) + run).min(EXPECTED_MAX)
+}

@@ -1,0 +1,170 @@
+//! Elements come, go and come back. Both walk over the ready tasks; everything else here is as long as
+//! what the element has to do.
+
+use super::element::{Element, Presence};
+use super::outcome::discard;
+use super::{Dispatcher, LOSSES_MAX, Line, Turn};
+use crate::event::{Action, ElementView, TaskState};
+use crate::id::{ElementId, LabelId, TaskId};
+use crate::label::{Failure, FailureKind};
+
+impl Dispatcher {
+    pub(super) fn on_element_up(&mut self, id: ElementId, view: ElementView, turn: &mut Turn<'_>) {
+        let element =
+            self.elements.entry(id).or_insert_with(|| Element::new(Presence::Up, view.clone()));
+        element.presence = Presence::Up;
+        element.refresh(view);
+        self.restore_redone(turn);
+        self.take_up(id, turn);
+        for task in std::mem::take(&mut self.stranded) {
+            self.settle(task, turn);
+        }
+        self.restore_redone(turn);
+        self.touch(id);
+    }
+
+    /// Takes labels up again with their element and aborts those that were overtaken. One can be taken
+    /// up once those that it depends on have been.
+    fn take_up(&mut self, id: ElementId, turn: &mut Turn<'_>) {
+        let known = self.labels.iter().filter(|(_, issued)| issued.element == id);
+        let mut left: Vec<LabelId> = known.map(|(label, _)| *label).collect();
+        left.retain(|&label| !self.live(label));
+        for &label in &left {
+            // It may have been aborted on the old connection and the element not have heard of it.
+            self.release(id, label);
+        }
+        loop {
+            let before = left.len();
+            left.retain(|&label| {
+                let revivable = self.revivable(label);
+                if revivable {
+                    self.revive(label, turn);
+                }
+                !revivable
+            });
+            if left.len() == before {
+                break;
+            }
+        }
+        turn.out.extend(left.into_iter().map(|label| Action::Abort { element: id, label }));
+    }
+
+    pub(super) fn on_element_status(&mut self, id: ElementId, view: ElementView) {
+        if let Some(element) = self.elements.get_mut(&id).filter(|element| element.up()) {
+            element.refresh(view);
+            self.touch(id);
+        }
+    }
+
+    pub(super) fn on_element_down(&mut self, id: ElementId, turn: &mut Turn<'_>) {
+        let element = self.element_mut(id);
+        if element.presence == Presence::Down {
+            return;
+        }
+        element.presence = Presence::Down;
+        self.count_idle(id);
+        let back = self.take_back(id, turn);
+        let unready = self.lines.values().flatten().map(|&(_, task)| task).filter(|&task| {
+            let inputs = 0..self.task(task).spec.inputs.len();
+            inputs.filter_map(|index| self.input(task, index)).any(|placed| placed.element == id)
+        });
+        let unready: Vec<TaskId> = unready.collect();
+        let stranded = std::mem::take(&mut self.stranded);
+        for (_, task) in self.lines.get(&Line::At(id)).cloned().unwrap_or_default() {
+            self.join_line(Line::Fresh, task);
+        }
+        for task in back.into_iter().chain(unready).chain(stranded) {
+            if self.tasks.contains_key(&task) {
+                self.settle(task, turn);
+            }
+        }
+    }
+
+    /// Takes the labels of a lost element back and says whose they were. The tasks are Waiting, or
+    /// Failed if they were lost too often; the caller settles them.
+    pub(super) fn take_back(&mut self, id: ElementId, turn: &mut Turn<'_>) -> Vec<TaskId> {
+        let element = self.element_mut(id);
+        let labels: Vec<LabelId> = element.outstanding.keys().copied().collect();
+        for &label in &labels {
+            self.element_mut(id).remove(label);
+        }
+        let live: Vec<LabelId> = labels.into_iter().filter(|&label| self.live(label)).collect();
+        let mut tasks = Vec::new();
+        for label in live {
+            let Some(issued) = self.labels.get_mut(&label) else { continue };
+            issued.taken_back = true;
+            let (task, held) = (issued.task, issued.held.take());
+            if let Some(outcome) = held {
+                self.labels.remove(&label);
+                discard(id, &outcome, turn);
+            }
+            self.lose(task, id, turn);
+            tasks.push(task);
+        }
+        let (lost, kept): (Vec<_>, Vec<_>) =
+            tasks.into_iter().partition(|&task| self.task(task).losses > LOSSES_MAX);
+        for task in lost {
+            let message = format!("its element was lost {} times while it ran", LOSSES_MAX + 1);
+            self.give_up(task, TaskState::Failed, loss(message), turn);
+        }
+        kept
+    }
+
+    /// Makes a task Waiting whose label was lost. Only a run that had begun counts as a loss: a task
+    /// may be what brings elements down, one that was merely queued is not.
+    fn lose(&mut self, id: TaskId, element: ElementId, turn: &mut Turn<'_>) {
+        let task = self.task_mut(id);
+        task.losses += u32::from(task.state == TaskState::Running);
+        task.tries = task.tries.saturating_sub(1);
+        task.current = None;
+        self.tell(id, loss(format!("element {element} was lost; it is placed anew")));
+        self.set_state(id, TaskState::Waiting, turn);
+    }
+
+    /// Whether a label's outcome still counts.
+    pub(super) fn live(&self, label: LabelId) -> bool {
+        self.labels
+            .get(&label)
+            .and_then(|issued| self.tasks.get(&issued.task))
+            .is_some_and(|task| task.current == Some(label))
+    }
+
+    /// Whether a label that was taken back can still be the one that makes its task's result: nothing
+    /// has overtaken it, and what it reads is what the task would read now.
+    pub(super) fn revivable(&self, label: LabelId) -> bool {
+        let Some(issued) = self.labels.get(&label).filter(|issued| issued.taken_back) else {
+            return false;
+        };
+        let Some(task) = self.tasks.get(&issued.task).filter(|task| task.idle()) else {
+            return false;
+        };
+        if task.redone() && task.outputs.iter().flatten().all(|placed| self.up(placed.element)) {
+            return false;
+        }
+        issued.inputs.iter().zip(&task.spec.inputs).enumerate().all(|(index, (used, input))| {
+            let sealed = self.input(issued.task, index).map(|placed| placed.object);
+            let flying = || self.flying(input.origin, issued.element).map(|placed| placed.object);
+            sealed.or_else(flying) == Some(used.object)
+        })
+    }
+
+    fn revive(&mut self, label: LabelId, turn: &mut Turn<'_>) {
+        let Some(issued) = self.labels.get_mut(&label) else { return };
+        issued.taken_back = false;
+        let (id, element) = (issued.task, issued.element);
+        let expected = self.expected_of(label);
+        self.element_mut(element).add(label, expected);
+        self.count_idle(element);
+        self.stranded.remove(&id);
+        let task = self.task_mut(id);
+        task.stranded = false;
+        task.missing.clear();
+        task.current = Some(label);
+        task.tries += 1;
+        self.set_state(id, TaskState::Sent, turn);
+    }
+}
+
+fn loss(message: String) -> Failure {
+    Failure { kind: FailureKind::ElementLost, message, stderr: String::new() }
+}

@@ -1,0 +1,150 @@
+//! What status pages and the driver may ask. Nothing here changes anything.
+
+use super::Dispatcher;
+use crate::event::{ElementView, JobState, Role, TaskState};
+use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::label::{Label, Owner};
+use crate::object::Placed;
+use crate::time::{Span, Time};
+use std::collections::BTreeMap;
+
+/// A job at a glance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobStatus {
+    /// Which.
+    pub job: JobId,
+    /// Whose.
+    pub owner: Owner,
+    /// Name of its policy.
+    pub policy: String,
+    /// Its state.
+    pub state: JobState,
+    /// When it was taken on.
+    pub submitted: Time,
+    /// When it ended.
+    pub ended: Option<Time>,
+    /// How many of its tasks are in which state; states without any are left out.
+    pub tasks: BTreeMap<TaskState, usize>,
+}
+
+/// A task at a glance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskStatus {
+    /// Which.
+    pub task: TaskId,
+    /// Its name in the script.
+    pub name: String,
+    /// Name of its kernel.
+    pub kernel: String,
+    /// Its state.
+    pub state: TaskState,
+    /// Tries so far.
+    pub tries: u32,
+    /// The label under way and the element that has it.
+    pub sent: Option<(LabelId, ElementId)>,
+    /// Its result.
+    pub outputs: Vec<Placed>,
+}
+
+/// An element's queue at a glance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElementStatus {
+    /// Which.
+    pub element: ElementId,
+    /// Whether it is up.
+    pub up: bool,
+    /// What it is like, as it said last.
+    pub view: ElementView,
+    /// Labels in its queue, running ones counted.
+    pub outstanding: usize,
+    /// Labels that run.
+    pub running: usize,
+    /// Labels that it takes at most.
+    pub bound: usize,
+    /// Expected time until a core is free.
+    pub wait: Span,
+    /// Ready tasks that wait in the dispatcher for room on it.
+    pub waiting: usize,
+}
+
+/// The view of an element that has not come yet.
+pub(super) fn unknown_view() -> ElementView {
+    ElementView {
+        role: Role::Store,
+        cores: 1,
+        capacity_bytes: 0,
+        free_bytes: 0,
+        link_bytes_per_sec: 0,
+        history: BTreeMap::new(),
+    }
+}
+
+impl Dispatcher {
+    /// All jobs that were not forgotten, oldest id first.
+    pub fn jobs(&self) -> impl Iterator<Item = JobStatus> + '_ {
+        self.jobs.keys().filter_map(|&job| self.job(job))
+    }
+
+    /// One job.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> Option<JobStatus> {
+        let job = self.jobs.get(&id)?;
+        Some(JobStatus {
+            job: id,
+            owner: job.owner,
+            policy: job.policy.clone(),
+            state: job.state,
+            submitted: job.submitted,
+            ended: job.ended,
+            tasks: job.counts.iter().filter(|(_, count)| **count > 0).map(|(&s, &c)| (s, c)).collect(),
+        })
+    }
+
+    /// The tasks of a job in the script's order; none if there is no such job.
+    pub fn tasks(&self, job: JobId) -> impl Iterator<Item = TaskStatus> + '_ {
+        let tasks = self.jobs.get(&job).map(|job| job.tasks.as_slice()).unwrap_or_default();
+        tasks.iter().map(|&id| {
+            let task = self.task(id);
+            let sent = task.current.and_then(|label| Some((label, self.labels.get(&label)?.element)));
+            TaskStatus {
+                task: id,
+                name: task.spec.name.clone(),
+                kernel: task.spec.kernel.name().to_owned(),
+                state: task.state,
+                tries: task.tries,
+                sent,
+                outputs: task.outputs.clone().unwrap_or_default(),
+            }
+        })
+    }
+
+    /// All elements that were ever heard of.
+    pub fn elements(&self, now: Time) -> impl Iterator<Item = ElementStatus> + '_ {
+        use super::Line;
+        let line = |line| self.lines.get(&line).map_or(0, std::collections::BTreeSet::len);
+        self.elements.iter().map(move |(&id, element)| ElementStatus {
+            element: id,
+            up: element.up(),
+            view: element.view.clone(),
+            outstanding: element.outstanding.len(),
+            running: element.running.len(),
+            bound: element.bound(),
+            wait: element.wait(now),
+            waiting: line(Line::At(id)) + line(Line::Pinned(id)),
+        })
+    }
+
+    /// The labels that an element should have, for sending those again that it does not know. What it
+    /// knows beyond them is to be aborted.
+    #[must_use]
+    pub fn labels(&self, element: ElementId) -> Vec<Label> {
+        let Some(element) = self.elements.get(&element) else { return Vec::new() };
+        element.outstanding.keys().filter_map(|&label| self.build(label)).collect()
+    }
+
+    /// The task that a label is a try of, while its outcome is not known.
+    #[must_use]
+    pub fn task_of(&self, label: LabelId) -> Option<TaskId> {
+        self.labels.get(&label).map(|issued| issued.task)
+    }
+}

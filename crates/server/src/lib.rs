@@ -1,1 +1,17 @@
-//! placeholder
+//! The server of an array: names, jobs, the dispatcher's driver, lineage.
+//!
+//! [`Server::start`] opens the array's folder and serves the control protocol on a Unix socket and a TCP
+//! address. Bytes of files never pass through here.
+
+mod access;
+mod array;
+mod array_service;
+mod clock;
+mod lineage;
+pub mod names;
+mod namespace_service;
+mod removal;
+mod serve;
+mod session;
+
+pub use serve::{Config, Server, StartError};

@@ -1,0 +1,194 @@
+//! Who is calling: socket credentials on the Unix socket, the array's token over TCP, and whose rights a
+//! caller may claim.
+
+use crate::names::Caller;
+use parking_lot::Mutex;
+use rand::TryRngCore;
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tidemill_wire::v1;
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
+
+/// How long what `/etc/group` said is believed.
+const GROUPS_KEPT: Duration = Duration::from_secs(30);
+
+/// Random bytes from the operating system.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    rand::rngs::OsRng.try_fill_bytes(&mut bytes).expect("the operating system gives random bytes");
+    bytes
+}
+
+/// Decides who a caller is.
+#[derive(Debug)]
+pub(crate) struct Access {
+    token: String,
+    own_uid: u32,
+    groups: Mutex<HashMap<u32, (Instant, Vec<u32>)>>,
+}
+
+/// A caller as its connection shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// May act for any user.
+    pub(crate) trusted: bool,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Access {
+    /// Reads the token of the array, or makes one in a file that only the server's user can read.
+    pub(crate) fn open(token_file: &Path) -> std::io::Result<Self> {
+        let token = match fs::read_to_string(token_file) {
+            Ok(text) if !text.trim().is_empty() => text.trim().to_owned(),
+            _ => make_token(token_file)?,
+        };
+        let own_uid = rustix::process::geteuid().as_raw();
+        Ok(Self { token, own_uid, groups: Mutex::default() })
+    }
+
+    /// Who is at the other end of the connection.
+    pub(crate) fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
+        let shown = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        let bearer = shown.and_then(|value| value.strip_prefix("Bearer ")).map(str::trim);
+        let token = bearer.is_some_and(|token| same(token.as_bytes(), self.token.as_bytes()));
+        let local = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        match local {
+            Some(cred) => {
+                let trusted = token || cred.uid() == 0 || cred.uid() == self.own_uid;
+                Ok(Peer { trusted, uid: cred.uid(), gid: cred.gid() })
+            }
+            None if token => Ok(Peer { trusted: true, uid: 0, gid: 0 }),
+            None => Err(Status::unauthenticated(
+                "no array token, or a wrong one: give the content of the file `token` in the server's folder",
+            )),
+        }
+    }
+
+    /// Refuses all but elements, mounts and the array's operator.
+    pub(crate) fn need_trusted<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        if self.peer(request)?.trusted {
+            Ok(())
+        } else {
+            Err(Status::permission_denied(
+                "only root, the server's own user or a bearer of the array token may do this",
+            ))
+        }
+    }
+
+    /// Whose rights a request has, given what it claims.
+    pub(crate) fn caller<T>(
+        &self,
+        request: &Request<T>,
+        claimed: Option<&v1::Credentials>,
+    ) -> Result<Caller, Status> {
+        let peer = self.peer(request)?;
+        match claimed {
+            Some(claimed) if peer.trusted => Ok(Caller {
+                uid: claimed.uid,
+                gid: claimed.gid,
+                groups: claimed.groups.clone(),
+                checked: claimed.checked,
+                trusted: true,
+            }),
+            Some(claimed) if claimed.uid != peer.uid => Err(Status::permission_denied(format!(
+                "user {} can't act as user {}; only root, the server's own user or a bearer of the array token can",
+                peer.uid, claimed.uid
+            ))),
+            _ => Ok(Caller {
+                uid: peer.uid,
+                gid: peer.gid,
+                groups: self.groups_of(peer.uid),
+                checked: false,
+                trusted: peer.trusted,
+            }),
+        }
+    }
+
+    /// Groups of a user of this host, by `/etc/passwd` and `/etc/group`.
+    pub(crate) fn groups_of(&self, uid: u32) -> Vec<u32> {
+        let mut cache = self.groups.lock();
+        if let Some((read, groups)) = cache.get(&uid)
+            && read.elapsed() < GROUPS_KEPT
+        {
+            return groups.clone();
+        }
+        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let group = fs::read_to_string("/etc/group").unwrap_or_default();
+        let groups = groups_in(&passwd, &group, uid);
+        cache.insert(uid, (Instant::now(), groups.clone()));
+        groups
+    }
+}
+
+fn groups_in(passwd: &str, group: &str, uid: u32) -> Vec<u32> {
+    let user = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then_some(name)
+    });
+    let Some(user) = user else { return Vec::new() };
+    let member = |line: &str| {
+        let mut fields = line.split(':').skip(2);
+        let gid = fields.next()?.parse().ok()?;
+        fields.next()?.split(',').any(|name| name.trim() == user).then_some(gid)
+    };
+    group.lines().filter_map(member).collect()
+}
+
+fn make_token(path: &Path) -> std::io::Result<String> {
+    let token: String = random::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(token.as_bytes())?;
+    file.sync_all()?;
+    Ok(token)
+}
+
+/// Compares without telling by its time how much was right.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |seen, (a, b)| seen | (a ^ b)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_those_that_list_the_user() {
+        let passwd = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/h:/bin/sh\n";
+        let group = "root:x:0:\nann:x:1000:\nlab:x:50:bob,ann\nother:x:51:anna\n";
+        assert_eq!(groups_in(passwd, group, 1000), vec![50]);
+        assert_eq!(groups_in(passwd, group, 7), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn the_token_is_kept_private_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let first = Access::open(&path).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(first.token, Access::open(&path).unwrap().token);
+    }
+
+    #[test]
+    fn without_socket_credentials_only_the_token_opens() {
+        let dir = tempfile::tempdir().unwrap();
+        let access = Access::open(&dir.path().join("token")).unwrap();
+        let mut request = Request::new(());
+        assert_eq!(access.peer(&request).unwrap_err().code(), tonic::Code::Unauthenticated);
+        request.metadata_mut().insert("authorization", "Bearer nonsense".parse().unwrap());
+        assert!(access.peer(&request).is_err());
+        let good = format!("Bearer {}", access.token).parse().unwrap();
+        request.metadata_mut().insert("authorization", good);
+        assert!(access.peer(&request).unwrap().trusted);
+        let claimed = v1::Credentials { uid: 5, gid: 6, groups: vec![7], checked: true };
+        let caller = access.caller(&request, Some(&claimed)).unwrap();
+        assert_eq!((caller.uid, caller.checked, caller.trusted), (5, true, true));
+    }
+}

@@ -1,0 +1,318 @@
+//! The array's elements: who is there, what they last said, and the one stream to each.
+//!
+//! An element is up as long as its stream is. What elements report about labels is handed on to the
+//! dispatcher's driver by a channel; this module decides nothing about work.
+
+use crate::names::shared::{Rooms, Shared};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidemill_core::id::ElementId;
+use tidemill_core::layout::Room;
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
+use tokio::sync::{mpsc, watch};
+use tonic::Status;
+
+/// Messages that wait for one element; an element that reads slower loses its connection and comes back.
+const OUTBOX_MAX: usize = 4096;
+
+/// What an element reported, for the dispatcher's driver.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// It joined or came back, and knows these labels.
+    Up { element: v1::Element, labels: Vec<u64> },
+    /// It has been away for longer than the array waits.
+    Down { element: u32 },
+    /// A new status.
+    Status { element: v1::Element },
+    /// It began a label.
+    Started { element: u32, label: u64 },
+    /// It ended a label.
+    Finished { element: u32, label: u64, outcome: v1::LabelOutcome },
+}
+
+/// One element.
+#[derive(Debug)]
+struct Slot {
+    status: v1::Element,
+    connection: Option<Connection>,
+    /// Counts its connections, so that the end of an old one is not taken for the end of the new.
+    epoch: u64,
+    left: Instant,
+}
+
+#[derive(Debug)]
+struct Connection {
+    outbox: mpsc::Sender<v1::ToElement>,
+    /// Set to end the stream.
+    end: watch::Sender<bool>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Array {
+    slots: Mutex<BTreeMap<u32, Slot>>,
+    shared: Arc<Shared>,
+    array_id: u64,
+    reports: std::sync::mpsc::Sender<Report>,
+    element_timeout: Duration,
+    link_bytes_per_sec: u64,
+    next_question: AtomicU64,
+    questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<(u32, Vec<String>)>>>,
+}
+
+/// How an array is set up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) array_id: u64,
+    pub(crate) element_timeout: Duration,
+    pub(crate) link_bytes_per_sec: u64,
+}
+
+impl Array {
+    pub(crate) fn new(shared: Arc<Shared>, settings: Settings, reports: std::sync::mpsc::Sender<Report>) -> Self {
+        Self {
+            slots: Mutex::default(),
+            shared,
+            array_id: settings.array_id,
+            reports,
+            element_timeout: settings.element_timeout,
+            link_bytes_per_sec: settings.link_bytes_per_sec,
+            next_question: AtomicU64::new(1),
+            questions: Mutex::default(),
+        }
+    }
+
+    /// The array's id.
+    pub(crate) fn id(&self) -> u64 {
+        self.array_id
+    }
+
+    /// Where an element that is up is reached.
+    pub(crate) fn url(&self, element: u32) -> Option<String> {
+        let slots = self.slots.lock();
+        let slot = slots.get(&element)?;
+        slot.connection.as_ref().map(|_| slot.status.url.clone())
+    }
+
+    /// All elements that were ever seen since the server started, with `up` set as it is now.
+    pub(crate) fn elements(&self) -> Vec<v1::Element> {
+        self.slots.lock().values().map(|slot| slot.status.clone()).collect()
+    }
+
+    /// Elements that are up.
+    pub(crate) fn up(&self) -> Vec<u32> {
+        let slots = self.slots.lock();
+        slots.iter().filter(|(_, slot)| slot.connection.is_some()).map(|(&id, _)| id).collect()
+    }
+
+    /// Counts the connections of an element that is up.
+    pub(crate) fn epoch(&self, element: u32) -> Option<u64> {
+        let slots = self.slots.lock();
+        slots.get(&element).filter(|slot| slot.connection.is_some()).map(|slot| slot.epoch)
+    }
+
+    /// The server's own right to seal what a lost mount was writing.
+    pub(crate) fn sign_for_server(&self, element: u32, object: u64) -> Vec<u8> {
+        let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
+        self.shared.sign(element, object, all, 0)
+    }
+
+    /// Sends to an element; `false` if it is away. What is lost with a connection is sent again, in some
+    /// form, when the element is back.
+    pub(crate) fn send(&self, element: u32, message: To) -> bool {
+        let mut slots = self.slots.lock();
+        let Some(slot) = slots.get_mut(&element) else { return false };
+        let Some(connection) = &slot.connection else { return false };
+        match connection.outbox.try_send(v1::ToElement { message: Some(message) }) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                tracing::warn!(element, "an element reads too slowly; its connection is ended");
+                let _ = connection.end.send(true);
+                false
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+        }
+    }
+
+    /// An element's stream began with this greeting.
+    pub(crate) fn join(
+        &self,
+        hello: v1::Hello,
+        outbox: mpsc::Sender<v1::ToElement>,
+    ) -> Result<(u32, u64, watch::Receiver<bool>), Status> {
+        let mut element = self.check(&hello)?;
+        let id = element.element;
+        self.complete(&mut element);
+        let (end, ended) = watch::channel(false);
+        let epoch = {
+            let mut slots = self.slots.lock();
+            let epoch = match slots.get(&id) {
+                Some(old) => {
+                    check_same(&old.status, &element, old.connection.is_some())?;
+                    if let Some(connection) = &old.connection {
+                        let _ = connection.end.send(true);
+                    }
+                    old.epoch + 1
+                }
+                None => 1,
+            };
+            let welcome = v1::Welcome { array_id: self.array_id, key: self.shared.key().as_bytes().to_vec() };
+            let _ = outbox.try_send(v1::ToElement { message: Some(To::Welcome(welcome)) });
+            let connection = Some(Connection { outbox, end });
+            slots.insert(id, Slot { status: element.clone(), connection, epoch, left: Instant::now() });
+            epoch
+        };
+        tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
+        self.report(Report::Up { element, labels: hello.labels });
+        self.refresh();
+        self.tell_peers();
+        Ok((id, epoch, ended))
+    }
+
+    fn check(&self, hello: &v1::Hello) -> Result<v1::Element, Status> {
+        if hello.version != tidemill_wire::PROTOCOL_VERSION {
+            return Err(Status::failed_precondition(format!(
+                "the element speaks protocol version {}, the server {}: use the same release",
+                hello.version,
+                tidemill_wire::PROTOCOL_VERSION
+            )));
+        }
+        if hello.array_id != 0 && hello.array_id != self.array_id {
+            return Err(Status::failed_precondition(
+                "the element's folder belongs to another array; give it an empty folder or the right server",
+            ));
+        }
+        let element = hello.element.clone().ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
+        tidemill_wire::convert::parse_role(&element.role).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        Ok(element)
+    }
+
+    fn complete(&self, element: &mut v1::Element) {
+        element.up = true;
+        if element.link_bytes_per_sec == 0 {
+            element.link_bytes_per_sec = self.link_bytes_per_sec;
+        }
+    }
+
+    /// A message from an element.
+    pub(crate) fn on_message(&self, element: u32, epoch: u64, message: From) {
+        match message {
+            From::Hello(_) => tracing::warn!(element, "a second greeting on one connection"),
+            From::Status(mut status) => {
+                status.element = element;
+                self.complete(&mut status);
+                {
+                    let mut slots = self.slots.lock();
+                    let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else { return };
+                    slot.status = status.clone();
+                }
+                self.refresh();
+                self.report(Report::Status { element: status });
+            }
+            From::Started(started) => self.report(Report::Started { element, label: started.label }),
+            From::Finished(finished) => {
+                let outcome = finished.outcome.unwrap_or_default();
+                self.report(Report::Finished { element, label: finished.label, outcome });
+            }
+            From::Programs(programs) => {
+                if let Some(asker) = self.questions.lock().get(&programs.request) {
+                    let _ = asker.send((element, programs.found));
+                }
+            }
+        }
+    }
+
+    /// An element's stream ended. Its labels stay its own until the timeout.
+    pub(crate) fn leave(self: &Arc<Self>, element: u32, epoch: u64) {
+        {
+            let mut slots = self.slots.lock();
+            let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else { return };
+            slot.connection = None;
+            slot.status.up = false;
+            slot.left = Instant::now();
+        }
+        tracing::info!(element, "element is away");
+        self.refresh();
+        self.tell_peers();
+        let array = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(array.element_timeout).await;
+            let away = array.slots.lock().get(&element).is_some_and(|slot| slot.epoch == epoch);
+            if away {
+                tracing::warn!(element, "element is lost; its labels are given elsewhere");
+                array.report(Report::Down { element });
+            }
+        });
+    }
+
+    fn report(&self, report: Report) {
+        // The driver is gone only when the server shuts down.
+        let _ = self.reports.send(report);
+    }
+
+    /// Tells the namespace what room there is.
+    fn refresh(&self) {
+        let mut rooms = Rooms::default();
+        for slot in self.slots.lock().values() {
+            if slot.connection.is_none() || slot.status.role != "store" {
+                continue;
+            }
+            rooms.capacity_bytes += slot.status.capacity_bytes;
+            let element = ElementId(slot.status.element);
+            rooms.store.push(Room { element, free_bytes: slot.status.free_bytes });
+        }
+        self.shared.set_rooms(rooms);
+    }
+
+    /// Tells every element where the others are.
+    fn tell_peers(&self) {
+        let elements: Vec<_> = self.elements().into_iter().filter(|element| element.up).collect();
+        for id in self.up() {
+            self.send(id, To::Peers(v1::Peers { elements: elements.clone() }));
+        }
+    }
+
+    /// Asks the elements that are up which of these programs they have; gives what each that answers in
+    /// time has.
+    pub(crate) async fn find_programs(&self, names: Vec<String>, wait: Duration) -> BTreeMap<u32, Vec<String>> {
+        let request = self.next_question.fetch_add(1, Ordering::Relaxed);
+        let (sender, mut answers) = mpsc::unbounded_channel();
+        self.questions.lock().insert(request, sender);
+        let mut asked = 0;
+        for element in self.up() {
+            let question = v1::FindPrograms { request, names: names.clone() };
+            asked += usize::from(self.send(element, To::FindPrograms(question)));
+        }
+        let mut found = BTreeMap::new();
+        let deadline = tokio::time::Instant::now() + wait;
+        while found.len() < asked {
+            match tokio::time::timeout_at(deadline, answers.recv()).await {
+                Ok(Some((element, names))) => found.insert(element, names),
+                _ => break,
+            };
+        }
+        self.questions.lock().remove(&request);
+        found
+    }
+}
+
+/// One id must not be used by two elements at once.
+fn check_same(old: &v1::Element, new: &v1::Element, connected: bool) -> Result<(), Status> {
+    let same = old.host == new.host && old.folder == new.folder;
+    if connected && !same {
+        return Err(Status::already_exists(format!(
+            "element {} is up already, in {} of another host or folder; give this one another id",
+            old.element, old.folder
+        )));
+    }
+    Ok(())
+}
+
+/// How many messages may wait for an element.
+pub(crate) fn outbox() -> (mpsc::Sender<v1::ToElement>, mpsc::Receiver<v1::ToElement>) {
+    mpsc::channel(OUTBOX_MAX)
+}

@@ -1,0 +1,67 @@
+//! The gRPC service of the array: status, and the streams of elements.
+
+use crate::access::Access;
+use crate::array::{Array, outbox};
+use futures_util::{Stream, StreamExt};
+use std::pin::Pin;
+use std::sync::Arc;
+use tidemill_wire::v1::{self, from_element::Message as From};
+use tonic::{Request, Response, Status, Streaming};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct ArrayService {
+    pub(crate) array: Arc<Array>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) default_policy: String,
+    pub(crate) policies: Vec<String>,
+    pub(crate) started: i64,
+}
+
+type ToElements = Pin<Box<dyn Stream<Item = Result<v1::ToElement, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::array_server::Array for ArrayService {
+    async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+        self.access.peer(&request)?;
+        Ok(Response::new(v1::StatusReply {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            elements: self.array.elements(),
+            default_policy: self.default_policy.clone(),
+            array_id: self.array.id(),
+            policies: self.policies.clone(),
+            started: self.started,
+        }))
+    }
+
+    type AttachStream = ToElements;
+
+    async fn attach(&self, request: Request<Streaming<v1::FromElement>>) -> Result<Response<ToElements>, Status> {
+        self.access.need_trusted(&request)?;
+        let mut stream = request.into_inner();
+        let first = stream.message().await?.and_then(|message| message.message);
+        let Some(From::Hello(hello)) = first else {
+            return Err(Status::invalid_argument("an element must say hello first"));
+        };
+        let (sender, receiver) = outbox();
+        let (element, epoch, mut ended) = self.array.join(hello, sender)?;
+        let array = self.array.clone();
+        tokio::spawn(async move {
+            loop {
+                let message = tokio::select! {
+                    message = stream.message() => message,
+                    _ = ended.changed() => break,
+                };
+                match message {
+                    Ok(Some(v1::FromElement { message: Some(message) })) => {
+                        array.on_message(element, epoch, message);
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            array.leave(element, epoch);
+        });
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok))))
+    }
+}

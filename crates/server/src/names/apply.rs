@@ -1,0 +1,79 @@
+//! From a request's operations to the functions that carry them out.
+
+use super::fault::Fault;
+use super::transaction::Tx;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Operations in one request.
+pub(crate) const OPS_MAX: usize = 10_000;
+
+/// Whether the operation changes nothing, so that a reading connection will do.
+pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
+    matches!(
+        op.op,
+        Some(
+            Op::Lookup(_)
+                | Op::Resolve(_)
+                | Op::GetAttr(_)
+                | Op::ReadDir(_)
+                | Op::Open(_)
+                | Op::GetXattr(_)
+                | Op::ListXattr(_)
+                | Op::StatFs(_)
+        ) | None
+    )
+}
+
+impl Tx<'_> {
+    /// Carries out operations until one fails.
+    pub(crate) fn apply_all(&mut self, ops: &[v1::NameOp], reading: bool) -> Result<Vec<v1::NameResult>, Fault> {
+        let mut results = Vec::with_capacity(ops.len());
+        for op in ops {
+            let result = if reading || only_reads(op) { self.apply(op) } else { self.apply_whole(op)? };
+            let failed = result.is_err();
+            let answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
+            results.push(v1::NameResult { result: Some(answer) });
+            if failed {
+                break;
+            }
+        }
+        Ok(results)
+    }
+
+    /// One operation, whole or not at all. The outer error means that the transaction itself is broken.
+    fn apply_whole(&mut self, op: &v1::NameOp) -> Result<Result<Answer, Fault>, Fault> {
+        self.db.prepare_cached("SAVEPOINT op")?.execute([])?;
+        let noted = self.changes.len();
+        let result = self.apply(op);
+        if result.is_err() {
+            self.changes.truncate(noted);
+            self.db.prepare_cached("ROLLBACK TO op")?.execute([])?;
+        }
+        self.db.prepare_cached("RELEASE op")?.execute([])?;
+        Ok(result)
+    }
+
+    fn apply(&mut self, op: &v1::NameOp) -> Result<Answer, Fault> {
+        match op.op.as_ref().ok_or(Fault::Malformed("an operation is empty"))? {
+            Op::Lookup(op) => self.lookup(op),
+            Op::Resolve(op) => self.resolve_path(op),
+            Op::GetAttr(op) => self.get_attr(op),
+            Op::SetAttr(op) => self.set_attr(op),
+            Op::Create(op) => self.create(op),
+            Op::Link(op) => self.link(op),
+            Op::Unlink(op) => self.unlink(op),
+            Op::Rename(op) => self.rename(op),
+            Op::ReadDir(op) => self.read_dir(op),
+            Op::Open(op) => self.open(op),
+            Op::NewVersion(op) => self.new_version(op),
+            Op::Seal(op) => self.seal(op),
+            Op::Abandon(op) => self.abandon(op),
+            Op::GetXattr(op) => self.get_xattr(op),
+            Op::SetXattr(op) => self.set_xattr(op),
+            Op::ListXattr(op) => self.list_xattr(op),
+            Op::RemoveXattr(op) => self.remove_xattr(op),
+            Op::StatFs(_) => Ok(self.stat_fs()),
+            Op::Release(op) => self.release(op),
+        }
+    }
+}

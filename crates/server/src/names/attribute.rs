@@ -1,0 +1,191 @@
+//! Attributes: mode, owner, times, extended attributes, and the room in the array.
+
+use super::fault::Fault;
+use super::node::{Node, SETGID, SETUID};
+use super::transaction::{Change, NAME_MAX, Tx, shown};
+use rusqlite::{OptionalExtension, params};
+use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
+
+/// The folder attribute: new files below this directory go to that element. On a file: where it is.
+pub(crate) const FOLDER_ELEMENT: &[u8] = b"user.tidemill.element";
+/// Attributes that the array answers.
+const VIRTUAL: [&[u8]; 4] =
+    [b"user.tidemill.lineage", b"user.tidemill.object", b"user.tidemill.version", b"user.tidemill.task"];
+/// Longest value of an extended attribute, in bytes.
+const VALUE_MAX: usize = 65_536;
+
+fn is_virtual(node: &Node, name: &[u8]) -> bool {
+    VIRTUAL.contains(&name) || (name == FOLDER_ELEMENT && !node.is_dir())
+}
+
+impl Tx<'_> {
+    pub(crate) fn get_attr(&self, op: &v1::GetAttr) -> Result<Answer, Fault> {
+        Ok(Answer::Attr(self.reach(op.ino)?.attr()))
+    }
+
+    pub(crate) fn set_attr(&mut self, op: &v1::SetAttr) -> Result<Answer, Fault> {
+        let mut node = self.reach(op.ino)?;
+        self.check_set_attr(&node, op)?;
+        if op.uid.is_some() || op.gid.is_some() {
+            node.uid = op.uid.unwrap_or(node.uid);
+            node.gid = op.gid.unwrap_or(node.gid);
+            // As Linux does: a program must not keep special rights under a new owner.
+            if !node.is_dir() && op.mode.is_none() {
+                let group_exec = node.mode & 0o010 != 0;
+                node.mode &= if group_exec { !(SETUID | SETGID) } else { !SETUID };
+            }
+        }
+        if let Some(mode) = op.mode {
+            node.mode = mode & 0o7777;
+            if !self.caller.above() && !node.is_dir() && !self.caller.in_group(node.gid) {
+                node.mode &= !SETGID;
+            }
+        }
+        node.atime = op.atime.unwrap_or(node.atime);
+        node.mtime = op.mtime.unwrap_or(node.mtime);
+        node.ctime = self.time(op.ctime);
+        node.update(self.db)?;
+        self.changes.push(Change::Node(node.ino));
+        Ok(Answer::Attr(node.attr()))
+    }
+
+    fn check_set_attr(&self, node: &Node, op: &v1::SetAttr) -> Result<(), Fault> {
+        self.need_owner(node)?;
+        if self.caller.above() {
+            return Ok(());
+        }
+        let new_owner = op.uid.is_some_and(|uid| uid != node.uid);
+        let strange_group = op.gid.is_some_and(|gid| gid != node.gid && !self.caller.in_group(gid));
+        if new_owner || strange_group {
+            return Err(Fault::NotOwner(format!("inode {}", node.ino)));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get_xattr(&self, op: &v1::GetXattr) -> Result<Answer, Fault> {
+        let node = self.reach(op.ino)?;
+        self.need_read(&node)?;
+        let value = if is_virtual(&node, &op.name) {
+            self.answered(&node, &op.name)?
+        } else {
+            check_namespace(&op.name, false)?;
+            self.stored(node.ino, &op.name)?
+        };
+        let value = value.ok_or_else(|| Fault::NoAttribute(shown(&op.name)))?;
+        Ok(Answer::Bytes(v1::Bytes { value }))
+    }
+
+    fn stored(&self, ino: u64, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+        let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
+        let row = params![ino.cast_signed(), name];
+        Ok(self.db.prepare_cached(sql)?.query_row(row, |row| row.get(0)).optional()?)
+    }
+
+    fn answered(&self, node: &Node, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+        if node.kind != Kind::File || node.version == 0 {
+            return Ok(None);
+        }
+        let number = |value: u64| Some(value.to_string().into_bytes());
+        Ok(match name {
+            b"user.tidemill.version" => number(node.version),
+            b"user.tidemill.object" if node.object != 0 => number(node.object),
+            FOLDER_ELEMENT => node.element().and_then(|element| number(u64::from(element))),
+            b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
+            b"user.tidemill.lineage" if node.object != 0 => {
+                Some(crate::lineage::summary(self.db, node.object)?.into_bytes())
+            }
+            _ => None,
+        })
+    }
+
+    fn task_of(&self, object: u64) -> Result<Option<u64>, Fault> {
+        let sql = "SELECT task FROM version WHERE object = ?1 AND task != 0";
+        let found: Option<i64> =
+            self.db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| row.get(0)).optional()?;
+        Ok(found.map(i64::cast_unsigned))
+    }
+
+    pub(crate) fn set_xattr(&mut self, op: &v1::SetXattr) -> Result<Answer, Fault> {
+        let node = self.reach(op.ino)?;
+        self.need_write(&node)?;
+        self.check_settable(&node, &op.name)?;
+        if op.name.len() > NAME_MAX || op.value.len() > VALUE_MAX {
+            return Err(Fault::AttributeTooLong(shown(&op.name)));
+        }
+        if op.create || op.replace {
+            match (self.stored(node.ino, &op.name)?, op.create, op.replace) {
+                (Some(_), true, _) => return Err(Fault::AttributeExists(shown(&op.name))),
+                (None, _, true) => return Err(Fault::NoAttribute(shown(&op.name))),
+                _ => {}
+            }
+        }
+        if op.name == FOLDER_ELEMENT {
+            let text = std::str::from_utf8(&op.value).ok().map(str::trim);
+            if text.and_then(|text| text.parse::<u32>().ok()).is_none() {
+                return Err(Fault::BadElement(shown(&op.value)));
+            }
+            self.shared.set_folder_elements();
+        }
+        let row = params![node.ino.cast_signed(), op.name, op.value];
+        self.db.prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?.execute(row)?;
+        self.touch(node)
+    }
+
+    pub(crate) fn remove_xattr(&mut self, op: &v1::RemoveXattr) -> Result<Answer, Fault> {
+        let node = self.reach(op.ino)?;
+        self.need_write(&node)?;
+        self.check_settable(&node, &op.name)?;
+        let row = params![node.ino.cast_signed(), op.name];
+        let removed = self.db.prepare_cached("DELETE FROM xattr WHERE ino = ?1 AND name = ?2")?.execute(row)?;
+        if removed == 0 {
+            return Err(Fault::NoAttribute(shown(&op.name)));
+        }
+        self.touch(node)
+    }
+
+    fn check_settable(&self, node: &Node, name: &[u8]) -> Result<(), Fault> {
+        if is_virtual(node, name) {
+            return Err(Fault::AttributeReadOnly(shown(name)));
+        }
+        check_namespace(name, true)?;
+        if !matches!(node.kind, Kind::File | Kind::Directory) {
+            return Err(Fault::NotOwner(shown(name)));
+        }
+        Ok(())
+    }
+
+    fn touch(&mut self, mut node: Node) -> Result<Answer, Fault> {
+        node.ctime = self.now;
+        node.update(self.db)?;
+        self.changes.push(Change::Node(node.ino));
+        Ok(Answer::Empty(v1::Empty {}))
+    }
+
+    /// Only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array answers.
+    pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
+        let node = self.reach(op.ino)?;
+        let mut statement = self.db.prepare_cached("SELECT name FROM xattr WHERE ino = ?1 ORDER BY name")?;
+        let names = statement.query_map([node.ino.cast_signed()], |row| row.get(0))?;
+        Ok(Answer::Names(v1::NameList { names: names.collect::<Result<_, _>>()? }))
+    }
+
+    pub(crate) fn stat_fs(&self) -> Answer {
+        let rooms = self.shared.rooms();
+        Answer::StatFs(v1::StatFsReply {
+            capacity: rooms.capacity_bytes,
+            free: rooms.store.iter().map(|room| room.free_bytes).sum(),
+            files: self.shared.files(),
+        })
+    }
+}
+
+fn check_namespace(name: &[u8], set: bool) -> Result<(), Fault> {
+    if name.starts_with(b"user.") && name.len() > 5 {
+        return Ok(());
+    }
+    // The kernel asks for these on its own and takes "none" for an answer.
+    if name.starts_with(b"security.") && !set {
+        return Err(Fault::NoAttribute(shown(name)));
+    }
+    Err(Fault::AttributeUnsupported(shown(name)))
+}

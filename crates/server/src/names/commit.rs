@@ -1,0 +1,193 @@
+//! Group commit: one thread owns the writing connection, takes all the work that waits and commits it at
+//! once. Readers use connections of their own and see the last commit.
+//!
+//! A piece of work that fails is rolled back to its own savepoint and harms no other of the same commit.
+
+use super::fault::Fault;
+use super::schema::{self, OpenError};
+use crate::clock;
+use parking_lot::Mutex;
+use rusqlite::{Connection, TransactionBehavior};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Pieces of work in one commit at most.
+const BATCH_MAX: usize = 512;
+/// No new work is taken into a commit after this long.
+const BATCH_TIME_MAX: Duration = Duration::from_millis(4);
+/// Work that may wait for the writer; more makes callers wait.
+const QUEUE_MAX: usize = 8192;
+/// Reading connections.
+const READERS: usize = 4;
+
+type Work = Box<dyn FnOnce(&Connection) -> Box<dyn FnOnce(bool) + Send> + Send>;
+
+struct Piece {
+    work: Work,
+    durable: bool,
+}
+
+/// The database: writes go through one thread, reads through a few connections.
+pub(crate) struct Database {
+    queue: Mutex<Option<mpsc::SyncSender<Piece>>>,
+    readers: Vec<Mutex<Connection>>,
+    next_reader: std::sync::atomic::AtomicUsize,
+    writer: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Database").field("readers", &self.readers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Database {
+    /// Opens or makes it and starts the writer.
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+        let connection = schema::open_writer(path)?;
+        let readers: Result<Vec<_>, _> =
+            (0..READERS).map(|_| schema::open_reader(path).map(Mutex::new)).collect();
+        let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
+        let mut wal = path.as_os_str().to_owned();
+        wal.push("-wal");
+        let wal = PathBuf::from(wal);
+        let writer = std::thread::spawn(move || write_loop(connection, &receiver, &wal));
+        Ok(Self {
+            queue: Mutex::new(Some(sender)),
+            readers: readers?,
+            next_reader: std::sync::atomic::AtomicUsize::new(0),
+            writer: Mutex::new(Some(writer)),
+        })
+    }
+
+    fn submit<T: Send + 'static>(
+        &self,
+        durable: bool,
+        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Result<T, Fault>>, Fault> {
+        let (sender, receiver) = oneshot::channel();
+        let work: Work = Box::new(move |connection| {
+            let result = savepoint(connection, work);
+            Box::new(move |committed| {
+                let result = if committed { result } else { result.and(Err(Fault::Closed)) };
+                let _ = sender.send(result);
+            })
+        });
+        let queue = self.queue.lock().clone().ok_or(Fault::Closed)?;
+        queue.send(Piece { work, durable }).map_err(|_| Fault::Closed)?;
+        Ok(receiver)
+    }
+
+    /// Runs `work` in the next commit; resolves when it is committed (and, if `durable`, on the disk).
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        durable: bool,
+        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.submit(durable, work)?.await.map_err(|_| Fault::Closed)?
+    }
+
+    /// As [`Self::write`], for threads outside the runtime.
+    pub(crate) fn write_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.submit(false, work)?.blocking_recv().map_err(|_| Fault::Closed)?
+    }
+
+    /// Runs `work` on a reading connection within one view of the database.
+    pub(crate) fn read<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Fault>) -> Result<T, Fault> {
+        let start = self.next_reader.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let free = (0..READERS).find_map(|i| self.readers[(start + i) % READERS].try_lock());
+        let mut connection = free.unwrap_or_else(|| self.readers[start % READERS].lock());
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
+        work(&transaction)
+    }
+
+    /// Ends the writer after the work that waits.
+    pub(crate) fn close(&self) {
+        drop(self.queue.lock().take());
+        let writer = self.writer.lock().take();
+        if let Some(writer) = writer {
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn savepoint<T>(
+    connection: &Connection,
+    work: impl FnOnce(&Connection) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    connection.prepare_cached("SAVEPOINT piece")?.execute([])?;
+    let result = work(connection);
+    if result.is_err() {
+        connection.prepare_cached("ROLLBACK TO piece")?.execute([])?;
+    }
+    connection.prepare_cached("RELEASE piece")?.execute([])?;
+    result
+}
+
+fn write_loop(connection: Connection, queue: &mpsc::Receiver<Piece>, wal: &Path) {
+    let mut wal_file = None;
+    while let Ok(first) = queue.recv() {
+        let started = Instant::now();
+        let mut durable = first.durable;
+        if let Err(error) = execute(&connection, "BEGIN IMMEDIATE") {
+            // Dropping the piece tells its caller.
+            tracing::error!(%error, "can't begin a transaction");
+            continue;
+        }
+        let mut answers = vec![(first.work)(&connection)];
+        // SQLite may have ended the transaction itself (disk full): nothing more may go in then.
+        while answers.len() < BATCH_MAX && started.elapsed() < BATCH_TIME_MAX && !connection.is_autocommit() {
+            let Ok(piece) = queue.try_recv() else { break };
+            durable |= piece.durable;
+            answers.push((piece.work)(&connection));
+        }
+        let committed = commit(&connection) && (!durable || sync(&mut wal_file, wal));
+        for answer in answers {
+            answer(committed);
+        }
+    }
+    tracing::debug!(at = clock::now_ns(), "database closed");
+}
+
+fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<usize> {
+    connection.prepare_cached(sql)?.execute([])
+}
+
+fn commit(connection: &Connection) -> bool {
+    match execute(connection, "COMMIT") {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%error, "can't commit");
+            let _ = connection.execute_batch("ROLLBACK");
+            false
+        }
+    }
+}
+
+/// SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller who wants a commit
+/// to survive power loss needs the log itself on the disk.
+fn sync(file: &mut Option<File>, wal: &Path) -> bool {
+    if file.is_none() {
+        *file = File::open(wal).ok();
+    }
+    match file.as_ref().map(File::sync_data) {
+        Some(Ok(())) => true,
+        Some(Err(error)) => {
+            tracing::error!(%error, "can't sync the write-ahead log");
+            false
+        }
+        None => false,
+    }
+}

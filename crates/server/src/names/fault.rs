@@ -1,0 +1,127 @@
+//! Why a namespace operation fails, and the errno of each reason: the only place where errnos are chosen.
+
+use rustix::io::Errno;
+use tidemill_core::layout::PlacementError;
+use tidemill_wire::v1;
+
+/// Why a namespace operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// No such name or inode.
+    #[error("{0}: no such file or directory")]
+    NotFound(String),
+    /// The name is taken.
+    #[error("{0}: exists already; choose another name or remove it first")]
+    Exists(String),
+    /// A part of a path is not a directory.
+    #[error("{0}: not a directory")]
+    NotDirectory(String),
+    /// The operation is not for directories.
+    #[error("{0}: is a directory")]
+    IsDirectory(String),
+    /// A directory that has entries.
+    #[error("{0}: directory is not empty")]
+    NotEmpty(String),
+    /// The caller lacks a permission.
+    #[error("{0}: permission denied for user {1}")]
+    Denied(String, u32),
+    /// Only the owner or root may do this.
+    #[error("{0}: only its owner or root may do this")]
+    NotOwner(String),
+    /// Hard links to directories do not exist.
+    #[error("{0}: a directory can't have a second name")]
+    DirectoryLink(String),
+    /// A name or path is too long.
+    #[error("name has {0} bytes; a name may have 255, a path 4095")]
+    NameTooLong(usize),
+    /// Too many symbolic links on the way.
+    #[error("{0}: more than 40 symbolic links on the way")]
+    Loop(String),
+    /// A name with a slash, a zero byte, or a reserved one.
+    #[error("{0:?} can't be a name")]
+    BadName(String),
+    /// A directory moved into itself.
+    #[error("{0}: a directory can't be moved into itself")]
+    IntoItself(String),
+    /// A request that makes no sense.
+    #[error("malformed request: {0}")]
+    Malformed(&'static str),
+    /// Somebody else is writing the file.
+    #[error("inode {0} is being written by somebody else; try again when it is closed")]
+    Busy(u64),
+    /// The object is not the one being written.
+    #[error("object {0} is not being written any more; another writer has taken over")]
+    Stale(u64),
+    /// An older version whose bytes are gone.
+    #[error("version {0} of inode {1} is not kept any more")]
+    VersionGone(u64, u64),
+    /// Too many hard links.
+    #[error("{0}: has as many names as a file may have")]
+    TooManyLinks(String),
+    /// No such extended attribute.
+    #[error("no attribute {0}")]
+    NoAttribute(String),
+    /// The extended attribute exists already.
+    #[error("attribute {0} exists already")]
+    AttributeExists(String),
+    /// An attribute that only the system sets.
+    #[error("attribute {0} can't be set: the array answers it")]
+    AttributeReadOnly(String),
+    /// An attribute outside `user.`.
+    #[error("attribute {0}: only attributes in `user.` are kept")]
+    AttributeUnsupported(String),
+    /// An attribute's value or name is too long.
+    #[error("attribute {0} is too long: names may have 255 bytes, values 65536")]
+    AttributeTooLong(String),
+    /// A folder attribute that names no element.
+    #[error("{0:?} is no element number")]
+    BadElement(String),
+    /// No place for a new file.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The database failed.
+    #[error("the server's database failed: {0}")]
+    Database(#[from] rusqlite::Error),
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
+    Closed,
+}
+
+impl Fault {
+    /// Its Linux errno.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::NotFound(_) | Self::VersionGone(..) => Errno::NOENT,
+            Self::Exists(_) | Self::AttributeExists(_) => Errno::EXIST,
+            Self::NotDirectory(_) => Errno::NOTDIR,
+            Self::IsDirectory(_) => Errno::ISDIR,
+            Self::NotEmpty(_) => Errno::NOTEMPTY,
+            Self::Denied(..) => Errno::ACCESS,
+            Self::NotOwner(_) | Self::DirectoryLink(_) | Self::AttributeReadOnly(_) => Errno::PERM,
+            Self::NameTooLong(_) => Errno::NAMETOOLONG,
+            Self::Loop(_) => Errno::LOOP,
+            Self::BadName(_) | Self::IntoItself(_) | Self::Malformed(_) | Self::BadElement(_) => Errno::INVAL,
+            Self::Busy(_) => Errno::TXTBSY,
+            Self::Stale(_) => Errno::STALE,
+            Self::TooManyLinks(_) => Errno::MLINK,
+            Self::NoAttribute(_) => Errno::NODATA,
+            Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,
+            Self::AttributeTooLong(_) => Errno::TOOBIG,
+            Self::Placement(PlacementError::Full(_) | PlacementError::AllFull) => Errno::NOSPC,
+            Self::Placement(_) => Errno::HOSTUNREACH,
+            Self::Database(error) if full(error) => Errno::NOSPC,
+            Self::Database(_) | Self::Closed => Errno::IO,
+        }
+    }
+}
+
+fn full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+impl From<&Fault> for v1::NameError {
+    fn from(fault: &Fault) -> Self {
+        Self { errno: fault.errno().raw_os_error(), message: fault.to_string() }
+    }
+}

@@ -1,0 +1,98 @@
+//! The namespace: directories, files, links and their versions.
+//!
+//! [`Names`] is what the rest of the server knows of it; [`SqliteNames`] keeps it in one SQLite file. It
+//! knows nothing of connections and never touches the bytes of files: what must be removed from elements is
+//! noted in the table `removal`, for others to carry out.
+
+mod apply;
+mod attribute;
+pub(crate) mod commit;
+mod fault;
+pub(crate) mod ids;
+pub(crate) mod node;
+mod schema;
+pub(crate) mod shared;
+mod sqlite;
+pub(crate) mod transaction;
+mod tree;
+mod version;
+
+pub use fault::Fault;
+pub use node::Caller;
+pub use schema::{OpenError, SCHEMA_VERSION};
+pub use sqlite::SqliteNames;
+pub(crate) use sqlite::array_id;
+pub use transaction::Change;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use tidemill_wire::v1;
+
+/// A future of a [`Names`] method.
+pub type Answered<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// One batch of operations by one caller.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Whose rights they use.
+    pub caller: Caller,
+    /// The mount that asks; 0 if it is none.
+    pub session: u64,
+    /// Whether the changes must survive power loss before the answer.
+    pub durable: bool,
+    /// The operations, in order.
+    pub ops: Vec<v1::NameOp>,
+}
+
+/// What one commit changed, and on whose behalf.
+#[derive(Debug)]
+pub struct Changed {
+    /// The mount that asked; it knows already.
+    pub session: u64,
+    /// What changed.
+    pub changes: Vec<Change>,
+}
+
+/// The namespace of an array.
+pub trait Names: std::fmt::Debug + Send + Sync {
+    /// Carries out operations in order, in one transaction: all before a failed one take effect, none after.
+    ///
+    /// # Errors
+    /// If the changes could not be kept; then none has taken effect. Errors of single operations are among
+    /// the results.
+    fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>>;
+
+    /// Reserves inode and object ids; gives the first of each. They are never given again.
+    ///
+    /// # Errors
+    /// If the reservation could not be kept.
+    fn reserve(&self, caller: Caller, inodes: u32, objects: u32) -> Answered<'_, Result<(u64, u64), Fault>>;
+
+    /// All changes from now on.
+    fn changes(&self) -> tokio::sync::broadcast::Receiver<Arc<Changed>>;
+
+    /// A number for a mount, never used before.
+    ///
+    /// # Errors
+    /// If it could not be kept.
+    fn new_session(&self) -> Answered<'_, Result<u64, Fault>>;
+
+    /// A mount is gone: forgets what it had open. Gives the versions it was writing, for others to seal or
+    /// abandon.
+    ///
+    /// # Errors
+    /// If the database fails.
+    fn end_session(&self, session: u64) -> Answered<'_, Result<Vec<Unfinished>, Fault>>;
+}
+
+/// A version that a mount was writing when it went away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The file.
+    pub ino: u64,
+    /// The object being written.
+    pub object: u64,
+    /// Where.
+    pub element: u32,
+}

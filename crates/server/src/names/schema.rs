@@ -1,0 +1,110 @@
+//! The server's database: its tables and the numbered migrations that make them. Field by field in
+//! `docs/formats-server.md`.
+
+use rusqlite::{Connection, OpenFlags};
+use std::path::Path;
+
+/// Version of the tables; kept as `PRAGMA user_version`.
+pub const SCHEMA_VERSION: usize = MIGRATIONS.len();
+
+/// Pages of the write-ahead log before it is folded back into the database.
+const WAL_PAGES_MAX: u32 = 8192;
+/// Prepared statements kept per connection.
+const STATEMENTS_MAX: usize = 256;
+
+/// The database can't be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// SQLite says no.
+    #[error("can't open the server's database {path}: {source}")]
+    Database {
+        /// The file.
+        path: String,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// A later release made it.
+    #[error("the server's database {path} has version {found}, this program knows {SCHEMA_VERSION}: use a later release")]
+    Newer {
+        /// The file.
+        path: String,
+        /// Its version.
+        found: usize,
+    },
+}
+
+/// Each brings the tables from the version of its index to the next. Never changed once released.
+const MIGRATIONS: &[&str] = &[NAMES];
+
+const NAMES: &str = "
+CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE counter(name TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counter VALUES ('inode', 2), ('object', 1), ('label', 1), ('job', 1), ('task', 1), ('session', 1);
+CREATE TABLE reservation(first_object INTEGER PRIMARY KEY, objects INTEGER NOT NULL,
+  first_inode INTEGER NOT NULL, inodes INTEGER NOT NULL, uid INTEGER NOT NULL);
+CREATE TABLE inode(ino INTEGER PRIMARY KEY, kind INTEGER NOT NULL, mode INTEGER NOT NULL, uid INTEGER NOT NULL,
+  gid INTEGER NOT NULL, nlink INTEGER NOT NULL, size INTEGER NOT NULL, atime INTEGER NOT NULL,
+  mtime INTEGER NOT NULL, ctime INTEGER NOT NULL, rdev INTEGER NOT NULL, version INTEGER NOT NULL,
+  object INTEGER NOT NULL, element INTEGER NOT NULL, writing INTEGER NOT NULL, parent INTEGER NOT NULL,
+  target BLOB);
+CREATE TABLE dirent(parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL,
+  PRIMARY KEY(parent, name)) WITHOUT ROWID;
+CREATE INDEX dirent_ino ON dirent(ino);
+CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version INTEGER NOT NULL,
+  size INTEGER NOT NULL, element INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL,
+  task INTEGER NOT NULL, path BLOB NOT NULL, removed INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX version_ino ON version(ino, version);
+CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, element INTEGER NOT NULL,
+  session INTEGER NOT NULL, uid INTEGER NOT NULL, started INTEGER NOT NULL);
+CREATE INDEX writing_session ON writing(session);
+CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
+  PRIMARY KEY(ino, name)) WITHOUT ROWID;
+CREATE TABLE orphan(ino INTEGER PRIMARY KEY);
+CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL);
+CREATE INDEX removal_element ON removal(element);
+CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL,
+  PRIMARY KEY(ino, object)) WITHOUT ROWID;
+CREATE INDEX expiry_at ON expiry(at);
+";
+
+/// Opens the database for writing, making or migrating it first.
+pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
+    let at = |source| OpenError::Database { path: path.display().to_string(), source };
+    let mut connection = Connection::open(path).map_err(at)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    connection.pragma_update(None, "journal_mode", "WAL").map_err(at)?;
+    connection.pragma_update(None, "synchronous", "NORMAL").map_err(at)?;
+    connection.pragma_update(None, "wal_autocheckpoint", WAL_PAGES_MAX).map_err(at)?;
+    connection.pragma_update(None, "cache_size", -65536).map_err(at)?;
+    connection.pragma_update(None, "temp_store", "MEMORY").map_err(at)?;
+    let found = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(at)?;
+    migrate(&mut connection, found, path)?;
+    Ok(connection)
+}
+
+fn migrate(connection: &mut Connection, found: i64, path: &Path) -> Result<(), OpenError> {
+    let at = |source| OpenError::Database { path: path.display().to_string(), source };
+    let found = usize::try_from(found).unwrap_or(usize::MAX);
+    if found > SCHEMA_VERSION {
+        return Err(OpenError::Newer { path: path.display().to_string(), found });
+    }
+    for (index, migration) in MIGRATIONS.iter().enumerate().skip(found) {
+        let transaction = connection.transaction().map_err(at)?;
+        transaction.execute_batch(migration).map_err(at)?;
+        let version = i64::try_from(index + 1).unwrap_or(i64::MAX);
+        transaction.pragma_update(None, "user_version", version).map_err(at)?;
+        transaction.commit().map_err(at)?;
+    }
+    Ok(())
+}
+
+/// Opens the database for reading only.
+pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
+    let at = |source| OpenError::Database { path: path.display().to_string(), source };
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(at)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    connection.pragma_update(None, "cache_size", -32768).map_err(at)?;
+    connection.busy_timeout(std::time::Duration::from_secs(5)).map_err(at)?;
+    Ok(connection)
+}

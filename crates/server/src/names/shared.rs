@@ -1,0 +1,191 @@
+//! What namespace operations need to know of the array beyond the database: room on elements, the key
+//! that signs capabilities, and which objects are in use.
+
+use crate::clock;
+use parking_lot::{Mutex, RwLock};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::Room;
+use tidemill_wire::capability::{Capability, Key};
+
+/// How long a capability is good.
+pub(crate) const CAPABILITY_SECS: u64 = 24 * 3600;
+
+/// Known to all requests.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    key: Key,
+    rooms: RwLock<Rooms>,
+    holds: Mutex<Holds>,
+    folder_elements: AtomicBool,
+    files: AtomicU64,
+}
+
+/// Room in the array.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rooms {
+    /// Storage elements that are up, in order of their ids.
+    pub(crate) store: Vec<Room>,
+    /// Bytes of all storage elements.
+    pub(crate) capacity_bytes: u64,
+}
+
+/// Which inodes and objects somebody uses, so that their bytes stay although no name leads to them.
+#[derive(Debug, Default)]
+struct Holds {
+    sessions: HashMap<u64, HashSet<(u64, u64)>>,
+    inodes: HashMap<u64, u32>,
+    objects: HashMap<u64, u32>,
+}
+
+fn add(counts: &mut HashMap<u64, u32>, id: u64) {
+    *counts.entry(id).or_default() += 1;
+}
+
+fn subtract(counts: &mut HashMap<u64, u32>, id: u64) {
+    if let Some(count) = counts.get_mut(&id) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&id);
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(key: Key) -> Self {
+        Self {
+            key,
+            rooms: RwLock::default(),
+            holds: Mutex::default(),
+            folder_elements: AtomicBool::new(false),
+            files: AtomicU64::new(0),
+        }
+    }
+
+    /// Signs the right to use an object; none for a file without bytes.
+    pub(crate) fn sign(&self, element: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
+        if object == 0 {
+            return Vec::new();
+        }
+        self.key.sign(&Capability {
+            object: ObjectId(object),
+            element: ElementId(element),
+            rights,
+            uid,
+            expires_at_secs: clock::now_secs() + CAPABILITY_SECS,
+        })
+    }
+
+    /// The key that elements check capabilities with.
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Room as it was last reported.
+    pub(crate) fn rooms(&self) -> Rooms {
+        self.rooms.read().clone()
+    }
+
+    pub(crate) fn set_rooms(&self, rooms: Rooms) {
+        *self.rooms.write() = rooms;
+    }
+
+    /// Whether any directory asks for an element.
+    pub(crate) fn folder_elements(&self) -> bool {
+        self.folder_elements.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_folder_elements(&self) {
+        self.folder_elements.store(true, Ordering::Relaxed);
+    }
+
+    /// How many inodes there are, roughly.
+    pub(crate) fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_files(&self, count: u64) {
+        self.files.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remove_file(&self) {
+        let _ = self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| Some(n.saturating_sub(1)));
+    }
+
+    /// A mount begins to use an object of an inode. Holding it twice is holding it once.
+    pub(crate) fn hold(&self, session: u64, ino: u64, object: u64) {
+        if session == 0 {
+            return;
+        }
+        let mut guard = self.holds.lock();
+        let holds = &mut *guard;
+        if holds.sessions.entry(session).or_default().insert((ino, object)) {
+            add(&mut holds.inodes, ino);
+            add(&mut holds.objects, object);
+        }
+    }
+
+    /// A mount no longer uses it.
+    pub(crate) fn release(&self, session: u64, ino: u64, object: u64) {
+        let mut guard = self.holds.lock();
+        let holds = &mut *guard;
+        let held = holds.sessions.get_mut(&session);
+        if held.is_some_and(|held| held.remove(&(ino, object))) {
+            subtract(&mut holds.inodes, ino);
+            subtract(&mut holds.objects, object);
+        }
+    }
+
+    /// A mount is gone. Gives the inodes it used.
+    pub(crate) fn end_session(&self, session: u64) -> Vec<u64> {
+        let mut guard = self.holds.lock();
+        let holds = &mut *guard;
+        let held = holds.sessions.remove(&session).unwrap_or_default();
+        for &(ino, object) in &held {
+            subtract(&mut holds.inodes, ino);
+            subtract(&mut holds.objects, object);
+        }
+        held.into_iter().map(|(ino, _)| ino).collect()
+    }
+
+    /// A job will read an object; to be undone by [`Self::unpin`].
+    pub(crate) fn pin(&self, object: u64) {
+        add(&mut self.holds.lock().objects, object);
+    }
+
+    /// A job is done with it.
+    pub(crate) fn unpin(&self, object: u64) {
+        subtract(&mut self.holds.lock().objects, object);
+    }
+
+    /// Whether some mount uses the inode.
+    pub(crate) fn inode_held(&self, ino: u64) -> bool {
+        self.holds.lock().inodes.contains_key(&ino)
+    }
+
+    /// Whether some mount or job uses the object.
+    pub(crate) fn object_held(&self, object: u64) -> bool {
+        self.holds.lock().objects.contains_key(&object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_stay_held_until_the_last_user_lets_go() {
+        let shared = Shared::new(Key::new([0; 32]));
+        shared.hold(1, 7, 70);
+        shared.hold(1, 7, 70);
+        shared.hold(2, 7, 70);
+        shared.pin(70);
+        shared.release(1, 7, 70);
+        assert!(shared.inode_held(7));
+        assert_eq!(shared.end_session(2), vec![7]);
+        assert!(!shared.inode_held(7) && shared.object_held(70));
+        shared.unpin(70);
+        assert!(!shared.object_held(70));
+    }
+}

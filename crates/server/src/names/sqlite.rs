@@ -1,0 +1,182 @@
+//! The namespace in one SQLite file.
+
+use super::apply::{OPS_MAX, only_reads};
+use super::commit::Database;
+use super::fault::Fault;
+use super::ids;
+use super::node::{Caller, NO_ELEMENT, Node};
+use super::schema::OpenError;
+use super::shared::Shared;
+use super::transaction::Tx;
+use super::{Answered, Changed, Names, Request, Unfinished};
+use crate::clock;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::path::Path;
+use std::sync::Arc;
+use tidemill_core::id::Inode;
+use tidemill_wire::capability::Key;
+use tidemill_wire::v1::{self, Kind};
+use tokio::sync::broadcast;
+
+/// Commits a watcher may lag behind before it is told to forget everything.
+const CHANGES_MAX: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub struct SqliteNames {
+    database: Arc<Database>,
+    shared: Arc<Shared>,
+    changed: broadcast::Sender<Arc<Changed>>,
+}
+
+impl SqliteNames {
+    /// Opens the database, or makes it with an empty root directory that belongs to `root_owner`.
+    ///
+    /// # Errors
+    /// If it can't be opened, or a later release made it.
+    pub fn open(path: &Path, root_owner: (u32, u32)) -> Result<Self, OpenError> {
+        let at = |fault| match fault {
+            Fault::Database(source) => OpenError::Database { path: path.display().to_string(), source },
+            _ => OpenError::Database {
+                path: path.display().to_string(),
+                source: rusqlite::Error::QueryReturnedNoRows,
+            },
+        };
+        let database = Database::open(path)?;
+        let key = database.write_blocking(move |db| first_steps(db, root_owner)).map_err(at)?;
+        let shared = Shared::new(key);
+        let count = |sql: &str| -> Result<i64, Fault> {
+            database.read(|db| Ok(db.query_row(sql, [], |row| row.get(0))?))
+        };
+        shared.add_files(count("SELECT count(*) FROM inode").map_err(at)?.cast_unsigned());
+        let folders = "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.element' AS BLOB)";
+        if count(folders).map_err(at)? > 0 {
+            shared.set_folder_elements();
+        }
+        let (changed, _) = broadcast::channel(CHANGES_MAX);
+        Ok(Self { database: Arc::new(database), shared: Arc::new(shared), changed })
+    }
+
+    pub(crate) fn database(&self) -> &Arc<Database> {
+        &self.database
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Tells watchers.
+    pub(crate) fn tell(&self, changed: Changed) {
+        tell(&self.changed, changed);
+    }
+
+    async fn apply_writes(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+        let shared = self.shared.clone();
+        let changed = self.changed.clone();
+        let session = request.session;
+        let work = move |db: &Connection| {
+            let mut tx = Tx::new(db, &shared, &request.caller, session, clock::now_ns());
+            let results = tx.apply_all(&request.ops, false)?;
+            Ok((results, tx.changes))
+        };
+        let (results, changes) = self.database.write(request.durable, work).await?;
+        tell(&changed, Changed { session, changes });
+        Ok(results)
+    }
+}
+
+fn tell(sender: &broadcast::Sender<Arc<Changed>>, changed: Changed) {
+    if !changed.changes.is_empty() {
+        // No receiver: nobody has to know.
+        let _ = sender.send(Arc::new(changed));
+    }
+}
+
+/// Makes what a new database needs: the root directory and the key; gives the key.
+fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
+    if Node::find(db, Inode::ROOT.0)?.is_none() {
+        let now = clock::now_ns();
+        let root = Node {
+            ino: Inode::ROOT.0,
+            kind: Kind::Directory,
+            mode: 0o755,
+            uid,
+            gid,
+            nlink: 2,
+            size: 4096,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            rdev: 0,
+            version: 0,
+            object: 0,
+            element: NO_ELEMENT,
+            writing: 0,
+            parent: Inode::ROOT.0,
+            target: Vec::new(),
+        };
+        root.insert(db)?;
+        let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
+        db.execute(sql, params![crate::access::random::<32>(), crate::access::random::<8>()])?;
+    }
+    let key: Vec<u8> = db.query_row("SELECT value FROM setting WHERE name = 'key'", [], |row| row.get(0))?;
+    Key::from_slice(&key).map_err(|_| Fault::Malformed("the array's key is damaged"))
+}
+
+/// The array's id, made with it.
+pub(crate) fn array_id(db: &Connection) -> Result<u64, Fault> {
+    let sql = "SELECT value FROM setting WHERE name = 'array_id'";
+    let bytes: Option<Vec<u8>> = db.query_row(sql, [], |row| row.get(0)).optional()?;
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u64::from_le_bytes)
+        .ok_or(Fault::Malformed("the array's id is damaged"))
+}
+
+impl Names for SqliteNames {
+    fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>> {
+        Box::pin(async move {
+            if request.ops.len() > OPS_MAX {
+                return Err(Fault::Malformed("more than 10000 operations in one request"));
+            }
+            if !request.ops.iter().all(only_reads) {
+                return self.apply_writes(request).await;
+            }
+            self.database.read(|db| {
+                let mut tx = Tx::new(db, &self.shared, &request.caller, request.session, clock::now_ns());
+                tx.apply_all(&request.ops, true)
+            })
+        })
+    }
+
+    fn reserve(&self, caller: Caller, inodes: u32, objects: u32) -> Answered<'_, Result<(u64, u64), Fault>> {
+        Box::pin(self.database.write(false, move |db| ids::reserve_for(db, &caller, inodes, objects)))
+    }
+
+    fn changes(&self) -> broadcast::Receiver<Arc<Changed>> {
+        self.changed.subscribe()
+    }
+
+    fn new_session(&self) -> Answered<'_, Result<u64, Fault>> {
+        Box::pin(self.database.write(false, |db| ids::reserve(db, "session", 1)))
+    }
+
+    fn end_session(&self, session: u64) -> Answered<'_, Result<Vec<Unfinished>, Fault>> {
+        self.shared.end_session(session);
+        let shared = self.shared.clone();
+        Box::pin(self.database.write(false, move |db| {
+            let caller = Caller::root();
+            Tx::new(db, &shared, &caller, 0, clock::now_ns()).purge_orphans()?;
+            unfinished(db, session)
+        }))
+    }
+}
+
+fn unfinished(db: &Connection, session: u64) -> Result<Vec<Unfinished>, Fault> {
+    let mut statement = db.prepare_cached("SELECT ino, object, element FROM writing WHERE session = ?1")?;
+    let rows = statement.query_map([session.cast_signed()], |row| {
+        let ino = row.get::<_, i64>(0)?.cast_unsigned();
+        Ok(Unfinished { ino, object: row.get::<_, i64>(1)?.cast_unsigned(), element: row.get(2)? })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}

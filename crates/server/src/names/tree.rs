@@ -1,0 +1,426 @@
+//! Names: look up, make, link, unlink, rename, list.
+
+use super::fault::Fault;
+use super::node::{NO_ELEMENT, Node, READ, SEARCH, SETGID, STICKY, WRITE, select_nodes};
+use super::transaction::{Change, PATH_MAX, Tx, check_name, shown};
+use rusqlite::params;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
+
+/// Names a file may have.
+const LINKS_MAX: u32 = 65_000;
+/// Entries in one answer to a listing.
+const ENTRIES_MAX: u32 = 4096;
+
+impl Tx<'_> {
+    pub(crate) fn lookup(&self, op: &v1::Lookup) -> Result<Answer, Fault> {
+        let dir = self.reach_dir(op.parent, SEARCH, &op.name)?;
+        Ok(Answer::Entry(self.child(&dir, &op.name)?.entry(&op.name)))
+    }
+
+    pub(crate) fn resolve_path(&self, op: &v1::Resolve) -> Result<Answer, Fault> {
+        let node = self.resolve(&op.path, op.follow)?;
+        let name = op.path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
+        Ok(Answer::Entry(node.entry(name)))
+    }
+
+    pub(crate) fn read_dir(&self, op: &v1::ReadDir) -> Result<Answer, Fault> {
+        let dir = self.reach(op.ino)?;
+        if !dir.is_dir() {
+            return Err(Fault::NotDirectory(format!("inode {}", op.ino)));
+        }
+        self.need_read(&dir)?;
+        let limit = if op.limit == 0 { ENTRIES_MAX } else { op.limit.min(ENTRIES_MAX) };
+        let mut statement = self.db.prepare_cached(select_nodes!(
+            ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 AND name > ?2 \
+             ORDER BY name LIMIT ?3"
+        ))?;
+        let rows = statement.query_map(params![op.ino.cast_signed(), op.after, i64::from(limit) + 1], |row| {
+            let name: Vec<u8> = row.get(17)?;
+            Ok(Node::from_row(row)?.entry(&name))
+        })?;
+        let mut entries = rows.collect::<Result<Vec<_>, _>>()?;
+        let end = entries.len() <= limit as usize;
+        entries.truncate(limit as usize);
+        Ok(Answer::Entries(v1::Entries { entries, end }))
+    }
+
+    pub(crate) fn create(&mut self, op: &v1::Create) -> Result<Answer, Fault> {
+        let (parent, name) = if op.parent == 0 {
+            self.parent_of(op)?
+        } else {
+            (self.writable_dir(op.parent, &op.name)?, op.name.clone())
+        };
+        check_name(&name)?;
+        if let Some(existing) = Node::child(self.db, parent.ino, &name)? {
+            // The same request again: its answer was lost.
+            if op.ino != 0 && existing.ino == op.ino {
+                return self.created(op, &existing, &name);
+            }
+            return Err(Fault::Exists(shown(&name)));
+        }
+        let node = self.new_node(op, &parent)?;
+        self.add_entry(parent, &name, &node)?;
+        node.insert(self.db)?;
+        self.shared.add_files(1);
+        if op.object != 0 {
+            self.begin_writing(&node)?;
+        }
+        self.created(op, &node, &name)
+    }
+
+    fn created(&self, op: &v1::Create, node: &Node, name: &[u8]) -> Result<Answer, Fault> {
+        if op.object == 0 {
+            Ok(Answer::Entry(node.entry(name)))
+        } else {
+            self.opened_for_writing(node, op.object)
+        }
+    }
+
+    /// The directory of a full path, made if the request says so, and the last name.
+    fn parent_of(&mut self, op: &v1::Create) -> Result<(Node, Vec<u8>), Fault> {
+        if op.name.len() > PATH_MAX {
+            return Err(Fault::NameTooLong(op.name.len()));
+        }
+        let path: &[u8] = op.name.strip_suffix(b"/").unwrap_or(&op.name);
+        let cut = path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+        let (dir, name) = path.split_at(cut);
+        if op.make_parents {
+            self.make_dirs(dir, self.owner_of(op))?;
+        }
+        let parent = self.resolve(dir, true)?;
+        let parent = self.writable_dir(parent.ino, name)?;
+        Ok((parent, name.to_vec()))
+    }
+
+    /// Makes all directories of a path that are missing, as that owner.
+    pub(crate) fn make_dirs(&mut self, path: &[u8], owner: (u32, u32)) -> Result<(), Fault> {
+        match self.resolve(path, true) {
+            Err(Fault::NotFound(_)) => {}
+            other => return other.map(drop),
+        }
+        let mut made = Vec::new();
+        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            let dir: Vec<u8> = if made.is_empty() { b"/".to_vec() } else { made.clone() };
+            made.push(b'/');
+            made.extend_from_slice(part);
+            match self.resolve(&made, true) {
+                Err(Fault::NotFound(_)) => {}
+                other => {
+                    other?;
+                    continue;
+                }
+            }
+            let parent = self.resolve(&dir, true)?.ino;
+            let ino = super::ids::reserve(self.db, "inode", 1)?;
+            let (uid, gid) = owner;
+            self.create(&v1::Create {
+                parent,
+                name: part.to_vec(),
+                kind: Kind::Directory.into(),
+                mode: 0o755,
+                ino,
+                uid,
+                gid,
+                ..v1::Create::default()
+            })?;
+        }
+        Ok(())
+    }
+
+    fn owner_of(&self, op: &v1::Create) -> (u32, u32) {
+        if self.caller.trusted { (op.uid, op.gid) } else { (self.caller.uid, self.caller.gid) }
+    }
+
+    fn new_node(&self, op: &v1::Create, parent: &Node) -> Result<Node, Fault> {
+        let kind = Kind::try_from(op.kind).unwrap_or(Kind::Unspecified);
+        if kind == Kind::Unspecified {
+            return Err(Fault::Malformed("an inode without a kind"));
+        }
+        if op.object != 0 && kind != Kind::File {
+            return Err(Fault::Malformed("only files have objects"));
+        }
+        if matches!(kind, Kind::CharDevice | Kind::BlockDevice) && self.caller.uid != 0 && !self.caller.checked {
+            return Err(Fault::NotOwner(shown(&op.name)));
+        }
+        let size = match kind {
+            Kind::Symlink if op.target.is_empty() => return Err(Fault::NotFound("an empty link".into())),
+            Kind::Symlink if op.target.len() > PATH_MAX => return Err(Fault::NameTooLong(op.target.len())),
+            Kind::Symlink => op.target.len() as u64,
+            Kind::Directory => 4096,
+            _ => 0,
+        };
+        let (uid, mut gid) = self.owner_of(op);
+        let mut mode = op.mode & 0o7777;
+        if parent.mode & SETGID != 0 {
+            gid = parent.gid;
+            if kind == Kind::Directory {
+                mode |= SETGID;
+            }
+        }
+        let ino = self.checked_inode(op.ino)?;
+        let element = if op.object == 0 {
+            NO_ELEMENT
+        } else {
+            self.check_object(op.object)?;
+            self.place(Inode(ino), op.element, parent)?
+        };
+        let time = self.time(op.time);
+        Ok(Node {
+            ino,
+            kind,
+            mode,
+            uid,
+            gid,
+            nlink: if kind == Kind::Directory { 2 } else { 1 },
+            size,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            rdev: op.rdev,
+            // A file made without being opened is an empty one.
+            version: u64::from(kind == Kind::File && op.object == 0),
+            object: 0,
+            element,
+            writing: op.object,
+            parent: if kind == Kind::Directory { parent.ino } else { 0 },
+            target: if kind == Kind::Symlink { op.target.clone() } else { Vec::new() },
+        })
+    }
+
+    /// Writes the entry and what it changes in its directory.
+    fn add_entry(&mut self, mut parent: Node, name: &[u8], node: &Node) -> Result<(), Fault> {
+        let sql = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
+        let row = params![parent.ino.cast_signed(), name, node.ino.cast_signed()];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        let count = i64::from(node.is_dir());
+        self.touch_dir(&mut parent, count, node.ctime)?;
+        self.changed_entry(parent.ino, name);
+        Ok(())
+    }
+
+    fn remove_entry(&mut self, parent: &mut Node, name: &[u8], subdirs: i64, time: i64) -> Result<(), Fault> {
+        let sql = "DELETE FROM dirent WHERE parent = ?1 AND name = ?2";
+        self.db.prepare_cached(sql)?.execute(params![parent.ino.cast_signed(), name])?;
+        self.touch_dir(parent, subdirs, time)?;
+        self.changed_entry(parent.ino, name);
+        Ok(())
+    }
+
+    fn touch_dir(&self, dir: &mut Node, subdirs: i64, time: i64) -> Result<(), Fault> {
+        dir.nlink = dir.nlink.saturating_add_signed(i32::try_from(subdirs).unwrap_or(0));
+        dir.mtime = time;
+        dir.ctime = time;
+        let sql = "UPDATE inode SET nlink = ?2, mtime = ?3, ctime = ?3 WHERE ino = ?1";
+        self.db.prepare_cached(sql)?.execute(params![dir.ino.cast_signed(), dir.nlink, time])?;
+        Ok(())
+    }
+
+    pub(crate) fn link(&mut self, op: &v1::Link) -> Result<Answer, Fault> {
+        check_name(&op.name)?;
+        let parent = self.writable_dir(op.parent, &op.name)?;
+        let mut node = self.reach(op.ino)?;
+        if let Some(existing) = Node::child(self.db, parent.ino, &op.name)? {
+            let _ = existing;
+            return Err(Fault::Exists(shown(&op.name)));
+        }
+        if node.is_dir() {
+            return Err(Fault::DirectoryLink(shown(&op.name)));
+        }
+        // As Linux with fs.protected_hardlinks: no second name for what one could not write.
+        if self.caller.uid != node.uid && !self.caller.may(&node, READ | WRITE) {
+            return Err(Fault::NotOwner(shown(&op.name)));
+        }
+        if node.nlink == 0 {
+            return Err(Fault::NotFound(shown(&op.name)));
+        }
+        if node.nlink >= LINKS_MAX {
+            return Err(Fault::TooManyLinks(shown(&op.name)));
+        }
+        node.nlink += 1;
+        node.ctime = self.time(op.time);
+        node.update(self.db)?;
+        self.add_entry(parent, &op.name, &node)?;
+        self.changes.push(Change::Node(node.ino));
+        self.changes.push(Change::Moved);
+        Ok(Answer::Entry(node.entry(&op.name)))
+    }
+
+    pub(crate) fn unlink(&mut self, op: &v1::Unlink) -> Result<Answer, Fault> {
+        check_name(&op.name)?;
+        let mut parent = self.writable_dir(op.parent, &op.name)?;
+        let node = self.child(&parent, &op.name)?;
+        self.need_unsticky(&parent, &node, &op.name)?;
+        match (op.directory, node.is_dir()) {
+            (true, false) => return Err(Fault::NotDirectory(shown(&op.name))),
+            (false, true) => return Err(Fault::IsDirectory(shown(&op.name))),
+            _ => {}
+        }
+        if node.is_dir() && !self.is_empty(node.ino)? {
+            return Err(Fault::NotEmpty(shown(&op.name)));
+        }
+        let time = self.time(op.time);
+        self.remove_entry(&mut parent, &op.name, -i64::from(node.is_dir()), time)?;
+        self.drop_name(node, time)?;
+        Ok(Answer::Empty(v1::Empty {}))
+    }
+
+    /// In a sticky directory only the owners of entry and directory may remove an entry.
+    fn need_unsticky(&self, dir: &Node, node: &Node, name: &[u8]) -> Result<(), Fault> {
+        let uid = self.caller.uid;
+        if dir.mode & STICKY == 0 || self.caller.above() || uid == node.uid || uid == dir.uid {
+            Ok(())
+        } else {
+            Err(Fault::NotOwner(shown(name)))
+        }
+    }
+
+    fn is_empty(&self, dir: u64) -> Result<bool, Fault> {
+        let mut statement = self.db.prepare_cached("SELECT 1 FROM dirent WHERE parent = ?1 LIMIT 1")?;
+        Ok(!statement.exists([dir.cast_signed()])?)
+    }
+
+    /// A name of the node is gone; with the last one goes the node, unless somebody has it open.
+    fn drop_name(&mut self, mut node: Node, time: i64) -> Result<(), Fault> {
+        self.changes.push(Change::Node(node.ino));
+        node.nlink = if node.is_dir() { 0 } else { node.nlink.saturating_sub(1) };
+        node.ctime = time;
+        if node.nlink > 0 {
+            return node.update(self.db);
+        }
+        if node.writing != 0 || self.shared.inode_held(node.ino) {
+            node.update(self.db)?;
+            self.db
+                .prepare_cached("INSERT OR IGNORE INTO orphan VALUES (?1)")?
+                .execute([node.ino.cast_signed()])?;
+            return Ok(());
+        }
+        self.purge(&node)
+    }
+
+    pub(crate) fn rename(&mut self, op: &v1::Rename) -> Result<Answer, Fault> {
+        check_name(&op.name)?;
+        check_name(&op.new_name)?;
+        if op.no_replace && op.exchange {
+            return Err(Fault::Malformed("rename can't both exchange and not replace"));
+        }
+        let from = self.writable_dir(op.parent, &op.name)?;
+        let to = self.writable_dir(op.new_parent, &op.new_name)?;
+        let node = self.child(&from, &op.name)?;
+        let target = Node::child(self.db, to.ino, &op.new_name)?;
+        self.need_unsticky(&from, &node, &op.name)?;
+        if let Some(target) = &target {
+            if op.no_replace {
+                return Err(Fault::Exists(shown(&op.new_name)));
+            }
+            if target.ino == node.ino {
+                return Ok(Answer::Empty(v1::Empty {}));
+            }
+            self.need_unsticky(&to, target, &op.new_name)?;
+        }
+        self.check_move(&node, &from, &to, &op.name)?;
+        match target {
+            Some(target) if op.exchange => {
+                self.check_move(&target, &to, &from, &op.new_name)?;
+                self.exchange(op, from, to, node, target)?;
+            }
+            None if op.exchange => return Err(Fault::NotFound(shown(&op.new_name))),
+            target => self.move_entry(op, from, to, node, target)?,
+        }
+        self.changes.push(Change::Moved);
+        Ok(Answer::Empty(v1::Empty {}))
+    }
+
+    /// A directory may not go below itself, and changes its `..` only with write permission.
+    fn check_move(&self, node: &Node, from: &Node, to: &Node, name: &[u8]) -> Result<(), Fault> {
+        if !node.is_dir() || from.ino == to.ino {
+            return Ok(());
+        }
+        if !self.caller.may(node, WRITE) {
+            return Err(Fault::Denied(shown(name), self.caller.uid));
+        }
+        let mut at = to.clone();
+        loop {
+            if at.ino == node.ino {
+                return Err(Fault::IntoItself(shown(name)));
+            }
+            if at.ino == Inode::ROOT.0 {
+                return Ok(());
+            }
+            at = Node::get(self.db, at.parent)?;
+        }
+    }
+
+    fn move_entry(
+        &mut self,
+        op: &v1::Rename,
+        mut from: Node,
+        to: Node,
+        mut node: Node,
+        target: Option<Node>,
+    ) -> Result<(), Fault> {
+        let time = self.time(op.time);
+        if let Some(target) = &target {
+            match (node.is_dir(), target.is_dir()) {
+                (true, false) => return Err(Fault::NotDirectory(shown(&op.new_name))),
+                (false, true) => return Err(Fault::IsDirectory(shown(&op.new_name))),
+                (true, true) if !self.is_empty(target.ino)? => {
+                    return Err(Fault::NotEmpty(shown(&op.new_name)));
+                }
+                _ => {}
+            }
+        }
+        let subdirs = i64::from(node.is_dir());
+        self.remove_entry(&mut from, &op.name, -subdirs, time)?;
+        let mut to = if to.ino == from.ino { from } else { to };
+        if let Some(target) = target {
+            self.remove_entry(&mut to, &op.new_name, -i64::from(target.is_dir()), time)?;
+            self.drop_name(target, time)?;
+        }
+        node.ctime = time;
+        if node.is_dir() {
+            node.parent = to.ino;
+        }
+        node.update(self.db)?;
+        self.changes.push(Change::Node(node.ino));
+        self.add_entry(to, &op.new_name, &node)
+    }
+
+    fn exchange(
+        &mut self,
+        op: &v1::Rename,
+        mut from: Node,
+        to: Node,
+        mut node: Node,
+        mut target: Node,
+    ) -> Result<(), Fault> {
+        let time = self.time(op.time);
+        let sql = "UPDATE dirent SET ino = ?3 WHERE parent = ?1 AND name = ?2";
+        let point = |dir: u64, name: &[u8], ino: u64| -> Result<(), Fault> {
+            let row = params![dir.cast_signed(), name, ino.cast_signed()];
+            self.db.prepare_cached(sql)?.execute(row)?;
+            Ok(())
+        };
+        point(from.ino, &op.name, target.ino)?;
+        point(to.ino, &op.new_name, node.ino)?;
+        let gained = i64::from(target.is_dir()) - i64::from(node.is_dir());
+        if from.ino == to.ino {
+            self.touch_dir(&mut from, 0, time)?;
+        } else {
+            let mut to = to.clone();
+            self.touch_dir(&mut from, gained, time)?;
+            self.touch_dir(&mut to, -gained, time)?;
+        }
+        for (moved, parent) in [(&mut node, to.ino), (&mut target, from.ino)] {
+            moved.ctime = time;
+            if moved.is_dir() {
+                moved.parent = parent;
+            }
+            moved.update(self.db)?;
+            self.changes.push(Change::Node(moved.ino));
+        }
+        self.changed_entry(from.ino, &op.name);
+        self.changed_entry(to.ino, &op.new_name);
+        Ok(())
+    }
+}

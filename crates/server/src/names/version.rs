@@ -1,0 +1,332 @@
+//! Versions of files: write once, seal, read; what becomes of objects that no name leads to.
+
+use super::fault::Fault;
+use super::node::{Node, NO_ELEMENT};
+use super::transaction::{Change, Tx};
+use rusqlite::{OptionalExtension, params};
+use tidemill_core::id::{ElementId, Inode};
+use tidemill_core::layout::{RESERVE_BYTES, place};
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
+
+/// A writer that belongs to no mount is taken to be gone after this long.
+const LONE_WRITER_NS: i64 = 600 * 1_000_000_000;
+
+/// A version being written.
+struct Writer {
+    session: u64,
+    uid: u32,
+    started: i64,
+}
+
+impl Tx<'_> {
+    /// Where a new version goes: the element that was named, else the folder's, else by inode.
+    pub(crate) fn place(&self, ino: Inode, named: Option<u32>, dir: &Node) -> Result<i64, Fault> {
+        let named = match named {
+            Some(element) => Some(element),
+            None => self.folder_element(dir)?,
+        };
+        let rooms = self.shared.rooms();
+        Ok(i64::from(place(ino, named.map(ElementId), &rooms.store)?.0))
+    }
+
+    /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
+    fn place_again(&self, node: &Node, named: Option<u32>) -> Result<i64, Fault> {
+        if named.is_none() && node.element != NO_ELEMENT {
+            let rooms = self.shared.rooms();
+            let here = rooms.store.iter().find(|room| i64::from(room.element.0) == node.element);
+            if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
+                return Ok(node.element);
+            }
+        }
+        let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
+        let dir: Option<i64> = self
+            .db
+            .prepare_cached(sql)?
+            .query_row([node.ino.cast_signed()], |row| row.get(0))
+            .optional()?;
+        let dir = Node::get(self.db, dir.map_or(Inode::ROOT.0, i64::cast_unsigned))?;
+        self.place(Inode(node.ino), named, &dir)
+    }
+
+    fn file(&self, ino: u64) -> Result<Node, Fault> {
+        let node = self.reach(ino)?;
+        match node.kind {
+            Kind::File => Ok(node),
+            Kind::Directory => Err(Fault::IsDirectory(format!("inode {ino}"))),
+            _ => Err(Fault::Malformed("only files have versions")),
+        }
+    }
+
+    /// The right to read a sealed version; the mount that asks holds it until it lets go.
+    pub(crate) fn open(&self, op: &v1::Open) -> Result<Answer, Fault> {
+        let node = self.file(op.ino)?;
+        self.need_read(&node)?;
+        let (object, element, size) = if op.version == 0 || op.version == node.version {
+            (node.object, node.element().unwrap_or(0), node.size)
+        } else {
+            self.older(&node, op.version)?
+        };
+        self.shared.hold(self.session, node.ino, object);
+        Ok(Answer::Opened(v1::Opened {
+            attr: Some(node.attr()),
+            object,
+            element,
+            size,
+            capability: self.shared.sign(element, object, rights::READ, self.caller.uid),
+        }))
+    }
+
+    fn older(&self, node: &Node, version: u64) -> Result<(u64, u32, u64), Fault> {
+        let sql = "SELECT object, element, size, removed FROM version WHERE ino = ?1 AND version = ?2";
+        let row = params![node.ino.cast_signed(), version.cast_signed()];
+        let found = self
+            .db
+            .prepare_cached(sql)?
+            .query_row(row, |row| {
+                let object = row.get::<_, i64>(0)?.cast_unsigned();
+                Ok((object, row.get(1)?, row.get::<_, i64>(2)?, row.get::<_, bool>(3)?))
+            })
+            .optional()?;
+        match found {
+            Some((object, element, size, removed)) if !removed || self.shared.object_held(object) => {
+                Ok((object, element, size.cast_unsigned()))
+            }
+            _ => Err(Fault::VersionGone(version, node.ino)),
+        }
+    }
+
+    pub(crate) fn new_version(&mut self, op: &v1::NewVersion) -> Result<Answer, Fault> {
+        let mut node = self.file(op.ino)?;
+        self.need_write(&node)?;
+        if op.object == 0 {
+            return Err(Fault::Malformed("a new version needs a reserved object id"));
+        }
+        if node.writing == op.object {
+            return self.opened_for_writing(&node, op.object);
+        }
+        self.check_object(op.object)?;
+        if node.writing != 0 {
+            self.take_over(&node, op.steal)?;
+        }
+        let element = self.place_again(&node, op.element)?;
+        node.writing = op.object;
+        if node.object == 0 {
+            node.element = element;
+        }
+        node.update(self.db)?;
+        self.begin_writing_on(&node, element)?;
+        self.changes.push(Change::Node(node.ino));
+        self.opened_for_writing(&node, op.object)
+    }
+
+    /// Ends somebody else's writing, if they are gone or the caller insists.
+    fn take_over(&mut self, node: &Node, steal: bool) -> Result<(), Fault> {
+        let writer = self.writer(node.writing)?;
+        let gone = writer.is_none_or(|writer| {
+            let lone = writer.session == 0;
+            let mine = lone && self.session == 0 && writer.uid == self.caller.uid;
+            mine || (lone && self.now - writer.started > LONE_WRITER_NS)
+        });
+        if !gone && !steal {
+            return Err(Fault::Busy(node.ino));
+        }
+        self.end_writing(node.writing)?;
+        self.drop_unsealed(node)
+    }
+
+    fn writer(&self, object: u64) -> Result<Option<Writer>, Fault> {
+        let sql = "SELECT session, uid, started FROM writing WHERE object = ?1";
+        let found = self.db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| {
+            let session = row.get::<_, i64>(0)?.cast_unsigned();
+            Ok(Writer { session, uid: row.get(1)?, started: row.get(2)? })
+        });
+        Ok(found.optional()?)
+    }
+
+    pub(crate) fn begin_writing(&self, node: &Node) -> Result<(), Fault> {
+        self.begin_writing_on(node, node.element)
+    }
+
+    fn begin_writing_on(&self, node: &Node, element: i64) -> Result<(), Fault> {
+        let row = params![
+            node.writing.cast_signed(),
+            node.ino.cast_signed(),
+            element,
+            self.session.cast_signed(),
+            self.caller.uid,
+            self.now
+        ];
+        self.db.prepare_cached("INSERT INTO writing VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(row)?;
+        Ok(())
+    }
+
+    fn end_writing(&self, object: u64) -> Result<(), Fault> {
+        self.db.prepare_cached("DELETE FROM writing WHERE object = ?1")?.execute([object.cast_signed()])?;
+        Ok(())
+    }
+
+    fn writing_element(&self, object: u64) -> Result<Option<u32>, Fault> {
+        let sql = "SELECT element FROM writing WHERE object = ?1";
+        let found: Option<i64> =
+            self.db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| row.get(0)).optional()?;
+        Ok(found.and_then(|element| u32::try_from(element).ok()))
+    }
+
+    pub(crate) fn opened_for_writing(&self, node: &Node, object: u64) -> Result<Answer, Fault> {
+        let element = self.writing_element(object)?.ok_or(Fault::Stale(object))?;
+        self.shared.hold(self.session, node.ino, object);
+        let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
+        Ok(Answer::Opened(v1::Opened {
+            attr: Some(node.attr()),
+            object,
+            element,
+            size: 0,
+            capability: self.shared.sign(element, object, all, self.caller.uid),
+        }))
+    }
+
+    /// The node whose version is being written, if the caller is the one who does.
+    fn written(&self, ino: u64, object: u64) -> Result<(Node, Option<u32>), Fault> {
+        let node = Node::get(self.db, ino)?;
+        if node.kind != Kind::File || object == 0 {
+            return Err(Fault::Malformed("only files have versions"));
+        }
+        let writer = self.writer(object)?;
+        let uid = writer.map(|writer| writer.uid);
+        if !self.caller.above() && uid.is_some_and(|uid| uid != self.caller.uid) {
+            return Err(Fault::Denied(format!("inode {ino}"), self.caller.uid));
+        }
+        Ok((node, uid))
+    }
+
+    pub(crate) fn seal(&mut self, op: &v1::Seal) -> Result<Answer, Fault> {
+        let (mut node, writer) = self.written(op.ino, op.object)?;
+        if node.object == op.object {
+            // The same request again: its answer was lost.
+            return Ok(Answer::Attr(node.attr()));
+        }
+        let element = self.writing_element(op.object)?;
+        let (Some(element), true) = (element, node.writing == op.object) else {
+            return Err(Fault::Stale(op.object));
+        };
+        let old = (node.object, node.element);
+        self.end_writing(op.object)?;
+        self.shared.release(self.session, node.ino, op.object);
+        node.writing = 0;
+        node.object = op.object;
+        node.element = i64::from(element);
+        node.size = op.size;
+        node.mtime = self.time(op.mtime);
+        node.ctime = self.now;
+        node.version += 1;
+        self.record_version(&node, writer.unwrap_or(self.caller.uid), 0)?;
+        self.drop_object(old.0, old.1)?;
+        node.update(self.db)?;
+        self.changes.push(Change::Node(node.ino));
+        self.changes.push(Change::Sealed(node.ino));
+        self.purge_if_orphan(&node)?;
+        Ok(Answer::Attr(node.attr()))
+    }
+
+    /// Writes the row that lineage is answered from, long after the bytes may be gone.
+    pub(crate) fn record_version(&self, node: &Node, uid: u32, task: u64) -> Result<(), Fault> {
+        let path = self.path_of(node.ino)?.unwrap_or_default();
+        let row = params![
+            node.object.cast_signed(),
+            node.ino.cast_signed(),
+            node.version.cast_signed(),
+            node.size.cast_signed(),
+            node.element,
+            uid,
+            self.now,
+            task.cast_signed(),
+            path,
+        ];
+        let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    pub(crate) fn abandon(&mut self, op: &v1::Abandon) -> Result<Answer, Fault> {
+        let (mut node, _) = self.written(op.ino, op.object)?;
+        if node.writing != op.object {
+            return Err(Fault::Stale(op.object));
+        }
+        self.shared.release(self.session, node.ino, op.object);
+        self.drop_unsealed(&node)?;
+        self.end_writing(op.object)?;
+        node.writing = 0;
+        if node.version == 0 {
+            node.version = 1;
+            node.element = NO_ELEMENT;
+        }
+        node.update(self.db)?;
+        self.changes.push(Change::Node(node.ino));
+        self.purge_if_orphan(&node)?;
+        Ok(Answer::Attr(node.attr()))
+    }
+
+    fn drop_unsealed(&self, node: &Node) -> Result<(), Fault> {
+        let element = self.writing_element(node.writing)?;
+        self.drop_object(node.writing, element.map_or(node.element, i64::from))
+    }
+
+    pub(crate) fn release(&mut self, op: &v1::Release) -> Result<Answer, Fault> {
+        self.shared.release(self.session, op.ino, op.object);
+        if let Some(node) = Node::find(self.db, op.ino)? {
+            self.purge_if_orphan(&node)?;
+        }
+        Ok(Answer::Empty(v1::Empty {}))
+    }
+
+    /// Removes a node without names, unless somebody still has it open.
+    pub(crate) fn purge_if_orphan(&self, node: &Node) -> Result<(), Fault> {
+        if node.nlink > 0 || node.writing != 0 || self.shared.inode_held(node.ino) {
+            return Ok(());
+        }
+        self.purge(node)
+    }
+
+    /// Removes a node and asks for the removal of its bytes.
+    pub(crate) fn purge(&self, node: &Node) -> Result<(), Fault> {
+        let ino = node.ino.cast_signed();
+        self.db.prepare_cached("DELETE FROM inode WHERE ino = ?1")?.execute([ino])?;
+        self.db.prepare_cached("DELETE FROM xattr WHERE ino = ?1")?.execute([ino])?;
+        self.db.prepare_cached("DELETE FROM orphan WHERE ino = ?1")?.execute([ino])?;
+        self.shared.remove_file();
+        if node.writing != 0 {
+            self.drop_unsealed(node)?;
+            self.end_writing(node.writing)?;
+        }
+        self.drop_object(node.object, node.element)
+    }
+
+    /// Asks for the removal of an object; it happens when nobody reads it and its element is there.
+    pub(crate) fn drop_object(&self, object: u64, element: i64) -> Result<(), Fault> {
+        if object == 0 || element == NO_ELEMENT {
+            return Ok(());
+        }
+        let row = params![object.cast_signed(), element, self.now];
+        self.db.prepare_cached("INSERT OR IGNORE INTO removal VALUES (?1, ?2, ?3)")?.execute(row)?;
+        self.db
+            .prepare_cached("UPDATE version SET removed = 1 WHERE object = ?1")?
+            .execute([object.cast_signed()])?;
+        Ok(())
+    }
+
+    /// A mount is gone for good: what only it had open goes too.
+    pub(crate) fn purge_orphans(&self) -> Result<usize, Fault> {
+        let mut statement = self.db.prepare_cached("SELECT ino FROM orphan")?;
+        let inodes = statement.query_map([], |row| row.get::<_, i64>(0))?.collect::<Result<Vec<_>, _>>()?;
+        let mut purged = 0;
+        for ino in inodes {
+            if let Some(node) = Node::find(self.db, ino.cast_unsigned())? {
+                self.purge_if_orphan(&node)?;
+                purged += 1;
+            }
+        }
+        Ok(purged)
+    }
+}

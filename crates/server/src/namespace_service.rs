@@ -1,0 +1,113 @@
+//! The gRPC service of the namespace: who asks, what they want, and who must be told of changes.
+
+use crate::access::Access;
+use crate::names::{Change, Changed, Fault, Names, Request as NamesRequest};
+use crate::session::Sessions;
+use futures_util::Stream;
+use std::pin::Pin;
+use std::sync::Arc;
+use tidemill_wire::v1;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tonic::{Request, Response, Status};
+
+/// Invalidations a mount may be behind.
+const INVALIDATIONS_MAX: usize = 1024;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct NamespaceService {
+    pub(crate) names: Arc<dyn Names>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) sessions: Sessions,
+}
+
+/// What a failed request as a whole becomes on the wire.
+pub(crate) fn refused(fault: &Fault) -> Status {
+    match fault {
+        Fault::Malformed(_) => Status::invalid_argument(fault.to_string()),
+        Fault::Closed => Status::unavailable(fault.to_string()),
+        Fault::NotFound(_) => Status::not_found(fault.to_string()),
+        Fault::Denied(..) | Fault::NotOwner(_) => Status::permission_denied(fault.to_string()),
+        _ => Status::internal(fault.to_string()),
+    }
+}
+
+type Invalidations = Pin<Box<dyn Stream<Item = Result<v1::Invalidation, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::names_server::Names for NamespaceService {
+    async fn apply(&self, request: Request<v1::NameRequest>) -> Result<Response<v1::NameReply>, Status> {
+        let caller = self.access.caller(&request, request.get_ref().credentials.as_ref())?;
+        let message = request.into_inner();
+        let session = if caller.trusted { message.session } else { 0 };
+        let request = NamesRequest { caller, session, durable: message.durable, ops: message.ops };
+        let results = self.names.apply(request).await.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::NameReply { results }))
+    }
+
+    async fn reserve(&self, request: Request<v1::ReserveRequest>) -> Result<Response<v1::ReserveReply>, Status> {
+        let caller = self.access.caller(&request, None)?;
+        let v1::ReserveRequest { inodes, objects } = request.into_inner();
+        let ids = self.names.reserve(caller, inodes, objects).await;
+        let (first_inode, first_object) = ids.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::ReserveReply { first_inode, first_object }))
+    }
+
+    type WatchStream = Invalidations;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Invalidations>, Status> {
+        self.access.need_trusted(&request)?;
+        // Before the session is given out, so that no change can fall between.
+        let changes = self.names.changes();
+        let session = match request.into_inner().session {
+            0 => self.names.new_session().await.map_err(|fault| refused(&fault))?,
+            known => known,
+        };
+        let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
+        let presence = self.sessions.arrive(session);
+        tokio::spawn(async move {
+            let first = v1::Invalidation { session, ..v1::Invalidation::default() };
+            if sender.send(Ok(first)).await.is_ok() {
+                forward(changes, session, &sender).await;
+            }
+            drop(presence);
+        });
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
+    }
+}
+
+async fn forward(
+    mut changes: Receiver<Arc<Changed>>,
+    session: u64,
+    sender: &tokio::sync::mpsc::Sender<Result<v1::Invalidation, Status>>,
+) {
+    loop {
+        let received = tokio::select! {
+            received = changes.recv() => received,
+            () = sender.closed() => return,
+        };
+        let messages = match received {
+            Ok(changed) if changed.session == session => continue,
+            Ok(changed) => changed.changes.iter().filter_map(invalidation).collect(),
+            Err(RecvError::Lagged(_)) => {
+                vec![v1::Invalidation { everything: true, ..v1::Invalidation::default() }]
+            }
+            Err(RecvError::Closed) => return,
+        };
+        for message in messages {
+            if sender.send(Ok(message)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn invalidation(change: &Change) -> Option<v1::Invalidation> {
+    match change {
+        Change::Node(ino) => Some(v1::Invalidation { ino: *ino, ..v1::Invalidation::default() }),
+        Change::Entry(parent, name) => {
+            Some(v1::Invalidation { parent: *parent, name: name.clone(), ..v1::Invalidation::default() })
+        }
+        Change::Sealed(_) | Change::Moved => None,
+    }
+}

@@ -1,0 +1,270 @@
+//! Starting and stopping a server.
+
+use crate::access::Access;
+use crate::array::{Array, Settings};
+use crate::array_service::ArrayService;
+use crate::names::{Fault, Names, OpenError, SqliteNames};
+use crate::namespace_service::NamespaceService;
+use crate::session::Sessions;
+use crate::{clock, names, removal};
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::MESSAGE_BYTES_MAX;
+use tidemill_wire::v1::array_server::ArrayServer;
+use tidemill_wire::v1::names_server::NamesServer;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::service::Routes;
+
+/// How a server is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its folder: database, token, socket. Made if it is missing.
+    pub dir: PathBuf,
+    /// TCP address to listen on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The Unix socket; `None` for `server.sock` in the folder.
+    pub socket: Option<PathBuf>,
+    /// Policy of jobs that name none.
+    pub default_policy: String,
+    /// How long an element may be away before its labels are given elsewhere.
+    pub element_timeout: Duration,
+    /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
+    pub link_bytes_per_sec: u64,
+}
+
+impl Config {
+    /// A server in `dir` with all else at its default: a free port on the loopback address, 10 s element
+    /// timeout, 1 Gbit/s links.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            socket: None,
+            default_policy: "input-locality".into(),
+            element_timeout: Duration::from_secs(10),
+            link_bytes_per_sec: 125_000_000,
+        }
+    }
+}
+
+/// A server can't be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A file or folder of the server.
+    #[error("{path}: {source}")]
+    File {
+        /// Which one.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The TCP address.
+    #[error("can't listen on {address}: {source}; is another server running there?")]
+    Listen {
+        /// Which one.
+        address: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another server uses the folder.
+    #[error("{0}: another server runs in this folder; stop it first")]
+    InUse(String),
+    /// The database.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The content of the database.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// A running server. Dropping it without [`Server::shutdown`] leaves what a crash would leave.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    socket: PathBuf,
+    token: PathBuf,
+    stop: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+    names: Arc<SqliteNames>,
+    // Held as long as the server runs.
+    _lock: std::fs::File,
+}
+
+impl Server {
+    /// Opens the folder and begins to serve.
+    ///
+    /// # Errors
+    /// If the folder, its database, the socket or the address can't be used.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let dir = config.dir.clone();
+        let lock = prepare(&dir)?;
+        let token = dir.join("token");
+        let access = Arc::new(Access::open(&token).map_err(|source| file(&token, source))?);
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let database = dir.join("server.db");
+        let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
+        let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
+        let settings = Settings {
+            array_id: names.database().read(names::array_id)?,
+            element_timeout: config.element_timeout,
+            link_bytes_per_sec: config.link_bytes_per_sec,
+        };
+        let (reports, _driver) = std::sync::mpsc::channel();
+        let array = Arc::new(Array::new(names.shared().clone(), settings, reports));
+        let sessions = Sessions::new(names.clone() as Arc<dyn Names>, array.clone());
+        let namespace =
+            NamespaceService { names: names.clone(), access: access.clone(), sessions: sessions.clone() };
+        let elements = ArrayService {
+            array: array.clone(),
+            access,
+            default_policy: config.default_policy.clone(),
+            policies: Vec::new(),
+            started: clock::now_ns(),
+        };
+        let routes = Routes::new(
+            NamesServer::new(namespace)
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(
+            ArrayServer::new(elements)
+                .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+        );
+        let (stop, stopped) = watch::channel(false);
+        let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
+        let (address, mut tasks) = listen(config.listen, &socket, routes, &stopped).await?;
+        tasks.push(tokio::spawn(until(
+            stopped,
+            removal::run(names.database().clone(), names.shared().clone(), array, removal::START_GRACE),
+        )));
+        forget_old_sessions(&names, &sessions)?;
+        tracing::info!(%address, socket = %socket.display(), "server is up");
+        Ok(Self { address, socket, token, stop, tasks, names, _lock: lock })
+    }
+
+    /// The TCP address it listens on.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The Unix socket it listens on.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The file with the array's token.
+    #[must_use]
+    pub fn token_file(&self) -> &Path {
+        &self.token
+    }
+
+    /// Ends all connections, commits what was accepted and closes the database.
+    pub async fn shutdown(mut self) {
+        let _ = self.stop.send(true);
+        for task in self.tasks.drain(..) {
+            task.abort();
+            let _ = task.await;
+        }
+        let names = self.names.clone();
+        let _ = tokio::task::spawn_blocking(move || names.database().close()).await;
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Runs until the server stops.
+async fn until(mut stopped: watch::Receiver<bool>, work: impl Future<Output = ()>) {
+    tokio::select! {
+        () = work => {}
+        _ = stopped.changed() => {}
+    }
+}
+
+fn file(path: &Path, source: std::io::Error) -> StartError {
+    StartError::File { path: path.display().to_string(), source }
+}
+
+/// Makes the folder with a private database file and locks it against a second server.
+fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
+    std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let database = dir.join("server.db");
+    options.open(&database).map_err(|source| file(&database, source))?;
+    let path = dir.join("server.lock");
+    let lock = options.open(&path).map_err(|source| file(&path, source))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| StartError::InUse(dir.display().to_string()))?;
+    Ok(lock)
+}
+
+async fn listen(
+    address: SocketAddr,
+    socket: &Path,
+    routes: Routes,
+    stopped: &watch::Receiver<bool>,
+) -> Result<(SocketAddr, Vec<JoinHandle<()>>), StartError> {
+    let refused = |source| StartError::Listen { address: address.to_string(), source };
+    let tcp = TcpListener::bind(address).await.map_err(refused)?;
+    let bound = tcp.local_addr().map_err(refused)?;
+    // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
+    let _ = std::fs::remove_file(socket);
+    let unix = UnixListener::bind(socket).map_err(|source| file(socket, source))?;
+    // Everyone may connect: the server knows who they are.
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
+        .map_err(|source| file(socket, source))?;
+    let tcp = tonic::transport::server::TcpIncoming::from(tcp).with_nodelay(Some(true));
+    let unix = tokio_stream::wrappers::UnixListenerStream::new(unix);
+    let over_tcp = builder().add_routes(routes.clone()).serve_with_incoming(tcp);
+    let over_unix = builder().add_routes(routes).serve_with_incoming(unix);
+    let tasks = vec![
+        tokio::spawn(until(stopped.clone(), async move { log(over_tcp.await) })),
+        tokio::spawn(until(stopped.clone(), async move { log(over_unix.await) })),
+    ];
+    Ok((bound, tasks))
+}
+
+fn builder() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(5)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+}
+
+fn log(result: Result<(), tonic::transport::Error>) {
+    if let Err(error) = result {
+        tracing::error!(%error, "serving ended");
+    }
+}
+
+/// Mounts that had something open when the server stopped get the usual time to come back.
+fn forget_old_sessions(names: &SqliteNames, sessions: &Sessions) -> Result<(), StartError> {
+    let known: Vec<u64> = names.database().read(|db| {
+        let mut statement = db.prepare_cached("SELECT DISTINCT session FROM writing WHERE session != 0 UNION SELECT 0")?;
+        let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+        Ok(rows.map(|session| session.map(i64::cast_unsigned)).collect::<Result<_, _>>()?)
+    })?;
+    for session in known {
+        let sessions = sessions.clone();
+        tokio::spawn(async move { sessions.end_if_away(session).await });
+    }
+    Ok(())
+}

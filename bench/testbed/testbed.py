@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Runs one workload offline and inside the array on the paper's testbed (AnalyzeThis, Fig. 4), and prints Figs. 5 and 7.
+
+  testbed.py WORKLOAD_DIR [--elements 4] [--client-cores 1] [--element-cores 0.25] [--rate-mbit 1000] [--runs 1]
+
+WORKLOAD_DIR holds `data/` (the input files), `job.conf` (a job script whose workdir is /work) and `commands.tsv`
+(the same tasks as `kernel<TAB>command`, in an order in which they can run one after the other). See the README.
+
+Offline: the client runs the commands one after the other in the mounted folder; every byte it reads or writes crosses
+its link. In the array: the client submits the job script. All runs start with the inputs in the array and cold client
+caches. Needs root. Results: OUT/results.jsonl, OUT/fig5.svg, OUT/fig7a.svg, OUT/fig7b.svg and tables on standard output.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from hosts import Network
+import figures
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+POLICIES = ["round-robin", "input-locality", "min-wait", "hybrid"]
+PORT = 7070
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+class Array:
+    """Server, elements and a mounting client, each on a host of its own."""
+
+    def __init__(self, options, folder):
+        self.options, self.folder = options, folder
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        self.network = Network("tidemill", options.rate_mbit)
+        self.client = self.network.add("client", options.client_cores)
+        self.server = self.network.add("server", options.host_cores)
+        self.elements = [self.network.add(f"element{i}", options.element_cores) for i in range(options.elements)]
+        self.mount_point = os.path.join(folder, "mnt")
+        self.mount_process = None
+        self.url = f"http://{self.server.address}:{PORT}"
+        self.token = os.path.join(folder, "server", "token")
+        self._start()
+
+    def _start(self):
+        server = [self.options.binary, "server", "--folder", os.path.join(self.folder, "server"), "--listen",
+                  f"{self.server.address}:{PORT}", "--host-cores", "1", "--host-listen", f"{self.server.address}:0"]
+        self.server.start(*server, log=self._log("server"))
+        self._wait("the server", lambda: os.path.exists(self.token))
+        for number, host in enumerate(self.elements):
+            host.start(self.options.binary, "--server", self.url, "--token-file", self.token, "element", "--id",
+                       str(number), "--folder", os.path.join(self.folder, f"element{number}"), "--listen",
+                       f"{host.address}:{PORT}", "--cores", "1", "--link", str(self.options.rate_mbit * 125_000),
+                       log=self._log(f"element{number}"))
+        up = lambda: sum(e["up"] for e in self.ask("status")["elements"]) >= len(self.elements) + 1
+        self._wait("the elements", up)
+
+    def _log(self, name):
+        return os.path.join(self.folder, f"{name}.log")
+
+    @staticmethod
+    def _wait(what, ready):
+        for _ in range(600):
+            try:
+                if ready():
+                    return
+            except RuntimeError:
+                pass
+            time.sleep(0.1)
+        raise RuntimeError(f"gave up waiting for {what}")
+
+    def tidemill(self, *args):
+        return self.client.call(self.options.binary, "--server", self.url, "--token-file", self.token, *args)
+
+    def ask(self, *args):
+        return json.loads(self.tidemill("--json", *args))
+
+    def mount(self):
+        os.makedirs(self.mount_point, exist_ok=True)
+        self.mount_process = self.client.start(self.options.binary, "--server", self.url, "--token-file", self.token,
+                                               "mount", "--path", self.mount_point, log=self._log("mount"))
+        self._wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
+
+    def unmount(self):
+        self.mount_process.terminate()
+        self.mount_process.wait(timeout=60)
+        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
+
+    def fill(self, data):
+        """Copies the input files in through the mount and mounts again, so that nothing is cached."""
+        self.mount()
+        self.client.call("mkdir", "-p", os.path.join(self.mount_point, "work"))
+        self.client.call("cp", "-r", os.path.join(data, "."), os.path.join(self.mount_point, "work"))
+        self.unmount()
+
+    def sent(self):
+        return {host.name: host.counters()["sent"] for host in self.network.hosts}
+
+    def close(self):
+        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
+        self.network.close()
+
+
+def bytes_since(array, before):
+    return {name: now - before[name] for name, now in array.sent().items()}
+
+
+def offline(array, commands):
+    """Runs the commands on the client through the mount. Compute is processor time, the rest of the wall time I/O."""
+    array.mount()
+    before, start = array.sent(), time.monotonic()
+    runner = [sys.executable, os.path.join(HERE, "offline.py"), commands, os.path.join(array.mount_point, "work")]
+    tasks = json.loads(array.client.call(*runner))
+    array.unmount()  # what was written has left the client only when it has been sealed
+    wall = time.monotonic() - start
+    compute = sum(task["cpu_s"] for task in tasks)
+    moved = bytes_since(array, before)
+    return {"mode": "offline", "wall_s": wall, "compute_s": compute, "io_s": max(0.0, wall - compute), "shuffle_s": 0.0,
+            "link_bytes": sum(moved.values()), "links": moved, "tasks": len(tasks)}
+
+
+def in_array(array, script, policy):
+    before, start = array.sent(), time.monotonic()
+    job = array.ask("submit", script, "--policy", policy)["job"]
+    while True:
+        state = array.ask("jobs", str(job))
+        if state["state"] not in ("running", "waiting"):
+            break
+        time.sleep(0.2)
+    moved = bytes_since(array, before)
+    if state["state"] != "done":
+        raise RuntimeError(f"job {job} under {policy}: {state['state']}\n{array.tidemill('logs', str(job))}")
+    tasks = state["tasks"]
+    busy = {}
+    for task in tasks:
+        busy[task["element"]] = busy.get(task["element"], 0.0) + (task["end"] - task["start"]) / 1e9
+    hosts = {e["element"] for e in array.ask("status")["elements"] if e["role"] == "host"}
+    stores = [busy.get(i, 0.0) for i in range(len(array.elements))]
+    return {"mode": policy, "wall_s": (state["ended"] - state["submitted"]) / 1e9, "seen_s": time.monotonic() - start,
+            "compute_s": sum((t["end"] - t["kernel_start"]) / 1e9 for t in tasks),
+            "shuffle_s": sum((t["kernel_start"] - t["start"]) / 1e9 for t in tasks), "io_s": 0.0,
+            "slowest_s": max(stores), "fastest_s": min(stores), "host_s": sum(busy.get(h, 0.0) for h in hosts),
+            "moved_bytes": state["moved_bytes"], "link_bytes": sum(moved.values()), "links": moved, "tasks": len(tasks)}
+
+
+def once(options, mode, run):
+    array = Array(options, os.path.join(options.out, "array"))
+    try:
+        say(f"run {run + 1}: {mode}: copying the inputs in")
+        array.fill(os.path.join(options.workload, "data"))
+        say(f"run {run + 1}: {mode}: running")
+        if mode == "offline":
+            result = offline(array, os.path.join(options.workload, "commands.tsv"))
+        else:
+            result = in_array(array, os.path.join(options.workload, "job.conf"), mode)
+        say(f"run {run + 1}: {mode}: {result['wall_s']:.1f} s, {result['link_bytes'] / 1e6:.1f} MB over links")
+        return {"workload": os.path.basename(options.workload), "run": run, **result}
+    finally:
+        array.close()
+
+
+def summary(results):
+    """The median run of each mode."""
+    modes = {}
+    for result in results:
+        modes.setdefault(result["mode"], []).append(result)
+    return [sorted(runs, key=lambda r: r["wall_s"])[len(runs) // 2] for runs in modes.values()]
+
+
+def report(options, results):
+    rows = summary(results)
+    base = next((row for row in rows if row["mode"] == "offline"), None)
+    print(f"\n{base['workload'] if base else ''}: {options.elements} elements of {options.element_cores} cores, "
+          f"client {options.client_cores}, links {options.rate_mbit} Mbit/s, median of {options.runs}")
+    print(f"{'mode':16} {'time s':>8} {'compute':>8} {'I/O':>8} {'shuffle':>8} {'slowest':>8} {'fastest':>8} "
+          f"{'links MB':>9} {'moved MB':>9} {'time/off.':>9} {'bytes/off.':>10}")
+    for row in rows:
+        ratio = (row["wall_s"] / base["wall_s"], row["link_bytes"] / base["link_bytes"]) if base else (0, 0)
+        print(f"{row['mode']:16} {row['wall_s']:8.2f} {row['compute_s']:8.2f} {row['io_s']:8.2f} {row['shuffle_s']:8.2f} "
+              f"{row.get('slowest_s', 0):8.2f} {row.get('fastest_s', 0):8.2f} {row['link_bytes'] / 1e6:9.1f} "
+              f"{row.get('moved_bytes', 0) / 1e6:9.1f} {ratio[0]:9.2f} {ratio[1]:10.3f}")
+    figures.write(options.out, rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", type=os.path.abspath)
+    parser.add_argument("--elements", type=int, default=4)
+    parser.add_argument("--client-cores", type=float, default=1.0)
+    parser.add_argument("--element-cores", type=float, default=0.25)
+    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--modes", default=",".join(["offline", *POLICIES]))
+    parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../../target/release/tidemill"))
+    parser.add_argument("--out", type=os.path.abspath, default=os.path.join(HERE, "../out/testbed"))
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    results = []
+    with open(os.path.join(options.out, "results.jsonl"), "a") as file:
+        for run in range(options.runs):
+            for mode in options.modes.split(","):
+                result = once(options, mode, run)
+                results.append(result)
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+    report(options, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+//! An array of real processes for one test: a server, elements and a mount, in a temporary folder, ended with it.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take to happen. Long, since nothing here asserts on speed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) struct Array {
+    folder: tempfile::TempDir,
+    server: Option<Child>,
+    elements: Vec<Option<Child>>,
+    mount: Option<Child>,
+    options: Options,
+}
+
+#[derive(Clone)]
+pub(crate) struct Options {
+    pub(crate) elements: usize,
+    pub(crate) cores: u32,
+    pub(crate) host_cores: u32,
+    pub(crate) mount: bool,
+    /// Quota of each element.
+    pub(crate) capacity: Option<&'static str>,
+    /// Seconds a lost element may be away before its work is given to others.
+    pub(crate) element_timeout_secs: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { elements: 2, cores: 2, host_cores: 0, mount: true, capacity: None, element_timeout_secs: 3 }
+    }
+}
+
+/// What a command printed, and how it ended.
+pub(crate) struct Said {
+    pub(crate) ok: bool,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Array {
+    /// An array with the default options, or `None`, loudly, where there is no root or FUSE.
+    pub(crate) fn start() -> Option<Self> {
+        Self::with(Options::default())
+    }
+
+    pub(crate) fn with(options: Options) -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        let folder = tempfile::Builder::new().prefix("tidemill-e2e-").tempdir().unwrap();
+        let count = options.elements;
+        let mut array = Self { folder, server: None, elements: Vec::new(), mount: None, options };
+        array.start_server();
+        array.elements.resize_with(count, || None);
+        for index in 0..count {
+            array.start_element(index);
+        }
+        array.wait_for_elements(count);
+        if array.options.mount {
+            array.start_mount();
+        }
+        Some(array)
+    }
+
+    pub(crate) fn path(&self, relative: &str) -> PathBuf {
+        self.folder.path().join(relative)
+    }
+
+    /// A path below the mount.
+    pub(crate) fn at(&self, relative: &str) -> PathBuf {
+        self.path("mnt").join(relative)
+    }
+
+    pub(crate) fn element_folder(&self, index: usize) -> PathBuf {
+        self.path(&format!("element-{index}"))
+    }
+
+    fn endpoint(&self) -> String {
+        format!("unix:{}", self.path("server/server.sock").display())
+    }
+
+    pub(crate) fn start_server(&mut self) {
+        let mut command = self.tidemill();
+        command.arg("server").arg("--folder").arg(self.path("server"));
+        command.args(["--listen", "127.0.0.1:0"]);
+        command.args(["--element-timeout", &self.options.element_timeout_secs.to_string()]);
+        if self.options.host_cores > 0 {
+            command.args(["--host-cores", &self.options.host_cores.to_string()]);
+        }
+        self.server = Some(spawn(&mut command, &self.path("server.log")));
+        wait("the server answers", || self.run(&["status"]).ok);
+    }
+
+    pub(crate) fn start_element(&mut self, index: usize) {
+        let mut command = self.tidemill();
+        command.arg("element").args(["--id", &index.to_string()]);
+        command.arg("--folder").arg(self.element_folder(index));
+        command.args(["--listen", "127.0.0.1:0", "--cores", &self.options.cores.to_string()]);
+        if let Some(capacity) = self.options.capacity {
+            command.args(["--capacity", capacity]);
+        }
+        let log = self.path(&format!("element-{index}.log"));
+        self.elements[index] = Some(spawn(&mut command, &log));
+    }
+
+    pub(crate) fn wait_for_elements(&self, count: usize) {
+        wait("the elements are up", || {
+            let status = self.json(&["status"]);
+            let elements = status["elements"].as_array().unwrap();
+            elements.iter().filter(|e| e["up"] == true && e["role"] == "store").count() == count
+        });
+    }
+
+    pub(crate) fn start_mount(&mut self) {
+        std::fs::create_dir_all(self.path("mnt")).unwrap();
+        let mut command = self.tidemill();
+        command.arg("mount").arg("--path").arg(self.path("mnt"));
+        self.mount = Some(spawn(&mut command, &self.path("mount.log")));
+        wait("the file system is mounted", || {
+            let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+            let path = self.path("mnt");
+            mounts.contains(&format!(" {} fuse", path.display())) && path.join(".tidemill").exists()
+        });
+    }
+
+    pub(crate) fn kill_server(&mut self) {
+        kill_hard(self.server.take());
+    }
+
+    pub(crate) fn kill_element(&mut self, index: usize) {
+        kill_hard(self.elements[index].take());
+    }
+
+    pub(crate) fn kill_mount(&mut self) {
+        kill_hard(self.mount.take());
+        detach(&self.path("mnt"));
+    }
+
+    fn tidemill(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+        command.arg("--server").arg(self.endpoint());
+        command
+    }
+
+    /// Runs `tidemill ARGS` against this array.
+    pub(crate) fn run(&self, args: &[&str]) -> Said {
+        said(self.tidemill().args(args).output().unwrap())
+    }
+
+    /// Runs `tidemill --json ARGS`, which must succeed.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let said = said(self.tidemill().arg("--json").args(args).output().unwrap());
+        assert!(said.ok, "tidemill {args:?}: {}{}", said.out, said.err);
+        serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.out))
+    }
+
+    /// Runs a shell command in the mount, which must succeed; gives its standard output.
+    pub(crate) fn sh(&self, script: &str) -> String {
+        let said = self.try_sh(script);
+        assert!(said.ok, "{script}\n{}{}", said.out, said.err);
+        said.out
+    }
+
+    pub(crate) fn try_sh(&self, script: &str) -> Said {
+        let script = format!("set -euo pipefail; cd '{}'; {script}", self.path("mnt").display());
+        said(Command::new("bash").arg("-c").arg(script).output().unwrap())
+    }
+
+    /// Writes a job script beside the array and submits it; gives its id.
+    pub(crate) fn submit(&self, script: &str) -> u64 {
+        let said = self.try_submit(script);
+        assert!(said.ok, "{script}\n{}{}", said.out, said.err);
+        let reply: Value = serde_json::from_str(&said.out).unwrap();
+        reply["job"].as_u64().unwrap()
+    }
+
+    pub(crate) fn try_submit(&self, script: &str) -> Said {
+        let path = self.path("job.conf");
+        std::fs::write(&path, script).unwrap();
+        said(self.tidemill().args(["--json", "submit"]).arg(path).output().unwrap())
+    }
+
+    pub(crate) fn job(&self, job: u64) -> Value {
+        self.json(&["jobs", &job.to_string()])
+    }
+
+    /// Waits until the job has ended; gives it.
+    pub(crate) fn ended(&self, job: u64) -> Value {
+        let mut last = Value::Null;
+        wait("the job ends", || {
+            last = self.job(job);
+            ["done", "failed", "cancelled"].contains(&last["state"].as_str().unwrap())
+        });
+        last
+    }
+
+    /// Waits until the job has ended, which must be well.
+    pub(crate) fn done(&self, job: u64) -> Value {
+        let ended = self.ended(job);
+        assert_eq!(ended["state"], "done", "{ended:#}");
+        ended
+    }
+
+    pub(crate) fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for name in ["server.log", "element-0.log", "element-1.log", "mount.log"] {
+                let log = self.log(name);
+                let tail: Vec<&str> = log.lines().rev().take(15).collect();
+                eprintln!("--- {name}");
+                tail.iter().rev().for_each(|line| eprintln!("{line}"));
+            }
+        }
+        kill_hard(self.mount.take());
+        detach(&self.path("mnt"));
+        for element in &mut self.elements {
+            kill_hard(element.take());
+        }
+        kill_hard(self.server.take());
+    }
+}
+
+/// Whether this machine lets us mount. Says so loudly if not, and fails where that is required.
+pub(crate) fn can_mount() -> bool {
+    let root = std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
+    let fuse = Path::new("/dev/fuse").exists();
+    if root && fuse {
+        return true;
+    }
+    let why = format!("SKIPPED: needs root (have it: {root}) and /dev/fuse (have it: {fuse})");
+    assert!(std::env::var_os("TIDEMILL_TEST_REQUIRE").is_none(), "{why}");
+    eprintln!("{why}");
+    false
+}
+
+/// Waits until `ready`, asking again and again.
+pub(crate) fn wait(what: &str, mut ready: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !ready() {
+        assert!(start.elapsed() < PATIENCE, "gave up waiting until {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn spawn(command: &mut Command, log: &Path) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+    let log_too = log.try_clone().unwrap();
+    command.stdin(Stdio::null()).stdout(log).stderr(log_too).spawn().unwrap()
+}
+
+/// As `kill -9` does: no process gets to clean up.
+fn kill_hard(child: Option<Child>) {
+    if let Some(mut child) = child {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+fn detach(path: &Path) {
+    // It is no error if it was not mounted.
+    let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
+}
+
+fn said(output: Output) -> Said {
+    Said {
+        ok: output.status.success(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}

@@ -1,0 +1,131 @@
+//! The mount as programs use it. Semantics: docs/semantics.md.
+
+use crate::array::{Array, Options};
+
+#[test]
+fn everyday_tools_work() {
+    let Some(array) = Array::start() else { return };
+    let source = array.path("source");
+    std::fs::create_dir_all(source.join("deep/er")).unwrap();
+    std::fs::write(source.join("a"), vec![7u8; 3_000_000]).unwrap();
+    std::fs::write(source.join("deep/er/empty"), b"").unwrap();
+    std::os::unix::fs::symlink("a", source.join("link")).unwrap();
+    let src = source.display();
+    array.sh(&format!("cp -a {src} copy && diff -r {src} copy && test -L copy/link"));
+    array.sh(&format!("tar -C {src} -cf a.tar . && mkdir t && tar -C t -xf a.tar && diff -r {src} t"));
+    array.sh(&format!("rsync -a {src}/ synced/ && rsync -a --delete {src}/ synced/ && diff -r {src} synced"));
+    array.sh("echo one > f; echo two >> f; [ \"$(cat f)\" = $'one\\ntwo' ]");
+    array.sh("echo new > f.tmp && mv f.tmp f && [ \"$(cat f)\" = new ]");
+    array.sh("sed -i s/new/old/ f && [ \"$(cat f)\" = old ]");
+    array.sh("sqlite3 x.db 'create table t(a); insert into t values(1),(2)' && [ \"$(sqlite3 x.db 'select sum(a) from t')\" = 3 ]");
+    array.sh("rm -r copy t synced && ! test -e copy");
+}
+
+#[test]
+fn git_clones_commits_and_checks_itself() {
+    let Some(array) = Array::start() else { return };
+    array.sh(
+        "export GIT_CONFIG_GLOBAL=/dev/null; git init -q -b main origin && cd origin && git config user.email a@b && \
+         git config user.name n && for i in $(seq 50); do echo $i > f$i; done && git add . && git commit -qm first && \
+         cd .. && git clone -q origin clone && cd clone && git fsck --strict 2>&1 && [ \"$(ls | wc -l)\" = 50 ]",
+    );
+}
+
+#[test]
+fn python_maps_seeks_and_truncates() {
+    let Some(array) = Array::start() else { return };
+    array.sh(
+        r#"python3 - <<'P'
+import mmap, os
+with open("m", "w+b") as f:
+    f.truncate(1 << 20)
+    with mmap.mmap(f.fileno(), 0) as m:
+        m[4096:4101] = b"hello"
+        m.flush()
+    f.seek(4096)
+    assert f.read(5) == b"hello"
+    f.truncate(5000)
+assert os.path.getsize("m") == 5000
+with open("m", "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
+    assert m[4096:4101] == b"hello" and m[0] == 0
+fd = os.open("holes", os.O_RDWR | os.O_CREAT)
+os.pwrite(fd, b"x", 1 << 24)
+assert os.pread(fd, 1, 5) == b"\0"
+os.fsync(fd)
+os.close(fd)
+assert os.stat("holes").st_size == (1 << 24) + 1
+os.setxattr("m", "user.colour", b"blue")
+assert os.getxattr("m", "user.colour") == b"blue"
+assert os.statvfs(".").f_blocks > 0
+P"#,
+    );
+}
+
+#[test]
+fn a_reader_keeps_the_version_it_opened() {
+    let Some(array) = Array::start() else { return };
+    array.sh(
+        r#"python3 - <<'P'
+import os, time
+def write(path, data):
+    with open(path, "wb") as f:
+        f.write(data)
+write("v", b"first" * 1000)
+reader = open("v", "rb", buffering=0)
+assert reader.read(5) == b"first"
+write("v", b"second")
+assert open("v", "rb").read() == b"second"
+assert reader.read(5) == b"first", "the old version was lost to its reader"
+assert os.fstat(reader.fileno()) is not None
+reader.close()
+assert open("v", "rb").read() == b"second"
+P"#,
+    );
+}
+
+#[test]
+fn what_goes_in_by_the_client_comes_out_of_the_mount_and_back() {
+    let Some(array) = Array::start() else { return };
+    let local = array.path("local.bin");
+    let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i % 251) as u8).collect();
+    std::fs::write(&local, &bytes).unwrap();
+    let said = array.run(&["put", local.to_str().unwrap(), "/in.bin"]);
+    assert!(said.ok, "{}", said.err);
+    assert_eq!(std::fs::read(array.at("in.bin")).unwrap(), bytes);
+    std::fs::copy(array.at("in.bin"), array.at("again.bin")).unwrap();
+    let back = array.path("back.bin");
+    let said = array.run(&["get", "/again.bin", back.to_str().unwrap()]);
+    assert!(said.ok, "{}", said.err);
+    assert_eq!(std::fs::read(back).unwrap(), bytes);
+    let names = array.run(&["ls", "/"]).out;
+    assert!(names.contains("in.bin") && names.contains("again.bin"), "{names}");
+}
+
+#[test]
+fn files_are_spread_over_elements_or_follow_their_folder() {
+    let Some(array) = Array::with(Options { elements: 3, ..Options::default() }) else { return };
+    array.sh("for i in $(seq 30); do echo $i > f$i; done");
+    let element = |name: &str| array.sh(&format!("getfattr --only-values -n user.tidemill.element {name}"));
+    let mut used: Vec<String> = (1..=30).map(|i| element(&format!("f{i}"))).collect();
+    used.sort();
+    used.dedup();
+    assert_eq!(used.len(), 3, "{used:?}");
+    array.sh("mkdir -p d/e && setfattr -n user.tidemill.element -v 2 d && for i in $(seq 9); do echo > d/e/f$i; done");
+    for i in 1..=9 {
+        assert_eq!(element(&format!("d/e/f{i}")), "2");
+    }
+}
+
+#[test]
+fn other_users_files_and_control_folders_are_closed() {
+    let Some(array) = Array::start() else { return };
+    array.sh("chmod 755 . ; mkdir open; chmod 777 open; echo secret > s; chmod 600 s");
+    let as_nobody = |script: &str| {
+        array.try_sh(&format!("setpriv --reuid 65534 --regid 65534 --clear-groups bash -c '{script}'"))
+    };
+    std::fs::set_permissions(array.path("."), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(!as_nobody("cat s").ok);
+    assert!(as_nobody("echo mine > open/mine && cat open/mine").ok);
+    assert!(!as_nobody("echo no > nope").ok);
+    assert!(!as_nobody("cat .tidemill/root/joblist").ok);
+}

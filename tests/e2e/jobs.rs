@@ -1,0 +1,144 @@
+//! Jobs from script to result.
+
+use crate::array::{Array, Options, wait};
+use std::process::Command;
+
+/// Little-endian doubles.
+fn doubles(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+const LISTING_1: &str = include_str!("../../examples/listing1/getmax.conf");
+
+#[test]
+fn the_papers_listing_1_runs_unchanged_and_may_be_submitted_before_its_data() {
+    let Some(array) = Array::start() else { return };
+    let kernel = array.path("getmax.so");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-I"])
+        .arg(format!("{root}/crates/kernel/include"))
+        .arg(format!("{root}/examples/listing1/getmax.c"))
+        .arg("-o")
+        .arg(&kernel)
+        .status()
+        .unwrap();
+    assert!(built.success());
+    array.sh(&format!("mkdir -p scratch/getmax && cp {} scratch/getmax/", kernel.display()));
+    let script = array.path("getmax.conf");
+    std::fs::write(&script, LISTING_1).unwrap();
+    array.sh(&format!("echo {} > .tidemill/root/submit", script.display()));
+    let list = array.sh("cat .tidemill/root/joblist; cat .analyzethis/root/joblist");
+    let handle: u64 = list.lines().next().unwrap().split_whitespace().last().unwrap().parse().unwrap();
+    assert_eq!(array.job(handle)["state"], "running", "it waits for its inputs");
+    std::fs::write(array.at("scratch/getmax/1.dat"), doubles(&[1.0, 8.0, 3.0])).unwrap();
+    std::fs::write(array.at("scratch/getmax/2.dat"), doubles(&[4.0, 2.0])).unwrap();
+    array.done(handle);
+    let mean: f64 = array.sh("cat scratch/getmax/max.dat").trim().parse().unwrap();
+    assert!((mean - 6.0).abs() < 1e-12, "{mean}");
+    let status = array.sh(&format!("cat .tidemill/root/{handle}-status"));
+    assert!(status.contains("getmax.reduce"), "{status}");
+}
+
+/// Eight maps and a reduce, by a script kept in the array.
+fn word_count(policy: &str) -> String {
+    let maps: String = (0..8)
+        .map(|i| {
+            format!(
+                "{{ name = \"map{i}\"; kernel = \"count.sh\"; args = [\"in{i}\"]; input = [\"in{i}\"]; \
+                 output = [\"out{i}\"]; stdout = \"out{i}\"; }},\n"
+            )
+        })
+        .collect();
+    let outs: Vec<String> = (0..8).map(|i| format!("\"out{i}\"")).collect();
+    format!(
+        "name = \"count\"; workdir = \"/w\"; policy = \"{policy}\"; strict = true;\ntasks = (\n{maps}\
+         {{ name = \"sum\"; kernel = \"sum.sh\"; args = [{0}]; input = [{0}]; output = [\"total\"]; stdout = \"total\"; }} );\n",
+        outs.join(", ")
+    )
+}
+
+#[test]
+fn every_policy_gives_the_same_result_and_says_why() {
+    let options = Options { elements: 3, cores: 1, host_cores: 1, ..Options::default() };
+    let Some(array) = Array::with(options) else { return };
+    array.sh(
+        r#"mkdir w; cd w; printf '#!/bin/sh\nwc -w < "$1"\n' > count.sh
+           printf '#!/bin/sh\ncat "$@" | awk "{s+=\\$1} END {print s}"\n' > sum.sh; chmod +x *.sh
+           for i in $(seq 0 7); do seq $((i * 100)) > in$i; done"#,
+    );
+    for policy in ["round-robin", "random", "input-locality", "min-wait", "hybrid"] {
+        let job = array.done(array.submit(&word_count(policy)));
+        assert_eq!(array.sh("cat w/total").trim(), "2800", "{policy}");
+        let tasks = job["tasks"].as_array().unwrap();
+        assert_eq!(tasks.len(), 9);
+        for task in tasks {
+            assert!(!task["kernel_hash"].as_str().unwrap().is_empty(), "{task}");
+        }
+        let explained = array.json(&["explain", &job["job"].to_string()]);
+        let decisions = explained["decisions"].as_array().unwrap();
+        assert!(decisions.len() >= 9, "{explained}");
+        assert!(decisions.iter().all(|d| !d["reason"].as_str().unwrap().is_empty()));
+        array.sh("rm w/out* w/total");
+    }
+}
+
+#[test]
+fn a_program_sees_only_its_own_files_under_the_jobs_names() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir -p w/sub; echo data > w/sub/in; echo secret > w/secret");
+    let script = r#"name = "see"; workdir = "/w"; tasks = ( { name = "look"; kernel = "/bin/sh";
+        args = ["-c", "ls -R . > sub/out; cat sub/in >> sub/out; cat /etc/shadow /root/.profile 2>/dev/null >> sub/out; echo end >> sub/out"];
+        input = ["sub/in"]; output = ["sub/out"]; } );"#;
+    array.done(array.submit(script));
+    let seen = array.sh("cat w/sub/out");
+    assert!(seen.contains("data") && seen.contains("end"), "{seen}");
+    assert!(!seen.contains("secret") && !seen.contains("root:"), "{seen}");
+}
+
+#[test]
+fn cancel_stops_what_runs_and_what_waits() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w");
+    let job = array.submit(
+        r#"name = "c"; workdir = "/w"; tasks = (
+        { name = "long"; kernel = "/bin/sleep"; args = ["1000"]; input = []; output = ["a"]; },
+        { name = "next"; kernel = "/bin/cat"; args = ["a"]; input = ["a"]; output = ["b"]; stdout = "b"; } );"#,
+    );
+    wait("it runs", || array.job(job)["tasks"][0]["state"] == "running");
+    assert!(array.run(&["cancel", &job.to_string()]).ok);
+    assert_eq!(array.ended(job)["state"], "cancelled");
+    assert!(array.run(&["status"]).ok);
+    wait("the element is idle", || {
+        let status = array.json(&["status"]);
+        status["elements"].as_array().unwrap().iter().all(|e| e["running"] == 0)
+    });
+}
+
+#[test]
+fn intermediates_with_a_lifetime_are_removed_and_results_stay() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w; echo x > w/in");
+    let job = array.submit(
+        r#"name = "l"; workdir = "/w"; lifetime = 0; tasks = (
+        { name = "one"; kernel = "/bin/cp"; args = ["in", "mid"]; input = ["in"]; output = ["mid"]; },
+        { name = "two"; kernel = "/bin/cp"; args = ["mid", "out"]; input = ["mid"]; output = ["out"]; } );"#,
+    );
+    array.done(job);
+    wait("the intermediate is gone", || !array.at("w/mid").exists());
+    assert_eq!(array.sh("cat w/out").trim(), "x");
+}
+
+#[test]
+fn keywords_of_c_sources_agree_with_grep() {
+    let Some(array) = Array::start() else { return };
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let script = format!("{root}/examples/keywords/try-small.sh");
+    let said = array.try_sh(&format!(
+        "PATH={}:$PATH; {script} {} {}",
+        std::path::Path::new(env!("CARGO_BIN_EXE_tidemill")).parent().unwrap().display(),
+        array.path("mnt").display(),
+        array.path("server/server.sock").display()
+    ));
+    assert!(said.ok, "{}{}", said.out, said.err);
+}

@@ -1,6 +1,21 @@
 //! Objects and where they are.
 
-use crate::id::{ElementId, ObjectId};
+use crate::id::{ElementId, ObjectId, TaskId};
+
+/// The highest four bits of an object id say what it names on an element, so that data objects, task
+/// collections and linked collections share one table (AnalyzeThis Fig. 3).
+pub mod tag {
+    /// The bits that hold the tag.
+    pub const MASK: u64 = 0xf << 60;
+    /// A data object: the server issues ids below `1 << 60`.
+    pub const DATA: u64 = 0;
+    /// A task collection: the tag and the task id.
+    pub const TASK: u64 = 1 << 60;
+    /// The linked collection of a task's inputs: the tag and the task id.
+    pub const INPUTS: u64 = 2 << 60;
+    /// The linked collection of a task's outputs: the tag and the task id.
+    pub const OUTPUTS: u64 = 3 << 60;
+}
 
 /// A sealed object and the element that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +29,33 @@ pub struct Placed {
 }
 
 impl ObjectId {
+    /// The status object that every element has.
+    pub const STATUS: Self = Self(0);
+
+    /// The task collection of a task.
+    #[must_use]
+    pub fn task_collection(task: TaskId) -> Self {
+        Self(tag::TASK | (task.0 & !tag::MASK))
+    }
+
+    /// The linked collection of a task's inputs.
+    #[must_use]
+    pub fn input_collection(task: TaskId) -> Self {
+        Self(tag::INPUTS | (task.0 & !tag::MASK))
+    }
+
+    /// The linked collection of a task's outputs.
+    #[must_use]
+    pub fn output_collection(task: TaskId) -> Self {
+        Self(tag::OUTPUTS | (task.0 & !tag::MASK))
+    }
+
+    /// Whether it names a data object that a client may write: neither a collection nor the status object.
+    #[must_use]
+    pub fn is_data(self) -> bool {
+        self.0 & tag::MASK == tag::DATA && self != Self::STATUS
+    }
+
     /// Where an element keeps the object, relative to its folder: `objects/<2 hex>/<16 hex>`.
     ///
     /// The two digits are the id's lowest byte, so that consecutive ids spread over 256 folders.
@@ -26,6 +68,23 @@ impl ObjectId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn collections_have_ids_of_their_own() {
+        let task = TaskId(7);
+        let ids = [
+            ObjectId(7),
+            ObjectId::task_collection(task),
+            ObjectId::input_collection(task),
+            ObjectId::output_collection(task),
+        ];
+        let mut distinct = ids.to_vec();
+        distinct.dedup();
+        assert_eq!(distinct.len(), ids.len());
+        let data: Vec<bool> = ids.iter().map(|id| id.is_data()).collect();
+        assert_eq!(data, [true, false, false, false]);
+        assert!(!ObjectId::STATUS.is_data());
+    }
 
     #[test]
     fn objects_spread_over_folders_by_their_lowest_byte() {

@@ -1,1 +1,199 @@
-//! placeholder
+//! The storage node: keeps objects, serves them over HTTP, and runs the labels that the server sends.
+//!
+//! ```text
+//!   http ──► store (folder) ◄── task ◄── executor ◄── attach ◄── server
+//!     └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), pull (other elements)
+//! ```
+//!
+//! [`Element::start`] brings one up in this process. It owns its folder and nothing else: it knows no names,
+//! no jobs, and decides nothing about where work goes.
+
+mod attach;
+mod bytes_out;
+pub mod config;
+pub mod db;
+pub mod error;
+pub mod executor;
+pub mod folder;
+pub mod http;
+pub mod node;
+pub mod pull;
+pub mod queue;
+pub mod records;
+pub mod reports;
+pub mod runner;
+pub mod status;
+pub mod store;
+pub mod task;
+mod tracker;
+
+pub use config::Config;
+pub use error::Error;
+pub use node::Node;
+
+use crate::db::Db;
+use crate::executor::{Executor, Parts};
+use crate::folder::FolderStore;
+use crate::pull::Pulls;
+use crate::runner::Runner;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// An element that runs in this process. [`Element::stop`] it; if it is only dropped, its threads go on.
+#[derive(Debug)]
+pub struct Element {
+    node: Arc<Node>,
+    stop: watch::Sender<bool>,
+    attached: JoinHandle<Error>,
+    refreshing: JoinHandle<()>,
+    serving: JoinHandle<()>,
+    /// Held as long as the folder is in use.
+    _lock: File,
+}
+
+impl Element {
+    /// Starts an element: opens its folder, takes up its queue, serves HTTP, and attaches to the server as
+    /// soon as that can be reached. Must be called on a multi-thread tokio runtime.
+    ///
+    /// # Errors
+    /// If its folder, address or kernels can't be used; see [`Error`].
+    pub async fn start(mut config: Config) -> Result<Self, Error> {
+        let in_folder = |source| Error::Folder {
+            path: config.folder.clone(),
+            source,
+        };
+        std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
+        let folder = config.folder.canonicalize().map_err(in_folder)?;
+        config.folder = folder;
+        let lock = lock(&config)?;
+        let listener = listen(&config).await?;
+        let url = match &config.url {
+            Some(url) => url.clone(),
+            None => format!("http://{}", listener.local_addr().map_err(|source| {
+                Error::Listen { address: config.listen, source }
+            })?),
+        };
+        let runtime = tokio::runtime::Handle::current();
+        let cores = config.cores;
+        let (executor, config) = tokio::task::spawn_blocking(move || {
+            let parts = open(&config, runtime)?;
+            Ok::<_, Error>((Executor::start(parts, cores)?, config))
+        })
+        .await
+        .map_err(|error| Error::Thread(error.into()))??;
+        let node = Arc::new(Node::new(config, url, executor)?);
+        let (stop, stopped) = watch::channel(false);
+        let refreshing = tokio::spawn({
+            let node = Arc::clone(&node);
+            async move { node.refresh().await }
+        });
+        Ok(Self {
+            serving: tokio::spawn(http::serve(Arc::clone(&node), listener, stopped)),
+            attached: tokio::spawn(attach::stay(Arc::clone(&node))),
+            refreshing,
+            node,
+            stop,
+            _lock: lock,
+        })
+    }
+
+    /// How others reach it, `http://host:port`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.node.url
+    }
+
+    /// What its parts share.
+    #[must_use]
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Waits until the element can't go on, and says why. It still has to be stopped.
+    pub async fn failed(&mut self) -> Error {
+        match (&mut self.attached).await {
+            Ok(error) => error,
+            Err(error) => Error::Thread(error.into()),
+        }
+    }
+
+    /// Stops it: kernels are killed and run again at the next start, what was acknowledged is kept.
+    pub async fn stop(self) {
+        self.attached.abort();
+        self.refreshing.abort();
+        // The server of a stopped element has ended already if nobody listens.
+        let _ = self.stop.send(true);
+        let node = Arc::clone(&self.node);
+        let ended = tokio::task::spawn_blocking(move || {
+            node.executor.stop();
+            node.parts().db.stop();
+        });
+        if ended.await.is_err() {
+            tracing::error!("the element did not stop in order");
+        }
+        self.serving.abort();
+    }
+}
+
+fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
+    let db = Db::open(&config.folder.join("element.db"))?;
+    node::claim(&db, config)?;
+    let counters = db.read(status::Counters::load)?;
+    let pulled = config.folder.join("pulled");
+    let pulls = Pulls::new(
+        pulled.clone(),
+        config.host.clone(),
+        config.in_place,
+        config.pulled_bytes_max,
+        runtime,
+    )
+    .map_err(|source| Error::Folder {
+        path: pulled,
+        source,
+    })?;
+    Ok(Parts {
+        element: config.element,
+        folder: config.folder.clone(),
+        store: Arc::new(FolderStore::open(&config.folder, config.capacity_bytes)?),
+        db,
+        pulls: Arc::new(pulls),
+        runner: Runner::new(config.program.clone())?,
+        counters: Arc::new(counters),
+        reports: Arc::default(),
+    })
+}
+
+/// Makes sure that no other process has the folder.
+fn lock(config: &Config) -> Result<File, Error> {
+    let path = config.folder.join("lock");
+    let failed = |source| Error::Folder {
+        path: path.clone(),
+        source,
+    };
+    // Tasks pass through to their private folders but can't list what else there is.
+    std::fs::set_permissions(&config.folder, Permissions::from_mode(0o711)).map_err(failed)?;
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::InUse(config.folder.clone())),
+        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+async fn listen(config: &Config) -> Result<TcpListener, Error> {
+    TcpListener::bind(config.listen)
+        .await
+        .map_err(|source| Error::Listen {
+            address: config.listen,
+            source,
+        })
+}

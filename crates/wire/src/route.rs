@@ -7,12 +7,17 @@
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
+//! | `POST /seal` | seals many at once (body: list of [`SealItem`]); answers a list of [`SealResult`], in order |
 //! | `DELETE /objects/{id}` | removes it |
-//! | `GET /status`, `GET /tasks`, `GET /tasks/{id}` | status object and task tracker as JSON |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
+//! | `GET /objects/{id}/members` | the objects of a collection as JSON |
+//! | `GET /status` | the status object as JSON |
+//! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
+//! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
 //! Object ids are 16 hexadecimal digits. Every request for an object carries its capability in the header
-//! [`CAPABILITY_HEADER`].
+//! [`CAPABILITY_HEADER`]; a task is asked for with one for its task collection, `GET /tasks` with one for
+//! the status object. Only `GET /status` needs none.
 
 use tidemill_core::id::ObjectId;
 
@@ -49,6 +54,36 @@ pub struct SealBody {
     pub mode: u32,
     /// Whether the bytes must survive power loss before the answer.
     pub durable: bool,
+}
+
+/// The path that seals many objects at once.
+pub const SEAL_ALL: &str = "/seal";
+
+/// Most objects that one [`SEAL_ALL`] may seal.
+pub const SEAL_ALL_MAX: usize = 4096;
+
+/// One of the objects to be sealed at once.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SealItem {
+    /// The object.
+    pub object: u64,
+    /// Its capability in hexadecimal.
+    pub capability: String,
+    /// What is kept of it.
+    pub body: SealBody,
+}
+
+/// What became of one of the objects.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SealResult {
+    /// The object.
+    pub object: u64,
+    /// Final length in bytes; 0 if it was refused.
+    pub size: u64,
+    /// 200, or the HTTP status that a seal of it alone would have had.
+    pub status: u16,
+    /// Why it was refused; empty otherwise.
+    pub message: String,
 }
 
 /// The answer to a seal.

@@ -1,0 +1,154 @@
+//! The element's one connection to the server: `Array.Attach`.
+//!
+//! It is opened again for ever when it breaks. Each time the element says which labels it knows and sends all
+//! outcomes that were not acknowledged; so what is lost with a connection is sent again by one side or the
+//! other, and ids make that harmless.
+
+use crate::error::Error;
+use crate::node::Node;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_client::Server;
+use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_wire::capability::Key;
+use tidemill_wire::v1::{self, from_element, to_element::Message};
+use tidemill_wire::PROTOCOL_VERSION;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// First pause before the connection is opened again; it doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    /// The element can't go on.
+    #[error(transparent)]
+    Fatal(#[from] Error),
+    /// The server can't be reached or refuses.
+    #[error(transparent)]
+    Client(#[from] tidemill_client::Error),
+    /// The server ended it.
+    #[error("the server ended the connection")]
+    Closed,
+    /// The server's key is none.
+    #[error("the server's first message makes no sense: {0}")]
+    Key(#[from] tidemill_wire::capability::Refusal),
+}
+
+/// Stays attached until that can't be; gives the reason.
+pub(crate) async fn stay(node: Arc<Node>) -> Error {
+    let mut pause = PAUSE_MIN;
+    let mut silent = false;
+    loop {
+        let mut welcomed = false;
+        let ended = session(&node, &mut welcomed).await;
+        node.parts().reports.disconnect();
+        if welcomed {
+            pause = PAUSE_MIN;
+            silent = false;
+        }
+        match ended {
+            Ended::Fatal(error) => return error,
+            error if silent => tracing::debug!(%error, "still without a server"),
+            error => {
+                tracing::warn!(%error, element = %node.config.element, "without a server; trying again for ever");
+                silent = true;
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+async fn session(node: &Arc<Node>, welcomed: &mut bool) -> Ended {
+    match attach(node, welcomed).await {
+        Ok(never) => match never {},
+        Err(ended) => ended,
+    }
+}
+
+async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::Infallible, Ended> {
+    let server = Server::connect(&node.config.server, node.config.token.as_deref()).await?;
+    let outgoing = UnboundedReceiverStream::new(node.parts().reports.connect(hello(node)?));
+    let incoming = server.array().attach(outgoing).await;
+    let mut incoming = incoming
+        .map_err(|status| server.explain(status))?
+        .into_inner();
+    loop {
+        let message = incoming.message().await;
+        let message = message.map_err(|status| server.explain(status))?;
+        match message.ok_or(Ended::Closed)?.message {
+            Some(Message::Welcome(welcome)) => {
+                on_welcome(node, &welcome).await?;
+                *welcomed = true;
+            }
+            Some(message) => on_message(node, message),
+            None => tracing::warn!("the server sent a message of a kind that this release does not know"),
+        }
+    }
+}
+
+fn hello(node: &Node) -> Result<v1::Hello, Error> {
+    let known = node.executor.known()?;
+    Ok(v1::Hello {
+        version: PROTOCOL_VERSION,
+        element: Some(node.describe()?),
+        array_id: node.array(),
+        labels: known.iter().map(|record| record.id.0).collect(),
+        free_space_epoch: 0,
+    })
+}
+
+async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
+    node.join(welcome.array_id, Key::from_slice(&welcome.key)?)
+        .await?;
+    tracing::info!(element = %node.config.element, url = %node.url, "attached to array {:016x}", welcome.array_id);
+    let reports = &node.parts().reports;
+    for live in node.executor.live() {
+        if live.state != "queued" {
+            reports.started(live.label.id, live.start, live.state);
+        }
+    }
+    for record in node.executor.known().map_err(Error::from)? {
+        if let Some(outcome) = record.outcome {
+            match prost::Message::decode(&*outcome) {
+                Ok(outcome) => reports.finished(record.id, outcome),
+                Err(error) => tracing::error!(%error, label = %record.id, "a kept outcome is broken"),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn on_message(node: &Arc<Node>, message: Message) {
+    match message {
+        // Handled where it can be waited for.
+        Message::Welcome(_) => {}
+        Message::Labels(labels) => node.executor.accept(labels.labels),
+        Message::Abort(abort) => node.executor.abort(LabelId(abort.label)),
+        Message::Ack(ack) => {
+            let labels = ack.labels.into_iter().map(LabelId).collect();
+            node.executor.acknowledge(labels);
+        }
+        Message::Remove(remove) => {
+            let node = Arc::clone(node);
+            let objects: Vec<ObjectId> = remove.objects.into_iter().map(ObjectId).collect();
+            tokio::task::spawn_blocking(move || node.parts().remove(&objects));
+        }
+        Message::FindPrograms(find) => {
+            let node = Arc::clone(node);
+            tokio::task::spawn_blocking(move || {
+                let parts = node.parts();
+                let programs = v1::Programs {
+                    request: find.request,
+                    found: parts.runner.find_programs(&find.names),
+                };
+                parts.reports.send(from_element::Message::Programs(programs));
+            });
+        }
+        Message::Peers(peers) => node.parts().pulls.set_peers(peers.elements),
+    }
+}

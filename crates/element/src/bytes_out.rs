@@ -1,0 +1,152 @@
+//! The bytes of an object as the body of an answer: which of them, and how they are read ahead.
+
+use crate::http::PIECE_BYTES;
+use crate::store::ReadAt;
+use bytes::Bytes;
+use futures_util::stream::{self, Stream, StreamExt};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Pieces that are read before the one before them has been sent.
+const AHEAD: usize = 2;
+
+/// Buffers that are kept for use again: memory that is touched for the first time is slow.
+const BUFFERS_MAX: usize = 64;
+
+/// Buffers of one piece each.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    buffers: Mutex<Vec<Vec<u8>>>,
+}
+
+/// A buffer that goes back to its pool when the last piece made of it was sent.
+struct Pooled {
+    buffer: Vec<u8>,
+    length: usize,
+    pool: Arc<Pool>,
+}
+
+impl AsRef<[u8]> for Pooled {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let mut buffers = self.pool.buffers.lock();
+        if buffers.len() < BUFFERS_MAX {
+            buffers.push(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
+/// Reads a range piece by piece. It ends with an error if the object turns out to be shorter.
+pub(crate) fn stream(
+    bytes: Arc<dyn ReadAt>,
+    range: Range<u64>,
+    pool: &Arc<Pool>,
+) -> impl Stream<Item = std::io::Result<Bytes>> + use<> {
+    let pool = Arc::clone(pool);
+    stream::iter(pieces(range))
+        .map(move |piece| {
+            let (bytes, pool) = (Arc::clone(&bytes), Arc::clone(&pool));
+            async move {
+                tokio::task::spawn_blocking(move || read(&*bytes, &piece, pool))
+                    .await
+                    .map_err(std::io::Error::other)?
+            }
+        })
+        .buffered(AHEAD)
+}
+
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let step = PIECE_BYTES as u64;
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let piece = start..range.end.min(start.saturating_add(step));
+        start = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+fn read(bytes: &dyn ReadAt, piece: &Range<u64>, pool: Arc<Pool>) -> std::io::Result<Bytes> {
+    let length = usize::try_from(piece.end - piece.start).map_err(std::io::Error::other)?;
+    let mut buffer = if length < PIECE_BYTES / 4 {
+        vec![0; length]
+    } else {
+        let kept = pool.buffers.lock().pop();
+        kept.unwrap_or_else(|| vec![0; PIECE_BYTES])
+    };
+    let count = bytes.read_at(piece.start, &mut buffer[..length])?;
+    if count < length {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
+    if buffer.len() < PIECE_BYTES {
+        return Ok(buffer.into());
+    }
+    Ok(Bytes::from_owner(Pooled {
+        buffer,
+        length,
+        pool,
+    }))
+}
+
+/// What a `Range` header asks of an object of `size` bytes.
+///
+/// `None`: nothing that is understood, so the whole object is sent (RFC 9110 §14.2). `Some(None)`: a range
+/// that lies beyond its end.
+pub(crate) fn parse_range(text: &str, size: u64) -> Option<Option<Range<u64>>> {
+    let (first, last) = text.trim().strip_prefix("bytes=")?.split_once('-')?;
+    let (first, last) = (first.trim(), last.trim());
+    if first.is_empty() {
+        let count: u64 = last.parse().ok()?;
+        let start = size.saturating_sub(count);
+        return Some((start < size).then_some(start..size));
+    }
+    let start: u64 = first.parse().ok()?;
+    let end = if last.is_empty() {
+        size
+    } else {
+        let last: u64 = last.parse().ok()?;
+        if last < start {
+            return None;
+        }
+        last.saturating_add(1).min(size)
+    };
+    Some((start < size).then_some(start..end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_http() {
+        for (text, range) in [
+            ("bytes=0-0", Some(Some(0..1))),
+            ("bytes=3-99", Some(Some(3..10))),
+            ("bytes=3-", Some(Some(3..10))),
+            ("bytes=-4", Some(Some(6..10))),
+            ("bytes=-40", Some(Some(0..10))),
+            ("bytes=10-", Some(None)),
+            ("bytes=-0", Some(None)),
+            ("bytes=5-4", None),
+            ("bytes=1-2,4-5", None),
+            ("lines=1-2", None),
+            ("bytes=a-b", None),
+        ] {
+            assert_eq!(parse_range(text, 10), range, "{text}");
+        }
+        assert_eq!(parse_range("bytes=0-", 0), Some(None));
+    }
+
+    #[test]
+    fn pieces_cover_a_range_without_gaps() {
+        let step = PIECE_BYTES as u64;
+        let all: Vec<_> = pieces(5..2 * step + 7).collect();
+        assert_eq!(all, [5..step + 5, step + 5..2 * step + 5, 2 * step + 5..2 * step + 7]);
+        assert_eq!(pieces(4..4).count(), 0);
+    }
+}

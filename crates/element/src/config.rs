@@ -1,0 +1,77 @@
+//! What an element is told when it starts.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tidemill_client::Endpoint;
+use tidemill_core::event::Role;
+use tidemill_core::id::ElementId;
+
+/// Rate that is reported until a pull has been measured: 1 Gbit/s in bytes per second.
+pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
+
+/// Bytes of pulled objects that are kept after their last use.
+pub const PULLED_BYTES_MAX_DEFAULT: u64 = 256 << 20;
+
+/// What an element is told when it starts.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its id in the array; a folder belongs to one id for ever.
+    pub element: ElementId,
+    /// What it is for.
+    pub role: Role,
+    /// Where it keeps everything. Made if need be.
+    pub folder: PathBuf,
+    /// Where it serves HTTP; port 0 takes any free one.
+    pub listen: SocketAddr,
+    /// How others reach it, `http://host:port`; `None`: the address that it listens on.
+    pub url: Option<String>,
+    /// Id of the host it is on; see `tidemill_client::host::id`.
+    pub host: String,
+    /// The array's server.
+    pub server: Endpoint,
+    /// The array's token; needed over TCP only.
+    pub token: Option<String>,
+    /// Kernels it runs at once.
+    pub cores: u32,
+    /// Bytes that its objects may take; `None`: all that the device has.
+    pub capacity_bytes: Option<u64>,
+    /// Rate of pulls from other elements in bytes per second; `None`: measured.
+    pub link_bytes_per_sec: Option<u64>,
+    /// How often its status is refreshed and sent.
+    pub status_period: Duration,
+    /// The program that runs built-in and native kernels when it is started with the hidden argument of
+    /// `tidemill_kernel`; normally this very program.
+    pub program: PathBuf,
+    /// Whether objects of elements on the same host are taken from their folders; otherwise they are pulled
+    /// over HTTP like all others.
+    pub in_place: bool,
+    /// Bytes of pulled objects that are kept after their last use, for tasks to come.
+    pub pulled_bytes_max: u64,
+}
+
+impl Config {
+    /// An element of role `store` with the defaults: any port of the loopback, as many cores as the host,
+    /// status every second.
+    #[must_use]
+    pub fn new(element: ElementId, folder: impl Into<PathBuf>, server: Endpoint) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            element,
+            role: Role::Store,
+            folder: folder.into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            url: None,
+            host: tidemill_client::host::id(),
+            server,
+            token: None,
+            cores: u32::try_from(cores).unwrap_or(1),
+            capacity_bytes: None,
+            link_bytes_per_sec: None,
+            status_period: Duration::from_secs(1),
+            program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
+            in_place: true,
+            pulled_bytes_max: PULLED_BYTES_MAX_DEFAULT,
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! The element's database: schema, migrations, and one writer thread that commits many changes at once.
+//!
+//! Knows SQL and nothing of what the rows mean to a task or a client; that is in [`crate::records`].
+//! `synchronous=NORMAL` in WAL mode keeps a commit over `kill -9`; a change that was asked to be durable
+//! makes its whole group be synced.
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use tokio::sync::oneshot;
+
+/// Version of the schema (`PRAGMA user_version`).
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Most changes that are committed in one transaction.
+const GROUP_MAX: usize = 2000;
+
+/// Read connections; a reader beyond them waits.
+const READERS: usize = 2;
+
+/// Step `n` brings a database of version `n` to version `n + 1`.
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = ["
+    CREATE TABLE object (
+        id INTEGER PRIMARY KEY,
+        kind INTEGER NOT NULL,
+        state INTEGER NOT NULL
+    );
+    CREATE TABLE membership (
+        collection INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        object INTEGER NOT NULL,
+        PRIMARY KEY (collection, position)
+    ) WITHOUT ROWID;
+    CREATE INDEX membership_object ON membership (object);
+    CREATE TABLE attribute (
+        object INTEGER NOT NULL,
+        page INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        value BLOB NOT NULL,
+        PRIMARY KEY (object, page, number)
+    ) WITHOUT ROWID;
+    CREATE TABLE label (
+        id INTEGER PRIMARY KEY,
+        seq INTEGER NOT NULL UNIQUE,
+        payload BLOB NOT NULL,
+        state INTEGER NOT NULL,
+        outcome BLOB,
+        acked INTEGER NOT NULL
+    );
+    CREATE INDEX label_known ON label (seq) WHERE acked = 0;
+    CREATE TABLE identity (
+        key TEXT PRIMARY KEY,
+        value BLOB NOT NULL
+    ) WITHOUT ROWID;
+"];
+
+/// What is wrong with the database.
+#[derive(Debug, thiserror::Error)]
+pub enum DbError {
+    /// SQLite refused.
+    #[error("the element's database {path} failed: {source}")]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// The group that the change was in could not be committed.
+    #[error("the element's database could not commit: {0}; is its device full?")]
+    Commit(Arc<rusqlite::Error>),
+    /// A newer release made it.
+    #[error(
+        "{path} has version {found} of the element's schema, this program knows {SCHEMA_VERSION}: use the newer release"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// The element is stopping.
+    #[error("the element is stopping")]
+    Stopped,
+}
+
+/// The database. Cheap to clone.
+///
+/// Changes wait for the writer without a limit of their own: each belongs to a label or to a request that
+/// waits for it, and those are bounded. A limit here would let the writer's own follow-up changes lock it.
+#[derive(Clone, Debug)]
+pub struct Db {
+    path: Arc<Path>,
+    writes: mpsc::Sender<Message>,
+    readers: Arc<[Mutex<Connection>; READERS]>,
+    writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
+}
+
+enum Message {
+    Change(Box<dyn Change>),
+    Stop,
+}
+
+/// A change that waits for its group's commit.
+trait Change: Send {
+    fn durable(&self) -> bool;
+    fn apply(&mut self, connection: &Connection);
+    fn failed(&mut self) -> bool;
+    fn done(self: Box<Self>, commit: Result<(), Arc<rusqlite::Error>>);
+}
+
+struct Job<T, F, D> {
+    durable: bool,
+    change: Option<F>,
+    result: Option<Result<T, rusqlite::Error>>,
+    done: D,
+}
+
+impl<T, F, D> Change for Job<T, F, D>
+where
+    T: Send,
+    F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send,
+    D: FnOnce(Result<T, DbError>) + Send,
+{
+    fn durable(&self) -> bool {
+        self.durable
+    }
+
+    fn apply(&mut self, connection: &Connection) {
+        self.result = self.change.take().map(|change| change(connection));
+    }
+
+    fn failed(&mut self) -> bool {
+        matches!(self.result, Some(Err(_)))
+    }
+
+    fn done(self: Box<Self>, commit: Result<(), Arc<rusqlite::Error>>) {
+        let result = match (commit, self.result) {
+            (Ok(()), Some(Ok(value))) => Ok(value),
+            (Err(error), Some(Ok(_)) | None) => Err(DbError::Commit(error)),
+            (_, Some(Err(error))) => Err(DbError::Commit(Arc::new(error))),
+            (Ok(()), None) => Err(DbError::Stopped),
+        };
+        (self.done)(result);
+    }
+}
+
+impl Db {
+    /// Opens or makes the database and brings its schema up to date.
+    ///
+    /// # Errors
+    /// If it can't be opened, or a newer release made it.
+    pub fn open(path: &Path) -> Result<Self, DbError> {
+        let failed = |source| DbError::Sqlite {
+            path: path.to_owned(),
+            source,
+        };
+        // It holds the array's key: made private before anything is written to it.
+        let options = std::os::unix::fs::OpenOptionsExt::mode(
+            std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false),
+            0o600,
+        )
+        .open(path);
+        drop(options);
+        let connection = connect(path).map_err(failed)?;
+        migrate(path, &connection)?;
+        let readers = [connect(path).map_err(failed)?, connect(path).map_err(failed)?];
+        let (writes, incoming) = mpsc::channel();
+        let writer = std::thread::Builder::new()
+            .name("element-db".into())
+            .spawn(move || write_groups(&connection, &incoming))
+            .expect("a thread can be started when the element starts");
+        Ok(Self {
+            path: path.into(),
+            writes,
+            readers: Arc::new(readers.map(Mutex::new)),
+            writer: Arc::new(Mutex::new(Some(writer))),
+        })
+    }
+
+    /// Hands a change to the writer; `done` is called on the writer's thread after the commit, with what the
+    /// change gave. Changes are applied in the order of these calls.
+    pub fn submit<T, F, D>(&self, durable: bool, change: F, done: D)
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+        D: FnOnce(Result<T, DbError>) + Send + 'static,
+    {
+        let job = Job {
+            durable,
+            change: Some(change),
+            result: None,
+            done,
+        };
+        if let Err(mpsc::SendError(Message::Change(job))) =
+            self.writes.send(Message::Change(Box::new(job)))
+        {
+            job.done(Ok(()));
+        }
+    }
+
+    /// Makes a change and waits until it is committed.
+    ///
+    /// # Errors
+    /// If the change failed, then nothing of it was kept, or its group could not be committed.
+    pub async fn write<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        self.submit(durable, change, move |result| {
+            // Who asked may have gone away; the change stands.
+            let _ = reply.send(result);
+        });
+        answer.await.unwrap_or(Err(DbError::Stopped))
+    }
+
+    /// Reads, on the caller's thread.
+    ///
+    /// # Errors
+    /// If SQLite refuses.
+    pub fn read<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, DbError> {
+        let connection = self
+            .readers
+            .iter()
+            .find_map(Mutex::try_lock)
+            .unwrap_or_else(|| self.readers[0].lock());
+        read(&connection).map_err(|source| DbError::Sqlite {
+            path: self.path.to_path_buf(),
+            source,
+        })
+    }
+
+    /// Commits what waits and ends the writer. Later changes are refused.
+    pub fn stop(&self) {
+        if let Some(writer) = self.writer.lock().take() {
+            // If it is gone already there is nothing to stop.
+            let _ = self.writes.send(Message::Stop);
+            let _ = writer.join();
+        }
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(std::time::Duration::from_secs(10))?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
+    let failed = |source| DbError::Sqlite {
+        path: path.to_owned(),
+        source,
+    };
+    let found: u32 = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(failed)?;
+    if found > SCHEMA_VERSION {
+        return Err(DbError::Newer {
+            path: path.to_owned(),
+            found,
+        });
+    }
+    for (version, step) in (1..).zip(MIGRATIONS).filter(|(version, _)| *version > found) {
+        let sql = format!("BEGIN IMMEDIATE; {step} PRAGMA user_version = {version}; COMMIT;");
+        connection.execute_batch(&sql).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>) {
+    let mut stop = false;
+    while !stop {
+        let Ok(Message::Change(first)) = incoming.recv() else {
+            break;
+        };
+        let mut group = vec![first];
+        while group.len() < GROUP_MAX {
+            match incoming.try_recv() {
+                Ok(Message::Change(change)) => group.push(change),
+                Ok(Message::Stop) => {
+                    stop = true;
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        let committed = commit(connection, &mut group).map_err(Arc::new);
+        if let Err(error) = &committed {
+            tracing::error!(%error, "the element's database could not commit");
+        }
+        for change in group {
+            change.done(committed.clone());
+        }
+    }
+    // Makes the next start quicker; a failure loses nothing.
+    let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+}
+
+fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), rusqlite::Error> {
+    let durable = group.iter().any(|change| change.durable());
+    if durable {
+        connection.execute_batch("PRAGMA synchronous=FULL")?;
+    }
+    let result = transaction(connection, group);
+    if result.is_err() && !connection.is_autocommit() {
+        connection.execute_batch("ROLLBACK")?;
+    }
+    if durable {
+        connection.execute_batch("PRAGMA synchronous=NORMAL")?;
+    }
+    result
+}
+
+fn transaction(
+    connection: &Connection,
+    group: &mut [Box<dyn Change>],
+) -> Result<(), rusqlite::Error> {
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    for change in group {
+        connection.prepare_cached("SAVEPOINT change")?.execute([])?;
+        change.apply(connection);
+        if change.failed() {
+            connection
+                .prepare_cached("ROLLBACK TO change")?
+                .execute([])?;
+        }
+        connection.prepare_cached("RELEASE change")?.execute([])?;
+    }
+    connection.execute_batch("COMMIT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open() -> (tempfile::TempDir, Db) {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(&folder.path().join("element.db")).unwrap();
+        (folder, db)
+    }
+
+    fn insert(id: i64) -> impl FnOnce(&Connection) -> Result<(), rusqlite::Error> + Send {
+        move |connection| {
+            connection.execute("INSERT INTO object VALUES (?1, 0, 1)", [id])?;
+            Ok(())
+        }
+    }
+
+    fn ids(db: &Db) -> Vec<i64> {
+        db.read(|connection| {
+            let mut statement = connection.prepare("SELECT id FROM object ORDER BY id")?;
+            statement.query_map([], |row| row.get(0))?.collect()
+        })
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_failed_change_takes_nothing_of_its_group_with_it() {
+        let (_folder, db) = open();
+        let (one, again, two) = tokio::join!(
+            db.write(false, insert(1)),
+            db.write(false, move |connection| {
+                insert(5)(connection)?;
+                insert(1)(connection)
+            }),
+            db.write(true, insert(2)),
+        );
+        one.unwrap();
+        two.unwrap();
+        assert!(matches!(again, Err(DbError::Commit(_))), "{again:?}");
+        assert_eq!(ids(&db), [1, 2]);
+    }
+
+    #[tokio::test]
+    async fn a_stopped_database_has_kept_all_and_refuses_more() {
+        let (folder, db) = open();
+        for id in 0..100 {
+            db.submit(false, insert(id), drop);
+        }
+        db.stop();
+        assert!(matches!(
+            db.write(false, insert(1000)).await,
+            Err(DbError::Stopped)
+        ));
+        let again = Db::open(&folder.path().join("element.db")).unwrap();
+        assert_eq!(ids(&again).len(), 100);
+    }
+
+    #[test]
+    fn a_database_of_a_newer_release_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("element.db");
+        Connection::open(&path)
+            .unwrap()
+            .pragma_update(None, "user_version", 99)
+            .unwrap();
+        assert!(matches!(
+            Db::open(&path),
+            Err(DbError::Newer { found: 99, .. })
+        ));
+    }
+}

@@ -1,0 +1,68 @@
+//! Why an element can't start or go on.
+
+use crate::db::DbError;
+use crate::store::StoreError;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tidemill_core::id::ElementId;
+
+/// Why an element can't start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its folder can't be made or used.
+    #[error("the element's folder {path} can't be used: {source}")]
+    Folder {
+        /// The folder or a file in it.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Another process has it.
+    #[error("the folder {0} is in use by another element that runs; stop it or give another folder")]
+    InUse(PathBuf),
+    /// The folder is that of another element.
+    #[error("the folder {path} belongs to element {theirs}, not to element {ours}: give another folder or id")]
+    OtherElement {
+        /// The folder.
+        path: PathBuf,
+        /// The id it was made with.
+        theirs: String,
+        /// The id that was asked for.
+        ours: ElementId,
+    },
+    /// The server is that of another array.
+    #[error(
+        "the folder {path} belongs to array {ours:016x}, but the server at {server} is that of array {theirs:016x}: \
+         give another folder or the right server"
+    )]
+    OtherArray {
+        /// The folder.
+        path: PathBuf,
+        /// Where the server is.
+        server: String,
+        /// The array of the folder.
+        ours: u64,
+        /// The array of the server.
+        theirs: u64,
+    },
+    /// Its database.
+    #[error(transparent)]
+    Db(#[from] DbError),
+    /// Its objects.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It can't serve HTTP.
+    #[error("can't listen on {address}: {source}; give another address with `--listen`")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It can't confine or start kernels.
+    #[error("this element can't run kernels: {0}")]
+    Kernel(#[from] tidemill_kernel::SetupError),
+    /// A thread could not be started.
+    #[error("can't start a thread: {0}")]
+    Thread(std::io::Error),
+}

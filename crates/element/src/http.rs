@@ -1,0 +1,558 @@
+//! The element's HTTP routes; `tidemill_wire::route` lists them.
+//!
+//! Every request for an object shows its capability. File work is done on blocking threads, in pieces of a
+//! mebibyte, since a file is read as fast as it was written in large pieces.
+
+use crate::bytes_out::{self, Pool};
+use crate::db::DbError;
+use crate::node::Node;
+use crate::records::{self, ObjectRecord};
+use crate::store::StoreError;
+use crate::task::now;
+use crate::tracker;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt;
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use std::sync::Arc;
+use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_wire::capability::{Capability, Refusal, rights};
+use tidemill_wire::route::{
+    self, CAPABILITY_HEADER, SEAL_ALL_MAX, SealBody, SealItem, SealReply, SealResult,
+};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// Bytes written or read at once.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// Longest value of an attribute that clients set.
+const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
+
+/// Longest body of a request that is not an object's bytes.
+const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// Pages below are the element's own.
+const CLIENT_PAGES: u32 = 0x100;
+
+/// What handlers work with.
+#[derive(Clone, Debug)]
+struct Context {
+    node: Arc<Node>,
+    pool: Arc<Pool>,
+}
+
+/// Serves until told to stop.
+pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection stays with Nagle's algorithm");
+        }
+    });
+    let served = axum::serve(listener, router(node)).with_graceful_shutdown(async move {
+        // An element that was dropped stops serving too.
+        let _ = stop.wait_for(|stop| *stop).await;
+    });
+    if let Err(error) = served.await {
+        tracing::error!(%error, "the element serves no more");
+    }
+}
+
+fn router(node: Arc<Node>) -> axum::Router {
+    let context = Context {
+        node,
+        pool: Arc::default(),
+    };
+    axum::Router::new()
+        .route(
+            "/objects/{id}",
+            get(read).head(head).put(write).delete(remove),
+        )
+        .route("/objects/{id}/truncate", post(truncate))
+        .route("/objects/{id}/seal", post(seal))
+        .route("/objects/{id}/attributes", get(attributes))
+        .route("/objects/{id}/members", get(members))
+        .route(
+            "/objects/{id}/attributes/{page}/{number}",
+            get(attribute).put(set_attribute),
+        )
+        .route(route::SEAL_ALL, post(seal_all))
+        .route("/status", get(status))
+        .route("/tasks", get(tasks))
+        .route("/tasks/{id}", get(task))
+        .layer(DefaultBodyLimit::disable())
+        .with_state(context)
+}
+
+/// Why a request is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("{0}")]
+    Bad(&'static str),
+    #[error("the request has no capability (header {CAPABILITY_HEADER}); ask the server for one")]
+    NoCapability,
+    #[error(transparent)]
+    Capability(#[from] Refusal),
+    #[error("this element has not joined an array yet; try again")]
+    NotJoined,
+    #[error("object {0:016x} is still being written; it can be read when it is sealed")]
+    Unsealed(u64),
+    #[error("there is no {0} here")]
+    Missing(&'static str),
+    #[error("attribute pages below {CLIENT_PAGES:#x} are the element's own")]
+    OwnPage,
+    #[error("more than {0} bytes")]
+    TooLong(usize),
+    #[error("the range lies beyond the object's {0} bytes")]
+    Range(u64),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Db(#[from] DbError),
+    #[error("the request's body broke off: {0}")]
+    Body(#[from] axum::Error),
+    #[error("the element failed on this request: {0}")]
+    Thread(#[from] tokio::task::JoinError),
+}
+
+impl Refused {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Bad(_) | Self::Body(_) | Self::Capability(Refusal::Malformed) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::NoCapability | Self::Capability(_) | Self::OwnPage => StatusCode::FORBIDDEN,
+            Self::NotJoined | Self::Db(DbError::Stopped) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unsealed(_) | Self::Missing(_) | Self::Store(StoreError::NotFound { .. }) => {
+                StatusCode::NOT_FOUND
+            }
+            Self::Store(StoreError::Sealed { .. }) => StatusCode::CONFLICT,
+            Self::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
+            Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
+            Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Store(StoreError::Device { .. }) | Self::Db(_) | Self::Thread(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        }
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        if status.is_server_error() {
+            tracing::warn!(error = %self, "a request could not be served");
+        }
+        let mut response = (status, format!("{self}\n")).into_response();
+        if let Self::Range(size) = self
+            && let Ok(value) = format!("bytes */{size}").parse()
+        {
+            response.headers_mut().insert(header::CONTENT_RANGE, value);
+        }
+        response
+    }
+}
+
+type Answer = Result<Response, Refused>;
+
+impl Context {
+    /// The object of a path, if the request's capability allows `wanted` on it.
+    fn authorize(
+        &self,
+        headers: &HeaderMap,
+        id: &str,
+        wanted: u32,
+    ) -> Result<(ObjectId, Capability), Refused> {
+        let object = route::parse_object(id).ok_or(Refused::Bad(
+            "an object id is 16 hexadecimal digits",
+        ))?;
+        if wanted & (rights::WRITE | rights::REMOVE) != 0 && !object.is_data() {
+            return Err(Refused::Bad("only data objects are written and removed"));
+        }
+        Ok((object, self.check(headers, object, wanted)?))
+    }
+
+    fn check(
+        &self,
+        headers: &HeaderMap,
+        object: ObjectId,
+        wanted: u32,
+    ) -> Result<Capability, Refused> {
+        let value = headers.get(CAPABILITY_HEADER).ok_or(Refused::NoCapability)?;
+        self.check_bytes(value.as_bytes(), object, wanted)
+    }
+
+    fn check_bytes(&self, hex: &[u8], object: ObjectId, wanted: u32) -> Result<Capability, Refused> {
+        let capability = from_hex(hex).ok_or(Refusal::Malformed)?;
+        let key = self.node.key().ok_or(Refused::NotJoined)?;
+        let element = self.node.config.element;
+        let now_secs = now().0 / 1_000_000_000;
+        Ok(key.check(&capability, element, object, wanted, now_secs)?)
+    }
+}
+
+fn from_hex(hex: &[u8]) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    if !hex.len().is_multiple_of(2) {
+        return None;
+    }
+    hex.chunks_exact(2)
+        .map(|pair| {
+            let byte = digit(pair[0])? << 4 | digit(pair[1])?;
+            u8::try_from(byte).ok()
+        })
+        .collect()
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, Refused> {
+    Ok(tokio::task::spawn_blocking(work).await??)
+}
+
+async fn read(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    let (object, capability) = context.authorize(&headers, &id, rights::READ)?;
+    let store = Arc::clone(&context.node.parts().store);
+    let opened = blocking(move || store.open(object)).await?;
+    // Who writes it may read back what was written; for all others it does not exist yet.
+    if !opened.stat.sealed && capability.rights & rights::WRITE == 0 {
+        return Err(Refused::Unsealed(object.0));
+    }
+    let size = opened.stat.size;
+    let range = headers.get(header::RANGE).and_then(|v| v.to_str().ok());
+    let range = range.and_then(|text| bytes_out::parse_range(text, size));
+    let (range, partial) = match range {
+        None => (0..size, false),
+        Some(None) => return Err(Refused::Range(size)),
+        Some(Some(range)) => (range, true),
+    };
+    let mut response = Response::builder()
+        .header(header::ACCEPT_RANGES, "bytes")
+        .header(header::CONTENT_TYPE, "application/octet-stream")
+        .header(header::CONTENT_LENGTH, range.end - range.start);
+    if partial {
+        let text = format!("bytes {}-{}/{size}", range.start, range.end - 1);
+        response = response
+            .status(StatusCode::PARTIAL_CONTENT)
+            .header(header::CONTENT_RANGE, text);
+    }
+    let body = bytes_out::stream(opened.bytes.into(), range, &context.pool);
+    response
+        .body(Body::from_stream(body))
+        .map_err(|_| Refused::Bad("no answer can be made"))
+}
+
+async fn head(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    let (object, capability) = context.authorize(&headers, &id, rights::READ)?;
+    let store = Arc::clone(&context.node.parts().store);
+    let stat = blocking(move || store.stat(object)).await?;
+    if !stat.sealed && capability.rights & rights::WRITE == 0 {
+        return Err(Refused::Unsealed(object.0));
+    }
+    let headers = [
+        (header::CONTENT_LENGTH, stat.size.to_string()),
+        (header::ACCEPT_RANGES, "bytes".to_owned()),
+    ];
+    Ok((headers, Body::empty()).into_response())
+}
+
+#[derive(serde::Deserialize)]
+struct Offset {
+    #[serde(default)]
+    offset: u64,
+}
+
+async fn write(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(Offset { mut offset }): Query<Offset>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE)?;
+    let mut body = body.into_data_stream();
+    let mut pending = BytesMut::new();
+    let mut wrote = false;
+    loop {
+        let chunk = body.next().await.transpose()?;
+        let end = chunk.is_none();
+        pending.extend_from_slice(&chunk.unwrap_or_default());
+        if pending.len() >= PIECE_BYTES || (end && (!pending.is_empty() || !wrote)) {
+            let piece = pending.split().freeze();
+            let length = piece.len() as u64;
+            let store = Arc::clone(&context.node.parts().store);
+            blocking(move || store.write_at(object, offset, &piece)).await?;
+            context.node.parts().counters.on_arrived(object, length);
+            offset = offset.saturating_add(length);
+            wrote = true;
+        }
+        if end {
+            return Ok(StatusCode::NO_CONTENT.into_response());
+        }
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Size {
+    size: u64,
+}
+
+async fn truncate(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(Size { size }): Query<Size>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE)?;
+    let store = Arc::clone(&context.node.parts().store);
+    blocking(move || store.truncate(object, size)).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn seal(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE)?;
+    let body = collect(body, BODY_BYTES_MAX).await?;
+    let body: SealBody =
+        serde_json::from_slice(&body).map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
+    let sealed = seal_objects(&context, vec![(object, body)]).await?;
+    match sealed.into_iter().next() {
+        Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
+        None => Err(Refused::Bad("no answer can be made")),
+    }
+}
+
+async fn seal_all(State(context): State<Context>, body: Body) -> Answer {
+    let body = collect(body, BODY_BYTES_MAX).await?;
+    let items: Vec<SealItem> = serde_json::from_slice(&body)
+        .map_err(|_| Refused::Bad("the body is no list of SealItem in JSON"))?;
+    if items.len() > SEAL_ALL_MAX {
+        return Err(Refused::Bad("more objects than one request may seal"));
+    }
+    let mut results = Vec::with_capacity(items.len());
+    let mut allowed = Vec::with_capacity(items.len());
+    for (index, item) in items.into_iter().enumerate() {
+        let object = ObjectId(item.object);
+        let checked = if object.is_data() {
+            context.check_bytes(item.capability.as_bytes(), object, rights::WRITE)
+        } else {
+            Err(Refused::Bad("only data objects are written and removed"))
+        };
+        results.push(SealResult {
+            object: item.object,
+            size: 0,
+            status: 200,
+            message: String::new(),
+        });
+        match checked {
+            Ok(_) => allowed.push((index, object, item.body)),
+            Err(refused) => refuse(&mut results[index], &refused),
+        }
+    }
+    let indexes: Vec<usize> = allowed.iter().map(|(index, ..)| *index).collect();
+    let objects = allowed.into_iter().map(|(_, object, body)| (object, body));
+    let sealed = seal_objects(&context, objects.collect()).await?;
+    for (index, sealed) in indexes.into_iter().zip(sealed) {
+        match sealed {
+            Ok(size) => results[index].size = size,
+            Err(error) => refuse(&mut results[index], &error.into()),
+        }
+    }
+    Ok(axum::Json(results).into_response())
+}
+
+fn refuse(result: &mut SealResult, refused: &Refused) {
+    result.status = refused.status().as_u16();
+    result.message = refused.to_string();
+}
+
+/// Seals objects with one change of the database. An object that was sealed before keeps what was kept of it.
+async fn seal_objects(
+    context: &Context,
+    objects: Vec<(ObjectId, SealBody)>,
+) -> Result<Vec<Result<u64, StoreError>>, Refused> {
+    let parts = context.node.parts();
+    let durable = objects.iter().any(|(_, body)| body.durable);
+    let store = Arc::clone(&parts.store);
+    let counters = Arc::clone(&parts.counters);
+    let sealed_at = now();
+    let seal_files = move || {
+        let mut results = Vec::with_capacity(objects.len());
+        let mut rows = Vec::with_capacity(objects.len());
+        for (object, body) in objects {
+            let sealed = store.seal(object, body.durable);
+            if let Ok(size) = sealed {
+                rows.push(ObjectRecord::written(object, size, &body, sealed_at));
+            }
+            results.push(sealed);
+        }
+        (results, rows)
+    };
+    let (results, rows) = tokio::task::spawn_blocking(seal_files).await?;
+    let change = move |connection: &rusqlite::Connection| {
+        let mut new = Vec::with_capacity(rows.len());
+        for row in rows {
+            if !records::has_object(connection, row.id)? {
+                records::put_object(connection, &row)?;
+                new.push((row.id, row.size));
+            }
+        }
+        Ok(new)
+    };
+    for (object, size) in parts.db.write(durable, change).await? {
+        counters.on_sealed(object, size);
+    }
+    Ok(results)
+}
+
+async fn remove(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::REMOVE)?;
+    let parts = context.node.parts();
+    let store = Arc::clone(&parts.store);
+    parts.counters.on_removed(object);
+    let was_there = blocking(move || store.remove(object)).await?;
+    let change =
+        move |connection: &rusqlite::Connection| records::remove_object(connection, object);
+    parts.db.write(false, change).await?;
+    if was_there {
+        Ok(StatusCode::NO_CONTENT.into_response())
+    } else {
+        Err(StoreError::NotFound { object }.into())
+    }
+}
+
+async fn attributes(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::READ)?;
+    let read = move |connection: &rusqlite::Connection| records::attributes(connection, object);
+    let rows = read_rows(&context, read).await?;
+    let list: Vec<serde_json::Value> = rows
+        .iter()
+        .map(|(page, number, value)| tracker::attribute_json(*page, *number, value))
+        .collect();
+    Ok(axum::Json(list).into_response())
+}
+
+async fn attribute(
+    State(context): State<Context>,
+    Path((id, page, number)): Path<(String, u32, u32)>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::READ)?;
+    let read = move |connection: &rusqlite::Connection| {
+        records::attribute(connection, object, page, number)
+    };
+    let value = read_rows(&context, read).await?;
+    let value = value.ok_or(Refused::Missing("such attribute"))?;
+    Ok(value.into_response())
+}
+
+async fn set_attribute(
+    State(context): State<Context>,
+    Path((id, page, number)): Path<(String, u32, u32)>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::ATTRIBUTES)?;
+    if page < CLIENT_PAGES {
+        return Err(Refused::OwnPage);
+    }
+    let value = collect(body, ATTRIBUTE_BYTES_MAX).await?;
+    let change = move |connection: &rusqlite::Connection| {
+        let known = records::has_object(connection, object)?;
+        if known {
+            records::set_attribute(connection, object, page, number, &value)?;
+        }
+        Ok(known)
+    };
+    if context.node.parts().db.write(false, change).await? {
+        Ok(StatusCode::NO_CONTENT.into_response())
+    } else {
+        Err(StoreError::NotFound { object }.into())
+    }
+}
+
+async fn members(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::READ)?;
+    let read = move |connection: &rusqlite::Connection| records::members(connection, object);
+    let members = read_rows(&context, read).await?;
+    let ids: Vec<String> = members.iter().map(|id| format!("{:016x}", id.0)).collect();
+    Ok(axum::Json(ids).into_response())
+}
+
+async fn status(State(context): State<Context>) -> Answer {
+    let node = Arc::clone(&context.node);
+    let element = tokio::task::spawn_blocking(move || node.describe()).await?;
+    match element {
+        Ok(element) => Ok(axum::Json(tracker::status_json(&element)).into_response()),
+        Err(error) => {
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            Ok((status, format!("{error}\n")).into_response())
+        }
+    }
+}
+
+async fn tasks(State(context): State<Context>, headers: HeaderMap) -> Answer {
+    context.check(&headers, ObjectId::STATUS, rights::READ)?;
+    let live = context.node.executor.live();
+    let list: Vec<serde_json::Value> = live.iter().map(tracker::live_json).collect();
+    Ok(axum::Json(list).into_response())
+}
+
+async fn task(State(context): State<Context>, Path(id): Path<u64>, headers: HeaderMap) -> Answer {
+    let task = TaskId(id);
+    let collection = ObjectId::task_collection(task);
+    context.check(&headers, collection, rights::READ)?;
+    let live = context.node.executor.live();
+    if let Some(live) = live.iter().find(|live| tracker::is_of(live, task)) {
+        return Ok(axum::Json(tracker::live_json(live)).into_response());
+    }
+    let read = move |connection: &rusqlite::Connection| {
+        Ok((
+            records::attributes(connection, collection)?,
+            records::members(connection, ObjectId::input_collection(task))?,
+            records::members(connection, ObjectId::output_collection(task))?,
+        ))
+    };
+    let (attributes, inputs, outputs) = read_rows(&context, read).await?;
+    if attributes.is_empty() {
+        return Err(Refused::Missing("such task"));
+    }
+    let json = tracker::ended_json(task, &attributes, &inputs, &outputs);
+    Ok(axum::Json(json).into_response())
+}
+
+async fn read_rows<T: Send + 'static>(
+    context: &Context,
+    read: impl FnOnce(&rusqlite::Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+) -> Result<T, Refused> {
+    let db = context.node.parts().db.clone();
+    Ok(tokio::task::spawn_blocking(move || db.read(read)).await??)
+}
+
+async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refused> {
+    let mut body = body.into_data_stream();
+    let mut all = BytesMut::new();
+    while let Some(chunk) = body.next().await.transpose()? {
+        if all.len() + chunk.len() > bytes_max {
+            return Err(Refused::TooLong(bytes_max));
+        }
+        all.extend_from_slice(&chunk);
+    }
+    Ok(all.freeze())
+}

@@ -1,0 +1,207 @@
+//! One element as its parts see it: its configuration, its identity in the array, and what it works with.
+
+use crate::config::{Config, LINK_BYTES_PER_SEC_DEFAULT};
+use crate::db::{Db, DbError};
+use crate::error::Error;
+use crate::executor::{Executor, Parts};
+use crate::{records, status};
+use parking_lot::Mutex;
+use tidemill_wire::capability::Key;
+use tidemill_wire::convert::role_name;
+use tidemill_wire::v1;
+
+/// Keys of the table `identity`.
+const ELEMENT: &str = "element";
+const ARRAY: &str = "array";
+const KEY: &str = "key";
+
+/// Refreshes of the status object between two clean-ups of the label table.
+const REFRESHES_PER_PRUNE: u32 = 30;
+
+/// What the parts of an element share.
+#[derive(Debug)]
+pub struct Node {
+    /// How it was told to be.
+    pub config: Config,
+    /// How others reach it.
+    pub url: String,
+    /// Its labels, and through them everything else.
+    pub executor: Executor,
+    membership: Mutex<Membership>,
+}
+
+/// The array it belongs to.
+#[derive(Clone, Debug, Default)]
+struct Membership {
+    array: u64,
+    key: Option<Key>,
+}
+
+/// Makes sure that a folder belongs to this element, and notes so if it is new.
+///
+/// # Errors
+/// [`Error::OtherElement`], or if the database fails.
+pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
+    let ours = config.element.to_string();
+    match db.read(|connection| records::identity(connection, ELEMENT))? {
+        Some(theirs) if theirs == ours.as_bytes() => Ok(()),
+        Some(theirs) => Err(Error::OtherElement {
+            path: config.folder.clone(),
+            theirs: String::from_utf8_lossy(&theirs).into_owned(),
+            ours: config.element,
+        }),
+        None => {
+            db.submit(
+                true,
+                move |connection| records::set_identity(connection, ELEMENT, ours.as_bytes()),
+                |result| {
+                    if let Err(error) = result {
+                        tracing::error!(%error, "the element's id could not be kept");
+                    }
+                },
+            );
+            Ok(())
+        }
+    }
+}
+
+impl Node {
+    /// Brings back the array it was part of.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn new(config: Config, url: String, executor: Executor) -> Result<Self, Error> {
+        let (array, key) = executor.parts().db.read(|connection| {
+            Ok((
+                records::identity(connection, ARRAY)?,
+                records::identity(connection, KEY)?,
+            ))
+        })?;
+        let array = array.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+        let membership = Membership {
+            array: array.map_or(0, u64::from_le_bytes),
+            key: key.and_then(|bytes| Key::from_slice(&bytes).ok()),
+        };
+        Ok(Self {
+            config,
+            url,
+            executor,
+            membership: Mutex::new(membership),
+        })
+    }
+
+    /// What it works with.
+    #[must_use]
+    pub fn parts(&self) -> &Parts {
+        self.executor.parts()
+    }
+
+    /// The key that checks capabilities; `None` until it has joined an array.
+    #[must_use]
+    pub fn key(&self) -> Option<Key> {
+        self.membership.lock().key.clone()
+    }
+
+    /// The array it belongs to; 0 until it has joined one.
+    #[must_use]
+    pub fn array(&self) -> u64 {
+        self.membership.lock().array
+    }
+
+    /// Joins an array, or comes back to it.
+    ///
+    /// # Errors
+    /// [`Error::OtherArray`] if it belongs to another; or if that can't be kept.
+    pub async fn join(&self, array: u64, key: Key) -> Result<(), Error> {
+        let before = self.membership.lock().clone();
+        if before.array != 0 && before.array != array {
+            return Err(Error::OtherArray {
+                path: self.config.folder.clone(),
+                server: self.config.server.to_string(),
+                ours: before.array,
+                theirs: array,
+            });
+        }
+        let same = before.key.is_some_and(|old| old.as_bytes() == key.as_bytes());
+        if !same || before.array == 0 {
+            let bytes = key.as_bytes().to_vec();
+            let change = move |connection: &rusqlite::Connection| {
+                records::set_identity(connection, ARRAY, &array.to_le_bytes())?;
+                records::set_identity(connection, KEY, &bytes)
+            };
+            self.parts().db.write(true, change).await?;
+        }
+        *self.membership.lock() = Membership {
+            array,
+            key: Some(key),
+        };
+        Ok(())
+    }
+
+    /// What it is and does now.
+    ///
+    /// # Errors
+    /// If the device can't be asked for its space.
+    pub fn describe(&self) -> Result<v1::Element, Error> {
+        let parts = self.parts();
+        let space = parts.store.space()?;
+        let (running, queued) = self.executor.counts();
+        let link = self.config.link_bytes_per_sec;
+        let link = link.or_else(|| parts.pulls.measured_bytes_per_sec());
+        let mut element = v1::Element {
+            element: self.config.element.0,
+            role: role_name(self.config.role).into(),
+            up: true,
+            url: self.url.clone(),
+            host: self.config.host.clone(),
+            folder: self.config.folder.display().to_string(),
+            cores: self.config.cores,
+            running: u32::try_from(running).unwrap_or(u32::MAX),
+            queued: u32::try_from(queued).unwrap_or(u32::MAX),
+            capacity_bytes: space.capacity_bytes,
+            free_bytes: space.free_bytes,
+            link_bytes_per_sec: link.unwrap_or(LINK_BYTES_PER_SEC_DEFAULT),
+            sandbox: parts.runner.sandbox(),
+            ..v1::Element::default()
+        };
+        parts.counters.report(&mut element);
+        Ok(element)
+    }
+
+    /// Refreshes the status object on the configured period and sends it to the server, for ever.
+    pub async fn refresh(&self) {
+        use v1::from_element::Message;
+        let mut kept = Vec::new();
+        let mut ticks = tokio::time::interval(self.config.status_period);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for count in 1_u32.. {
+            ticks.tick().await;
+            let element = match self.describe() {
+                Ok(element) => element,
+                Err(error) => {
+                    tracing::error!(%error, "the status object can't be refreshed");
+                    continue;
+                }
+            };
+            let attributes = status::attributes(&element);
+            self.parts().reports.send(Message::Status(element));
+            let prune = count % REFRESHES_PER_PRUNE == 0;
+            if attributes == kept && !prune {
+                continue;
+            }
+            let rows = attributes.clone();
+            let change = move |connection: &rusqlite::Connection| {
+                records::put_status(connection, &rows)?;
+                if prune {
+                    records::prune_labels(connection)?;
+                }
+                Ok(())
+            };
+            match self.parts().db.write(false, change).await {
+                Ok(()) => kept = attributes,
+                Err(DbError::Stopped) => return,
+                Err(error) => tracing::error!(%error, "the status object can't be kept"),
+            }
+        }
+    }
+}

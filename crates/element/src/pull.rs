@@ -1,0 +1,473 @@
+//! Inputs that are on other elements: brought here, shared while in use, and kept a little after.
+//!
+//! A pulled object lies in `pulled/<16 hex>` as a sealed object would in `objects/`. Labels that need the same
+//! one at once share it: one pulls, the others wait. What no label uses is kept up to a bound, oldest out
+//! first. The folder is emptied when the element starts.
+//!
+//! From an element on the same host whose folder can be reached the object is linked if both are on one file
+//! system, else copied. All its bytes count as moved either way, since they crossed from one element to
+//! another; only the configuration `in_place = false` makes them cross a network connection for measurements.
+
+use crate::folder::STORE_UID;
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidemill_client::Objects;
+use tidemill_client::objects::Remote;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::label::Input;
+use tidemill_wire::v1;
+
+/// A pull in which no byte arrives for this long is given up.
+const STALL_MAX: Duration = Duration::from_secs(30);
+
+/// How often a running pull looks whether it stalls or was cancelled.
+const WATCH_PERIOD: Duration = Duration::from_millis(200);
+
+/// Times a pull is tried when the connection fails.
+const TRIES: u32 = 3;
+
+/// Pulls shorter than this say nothing about the rate of the link.
+const MEASURED_BYTES_MIN: u64 = 1 << 20;
+
+/// Bytes written to the device at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Brings objects from other elements.
+#[derive(Debug)]
+pub struct Pulls {
+    folder: PathBuf,
+    host: String,
+    in_place: bool,
+    idle_bytes_max: u64,
+    objects: Objects,
+    runtime: tokio::runtime::Handle,
+    peers: Mutex<BTreeMap<ElementId, Peer>>,
+    slots: Mutex<Slots>,
+    changed: Condvar,
+    measured_bytes_per_sec: AtomicU64,
+}
+
+#[derive(Clone, Debug)]
+struct Peer {
+    url: Arc<str>,
+    host: String,
+    folder: PathBuf,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    slots: HashMap<ObjectId, Slot>,
+    /// Objects that no label uses, longest first.
+    idle: VecDeque<ObjectId>,
+    idle_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    users: usize,
+    /// `None` while it is being pulled.
+    size: Option<u64>,
+}
+
+/// A pulled object in use. It stays at `path` until this is dropped.
+#[derive(Debug)]
+pub struct Pulled {
+    pulls: Arc<Pulls>,
+    object: ObjectId,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Length in bytes.
+    pub size: u64,
+    /// Bytes that this very pull moved: 0 if another one had brought it.
+    pub moved_bytes: u64,
+}
+
+/// Why an object could not be pulled.
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    /// The server has not told where that element is.
+    #[error("element {0} is not known or down")]
+    Unknown(ElementId),
+    /// The element refused, or the connection failed.
+    #[error(transparent)]
+    Client(#[from] tidemill_client::Error),
+    /// Nothing came for too long.
+    #[error("element at {url} sent nothing for {} s", STALL_MAX.as_secs())]
+    Stalled {
+        /// Its URL.
+        url: String,
+    },
+    /// This element's device.
+    #[error("can't keep it at {path}: {source}")]
+    Device {
+        /// Where it was to be kept.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The label was given up.
+    #[error("the pull was cancelled")]
+    Cancelled,
+}
+
+impl Pulls {
+    /// Empties `folder`, making it if need be.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(
+        folder: PathBuf,
+        host: String,
+        in_place: bool,
+        idle_bytes_max: u64,
+        runtime: tokio::runtime::Handle,
+    ) -> std::io::Result<Self> {
+        match std::fs::remove_dir_all(&folder) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        std::fs::create_dir_all(&folder)?;
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
+        Ok(Self {
+            folder,
+            host,
+            in_place,
+            idle_bytes_max,
+            objects: Objects::new(),
+            runtime,
+            peers: Mutex::default(),
+            slots: Mutex::default(),
+            changed: Condvar::new(),
+            measured_bytes_per_sec: AtomicU64::new(0),
+        })
+    }
+
+    /// Learns where other elements are.
+    pub fn set_peers(&self, elements: Vec<v1::Element>) {
+        let peer = |element: v1::Element| {
+            let peer = Peer {
+                url: element.url.into(),
+                host: element.host,
+                folder: element.folder.into(),
+            };
+            (ElementId(element.element), peer)
+        };
+        *self.peers.lock() = elements.into_iter().map(peer).collect();
+    }
+
+    /// The rate of pulls over the network so far in bytes per second; `None` before the first of size.
+    #[must_use]
+    pub fn measured_bytes_per_sec(&self) -> Option<u64> {
+        Some(self.measured_bytes_per_sec.load(Ordering::Relaxed)).filter(|&rate| rate > 0)
+    }
+
+    /// Brings an object here, or shares it with a label that has. Blocks; must not be called on a thread of
+    /// the runtime.
+    ///
+    /// # Errors
+    /// See [`PullError`].
+    pub fn pull(
+        self: &Arc<Self>,
+        input: &Input,
+        capability: &[u8],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Pulled, PullError> {
+        let path = self.folder.join(format!("{:016x}", input.object.0));
+        let pulled = |size, moved_bytes| Pulled {
+            pulls: Arc::clone(self),
+            object: input.object,
+            path: path.clone(),
+            size,
+            moved_bytes,
+        };
+        if let Some(size) = self.share(input.object, cancelled)? {
+            return Ok(pulled(size, 0));
+        }
+        let fetched = self.fetch(input, capability, &path, true, cancelled);
+        let mut slots = self.slots.lock();
+        if let (Ok(size), Some(slot)) = (&fetched, slots.slots.get_mut(&input.object)) {
+            slot.size = Some(*size);
+        } else {
+            slots.slots.remove(&input.object);
+        }
+        drop(slots);
+        self.changed.notify_all();
+        fetched.map(|size| pulled(size, size))
+    }
+
+    /// Copies an object into a new file at `path` and gives its length in bytes, all of which were moved.
+    ///
+    /// # Errors
+    /// See [`PullError`]; then there is no file.
+    pub fn copy(
+        &self,
+        input: &Input,
+        capability: &[u8],
+        path: &Path,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        self.fetch(input, capability, path, false, cancelled)
+    }
+
+    /// Takes part in an object that is here or on its way and gives its size; `None`: the caller is the one
+    /// to pull it.
+    fn share(
+        &self,
+        object: ObjectId,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<u64>, PullError> {
+        let mut slots = self.slots.lock();
+        loop {
+            if cancelled() {
+                return Err(PullError::Cancelled);
+            }
+            match slots.slots.get_mut(&object) {
+                None => {
+                    let slot = Slot {
+                        users: 1,
+                        size: None,
+                    };
+                    slots.slots.insert(object, slot);
+                    return Ok(None);
+                }
+                Some(Slot {
+                    users,
+                    size: Some(size),
+                }) => {
+                    let (idle, size) = (*users == 0, *size);
+                    *users += 1;
+                    if idle {
+                        slots.idle.retain(|&other| other != object);
+                        slots.idle_bytes -= size;
+                    }
+                    return Ok(Some(size));
+                }
+                Some(_) => {
+                    self.changed.wait_for(&mut slots, WATCH_PERIOD);
+                }
+            }
+        }
+    }
+
+    fn give_back(&self, object: ObjectId) {
+        let mut slots = self.slots.lock();
+        let Some(slot) = slots.slots.get_mut(&object) else {
+            return;
+        };
+        slot.users -= 1;
+        let (users, size) = (slot.users, slot.size.unwrap_or(0));
+        if users > 0 {
+            return;
+        }
+        slots.idle.push_back(object);
+        slots.idle_bytes += size;
+        while slots.idle_bytes > self.idle_bytes_max {
+            let Some(oldest) = slots.idle.pop_front() else {
+                break;
+            };
+            let size = slots.slots.remove(&oldest).and_then(|slot| slot.size);
+            slots.idle_bytes -= size.unwrap_or(0);
+            let path = self.folder.join(format!("{:016x}", oldest.0));
+            if let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(path = %path.display(), %error, "a pulled object can't be removed");
+            }
+        }
+    }
+
+    fn fetch(
+        &self,
+        input: &Input,
+        capability: &[u8],
+        path: &Path,
+        link: bool,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        let peer = self.peers.lock().get(&input.element).cloned();
+        let peer = peer.ok_or(PullError::Unknown(input.element))?;
+        let device = |source| PullError::Device {
+            path: path.to_owned(),
+            source,
+        };
+        // A pull that broke off may have left its file.
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(device(e)),
+            _ => {}
+        }
+        if self.in_place && peer.host == self.host {
+            let source = peer.folder.join(input.object.relative_path());
+            if let Some(size) = from_folder(&source, path, link).map_err(device)? {
+                return Ok(size);
+            }
+        }
+        let remote = Remote {
+            url: peer.url,
+            object: input.object,
+            capability: capability.to_vec(),
+        };
+        let fetched = self.fetch_remote(&remote, path, cancelled);
+        if fetched.is_err() {
+            // The error of the pull is the one to tell.
+            let _ = std::fs::remove_file(path);
+        }
+        fetched
+    }
+
+    fn fetch_remote(
+        &self,
+        remote: &Remote,
+        path: &Path,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        let mut tries = 0;
+        loop {
+            let begun = Instant::now();
+            match self.runtime.block_on(self.receive(remote, path, cancelled)) {
+                Ok(size) => {
+                    self.measure(size, begun.elapsed());
+                    return Ok(size);
+                }
+                Err(PullError::Client(error @ tidemill_client::Error::Element { .. })) => {
+                    tries += 1;
+                    if tries == TRIES {
+                        return Err(error.into());
+                    }
+                    tracing::debug!(%error, tries, "a pull is tried again");
+                    std::thread::sleep(WATCH_PERIOD * tries);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn receive(
+        &self,
+        remote: &Remote,
+        path: &Path,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        let device = |source| PullError::Device {
+            path: path.to_owned(),
+            source,
+        };
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(device)?;
+        let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
+        let arrived = AtomicU64::new(0);
+        let write = |piece: Bytes| {
+            arrived.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            file.write_all(&piece)
+                .map_err(|source| tidemill_client::Error::Local {
+                    path: path.display().to_string(),
+                    source,
+                })
+        };
+        let size = tokio::select! {
+            size = self.objects.read_all(remote, write) => size.map_err(|error| match error {
+                tidemill_client::Error::Local { source, .. } => device(source),
+                error => error.into(),
+            })?,
+            error = watch(&arrived, remote, cancelled) => return Err(error),
+        };
+        let file = file.into_inner().map_err(|e| device(e.into_error()))?;
+        close_for_ever(&file).map_err(device)?;
+        Ok(size)
+    }
+
+    /// Smooths over the last few pulls.
+    fn measure(&self, bytes: u64, time: Duration) {
+        if bytes < MEASURED_BYTES_MIN || time.is_zero() {
+            return;
+        }
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let rate = u128::from(bytes) * 1_000_000_000 / u128::from(nanos);
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
+        let before = self.measured_bytes_per_sec.load(Ordering::Relaxed);
+        let smooth = if before == 0 {
+            rate
+        } else {
+            before / 4 * 3 + rate / 4
+        };
+        self.measured_bytes_per_sec
+            .store(smooth.max(1), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Pulled {
+    fn drop(&mut self) {
+        self.pulls.give_back(self.object);
+    }
+}
+
+/// Ends when a pull is to be given up, and says why.
+async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> bool) -> PullError {
+    let mut seen = 0;
+    let mut since = Instant::now();
+    loop {
+        tokio::time::sleep(WATCH_PERIOD).await;
+        if cancelled() {
+            return PullError::Cancelled;
+        }
+        let now = arrived.load(Ordering::Relaxed);
+        if now != seen {
+            seen = now;
+            since = Instant::now();
+        } else if since.elapsed() > STALL_MAX {
+            return PullError::Stalled {
+                url: remote.url.to_string(),
+            };
+        }
+    }
+}
+
+/// Takes a sealed object from a folder of this host; `None` if it can't be had this way.
+fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<u64>> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(source);
+    let Ok(mut from) = opened else {
+        return Ok(None);
+    };
+    let metadata = from.metadata()?;
+    if !metadata.is_file() || metadata.mode() & 0o222 != 0 {
+        return Ok(None);
+    }
+    if link && std::fs::hard_link(source, path).is_ok() {
+        return Ok(Some(metadata.len()));
+    }
+    let mut to = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    let copied = std::io::copy(&mut from, &mut to).and_then(|size| {
+        close_for_ever(&to)?;
+        Ok(size)
+    });
+    if copied.is_err() {
+        // The error of the copy is the one to tell.
+        let _ = std::fs::remove_file(path);
+    }
+    copied.map(Some)
+}
+
+/// A pulled object looks like a sealed one, so that tasks can use it alike.
+fn close_for_ever(file: &File) -> std::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::fchown(file, Some(STORE_UID), Some(STORE_UID))?;
+    }
+    file.set_permissions(Permissions::from_mode(0o444))
+}

@@ -1,0 +1,456 @@
+//! Rows of the element's database: what is kept of objects, tasks, labels and the element itself.
+//!
+//! Functions here run inside a change of [`crate::db::Db`] and know the tables of `docs/formats.md`; they
+//! decide nothing.
+
+use rusqlite::{Connection, OptionalExtension, Result, params};
+use tidemill_core::attribute::{object, task};
+use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::label::{Analysis, FailureKind, Outcome, Owner};
+use tidemill_core::time::Time;
+use tidemill_wire::route::SealBody;
+
+/// Kinds of object (`object.kind`).
+pub mod kind {
+    /// Bytes.
+    pub const DATA: i64 = 0;
+    /// A task collection.
+    pub const TASK: i64 = 1;
+    /// A linked collection.
+    pub const LINKED: i64 = 2;
+    /// The status object.
+    pub const STATUS: i64 = 3;
+}
+
+/// States of an object (`object.state`).
+pub mod state {
+    /// Of a task collection whose task failed.
+    pub const FAILED: i64 = 0;
+    /// Sealed, or a task that ended well.
+    pub const SEALED: i64 = 1;
+}
+
+/// States of a label (`label.state`).
+const QUEUED: i64 = 0;
+const ENDED: i64 = 1;
+
+/// Acknowledged labels that are still kept, so that one that is sent once more is known.
+pub const ACKED_KEPT: i64 = 10_000;
+
+/// Who and what an object belongs to, kept as its attributes.
+#[derive(Clone, Debug)]
+pub struct ObjectRecord {
+    /// The object.
+    pub id: ObjectId,
+    /// Length in bytes.
+    pub size: u64,
+    /// Owner.
+    pub owner: Owner,
+    /// Inode of its file.
+    pub inode: u64,
+    /// Path of its file.
+    pub path: String,
+    /// Permission bits, if known.
+    pub mode: Option<u32>,
+    /// The task that made it.
+    pub task: Option<u64>,
+    /// When it was sealed.
+    pub sealed_at: Time,
+}
+
+impl ObjectRecord {
+    /// Of an object that a client wrote and sealed.
+    #[must_use]
+    pub fn written(id: ObjectId, size: u64, body: &SealBody, sealed_at: Time) -> Self {
+        Self {
+            id,
+            size,
+            owner: Owner {
+                uid: body.uid,
+                gid: body.gid,
+            },
+            inode: body.inode,
+            path: body.path.clone(),
+            mode: Some(body.mode),
+            task: None,
+            sealed_at,
+        }
+    }
+}
+
+/// An attribute's value.
+#[derive(Clone, Copy, Debug)]
+enum Value<'a> {
+    Number(u64),
+    Text(&'a str),
+}
+
+/// Keeps a sealed object and its attributes; keeping it again replaces them.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> {
+    put(connection, record.id, kind::DATA, state::SEALED)?;
+    let set = |number, value| set(connection, record.id, object::PAGE, number, value);
+    set(object::SIZE, Value::Number(record.size))?;
+    set(object::UID, Value::Number(record.owner.uid.into()))?;
+    set(object::GID, Value::Number(record.owner.gid.into()))?;
+    set(object::INODE, Value::Number(record.inode))?;
+    set(object::PATH, Value::Text(&record.path))?;
+    set(object::SEALED_AT, Value::Number(record.sealed_at.0))?;
+    if let Some(mode) = record.mode {
+        set(object::MODE, Value::Number(mode.into()))?;
+    }
+    match record.task {
+        Some(id) => set(object::TASK, Value::Number(id)),
+        None => Ok(()),
+    }
+}
+
+/// Whether an object is kept as sealed already.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
+    connection
+        .prepare_cached("SELECT 1 FROM object WHERE id = ?1")?
+        .exists([signed(id.0)])
+}
+
+/// Forgets an object and its attributes. Collections it was in keep its id: lineage outlives data.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
+    let id = signed(id.0);
+    connection
+        .prepare_cached("DELETE FROM object WHERE id = ?1")?
+        .execute([id])?;
+    connection
+        .prepare_cached("DELETE FROM attribute WHERE object = ?1")?
+        .execute([id])?;
+    Ok(())
+}
+
+/// Keeps a task that ended: its collections and its tracker's last state (AnalyzeThis Fig. 3).
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn put_task(
+    connection: &Connection,
+    analysis: &Analysis,
+    owner: Owner,
+    outcome: &Outcome,
+) -> Result<()> {
+    let collection = ObjectId::task_collection(analysis.task);
+    let inputs = ObjectId::input_collection(analysis.task);
+    let outputs = ObjectId::output_collection(analysis.task);
+    // An earlier try of the task may have left attributes that this one does not have.
+    remove_object(connection, collection)?;
+    let ended = outcome.result.is_ok();
+    let object_state = if ended { state::SEALED } else { state::FAILED };
+    put(connection, collection, kind::TASK, object_state)?;
+    put_collection(connection, inputs, analysis.inputs.iter().map(|i| i.object))?;
+    let sealed = outcome.result.iter().flatten().map(|sealed| sealed.object);
+    put_collection(connection, outputs, sealed)?;
+    let args = serde_json::to_string(&analysis.args).unwrap_or_default();
+    let set = |number, value| set(connection, collection, task::PAGE, number, value);
+    set(task::INPUTS, Value::Number(inputs.0))?;
+    set(task::OUTPUTS, Value::Number(outputs.0))?;
+    set(task::NAME, Value::Text(&analysis.name))?;
+    set(task::JOB, Value::Number(analysis.job.0))?;
+    set(task::KERNEL, Value::Text(analysis.kernel.name()))?;
+    set(task::KERNEL_HASH, Value::Text(&outcome.kernel_hash))?;
+    set(task::ARGS, Value::Text(&args))?;
+    let name = if ended { "done" } else { "failed" };
+    set(task::STATE, Value::Text(name))?;
+    set(task::START, Value::Number(outcome.start.0))?;
+    set(task::END, Value::Number(outcome.end.0))?;
+    set(task::MOVED_BYTES, Value::Number(outcome.moved_bytes))?;
+    set(task::READ_BYTES, Value::Number(outcome.read_bytes))?;
+    set(task::WRITTEN_BYTES, Value::Number(outcome.written_bytes))?;
+    set(task::UID, Value::Number(owner.uid.into()))?;
+    if let Some(exit) = exit_code(outcome) {
+        set(task::EXIT, Value::Number(exit))?;
+    }
+    if let Err(failure) = &outcome.result {
+        set(task::ERROR, Value::Text(&failure.message))?;
+        set(task::STDERR, Value::Text(&failure.stderr))?;
+    }
+    Ok(())
+}
+
+fn exit_code(outcome: &Outcome) -> Option<u64> {
+    match &outcome.result {
+        Ok(_) => Some(0),
+        Err(failure) => match failure.kind {
+            FailureKind::Exit(code) => u64::try_from(code).ok(),
+            FailureKind::Signal(signal) => u64::try_from(128 + i64::from(signal)).ok(),
+            _ => None,
+        },
+    }
+}
+
+fn put(connection: &Connection, id: ObjectId, kind: i64, state: i64) -> Result<()> {
+    connection
+        .prepare_cached("INSERT OR REPLACE INTO object (id, kind, state) VALUES (?1, ?2, ?3)")?
+        .execute(params![signed(id.0), kind, state])?;
+    Ok(())
+}
+
+fn put_collection(
+    connection: &Connection,
+    collection: ObjectId,
+    members: impl Iterator<Item = ObjectId>,
+) -> Result<()> {
+    put(connection, collection, kind::LINKED, state::SEALED)?;
+    connection
+        .prepare_cached("DELETE FROM membership WHERE collection = ?1")?
+        .execute([signed(collection.0)])?;
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO membership (collection, position, object) VALUES (?1, ?2, ?3)",
+    )?;
+    for (position, member) in (0_i64..).zip(members) {
+        insert.execute([signed(collection.0), position, signed(member.0)])?;
+    }
+    Ok(())
+}
+
+fn set(
+    connection: &Connection,
+    id: ObjectId,
+    page: u32,
+    number: u32,
+    value: Value<'_>,
+) -> Result<()> {
+    match value {
+        Value::Number(value) => set_attribute(connection, id, page, number, &value.to_le_bytes()),
+        Value::Text(value) => set_attribute(connection, id, page, number, value.as_bytes()),
+    }
+}
+
+/// Sets one attribute.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_attribute(
+    connection: &Connection,
+    id: ObjectId,
+    page: u32,
+    number: u32,
+    value: &[u8],
+) -> Result<()> {
+    connection
+        .prepare_cached(
+            "INSERT OR REPLACE INTO attribute (object, page, number, value) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![signed(id.0), page, number, value])?;
+    Ok(())
+}
+
+/// Sets attributes of the status object.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn put_status(connection: &Connection, attributes: &[(u32, Vec<u8>)]) -> Result<()> {
+    put(connection, ObjectId::STATUS, kind::STATUS, state::SEALED)?;
+    let page = tidemill_core::attribute::status::PAGE;
+    for (number, value) in attributes {
+        set_attribute(connection, ObjectId::STATUS, page, *number, value)?;
+    }
+    Ok(())
+}
+
+/// One attribute.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn attribute(
+    connection: &Connection,
+    id: ObjectId,
+    page: u32,
+    number: u32,
+) -> Result<Option<Vec<u8>>> {
+    connection
+        .prepare_cached(
+            "SELECT value FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3",
+        )?
+        .query_row(params![signed(id.0), page, number], |row| row.get(0))
+        .optional()
+}
+
+/// All attributes of an object as (page, number, value), in order.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn attributes(connection: &Connection, id: ObjectId) -> Result<Vec<(u32, u32, Vec<u8>)>> {
+    connection
+        .prepare_cached(
+            "SELECT page, number, value FROM attribute WHERE object = ?1 ORDER BY page, number",
+        )?
+        .query_map([signed(id.0)], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?
+        .collect()
+}
+
+/// The objects of a collection, in order.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn members(connection: &Connection, collection: ObjectId) -> Result<Vec<ObjectId>> {
+    connection
+        .prepare_cached("SELECT object FROM membership WHERE collection = ?1 ORDER BY position")?
+        .query_map([signed(collection.0)], |row| {
+            Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
+        })?
+        .collect()
+}
+
+/// What is kept of a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelRecord {
+    /// Its id.
+    pub id: LabelId,
+    /// Its place in the order of arrival.
+    pub seq: u64,
+    /// The protobuf message it came as; empty once it was acknowledged.
+    pub payload: Vec<u8>,
+    /// The protobuf message of its outcome, if it ended.
+    pub outcome: Option<Vec<u8>>,
+}
+
+/// What was known of a label that was to be kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Nothing: it is kept now.
+    New,
+    /// It is queued or runs.
+    Queued,
+    /// It ended like this.
+    Ended(Vec<u8>),
+}
+
+/// Keeps a label unless it is known.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Kept> {
+    let known = connection
+        .prepare_cached("SELECT outcome FROM label WHERE id = ?1")?
+        .query_row([signed(label.id.0)], |row| row.get::<_, Option<Vec<u8>>>(0))
+        .optional()?;
+    match known {
+        Some(Some(outcome)) => return Ok(Kept::Ended(outcome)),
+        Some(None) => return Ok(Kept::Queued),
+        None => {}
+    }
+    let state = if label.outcome.is_some() { ENDED } else { QUEUED };
+    connection
+        .prepare_cached(
+            "INSERT INTO label (id, seq, payload, state, outcome, acked) VALUES (?1, ?2, ?3, ?4, ?5, 0)",
+        )?
+        .execute(params![
+            signed(label.id.0),
+            signed(label.seq),
+            label.payload,
+            state,
+            label.outcome
+        ])?;
+    Ok(Kept::New)
+}
+
+/// Keeps how a label ended.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn end_label(connection: &Connection, id: LabelId, outcome: &[u8]) -> Result<()> {
+    connection
+        .prepare_cached("UPDATE label SET state = ?2, outcome = ?3 WHERE id = ?1")?
+        .execute(params![signed(id.0), ENDED, outcome])?;
+    Ok(())
+}
+
+/// Notes that the server has kept the outcomes of these labels.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn ack_labels(connection: &Connection, ids: &[LabelId]) -> Result<()> {
+    let mut ack = connection.prepare_cached(
+        "UPDATE label SET acked = 1, payload = X'' WHERE id = ?1 AND state = ?2",
+    )?;
+    for id in ids {
+        ack.execute(params![signed(id.0), ENDED])?;
+    }
+    Ok(())
+}
+
+/// Forgets acknowledged labels but the last [`ACKED_KEPT`].
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn prune_labels(connection: &Connection) -> Result<usize> {
+    connection
+        .prepare_cached(
+            "DELETE FROM label WHERE acked = 1 AND seq <= (SELECT max(seq) FROM label) - ?1",
+        )?
+        .execute([ACKED_KEPT])
+}
+
+/// Labels whose outcome the server has not acknowledged, in order of arrival.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn open_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
+    connection
+        .prepare_cached("SELECT id, seq, payload, outcome FROM label WHERE acked = 0 ORDER BY seq")?
+        .query_map([], label_of)?
+        .collect()
+}
+
+/// Acknowledged labels that are still kept, with their outcomes.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn acked_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
+    connection
+        .prepare_cached("SELECT id, seq, payload, outcome FROM label WHERE acked = 1 ORDER BY seq")?
+        .query_map([], label_of)?
+        .collect()
+}
+
+fn label_of(row: &rusqlite::Row<'_>) -> Result<LabelRecord> {
+    Ok(LabelRecord {
+        id: LabelId(row.get::<_, i64>(0)?.cast_unsigned()),
+        seq: row.get::<_, i64>(1)?.cast_unsigned(),
+        payload: row.get(2)?,
+        outcome: row.get(3)?,
+    })
+}
+
+/// A value of the element's identity.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn identity(connection: &Connection, key: &str) -> Result<Option<Vec<u8>>> {
+    connection
+        .prepare_cached("SELECT value FROM identity WHERE key = ?1")?
+        .query_row([key], |row| row.get(0))
+        .optional()
+}
+
+/// Sets a value of the element's identity.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_identity(connection: &Connection, key: &str, value: &[u8]) -> Result<()> {
+    connection
+        .prepare_cached("INSERT OR REPLACE INTO identity (key, value) VALUES (?1, ?2)")?
+        .execute(params![key, value])?;
+    Ok(())
+}
+
+/// SQLite's integers are signed; the bits are kept.
+fn signed(id: u64) -> i64 {
+    id.cast_signed()
+}

@@ -1,0 +1,293 @@
+//! Between a task and `tidemill_kernel`: fills in a run, starts it, and turns how it ended into the words of
+//! a label's outcome.
+
+use crate::task::failure;
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner};
+use tidemill_core::time::Span;
+use tidemill_kernel::{
+    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Run, RunInput, Settings, SetupError,
+    SpawnError, User,
+};
+
+/// Starts kernels of one element.
+#[derive(Debug)]
+pub struct Runner {
+    launcher: Launcher,
+    root: bool,
+    uid: u32,
+}
+
+/// What to run.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The task.
+    pub analysis: &'a Analysis,
+    /// Whose rights it has.
+    pub owner: Owner,
+    /// Its private folder, which must not exist.
+    pub folder: &'a Path,
+    /// Names of inputs and the files that hold them.
+    pub inputs: &'a [(String, PathBuf)],
+    /// Further environment variables.
+    pub environment: Vec<(String, String)>,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub struct Ran {
+    /// Whether it ended well.
+    pub result: Result<(), Failure>,
+    /// User and system time.
+    pub cpu: Span,
+    /// Largest resident set, in bytes.
+    pub memory_bytes: u64,
+    /// Hash of its code in hexadecimal; empty if the code could not be had.
+    pub kernel_hash: String,
+}
+
+/// Gives up a label, whether its kernel has been started or not.
+#[derive(Debug, Default)]
+pub struct Control {
+    cancelled: AtomicBool,
+    kernel: Mutex<Option<tidemill_kernel::Control>>,
+}
+
+impl Control {
+    /// Kills the kernel, or keeps it from being started.
+    pub fn cancel(&self) {
+        let kernel = self.kernel.lock();
+        self.cancelled.store(true, Ordering::Release);
+        if let Some(kernel) = &*kernel {
+            kernel.cancel();
+        }
+    }
+
+    /// Whether the label was given up.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// The end of what its kernel has written to standard error so far.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        let kernel = self.kernel.lock();
+        kernel
+            .as_ref()
+            .map(|kernel| kernel.stderr().text())
+            .unwrap_or_default()
+    }
+
+    fn attach(&self, kernel: tidemill_kernel::Control) {
+        let mut slot = self.kernel.lock();
+        if self.is_cancelled() {
+            kernel.cancel();
+        }
+        *slot = Some(kernel);
+    }
+}
+
+impl Runner {
+    /// Looks what this host offers. `program` is what built-in and native kernels run in.
+    ///
+    /// # Errors
+    /// If kernels can't be confined here.
+    pub fn new(program: PathBuf) -> Result<Self, SetupError> {
+        let settings = Settings {
+            child: Some(program),
+            ..Settings::default()
+        };
+        let uid = rustix::process::geteuid();
+        Ok(Self {
+            launcher: Launcher::new(settings)?,
+            root: uid.is_root(),
+            uid: uid.as_raw(),
+        })
+    }
+
+    /// What confines kernels here, for people.
+    #[must_use]
+    pub fn sandbox(&self) -> String {
+        let support = self.launcher.support();
+        let mut parts = Vec::new();
+        if support.files() {
+            parts.push(format!("Landlock {}", support.landlock_version));
+        }
+        if support.seccomp {
+            parts.push("seccomp".to_owned());
+        }
+        if support.switches_user {
+            parts.push("own user".to_owned());
+        }
+        parts.join(", ")
+    }
+
+    /// Those of `names` that are programs of this host.
+    #[must_use]
+    pub fn find_programs(&self, names: &[String]) -> Vec<String> {
+        let found = |name: &&String| self.launcher.find_program(name).is_some();
+        names.iter().filter(found).cloned().collect()
+    }
+
+    /// Runs a kernel and waits for its end. The private folder is left with what it wrote.
+    #[must_use]
+    pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
+        let mut ran = Ran {
+            result: Ok(()),
+            cpu: Span(0),
+            memory_bytes: 0,
+            kernel_hash: String::new(),
+        };
+        ran.result = self.attempt(request, control, &mut ran);
+        ran
+    }
+
+    fn attempt(
+        &self,
+        request: &Request<'_>,
+        control: &Control,
+        ran: &mut Ran,
+    ) -> Result<(), Failure> {
+        let run = self.describe(request)?;
+        ran.kernel_hash = hash(&run.code)?;
+        let limits = run.limits;
+        if control.is_cancelled() {
+            return Err(cancelled());
+        }
+        let prepared = self.launcher.prepare(run).map_err(|e| unprepared(&e))?;
+        let running = self
+            .launcher
+            .spawn(&prepared)
+            .map_err(|error| unspawned(&error))?;
+        control.attach(running.control());
+        let exit = running.wait().map_err(|error| {
+            let message = format!("the element can't tell how the kernel ended: {error}");
+            failure(FailureKind::Device, message)
+        })?;
+        let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
+        ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
+        ran.memory_bytes = exit.usage.rss_bytes_max;
+        judge(&exit, &limits)
+    }
+
+    fn describe(&self, request: &Request<'_>) -> Result<Run, Failure> {
+        let analysis = request.analysis;
+        let mut run = Run::new(self.code(request)?, request.folder);
+        run.args.clone_from(&analysis.args);
+        run.inputs = request
+            .inputs
+            .iter()
+            .map(|(name, path)| RunInput {
+                name: name.clone(),
+                path: path.clone(),
+            })
+            .collect();
+        run.outputs = analysis.outputs.iter().map(|o| o.name.clone()).collect();
+        run.stdin.clone_from(&analysis.stdin);
+        run.stdout.clone_from(&analysis.stdout);
+        run.limits = Limits {
+            time: std::time::Duration::from_nanos(analysis.limits.time.0),
+            memory_bytes: analysis.limits.memory_bytes,
+            output_bytes: analysis.limits.output_bytes,
+            ..Limits::default()
+        };
+        run.environment.clone_from(&request.environment);
+        if self.root {
+            run.user = Some(User {
+                uid: request.owner.uid,
+                gid: request.owner.gid,
+            });
+        } else {
+            if request.owner.uid != self.uid {
+                let message = format!(
+                    "this element runs as user {} and can't run a task of user {}; start it as root",
+                    self.uid, request.owner.uid
+                );
+                return Err(failure(FailureKind::Kernel, message));
+            }
+            run.inputs_as = InputsAs::Symlink;
+        }
+        Ok(run)
+    }
+
+    fn code(&self, request: &Request<'_>) -> Result<Code, Failure> {
+        let file = |input: &str| {
+            let found = request.inputs.iter().find(|(name, _)| name == input);
+            found.map(|(_, path)| path.clone()).ok_or_else(|| {
+                let message = format!("the kernel `{input}` is not among the task's inputs");
+                failure(FailureKind::Kernel, message)
+            })
+        };
+        match &request.analysis.kernel {
+            Kernel::Builtin(name) => Ok(Code::Builtin(name.clone())),
+            Kernel::Native { input } => file(input).map(Code::Native),
+            Kernel::Stored { input } => file(input).map(Code::Program),
+            Kernel::Program(name) => {
+                let found = self.launcher.find_program(name);
+                found.map(Code::Program).ok_or_else(|| {
+                    let message = format!("no program `{name}` is installed on this element's host");
+                    failure(FailureKind::Kernel, message)
+                })
+            }
+        }
+    }
+}
+
+fn hash(code: &Code) -> Result<String, Failure> {
+    match code {
+        // A name that is none is refused with the names that are when the run is prepared.
+        Code::Builtin(name) => Ok(tidemill_kernel::builtin_hash(name).unwrap_or_default()),
+        Code::Native(path) | Code::Program(path) => {
+            tidemill_kernel::hash_file(path).map_err(|error| {
+                let message = format!("the kernel's code {} can't be read: {error}", path.display());
+                failure(FailureKind::Kernel, message)
+            })
+        }
+    }
+}
+
+fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
+    let kind = match exit.end {
+        End::Code(0) => return Ok(()),
+        End::Code(code) => FailureKind::Exit(code),
+        End::Signal(signal) => FailureKind::Signal(signal),
+        End::TimeLimit => FailureKind::Timeout,
+        End::MemoryLimit => FailureKind::MemoryLimit,
+        End::OutputLimit => FailureKind::OutputLimit,
+        // To the user it is one more resource that the kernel took too much of.
+        End::ProcessLimit => FailureKind::Kernel,
+        End::Cancelled => FailureKind::Cancelled,
+    };
+    Err(Failure {
+        kind,
+        message: exit.message(limits),
+        stderr: exit.stderr.text(),
+    })
+}
+
+fn cancelled() -> Failure {
+    failure(FailureKind::Cancelled, "the label was given up".into())
+}
+
+fn unprepared(error: &PrepareError) -> Failure {
+    let kind = match error {
+        PrepareError::Input { .. } | PrepareError::WritableInput { .. } => FailureKind::Input,
+        PrepareError::Make { .. } => FailureKind::Device,
+        _ => FailureKind::Kernel,
+    };
+    failure(kind, error.to_string())
+}
+
+fn unspawned(error: &SpawnError) -> Failure {
+    let kind = match error {
+        SpawnError::ZeroByte(_) | SpawnError::Execute { .. } => FailureKind::Kernel,
+        SpawnError::Readable { .. } => FailureKind::Input,
+        SpawnError::Sandbox { .. } | SpawnError::Rules(_) | SpawnError::Process(_) => {
+            FailureKind::Device
+        }
+    };
+    failure(kind, error.to_string())
+}

@@ -1,0 +1,197 @@
+//! The element's status object: what it can hold, what it does, and how long kernels took on it.
+//!
+//! Counters are kept in memory as things happen; on a period they are written as attribute page 3 of the
+//! status object (AnalyzeThis §3.1.1, "AFE Status") and sent to the server.
+
+use crate::records;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_core::attribute::status;
+use tidemill_core::event::History;
+use tidemill_core::id::ObjectId;
+use tidemill_wire::v1;
+
+/// Kernels whose history is kept; the one with the fewest runs goes first.
+const KERNELS_MAX: usize = 4096;
+
+/// What the element counts.
+#[derive(Debug, Default)]
+pub struct Counters {
+    bytes_written: AtomicU64,
+    bytes_read: AtomicU64,
+    history: Mutex<BTreeMap<String, History>>,
+    /// Bytes that came over HTTP for objects that are not sealed yet.
+    arriving: Mutex<HashMap<ObjectId, u64>>,
+}
+
+/// A run-time history as it is kept.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
+struct Kept {
+    runs: u64,
+    total_ns: u64,
+    input_bytes: u64,
+}
+
+impl Counters {
+    /// Goes on where the element was when it stopped.
+    ///
+    /// # Errors
+    /// If SQLite refuses. A history that can't be read is begun anew.
+    pub fn load(connection: &Connection) -> Result<Self, rusqlite::Error> {
+        let number = |number| {
+            let value = records::attribute(connection, ObjectId::STATUS, status::PAGE, number)?;
+            let bytes = value.and_then(|value| <[u8; 8]>::try_from(value).ok());
+            Ok::<_, rusqlite::Error>(bytes.map_or(0, u64::from_le_bytes))
+        };
+        let history =
+            records::attribute(connection, ObjectId::STATUS, status::PAGE, status::HISTORY)?
+                .and_then(|json| serde_json::from_slice::<BTreeMap<String, Kept>>(&json).ok())
+                .unwrap_or_default();
+        let history = history.into_iter().map(|(name, kept)| {
+            let history = History {
+                runs: kept.runs,
+                total_ns: kept.total_ns,
+                input_bytes: kept.input_bytes,
+            };
+            (name, history)
+        });
+        Ok(Self {
+            bytes_written: AtomicU64::new(number(status::BYTES_WRITTEN)?),
+            bytes_read: AtomicU64::new(number(status::BYTES_READ)?),
+            history: Mutex::new(history.collect()),
+            arriving: Mutex::default(),
+        })
+    }
+
+    /// Bytes of an object arrived over HTTP.
+    pub fn on_arrived(&self, object: ObjectId, bytes: u64) {
+        self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        *self.arriving.lock().entry(object).or_default() += bytes;
+    }
+
+    /// A client's object was sealed: what did not arrive over HTTP was written in place.
+    pub fn on_sealed(&self, object: ObjectId, size: u64) {
+        let arrived = self.arriving.lock().remove(&object).unwrap_or(0);
+        let in_place = size.saturating_sub(arrived);
+        self.bytes_written.fetch_add(in_place, Ordering::Relaxed);
+    }
+
+    /// An object was removed.
+    pub fn on_removed(&self, object: ObjectId) {
+        self.arriving.lock().remove(&object);
+    }
+
+    /// Bytes were written by a task or pulled.
+    pub fn on_written(&self, bytes: u64) {
+        self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A kernel ended well after `run_ns` over `input_bytes`.
+    pub fn on_run(&self, kernel: &str, run_ns: u64, input_bytes: u64) {
+        self.bytes_read.fetch_add(input_bytes, Ordering::Relaxed);
+        let mut history = self.history.lock();
+        if !history.contains_key(kernel) && history.len() >= KERNELS_MAX {
+            let rarest = history.iter().min_by_key(|(_, h)| h.runs);
+            if let Some(name) = rarest.map(|(name, _)| name.clone()) {
+                history.remove(&name);
+            }
+        }
+        let entry = history.entry(kernel.to_owned()).or_default();
+        entry.runs += 1;
+        entry.total_ns = entry.total_ns.saturating_add(run_ns);
+        entry.input_bytes = entry.input_bytes.saturating_add(input_bytes);
+    }
+
+    /// Fills in what is counted here.
+    pub fn report(&self, element: &mut v1::Element) {
+        element.bytes_written = self.bytes_written.load(Ordering::Relaxed);
+        element.bytes_read = self.bytes_read.load(Ordering::Relaxed);
+        element.load_milli = load_milli();
+        let history = self.history.lock();
+        element.history = history
+            .iter()
+            .map(|(name, h)| {
+                let history = v1::KernelHistory {
+                    runs: h.runs,
+                    total_ns: h.total_ns,
+                    input_bytes: h.input_bytes,
+                };
+                (name.clone(), history)
+            })
+            .collect();
+    }
+}
+
+/// The attributes of the status object that say what `element` does.
+#[must_use]
+pub fn attributes(element: &v1::Element) -> Vec<(u32, Vec<u8>)> {
+    let history: BTreeMap<&str, Kept> = element
+        .history
+        .iter()
+        .map(|(name, h)| {
+            let kept = Kept {
+                runs: h.runs,
+                total_ns: h.total_ns,
+                input_bytes: h.input_bytes,
+            };
+            (name.as_str(), kept)
+        })
+        .collect();
+    let numbers = [
+        (status::CAPACITY_BYTES, element.capacity_bytes),
+        (status::FREE_BYTES, element.free_bytes),
+        (status::CORES, element.cores.into()),
+        (status::RUNNING, element.running.into()),
+        (status::QUEUED, element.queued.into()),
+        (status::BYTES_WRITTEN, element.bytes_written),
+        (status::BYTES_READ, element.bytes_read),
+        (status::LOAD_MILLI, element.load_milli.into()),
+    ];
+    let mut attributes: Vec<(u32, Vec<u8>)> = numbers
+        .into_iter()
+        .map(|(number, value)| (number, value.to_le_bytes().to_vec()))
+        .collect();
+    let history = serde_json::to_vec(&history).unwrap_or_default();
+    attributes.push((status::HISTORY, history));
+    attributes
+}
+
+/// One-minute load average of the host in thousandths; 0 if it does not tell.
+fn load_milli() -> u32 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split_whitespace().next().unwrap_or("0");
+    let (whole, part) = first.split_once('.').unwrap_or((first, "0"));
+    let whole: u32 = whole.parse().unwrap_or(0);
+    // The kernel gives two digits.
+    let hundredths: u32 = part.parse().unwrap_or(0);
+    whole.saturating_mul(1000).saturating_add(hundredths.saturating_mul(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn history_and_counters_outlive_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("element.db");
+        drop(crate::db::Db::open(&path).unwrap());
+        let connection = Connection::open(&path).unwrap();
+        let counters = Counters::load(&connection).unwrap();
+        counters.on_run("mean", 10, 100);
+        counters.on_run("mean", 30, 100);
+        counters.on_arrived(ObjectId(1), 5);
+        counters.on_sealed(ObjectId(1), 7);
+        let mut element = v1::Element::default();
+        counters.report(&mut element);
+        assert_eq!((element.bytes_written, element.bytes_read), (7, 200));
+        records::put_status(&connection, &attributes(&element)).unwrap();
+        let mut again = v1::Element::default();
+        Counters::load(&connection).unwrap().report(&mut again);
+        assert_eq!(again.history, element.history);
+        assert_eq!(again.history["mean"].total_ns, 40);
+        assert_eq!(again.bytes_written, 7);
+    }
+}

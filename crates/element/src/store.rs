@@ -1,0 +1,153 @@
+//! What an element asks of the place where its objects are: DESIGN §6, trait `Store`.
+//!
+//! Names no files and no folder; [`crate::folder`] is the embedded implementation.
+
+use std::path::{Path, PathBuf};
+use tidemill_core::id::ObjectId;
+
+/// Where an element keeps objects. Calls block; all may be made from several threads at once.
+///
+/// An object is unsealed from its first write until it is sealed; then it never changes and can only be
+/// read or removed. An object that a mount on the same host wrote in place is like any other.
+pub trait Store: Send + Sync + std::fmt::Debug {
+    /// Makes an empty unsealed object; it is no error if there is one already.
+    ///
+    /// # Errors
+    /// [`StoreError::Sealed`], [`StoreError::Full`] or [`StoreError::Device`].
+    fn create(&self, object: ObjectId) -> Result<(), StoreError>;
+
+    /// Writes at `offset` of an unsealed object, which is made if need be. What lies between its end and
+    /// `offset` reads as zeros.
+    ///
+    /// # Errors
+    /// As for [`Store::create`].
+    fn write_at(&self, object: ObjectId, offset: u64, data: &[u8]) -> Result<(), StoreError>;
+
+    /// Sets the length in bytes of an unsealed object, which is made if need be.
+    ///
+    /// # Errors
+    /// As for [`Store::create`].
+    fn truncate(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
+
+    /// Seals an object and gives its length in bytes. Sealing it again changes nothing.
+    ///
+    /// With `durable`, its bytes and its name survive power loss when this returns.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] or [`StoreError::Device`].
+    fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError>;
+
+    /// Takes a file that this process made on the same device as a sealed object, in place of what was there.
+    /// Gives its length in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] or [`StoreError::Device`].
+    fn adopt(&self, object: ObjectId, file: &Path) -> Result<u64, StoreError>;
+
+    /// Opens an object for reading. It stays readable through this even if it is removed.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] or [`StoreError::Device`].
+    fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
+
+    /// Length and state of an object.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] or [`StoreError::Device`].
+    fn stat(&self, object: ObjectId) -> Result<Stat, StoreError>;
+
+    /// Removes an object; gives whether there was one.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn remove(&self, object: ObjectId) -> Result<bool, StoreError>;
+
+    /// The file that holds an object's bytes, if the store keeps it in one on this host.
+    fn local_path(&self, object: ObjectId) -> Option<PathBuf>;
+
+    /// How much it can hold.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn space(&self) -> Result<Space, StoreError>;
+}
+
+/// Bytes that can be read at any offset from several threads.
+pub trait ReadAt: Send + Sync + std::fmt::Debug {
+    /// Reads into `buffer` from `offset` and gives the count; fewer than asked for only at the end.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize>;
+}
+
+/// An object opened for reading.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its length and state when it was opened.
+    pub stat: Stat,
+    /// Its bytes.
+    pub bytes: Box<dyn ReadAt>,
+}
+
+/// Length and state of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Length in bytes.
+    pub size: u64,
+    /// Whether it is sealed.
+    pub sealed: bool,
+}
+
+/// How much a store can hold, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// All.
+    pub capacity_bytes: u64,
+    /// Not yet taken.
+    pub free_bytes: u64,
+}
+
+/// Why a store can't do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no such object.
+    #[error("this element has no object {0:016x}", object.0)]
+    NotFound {
+        /// Which.
+        object: ObjectId,
+    },
+    /// It can't be written any more.
+    #[error("object {0:016x} is sealed and never changes; write a new version of its file", object.0)]
+    Sealed {
+        /// Which.
+        object: ObjectId,
+    },
+    /// The device, or the quota of this element, is used up.
+    #[error("this element is full; remove files on it or name another element")]
+    Full,
+    /// The device failed.
+    #[error("the device of this element failed at {path}: {source}")]
+    Device {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl StoreError {
+    /// Sorts an error of the system: a full device is told apart from a failed one.
+    #[must_use]
+    pub fn from_io(object: ObjectId, path: &Path, source: std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        match source.kind() {
+            ErrorKind::NotFound => Self::NotFound { object },
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::Full,
+            _ => Self::Device {
+                path: path.to_owned(),
+                source,
+            },
+        }
+    }
+}

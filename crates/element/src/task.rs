@@ -1,0 +1,444 @@
+//! What one label does: analyse, copy or remove.
+//!
+//! Runs on a worker thread and blocks. It changes files only; rows are changed by [`Work::keep`] in the same
+//! transaction that records the outcome. A label that is run again after the element was killed puts its
+//! outputs in the place of those of its first run, which nobody can have seen.
+
+use crate::executor::{Live, Parts, failed};
+use crate::pull::{PullError, Pulled};
+use crate::records::{self, ObjectRecord};
+use crate::runner::{self, Ran};
+use crate::store::StoreError;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::label::{
+    Analysis, Failure, FailureKind, Input, Label, Operation, Outcome, Output, Owner, Sealed,
+};
+use tidemill_core::time::{Span, Time};
+
+/// Now, in nanoseconds since the Unix epoch.
+#[must_use]
+pub fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Time(since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+}
+
+/// What a label did, to be kept.
+#[derive(Debug)]
+pub struct Work {
+    /// How it ended.
+    pub outcome: Outcome,
+    label: Option<std::sync::Arc<Label>>,
+    made: Vec<ObjectRecord>,
+    removed: Option<ObjectId>,
+}
+
+impl Work {
+    /// Of a label that had no effect.
+    #[must_use]
+    pub fn without_effect(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            label: None,
+            made: Vec::new(),
+            removed: None,
+        }
+    }
+
+    /// Keeps the effects in the database.
+    ///
+    /// # Errors
+    /// If SQLite refuses.
+    pub fn keep(&self, connection: &rusqlite::Connection) -> Result<(), rusqlite::Error> {
+        for object in &self.made {
+            records::put_object(connection, object)?;
+        }
+        if let Some(object) = self.removed {
+            records::remove_object(connection, object)?;
+        }
+        match &self.label {
+            Some(label) => match &label.operation {
+                Operation::Analyse(analysis) => {
+                    records::put_task(connection, analysis, label.owner, &self.outcome)
+                }
+                Operation::Copy { .. } | Operation::Remove { .. } => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+}
+
+/// Does what a label says. `phase` is told when it begins to fetch and to run.
+#[must_use]
+pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
+    let mut run = Running {
+        parts,
+        live,
+        outcome: failed(live.start, FailureKind::Device, String::new()),
+        made: Vec::new(),
+        removed: None,
+    };
+    run.outcome.start = live.start;
+    let result = match &live.label.operation {
+        Operation::Analyse(analysis) => run.analyse(analysis, phase),
+        Operation::Copy { from, to } => run.copy(from, *to, phase),
+        Operation::Remove { object } => run.remove(*object),
+    };
+    if result.is_err() {
+        run.discard();
+    }
+    run.outcome.result = result;
+    run.outcome.end = now();
+    run.count();
+    Work {
+        outcome: run.outcome,
+        label: Some(std::sync::Arc::clone(&live.label)),
+        made: run.made,
+        removed: run.removed,
+    }
+}
+
+/// Removes a label's private folder.
+pub fn clean(parts: &Parts, label: LabelId) {
+    let folder = private_folder(parts, label);
+    match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(folder = %folder.display(), %error, "a private folder can't be removed");
+        }
+        _ => {}
+    }
+}
+
+fn private_folder(parts: &Parts, label: LabelId) -> PathBuf {
+    parts.folder.join("run").join(label.to_string())
+}
+
+/// A label as it runs.
+struct Running<'a> {
+    parts: &'a Parts,
+    live: &'a Live,
+    outcome: Outcome,
+    made: Vec<ObjectRecord>,
+    removed: Option<ObjectId>,
+}
+
+type Done = Result<Vec<Sealed>, Failure>;
+
+impl Running<'_> {
+    fn id(&self) -> LabelId {
+        self.live.label.id
+    }
+
+    fn owner(&self) -> Owner {
+        self.live.label.owner
+    }
+
+    fn analyse(&mut self, analysis: &Analysis, phase: &dyn Fn(&'static str)) -> Done {
+        let here = |input: &Input| self.local(input).is_some();
+        if !analysis.inputs.iter().all(here) {
+            phase("fetching");
+        }
+        let mut inputs = Vec::with_capacity(analysis.inputs.len());
+        // Keeps pulled inputs from being removed until the kernel has ended.
+        let mut pulled = Vec::new();
+        for (index, input) in analysis.inputs.iter().enumerate() {
+            let (path, size) = self.fetch(index, input, &mut pulled)?;
+            self.outcome.read_bytes += size;
+            inputs.push((input.name.clone(), path));
+        }
+        phase("running");
+        self.outcome.kernel_start = now();
+        let folder = private_folder(self.parts, self.id());
+        let request = runner::Request {
+            analysis,
+            owner: self.owner(),
+            folder: &folder,
+            inputs: &inputs,
+            environment: self.environment(analysis),
+        };
+        let Ran {
+            result,
+            cpu,
+            memory_bytes,
+            kernel_hash,
+        } = self.parts.runner.run(&request, &self.live.control);
+        self.outcome.cpu = cpu;
+        self.outcome.memory_bytes = memory_bytes;
+        self.outcome.kernel_hash = kernel_hash;
+        result?;
+        drop(pulled);
+        self.take_outputs(&folder, analysis)
+    }
+
+    fn environment(&self, analysis: &Analysis) -> Vec<(String, String)> {
+        let variable = |name: &str, value: String| (format!("TIDEMILL_{name}"), value);
+        vec![
+            variable("ELEMENT", self.parts.element.to_string()),
+            variable("JOB", analysis.job.to_string()),
+            variable("TASK", analysis.task.to_string()),
+            variable("TASK_NAME", analysis.name.clone()),
+        ]
+    }
+
+    /// The file and length of a sealed object that is here.
+    fn local(&self, input: &Input) -> Option<(PathBuf, u64)> {
+        let stat = self.parts.store.stat(input.object).ok()?;
+        let path = self.parts.store.local_path(input.object)?;
+        stat.sealed.then_some((path, stat.size))
+    }
+
+    /// Where an input's bytes are, after they have been pulled if need be.
+    fn fetch(
+        &mut self,
+        index: usize,
+        input: &Input,
+        pulled: &mut Vec<Pulled>,
+    ) -> Result<(PathBuf, u64), Failure> {
+        if let Some(found) = self.local(input) {
+            return Ok(found);
+        }
+        let failed = |what: String| {
+            let message = format!("input `{}` (object {:016x}) {what}", input.name, input.object.0);
+            failure(FailureKind::Input, message)
+        };
+        if input.element == self.parts.element {
+            return Err(failed(format!("is not on element {}", input.element)));
+        }
+        let capability = self.capability(index);
+        let got = self
+            .parts
+            .pulls
+            .pull(input, capability, &|| self.live.control.is_cancelled());
+        match got {
+            Ok(got) => {
+                self.outcome.moved_bytes += got.moved_bytes;
+                let found = (got.path.clone(), got.size);
+                pulled.push(got);
+                Ok(found)
+            }
+            Err(error) => Err(pull_failure(&error, |error| {
+                failed(format!("can't be pulled from element {}: {error}", input.element))
+            })),
+        }
+    }
+
+    fn capability(&self, index: usize) -> &[u8] {
+        self.live
+            .capabilities
+            .get(index)
+            .map_or(&[], |bytes| bytes.as_slice())
+    }
+
+    fn take_outputs(&mut self, folder: &Path, analysis: &Analysis) -> Done {
+        let mut files = Vec::with_capacity(analysis.outputs.len());
+        let mut total = 0_u64;
+        for (index, output) in analysis.outputs.iter().enumerate() {
+            let (file, size) = self.check_output(folder, index, output)?;
+            total = total.saturating_add(size);
+            files.push(file);
+        }
+        if total > analysis.limits.output_bytes {
+            let message = format!(
+                "the outputs have {total} bytes together, the limit is {}",
+                analysis.limits.output_bytes
+            );
+            return Err(failure(FailureKind::OutputLimit, message));
+        }
+        let mut sealed = Vec::with_capacity(files.len());
+        for (output, file) in analysis.outputs.iter().zip(files) {
+            let adopted = self.parts.store.adopt(output.object, &file);
+            let size = adopted.map_err(|error| store_failure(&error))?;
+            self.made.push(ObjectRecord {
+                id: output.object,
+                size,
+                owner: self.owner(),
+                inode: output.inode.0,
+                path: output.path.clone(),
+                mode: None,
+                task: Some(analysis.task.0),
+                sealed_at: now(),
+            });
+            sealed.push(Sealed {
+                object: output.object,
+                size,
+            });
+        }
+        self.outcome.written_bytes = total;
+        Ok(sealed)
+    }
+
+    /// Makes sure that an output is a plain file of its own, and gives it and its length.
+    fn check_output(
+        &self,
+        folder: &Path,
+        index: usize,
+        output: &Output,
+    ) -> Result<(PathBuf, u64), Failure> {
+        let bad = |what: &str| {
+            let message = format!("output `{}` {what}", output.name);
+            failure(FailureKind::MissingOutput, message)
+        };
+        let file = open_beneath(folder, &output.name).map_err(|error| match error {
+            rustix::io::Errno::NOENT => bad("was not written, though the kernel ended well"),
+            rustix::io::Errno::LOOP => bad("is or lies behind a symbolic link; it must be a plain file"),
+            error => bad(&format!("can't be read: {error}")),
+        })?;
+        let metadata = file
+            .metadata()
+            .map_err(|error| bad(&format!("can't be read: {error}")))?;
+        if !metadata.is_file() {
+            return Err(bad("is not a plain file"));
+        }
+        let path = folder.join(&output.name);
+        if metadata.nlink() == 1 {
+            return Ok((path, metadata.len()));
+        }
+        // The file has another name, by which it could be changed after it was sealed.
+        let own = folder.with_extension(format!("{index}.copy"));
+        copy_file(file, &own).map_err(|error| bad(&format!("can't be copied: {error}")))?;
+        Ok((own, metadata.len()))
+    }
+
+    fn copy(&mut self, from: &Input, to: ObjectId, phase: &dyn Fn(&'static str)) -> Done {
+        phase("fetching");
+        self.outcome.kernel_start = self.outcome.start;
+        let folder = private_folder(self.parts, self.id());
+        let own = folder.with_extension("copy");
+        let local = self.local(from).map(|(path, _)| path);
+        let moved = match local {
+            Some(path) => File::open(&path)
+                .and_then(|file| copy_file(file, &own))
+                .map(|_| 0)
+                .map_err(|error| device_failure(&own, &error))?,
+            None => self
+                .parts
+                .pulls
+                .copy(from, self.capability(0), &own, &|| {
+                    self.live.control.is_cancelled()
+                })
+                .map_err(|error| {
+                    pull_failure(&error, |error| {
+                        let message = format!(
+                            "object {:016x} can't be copied from element {}: {error}",
+                            from.object.0, from.element
+                        );
+                        failure(FailureKind::Input, message)
+                    })
+                })?,
+        };
+        self.outcome.moved_bytes = moved;
+        let adopted = self.parts.store.adopt(to, &own);
+        let size = adopted.map_err(|error| {
+            // The error of the store is the one to tell.
+            let _ = std::fs::remove_file(&own);
+            store_failure(&error)
+        })?;
+        self.outcome.read_bytes = size;
+        self.outcome.written_bytes = size;
+        self.made.push(ObjectRecord {
+            id: to,
+            size,
+            owner: self.owner(),
+            inode: 0,
+            path: String::new(),
+            mode: None,
+            task: None,
+            sealed_at: now(),
+        });
+        Ok(vec![Sealed { object: to, size }])
+    }
+
+    fn remove(&mut self, object: ObjectId) -> Done {
+        self.outcome.kernel_start = self.outcome.start;
+        if !object.is_data() {
+            let message = format!("{:016x} is no data object", object.0);
+            return Err(failure(FailureKind::Input, message));
+        }
+        self.parts.counters.on_removed(object);
+        let removed = self.parts.store.remove(object);
+        removed.map_err(|error| store_failure(&error))?;
+        self.removed = Some(object);
+        Ok(Vec::new())
+    }
+
+    /// Takes back what was adopted before a failure.
+    fn discard(&mut self) {
+        for object in self.made.drain(..) {
+            if let Err(error) = self.parts.store.remove(object.id) {
+                tracing::warn!(%error, object = %object.id, "an output of a failed task can't be removed");
+            }
+        }
+    }
+
+    fn count(&self) {
+        let outcome = &self.outcome;
+        let counters = &self.parts.counters;
+        // What a copy pulls is what it writes.
+        let pulled = match self.live.label.operation {
+            Operation::Analyse(_) => outcome.moved_bytes,
+            Operation::Copy { .. } | Operation::Remove { .. } => 0,
+        };
+        counters.on_written(outcome.written_bytes.saturating_add(pulled));
+        if let (Operation::Analyse(analysis), Ok(_)) = (&self.live.label.operation, &outcome.result)
+        {
+            let Span(run_ns) = outcome.end.since(outcome.kernel_start);
+            counters.on_run(analysis.kernel.name(), run_ns, outcome.read_bytes);
+        }
+    }
+}
+
+pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
+    Failure {
+        kind,
+        message,
+        stderr: String::new(),
+    }
+}
+
+fn store_failure(error: &StoreError) -> Failure {
+    failure(FailureKind::Device, error.to_string())
+}
+
+fn device_failure(path: &Path, error: &std::io::Error) -> Failure {
+    let message = format!("the element can't write {}: {error}", path.display());
+    failure(FailureKind::Device, message)
+}
+
+fn pull_failure(error: &PullError, input: impl Fn(&PullError) -> Failure) -> Failure {
+    match error {
+        PullError::Cancelled => failure(FailureKind::Cancelled, "the label was given up".into()),
+        PullError::Device { path, source } => device_failure(path, source),
+        error => input(error),
+    }
+}
+
+/// Opens a file below `folder` without following any link or waiting for a writer of a pipe.
+fn open_beneath(folder: &Path, name: &str) -> Result<File, rustix::io::Errno> {
+    let directory = rustix::fs::open(
+        folder,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    rustix::fs::openat2(
+        directory,
+        name,
+        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
+    )
+    .map(File::from)
+}
+
+fn copy_file(mut from: File, path: &Path) -> std::io::Result<u64> {
+    let mut to = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    std::io::copy(&mut from, &mut to)
+}

@@ -1,0 +1,163 @@
+//! The task tracker and the status object as JSON, for `GET /tasks`, `/status` and attributes.
+
+use crate::executor::Live;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use tidemill_core::attribute::{object, status, task};
+use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_core::label::{Input, Operation, Output};
+use tidemill_wire::v1;
+
+/// Names of the attributes of a task collection, and whether they are numbers.
+const TASK_NAMES: [(u32, &str, bool); 17] = [
+    (task::INPUTS, "inputs_collection", true),
+    (task::OUTPUTS, "outputs_collection", true),
+    (task::NAME, "name", false),
+    (task::JOB, "job", true),
+    (task::KERNEL, "kernel", false),
+    (task::KERNEL_HASH, "kernel_hash", false),
+    (task::ARGS, "args", false),
+    (task::STATE, "state", false),
+    (task::START, "start", true),
+    (task::END, "end", true),
+    (task::EXIT, "exit", true),
+    (task::MOVED_BYTES, "moved_bytes", true),
+    (task::READ_BYTES, "read_bytes", true),
+    (task::WRITTEN_BYTES, "written_bytes", true),
+    (task::ERROR, "error", false),
+    (task::STDERR, "stderr", false),
+    (task::UID, "uid", true),
+];
+
+/// Whether a label works for a task.
+pub(crate) fn is_of(live: &Live, id: TaskId) -> bool {
+    matches!(&live.label.operation, Operation::Analyse(analysis) if analysis.task == id)
+}
+
+/// A label that is queued or runs.
+pub(crate) fn live_json(live: &Live) -> Value {
+    let label = &live.label;
+    let mut json = json!({
+        "label": label.id.0,
+        "state": live.state,
+        "start": live.start.0,
+        "uid": label.owner.uid,
+    });
+    match &label.operation {
+        Operation::Analyse(analysis) => {
+            let input = |input: &Input| hex(input.object);
+            let output = |output: &Output| hex(output.object);
+            json["operation"] = "analyse".into();
+            json["task"] = analysis.task.0.into();
+            json["job"] = analysis.job.0.into();
+            json["name"] = analysis.name.as_str().into();
+            json["kernel"] = analysis.kernel.name().into();
+            json["args"] = analysis.args.clone().into();
+            json["inputs"] = analysis.inputs.iter().map(input).collect();
+            json["outputs"] = analysis.outputs.iter().map(output).collect();
+            json["stderr"] = live.control.stderr().into();
+        }
+        Operation::Copy { from, to } => {
+            json["operation"] = "copy".into();
+            json["inputs"] = json!([hex(from.object)]);
+            json["outputs"] = json!([hex(*to)]);
+        }
+        Operation::Remove { object } => {
+            json["operation"] = "remove".into();
+            json["inputs"] = json!([hex(*object)]);
+        }
+    }
+    json
+}
+
+/// A task that ended.
+pub(crate) fn ended_json(
+    id: TaskId,
+    attributes: &[(u32, u32, Vec<u8>)],
+    inputs: &[ObjectId],
+    outputs: &[ObjectId],
+) -> Value {
+    let mut json = Map::new();
+    json.insert("operation".into(), "analyse".into());
+    json.insert("task".into(), id.0.into());
+    let own = attributes.iter().filter(|(page, ..)| *page == task::PAGE);
+    for (_, number, value) in own {
+        let Some((_, name, is_number)) = TASK_NAMES.iter().find(|(n, ..)| n == number) else {
+            continue;
+        };
+        let value = match name {
+            &"args" => serde_json::from_slice(value).unwrap_or(Value::Null),
+            _ => decode(value, *is_number),
+        };
+        json.insert((*name).into(), value);
+    }
+    let ids = |ids: &[ObjectId]| ids.iter().map(|&id| hex(id)).collect::<Value>();
+    json.insert("inputs".into(), ids(inputs));
+    json.insert("outputs".into(), ids(outputs));
+    json.into()
+}
+
+/// One attribute: its value as a number or text where its page says so, else in hexadecimal.
+pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
+    let is_number = match page {
+        object::PAGE => Some(number != object::PATH),
+        status::PAGE => Some(number != status::HISTORY),
+        task::PAGE => TASK_NAMES
+            .iter()
+            .find(|(n, ..)| *n == number)
+            .map(|(.., is_number)| *is_number),
+        _ => None,
+    };
+    match is_number {
+        Some(is_number) => {
+            json!({"page": page, "number": number, "value": decode(value, is_number)})
+        }
+        None => {
+            let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({"page": page, "number": number, "hex": hex})
+        }
+    }
+}
+
+/// What an element is and does.
+pub(crate) fn status_json(element: &v1::Element) -> Value {
+    let history: BTreeMap<&str, Value> = element
+        .history
+        .iter()
+        .map(|(name, h)| {
+            let history = json!({
+                "runs": h.runs,
+                "total_ns": h.total_ns,
+                "input_bytes": h.input_bytes,
+            });
+            (name.as_str(), history)
+        })
+        .collect();
+    json!({
+        "element": element.element,
+        "role": element.role,
+        "url": element.url,
+        "cores": element.cores,
+        "running": element.running,
+        "queued": element.queued,
+        "capacity_bytes": element.capacity_bytes,
+        "free_bytes": element.free_bytes,
+        "bytes_written": element.bytes_written,
+        "bytes_read": element.bytes_read,
+        "link_bytes_per_sec": element.link_bytes_per_sec,
+        "load_milli": element.load_milli,
+        "sandbox": element.sandbox,
+        "history": history,
+    })
+}
+
+fn decode(value: &[u8], is_number: bool) -> Value {
+    match <[u8; 8]>::try_from(value) {
+        Ok(bytes) if is_number => u64::from_le_bytes(bytes).into(),
+        _ => String::from_utf8_lossy(value).into(),
+    }
+}
+
+fn hex(id: ObjectId) -> Value {
+    format!("{:016x}", id.0).into()
+}

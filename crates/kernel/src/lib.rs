@@ -1,1 +1,52 @@
-//! placeholder
+//! Kernels: the code that labels run beside the data.
+//!
+//! This crate makes the private folder of a run, starts the kernel in a confined process of its own,
+//! watches its limits and says how it ended. It also holds the built-in kernels and the runtime that loads
+//! native ones. It knows nothing of labels, objects or the network: an element fills in a [`Run`].
+//!
+//! ```no_run
+//! use tidemill_kernel::{Code, Launcher, Run, RunInput, Settings};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! tidemill_kernel::child::main_if_child(); // first thing in `main`
+//! let launcher = Launcher::new(Settings::default())?;
+//! let mut run = Run::new(Code::Builtin("max".into()), "/srv/element/run/7");
+//! run.inputs.push(RunInput { name: "a.dat".into(), path: "/srv/element/objects/00/01".into() });
+//! run.outputs.push("max.txt".into());
+//! let prepared = launcher.prepare(run)?;
+//! let exit = launcher.spawn(&prepared)?.wait()?;
+//! if exit.success() {
+//!     let size = prepared.output("max.txt")?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **What confines a kernel.** It cannot reach files beside its folder, its inputs and the system's programs
+//! (Landlock); has no network and cannot leave its process group (seccomp); has the rights of its owner and
+//! no capabilities; is bounded in time, memory, output and processes; dies when its element dies.
+//! [`sandbox_support`] says what the host offers of that.
+
+mod builtin;
+pub mod child;
+mod error;
+mod launcher;
+mod prepare;
+mod program;
+mod run;
+mod running;
+mod sandbox;
+mod spawn;
+mod watch;
+
+pub use builtin::{BuiltinError, builtin_names, is_builtin, run_builtin};
+pub use error::{OutputError, PrepareError, SetupError, SpawnError};
+pub use launcher::{Launcher, Settings};
+pub use prepare::{Prepared, RESERVED};
+pub use program::{builtin_hash, find_program, hash_file};
+pub use run::{
+    Code, End, Exit, InputsAs, Limits, Run, RunInput, TAIL_BYTES_MAX, Tail, Usage, User,
+};
+pub use running::{Control, Running};
+pub use sandbox::files::SYSTEM_PATHS;
+pub use sandbox::{SandboxSupport, sandbox_support};

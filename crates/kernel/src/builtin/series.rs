@@ -1,0 +1,188 @@
+//! Reads the inputs of a built-in kernel: as one series of numbers in blocks, or as bytes.
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::ptr;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::BuiltinError;
+use super::number::BLOCK;
+
+/// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    start: *const u8,
+    length: usize,
+}
+
+impl Mapped {
+    /// Maps a whole file; an empty one needs no mapping.
+    ///
+    /// # Errors
+    /// If it cannot be opened or mapped.
+    pub(crate) fn open(name: &str) -> io::Result<Self> {
+        let file = File::open(name)?;
+        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        if length == 0 {
+            return Ok(Self {
+                start: ptr::NonNull::dangling().as_ptr(),
+                length,
+            });
+        }
+        // SAFETY: a new shared read-only mapping, at an address of the system's choice.
+        let start = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                length,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )?
+        };
+        // SAFETY: the advice concerns the mapping just made, and does not change what it holds. It is only
+        // advice, so failing is no error.
+        let _ = unsafe { rustix::mm::madvise(start, length, Advice::Sequential) };
+        Ok(Self {
+            start: start.cast(),
+            length,
+        })
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping lives as long as `self`, is readable over its whole length, and its file is
+        // sealed; an empty slice may have any aligned address.
+        unsafe { std::slice::from_raw_parts(self.start, self.length) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.length > 0 {
+            // SAFETY: the mapping was made in `open`, and no slice of it outlives `self`. Nothing can be done
+            // should it fail.
+            let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.length) };
+        }
+    }
+}
+
+fn open(name: &str) -> Result<Mapped, BuiltinError> {
+    Mapped::open(name).map_err(|source| BuiltinError::Read {
+        name: name.to_owned(),
+        source,
+    })
+}
+
+/// Gives each input as a whole.
+pub(crate) fn each(
+    inputs: &[String],
+    mut take: impl FnMut(&[u8]) -> Result<(), BuiltinError>,
+) -> Result<(), BuiltinError> {
+    inputs.iter().try_for_each(|name| take(&open(name)?))
+}
+
+/// Gives all inputs, in order, as one series of values of `size` bytes, cut into blocks of [`BLOCK`]
+/// values; only the last may be shorter. Returns the number of values.
+pub(crate) fn blocks(
+    inputs: &[String],
+    size: usize,
+    mut take: impl FnMut(&[u8]),
+) -> Result<u64, BuiltinError> {
+    let mut blocks = Blocks {
+        size,
+        rest: Vec::with_capacity(BLOCK * size),
+        values: 0,
+        take: &mut take,
+    };
+    for name in inputs {
+        let file = open(name)?;
+        if file.len() % size != 0 {
+            let bytes = file.len() as u64;
+            return Err(BuiltinError::Torn {
+                name: name.clone(),
+                bytes,
+                size,
+            });
+        }
+        blocks.feed(&file);
+    }
+    Ok(blocks.finish())
+}
+
+/// The same for text: decimals between white space, given as little-endian `f64`.
+pub(crate) fn text_blocks(
+    inputs: &[String],
+    mut take: impl FnMut(&[u8]),
+) -> Result<u64, BuiltinError> {
+    let mut blocks = Blocks {
+        size: 8,
+        rest: Vec::with_capacity(BLOCK * 8),
+        values: 0,
+        take: &mut take,
+    };
+    for name in inputs {
+        let file = open(name)?;
+        for (number, line) in (1_u64..).zip(file.split(|byte| *byte == b'\n')) {
+            for word in line
+                .split(u8::is_ascii_whitespace)
+                .filter(|word| !word.is_empty())
+            {
+                let value = std::str::from_utf8(word)
+                    .ok()
+                    .and_then(|word| word.parse::<f64>().ok());
+                let Some(value) = value else {
+                    let word = String::from_utf8_lossy(word).into_owned();
+                    return Err(BuiltinError::NotANumber {
+                        name: name.clone(),
+                        line: number,
+                        word,
+                    });
+                };
+                blocks.feed(&value.to_le_bytes());
+            }
+        }
+    }
+    Ok(blocks.finish())
+}
+
+/// Cuts a series into blocks; copies only where a block spans files.
+struct Blocks<'a> {
+    size: usize,
+    rest: Vec<u8>,
+    values: u64,
+    take: &'a mut dyn FnMut(&[u8]),
+}
+
+impl Blocks<'_> {
+    fn feed(&mut self, mut bytes: &[u8]) {
+        self.values += (bytes.len() / self.size) as u64;
+        let block = BLOCK * self.size;
+        if !self.rest.is_empty() {
+            let (first, others) = bytes.split_at(bytes.len().min(block - self.rest.len()));
+            self.rest.extend_from_slice(first);
+            bytes = others;
+            if self.rest.len() < block {
+                return;
+            }
+            (self.take)(&self.rest);
+            self.rest.clear();
+        }
+        let whole = bytes.chunks_exact(block);
+        self.rest.extend_from_slice(whole.remainder());
+        whole.for_each(&mut self.take);
+    }
+
+    fn finish(self) -> u64 {
+        if !self.rest.is_empty() {
+            (self.take)(&self.rest);
+        }
+        self.values
+    }
+}

@@ -1,0 +1,72 @@
+//! Runs one body of code compiled for the widest vectors that the processor has.
+//!
+//! A [`Pass`] is written once, over arrays of lanes whose operations are independent, and compiled three
+//! times. As the order of operations is the same in all, so are the results, to the last bit.
+
+/// Code that profits from wide vectors. `run` must be `#[inline(always)]`, or it is compiled without them.
+pub(crate) trait Pass {
+    type Output;
+    fn run(self) -> Self::Output;
+}
+
+/// A set of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// All that this processor has, the widest last.
+    pub(crate) fn available() -> Vec<Self> {
+        #[allow(unused_mut, reason = "other processors have nothing to add")]
+        let mut levels = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") {
+                levels.push(Self::Avx2);
+            }
+            let wide = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if wide {
+                levels.push(Self::Avx512);
+            }
+        }
+        levels
+    }
+
+    /// The widest that this processor has.
+    pub(crate) fn best() -> Self {
+        Self::available().last().copied().unwrap_or(Self::Portable)
+    }
+}
+
+/// Runs `pass` with the instructions of `level`, which must be one of [`Level::available`].
+pub(crate) fn run<P: Pass>(level: Level, pass: P) -> P::Output {
+    match level {
+        Level::Portable => pass.run(),
+        // SAFETY: a level exists only where `Level::available` found its instructions.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { avx2(pass) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { avx512(pass) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn avx2<P: Pass>(pass: P) -> P::Output {
+    pass.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn avx512<P: Pass>(pass: P) -> P::Output {
+    pass.run()
+}

@@ -1,0 +1,184 @@
+//! What can go wrong before a kernel runs. What goes wrong while it runs is an [`crate::End`].
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a [`crate::Launcher`] could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The host lacks a part of the sandbox.
+    #[error(
+        "this host cannot confine kernels: {missing}; allow a weak sandbox in the settings if every user of \
+         this array may be trusted with everything the element can reach"
+    )]
+    WeakSandbox {
+        /// What is missing.
+        missing: String,
+    },
+    /// The filter of system calls could not be built.
+    #[error("the filter of system calls cannot be built: {0}")]
+    Filter(String),
+    /// The program that built-in and native kernels run in.
+    #[error("cannot open {path}, the program that built-in and native kernels run in: {source}")]
+    Child {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why a private folder could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// A path that must be absolute is not.
+    #[error("{0} is not an absolute path")]
+    NotAbsolute(PathBuf),
+    /// A name that leads out of the private folder, or into its reserved part.
+    #[error(
+        "the file name {0:?} cannot be used in a private folder: it must be relative, without `.`, `..` or \
+         empty parts, and not begin with `.tidemill`"
+    )]
+    Name(String),
+    /// Two inputs or outputs have one name, or one is a folder of another.
+    #[error("the file name {0:?} is used twice, or both as a file and as a folder")]
+    NameTwice(String),
+    /// `stdin` or `stdout` names no file of the run.
+    #[error("{stream} is {name:?}, which is not among the task's {list}")]
+    Stream {
+        /// `stdin` or `stdout`.
+        stream: &'static str,
+        /// The name it was given.
+        name: String,
+        /// `inputs` or `outputs`.
+        list: &'static str,
+    },
+    /// An input is missing, unreadable or not a plain file.
+    #[error("input {name:?} ({path}) cannot be used: {source}")]
+    Input {
+        /// Its name.
+        name: String,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// An input that the task could change if it were linked into its folder.
+    #[error(
+        "input {name:?} ({path}) belongs to the task's own user or is writable by it, so a hard link would let \
+         the task change it; present inputs as symbolic links"
+    )]
+    WritableInput {
+        /// Its name.
+        name: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// No such built-in kernel.
+    #[error("there is no built-in kernel {name:?}; there are: {known}")]
+    UnknownBuiltin {
+        /// The name asked for.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The program or shared object cannot be used.
+    #[error("the kernel's code {path} cannot be used: {source}")]
+    Code {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A script names an interpreter that is not there.
+    #[error(
+        "the script {path} names the interpreter {interpreter:?} in its first line, which is not there"
+    )]
+    Interpreter {
+        /// The script.
+        path: PathBuf,
+        /// What its first line names.
+        interpreter: String,
+    },
+    /// Making the folder or something in it failed.
+    #[error("cannot make {path}: {source}")]
+    Make {
+        /// What was to be made.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why a prepared run could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// An argument or variable holds a zero byte.
+    #[error("an argument, variable or path holds a zero byte: {0:?}")]
+    ZeroByte(String),
+    /// The operating system refused to start the kernel's code.
+    #[error("cannot start {program}: {}", explain_execute(.source))]
+    Execute {
+        /// The program.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A part of the sandbox could not be put up, so nothing was run.
+    #[error("the sandbox could not be put up ({step}): {source}")]
+    Sandbox {
+        /// The step that failed.
+        step: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The rules of file access could not be made.
+    #[error("the rules of file access cannot be made: {0}")]
+    Rules(#[from] landlock::RulesetError),
+    /// A file that the kernel is to read cannot be opened.
+    #[error("cannot open {path}, which the kernel is to read: {source}")]
+    Readable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No pipe, process or thread could be had.
+    #[error("cannot start a process: {0}")]
+    Process(io::Error),
+}
+
+/// Why an output cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    /// The kernel did not write it.
+    #[error("the kernel ended well but did not write its output {0:?}")]
+    Missing(String),
+    /// It is a folder, a link or something else.
+    #[error("the output {0:?} is not a plain file")]
+    NotAFile(String),
+    /// It could not be looked at.
+    #[error("the output {name:?} cannot be kept: {source}")]
+    Io {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Words for the errors of `execve` that mislead as they are.
+fn explain_execute(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => "it, or the interpreter or loader that it names, is not there".into(),
+        Some(libc::ENOEXEC) => {
+            "it is neither a program for this machine nor a script whose first line names its interpreter (#!)"
+                .into()
+        }
+        Some(libc::EACCES) => {
+            "it, or the interpreter that it names, may not be executed by this user inside the sandbox".into()
+        }
+        Some(libc::E2BIG) => "its arguments are too long for this system; name fewer files a task".into(),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,320 @@
+//! The entrance of this crate: prepares runs and starts them under the sandbox.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::child;
+use crate::error::{PrepareError, SetupError, SpawnError};
+use crate::prepare::{Prepared, environment, prepare};
+use crate::program;
+use crate::run::{Code, InputsAs, Limits, Run};
+use crate::running::Running;
+use crate::sandbox::calls::{self, Filters};
+use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_path};
+use crate::sandbox::{SandboxSupport, sandbox_support};
+use crate::spawn::{self, Image, Program};
+use crate::watch::{self, Watched};
+
+/// Where programs are looked for by default.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Files that a kernel may have open.
+const OPEN_FILES_MAX: u64 = 4096;
+
+/// Processes that a user other than root may have in all, its other kernels included: the last resort
+/// should a fork bomb outrun the watcher.
+const USER_PROCESSES_MAX: u64 = 16 << 10;
+
+/// Processor time that a process may use beyond its time limit on all cores, before the operating system
+/// ends it. It matters only when the element is gone and nobody watches the time.
+const CPU_GRACE: Duration = Duration::from_secs(10);
+
+/// A file just written cannot be executed while another thread's child, between fork and exec, still holds
+/// it open; so that is tried again.
+const BUSY_TRIES: u32 = 50;
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+
+/// How kernels are run on this host.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Files and folders that every kernel may read and execute.
+    pub system_paths: Vec<PathBuf>,
+    /// The folders programs are looked for in; also the `PATH` of kernels.
+    pub path: Vec<PathBuf>,
+    /// The program that built-in and native kernels run in: one whose `main` begins with
+    /// [`crate::child::main_if_child`]. `None`: this very program.
+    pub child: Option<PathBuf>,
+    /// Whether to go on where the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
+    pub allow_weak_sandbox: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            system_paths: SYSTEM_PATHS.iter().map(PathBuf::from).collect(),
+            path: std::env::split_paths(PATH).collect(),
+            child: None,
+            allow_weak_sandbox: false,
+        }
+    }
+}
+
+/// Starts kernels. One serves a whole element and may be shared by threads.
+#[derive(Debug)]
+pub struct Launcher {
+    settings: Settings,
+    support: SandboxSupport,
+    system: SystemRules,
+    child: OwnedFd,
+}
+
+impl Launcher {
+    /// Looks the host over and opens what all kernels share.
+    ///
+    /// # Errors
+    /// If a part of the sandbox is missing and the settings do not allow that.
+    pub fn new(settings: Settings) -> Result<Self, SetupError> {
+        child::keep_hook();
+        let support = sandbox_support();
+        let missing = support.missing();
+        if !missing.is_empty() {
+            let missing = missing.join("; ");
+            if !settings.allow_weak_sandbox {
+                return Err(SetupError::WeakSandbox { missing });
+            }
+            tracing::warn!(%missing, "kernels run in a weak sandbox, as the settings allow");
+        }
+        if support.seccomp {
+            filters()?;
+        }
+        let path = settings
+            .child
+            .clone()
+            .unwrap_or_else(|| "/proc/self/exe".into());
+        // Held open, so that kernels still start when the file is replaced by a newer release.
+        let child = open_path(&path).map_err(|error| SetupError::Child {
+            path,
+            source: error.into(),
+        })?;
+        let system = SystemRules::open(&settings.system_paths);
+        Ok(Self {
+            settings,
+            support,
+            system,
+            child,
+        })
+    }
+
+    /// What the host offers to confine kernels with.
+    #[must_use]
+    pub fn support(&self) -> SandboxSupport {
+        self.support
+    }
+
+    /// How it runs kernels.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Finds a program of the host, by absolute path or by name.
+    #[must_use]
+    pub fn find_program(&self, name: &str) -> Option<PathBuf> {
+        program::find_program(name, &self.settings.path)
+    }
+
+    /// Makes the private folder of a run: links to its inputs, folders for its outputs.
+    ///
+    /// # Errors
+    /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
+    /// was made until then stays for the caller to remove.
+    pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
+        prepare(run)
+    }
+
+    /// Starts a prepared run in a confined process of its own. It is killed when the result is dropped, and
+    /// when this process ends.
+    ///
+    /// # Errors
+    /// If it could not be confined or executed; then nothing of the kernel ran.
+    pub fn spawn(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
+        let mut tries = 0;
+        loop {
+            match self.spawn_once(prepared) {
+                Err(SpawnError::Execute { source, .. })
+                    if source.kind() == io::ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES =>
+                {
+                    tries += 1;
+                    thread::sleep(BUSY_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn spawn_once(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
+        let run = &prepared.run;
+        let stdin = match &prepared.stdin {
+            Some(file) => file.try_clone(),
+            None => File::open("/dev/null"),
+        };
+        let stdin = stdin.map_err(SpawnError::Process)?.into();
+        let (stdout_reader, stdout) = match &prepared.stdout {
+            Some(file) => (None, file.try_clone().map_err(SpawnError::Process)?.into()),
+            None => pipe().map(|(reader, writer)| (Some(reader), writer))?,
+        };
+        let (stderr_reader, stderr) = pipe()?;
+        let path = std::env::join_paths(&self.settings.path).unwrap_or_else(|_| PATH.into());
+        let variables = environment(run, &path.to_string_lossy());
+        let image = Image {
+            program: match &prepared.code {
+                Code::Program(path) => Program::Path(c_path(path)?),
+                Code::Builtin(_) | Code::Native(_) => Program::File(self.child.as_raw_fd()),
+            },
+            args: arguments(prepared)?,
+            environment: variables
+                .iter()
+                .map(|(name, value)| c_string(format!("{name}={value}")))
+                .collect::<Result<_, _>>()?,
+            streams: [stdin, stdout, stderr],
+            folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
+            user: run.user,
+            limits: resource_limits(&run.limits, run.user.is_some_and(|user| user.uid != 0)),
+            ruleset: self.ruleset(prepared)?,
+            filters: if self.support.seccomp {
+                filters().ok()
+            } else {
+                None
+            },
+        };
+        let started = Instant::now();
+        let process = spawn::spawn(image)?;
+        let watched = Arc::new(Watched {
+            pid: process.pid,
+            started,
+            limits: run.limits,
+            folder: run.folder.clone(),
+            given: prepared.given.clone(),
+            state: Default::default(),
+            stdout: Default::default(),
+            stderr: Default::default(),
+        });
+        watch::watch(&watched);
+        Ok(Running::new(
+            watched,
+            process.pidfd,
+            stdout_reader,
+            stderr_reader,
+        ))
+    }
+
+    fn ruleset(&self, prepared: &Prepared) -> Result<Option<OwnedFd>, SpawnError> {
+        if !self.support.files() {
+            return Ok(None);
+        }
+        let run = &prepared.run;
+        let open = |path: &Path| {
+            open_path(path).map_err(|error| SpawnError::Readable {
+                path: path.to_owned(),
+                source: error.into(),
+            })
+        };
+        let mut readable = run
+            .readable
+            .iter()
+            .map(|path| open(path))
+            .collect::<Result<Vec<_>, _>>()?;
+        if run.inputs_as == InputsAs::Symlink {
+            for input in &run.inputs {
+                readable.push(open(&input.path)?);
+            }
+        }
+        if let Code::Program(path) | Code::Native(path) = &prepared.code {
+            readable.push(open(path)?);
+        }
+        if !matches!(prepared.code, Code::Program(_)) {
+            readable.push(self.child.try_clone().map_err(SpawnError::Process)?);
+        }
+        Ok(self.system.ruleset(&prepared.folder, &readable)?)
+    }
+}
+
+/// The filters of system calls, built once.
+fn filters() -> Result<&'static Filters, SetupError> {
+    static FILTERS: LazyLock<Result<Filters, String>> =
+        LazyLock::new(|| calls::filters().map_err(|error| error.to_string()));
+    FILTERS
+        .as_ref()
+        .map_err(|error| SetupError::Filter(error.clone()))
+}
+
+/// The pipe's reading end does not block, so that one thread can serve several.
+fn pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
+    let pipe = || -> rustix::io::Result<_> {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&reader, true)?;
+        Ok((reader, writer))
+    };
+    pipe().map_err(|error| SpawnError::Process(error.into()))
+}
+
+fn c_string(text: impl Into<Vec<u8>>) -> Result<CString, SpawnError> {
+    CString::new(text).map_err(|error| {
+        SpawnError::ZeroByte(String::from_utf8_lossy(&error.into_vec()).into_owned())
+    })
+}
+
+fn c_path(path: &Path) -> Result<CString, SpawnError> {
+    c_string(path.as_os_str().as_bytes())
+}
+
+fn arguments(prepared: &Prepared) -> Result<Vec<CString>, SpawnError> {
+    let run = &prepared.run;
+    let mut all = match &prepared.code {
+        Code::Program(path) => vec![c_path(path)?],
+        code => child::arguments(code, run)
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<Vec<_>, _>>()?,
+    };
+    for arg in &run.args {
+        all.push(c_string(arg.as_str())?);
+    }
+    Ok(all)
+}
+
+fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint, libc::rlimit64)> {
+    let both = |value| libc::rlimit64 {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let cpu = limits
+        .time
+        .saturating_mul(u32::try_from(cores).unwrap_or(u32::MAX))
+        .saturating_add(CPU_GRACE);
+    let cpu = libc::rlimit64 {
+        rlim_cur: cpu.as_secs(),
+        rlim_max: cpu.as_secs().saturating_add(1),
+    };
+    let mut all = vec![
+        (libc::RLIMIT_CORE, both(0)),
+        (libc::RLIMIT_CPU, cpu),
+        // Private writable memory. The whole address space would count mapped inputs, and the empty
+        // ranges that run-time libraries reserve.
+        (libc::RLIMIT_DATA, both(limits.memory_bytes)),
+        (libc::RLIMIT_FSIZE, both(limits.output_bytes)),
+        (libc::RLIMIT_NOFILE, both(OPEN_FILES_MAX)),
+    ];
+    if counts_processes {
+        all.push((libc::RLIMIT_NPROC, both(USER_PROCESSES_MAX)));
+    }
+    all
+}

@@ -1,0 +1,278 @@
+//! What to run and what became of it: the plain types of this crate's API.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Bytes of a kernel's standard output and standard error that are kept, from the end.
+pub const TAIL_BYTES_MAX: usize = 64 << 10;
+
+/// Where a kernel's code comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// A kernel that is part of this crate; see [`crate::builtin_names`].
+    Builtin(String),
+    /// A native shared object with the entry point `start_kernel` (see `include/tidemill_kernel.h`).
+    Native(PathBuf),
+    /// An executable file: a program of the host, or a stored program or script. A file that the task's
+    /// user may not execute, such as a sealed object, is copied into the private folder first. Scripts
+    /// name their interpreter in their first line (`#!`).
+    Program(PathBuf),
+}
+
+/// A file the kernel may read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunInput {
+    /// The path the kernel sees, relative to its private folder; may contain `/`.
+    pub name: String,
+    /// The file itself, absolute.
+    pub path: PathBuf,
+}
+
+/// How inputs appear in the private folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum InputsAs {
+    /// Hard links, for an element that runs as root: the files belong to another user than the task's, so
+    /// the task can read but never change them. [`crate::Launcher::prepare`] refuses files that it could.
+    #[default]
+    HardLink,
+    /// Symbolic links, with a rule of the sandbox that allows reading the file they lead to. Needs
+    /// Landlock.
+    Symlink,
+}
+
+/// Bounds on one run. What goes beyond is killed, with all its processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Wall-clock time.
+    pub time: Duration,
+    /// Private memory, in bytes: of each process (allocation fails) and of all together (killed). Inputs
+    /// that are mapped to be read do not count.
+    pub memory_bytes: u64,
+    /// All that may lie in the private folder beside the inputs, in bytes; also the size of each file.
+    pub output_bytes: u64,
+    /// Processes (threads not counted) that may exist at once.
+    pub processes: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            time: Duration::from_secs(3600),
+            memory_bytes: 8 << 30,
+            output_bytes: 64 << 30,
+            processes: 512,
+        }
+    }
+}
+
+/// Whose rights a kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct User {
+    /// Numeric user id.
+    pub uid: u32,
+    /// Numeric group id; there are no further groups.
+    pub gid: u32,
+}
+
+/// One run of a kernel.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The code.
+    pub code: Code,
+    /// Its arguments, without the kernel's own name.
+    pub args: Vec<String>,
+    /// The private folder, absolute: made by [`crate::Launcher::prepare`], the kernel's working
+    /// directory, and all that it can write. Removing it is left to the caller.
+    pub folder: PathBuf,
+    /// Everything it may read beside the system's programs and libraries.
+    pub inputs: Vec<RunInput>,
+    /// The paths of the files that it is to write, relative to the private folder. Folders that they lie
+    /// in are made; the files are not.
+    pub outputs: Vec<String>,
+    /// Name among `inputs` that becomes its standard input (else that is empty).
+    pub stdin: Option<String>,
+    /// Name among `outputs` that takes its standard output (else the end of it is kept in [`Exit`]).
+    pub stdout: Option<String>,
+    /// Whose rights it gets. `None`: those of this process, less all capabilities. Needs root otherwise.
+    pub user: Option<User>,
+    /// Bounds.
+    pub limits: Limits,
+    /// How inputs appear.
+    pub inputs_as: InputsAs,
+    /// Further files and folders that it may read and execute, absolute.
+    pub readable: Vec<PathBuf>,
+    /// Further environment variables; by convention their names start with `TIDEMILL_`.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Run {
+    /// A run of `code` in `folder` without inputs, outputs and arguments, under the default limits.
+    #[must_use]
+    pub fn new(code: Code, folder: impl Into<PathBuf>) -> Self {
+        Self {
+            code,
+            args: Vec::new(),
+            folder: folder.into(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            stdin: None,
+            stdout: None,
+            user: None,
+            limits: Limits::default(),
+            inputs_as: InputsAs::default(),
+            readable: Vec::new(),
+            environment: Vec::new(),
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The kernel's first process ended with this code; 0 is success.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+    /// It ran past its time limit and was killed.
+    TimeLimit,
+    /// It wanted more memory than its limit. Certain when it was killed for the memory in use; when the
+    /// kernel itself gave up as an allocation failed, this is told from what it wrote to standard error.
+    MemoryLimit,
+    /// It wrote more than its limit.
+    OutputLimit,
+    /// It had more processes than its limit and was killed.
+    ProcessLimit,
+    /// [`crate::Control::cancel`] killed it.
+    Cancelled,
+}
+
+/// What a run used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Wall-clock time from before the fork to the end.
+    pub wall: Duration,
+    /// Processor time in user mode of the first process and all descendants that were waited for.
+    pub user_cpu: Duration,
+    /// The same in system mode.
+    pub system_cpu: Duration,
+    /// Largest resident set of one process, in bytes.
+    pub rss_bytes_max: u64,
+    /// What lay in the private folder at the end, inputs not counted, in bytes.
+    pub written_bytes: u64,
+}
+
+/// The end of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Tail {
+    /// The last [`TAIL_BYTES_MAX`] bytes at most.
+    pub bytes: Vec<u8>,
+    /// Bytes in all.
+    pub total_bytes: u64,
+}
+
+impl Tail {
+    /// The kept bytes as text; what is not UTF-8 is replaced.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.total_bytes += bytes.len() as u64;
+        let new = &bytes[bytes.len().saturating_sub(TAIL_BYTES_MAX)..];
+        let excess = (self.bytes.len() + new.len()).saturating_sub(TAIL_BYTES_MAX);
+        self.bytes.drain(..excess);
+        self.bytes.extend_from_slice(new);
+    }
+}
+
+/// What became of a run.
+#[derive(Clone, Debug)]
+pub struct Exit {
+    /// How it ended.
+    pub end: End,
+    /// What it used.
+    pub usage: Usage,
+    /// The end of its standard error.
+    pub stderr: Tail,
+    /// The end of its standard output; empty if that went to an output.
+    pub stdout: Tail,
+}
+
+impl Exit {
+    /// Whether the kernel ended well.
+    #[must_use]
+    pub fn success(&self) -> bool {
+        self.end == End::Code(0)
+    }
+
+    /// What happened, for the user, in one sentence.
+    #[must_use]
+    pub fn message(&self, limits: &Limits) -> String {
+        match self.end {
+            End::Code(0) => "the kernel ended well".into(),
+            End::Code(code) => format!("the kernel ended with exit code {code}"),
+            End::Signal(signal) => {
+                format!(
+                    "the kernel was ended by signal {signal} ({})",
+                    signal_name(signal)
+                )
+            }
+            End::TimeLimit => format!(
+                "the kernel ran past its time limit of {} s and was killed; raise limits.time if it needs longer",
+                limits.time.as_secs_f64()
+            ),
+            End::MemoryLimit => format!(
+                "the kernel wanted more than its memory limit of {} bytes; raise limits.memory if it needs more",
+                limits.memory_bytes
+            ),
+            End::OutputLimit => format!(
+                "the kernel wrote more than its output limit of {} bytes; raise limits.output if it needs more",
+                limits.output_bytes
+            ),
+            End::ProcessLimit => format!(
+                "the kernel had more than {} processes at once and was killed",
+                limits.processes
+            ),
+            End::Cancelled => "the run was cancelled".into(),
+        }
+    }
+}
+
+/// The name of a signal, for messages.
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGABRT => "aborted",
+        libc::SIGBUS => "bus error",
+        libc::SIGFPE => "arithmetic error",
+        libc::SIGHUP => "hang-up",
+        libc::SIGILL => "illegal instruction",
+        libc::SIGINT => "interrupted",
+        libc::SIGKILL => "killed",
+        libc::SIGPIPE => "broken pipe",
+        libc::SIGSEGV => "invalid memory access",
+        libc::SIGSYS => "forbidden system call",
+        libc::SIGTERM => "terminated",
+        libc::SIGTRAP => "trap",
+        libc::SIGXCPU => "processor time limit",
+        libc::SIGXFSZ => "file size limit",
+        _ => "see signal(7)",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_keeps_the_end() {
+        let mut tail = Tail::default();
+        tail.push(&vec![b'a'; TAIL_BYTES_MAX]);
+        tail.push(b"the end");
+        assert_eq!(tail.bytes.len(), TAIL_BYTES_MAX);
+        assert_eq!(tail.total_bytes, TAIL_BYTES_MAX as u64 + 7);
+        assert!(tail.bytes.ends_with(b"athe end"));
+        tail.push(&vec![b'b'; 3 * TAIL_BYTES_MAX]);
+        assert_eq!(tail.bytes, vec![b'b'; TAIL_BYTES_MAX]);
+    }
+}

@@ -1,0 +1,292 @@
+//! A kernel that runs: waiting for it, cancelling it, telling how it ended.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::run::{End, Exit, Tail, Usage};
+use crate::spawn::kill_group;
+use crate::watch::{Watched, groups};
+
+/// Read from a pipe at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// How long processes that the kernel left behind may take to die once they are killed.
+const LEFT_BEHIND_MAX: Duration = Duration::from_secs(2);
+const LEFT_BEHIND_PAUSE: Duration = Duration::from_millis(1);
+
+/// What standard error says when memory could not be had, by the run-time libraries of common languages.
+const OUT_OF_MEMORY_WORDS: &[&str] = &[
+    "MemoryError",
+    "Cannot allocate memory",
+    "cannot allocate memory",
+    "Out of memory",
+    "out of memory",
+    "bad_alloc",
+    "OutOfMemoryError",
+    "memory exhausted",
+    "memory allocation of",
+];
+
+/// A started kernel. Dropping it kills the kernel.
+#[derive(Debug)]
+pub struct Running {
+    watched: Arc<Watched>,
+    pidfd: OwnedFd,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+}
+
+/// Cancels a run, and shows what it has written so far; from any thread, as long as one likes.
+#[derive(Clone, Debug)]
+pub struct Control {
+    watched: Arc<Watched>,
+}
+
+impl Control {
+    /// Kills the kernel with all its processes. Nothing happens if it has ended.
+    pub fn cancel(&self) {
+        self.watched.kill(End::Cancelled);
+    }
+
+    /// The end of its standard output so far, unless that goes to an output.
+    #[must_use]
+    pub fn stdout(&self) -> Tail {
+        self.watched.stdout.lock().clone()
+    }
+
+    /// The end of its standard error so far.
+    #[must_use]
+    pub fn stderr(&self) -> Tail {
+        self.watched.stderr.lock().clone()
+    }
+}
+
+impl Running {
+    pub(crate) fn new(
+        watched: Arc<Watched>,
+        pidfd: OwnedFd,
+        stdout: Option<OwnedFd>,
+        stderr: OwnedFd,
+    ) -> Self {
+        Self {
+            watched,
+            pidfd,
+            stdout,
+            stderr: Some(stderr),
+        }
+    }
+
+    /// The id of its first process, which is also that of its group.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.watched.pid.cast_unsigned()
+    }
+
+    /// A handle to cancel it by.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control {
+            watched: Arc::clone(&self.watched),
+        }
+    }
+
+    /// Waits until the kernel has ended and none of its processes is left. Blocks the thread.
+    ///
+    /// # Errors
+    /// If the operating system cannot say how it ended.
+    pub fn wait(mut self) -> io::Result<Exit> {
+        let mut buffer = vec![0; READ_BYTES];
+        while !self.serve(&mut buffer, true, None)? {}
+        let wall = self.watched.started.elapsed();
+        let (status, usage) = self.reap()?;
+        // What it left behind was killed with it; its last words may still be in the pipes.
+        let until = Instant::now() + LEFT_BEHIND_MAX;
+        self.wait_for_left_behind(until);
+        while (self.stdout.is_some() || self.stderr.is_some()) && Instant::now() < until {
+            if self.serve(
+                &mut buffer,
+                false,
+                Some(until.saturating_duration_since(Instant::now())),
+            )? {
+                break;
+            }
+        }
+        let written = self.watched.written();
+        let stderr = std::mem::take(&mut *self.watched.stderr.lock());
+        let stdout = std::mem::take(&mut *self.watched.stdout.lock());
+        let usage = Usage {
+            wall,
+            written_bytes: written.bytes,
+            ..usage
+        };
+        let cause = self.watched.state.lock().cause;
+        let limits = &self.watched.limits;
+        let full = written.bytes > limits.output_bytes
+            || (status != End::Code(0) && written.longest >= limits.output_bytes);
+        let end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
+        Ok(Exit {
+            end,
+            usage,
+            stderr,
+            stdout,
+        })
+    }
+
+    /// Waits for something to happen and reads what is in the pipes. True when the process has ended, or,
+    /// if `process` is false, when the time is over.
+    fn serve(
+        &mut self,
+        buffer: &mut [u8],
+        process: bool,
+        time: Option<Duration>,
+    ) -> io::Result<bool> {
+        let time = time
+            .map(Timespec::try_from)
+            .transpose()
+            .map_err(io::Error::other)?;
+        let mut polled: Vec<PollFd<'_>> = [&self.stdout, &self.stderr]
+            .into_iter()
+            .flatten()
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        if process {
+            polled.push(PollFd::new(&self.pidfd, PollFlags::IN));
+        }
+        let ready = match poll(&mut polled, time.as_ref()) {
+            Ok(ready) => ready,
+            Err(rustix::io::Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let ended = process && polled.last().is_some_and(|fd| !fd.revents().is_empty());
+        drain(&mut self.stdout, &self.watched.stdout, buffer)?;
+        drain(&mut self.stderr, &self.watched.stderr, buffer)?;
+        Ok(ended || ready == 0)
+    }
+
+    /// Kills the rest of the group, then takes the end of the first process from the system. In this
+    /// order and under the lock, so that the group's id is surely still its own.
+    fn reap(&self) -> io::Result<(End, Usage)> {
+        let mut state = self.watched.state.lock();
+        kill_group(self.watched.pid);
+        let mut status = 0;
+        // SAFETY: all-zero is a valid rusage.
+        let mut usage = unsafe { std::mem::zeroed::<libc::rusage>() };
+        loop {
+            // SAFETY: both pointers are to live, writable values of the right type.
+            let result =
+                unsafe { libc::wait4(self.watched.pid, &raw mut status, 0, &raw mut usage) };
+            if result == self.watched.pid {
+                break;
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        state.reaped = true;
+        let end = if libc::WIFSIGNALED(status) {
+            End::Signal(libc::WTERMSIG(status))
+        } else {
+            End::Code(libc::WEXITSTATUS(status))
+        };
+        let usage = Usage {
+            user_cpu: duration(usage.ru_utime),
+            system_cpu: duration(usage.ru_stime),
+            rss_bytes_max: usage.ru_maxrss.cast_unsigned() << 10,
+            ..Usage::default()
+        };
+        Ok((end, usage))
+    }
+
+    /// Processes that were killed may still be writing for a moment.
+    fn wait_for_left_behind(&self, until: Instant) {
+        let exists = || {
+            // SAFETY: signal 0 only asks whether the group is there.
+            unsafe { libc::kill(-self.watched.pid, 0) == 0 }
+        };
+        while exists() && Instant::now() < until {
+            // Those that ended but were not waited for by their parent still count as there.
+            if groups(BTreeSet::from([self.watched.pid])).is_empty() {
+                return;
+            }
+            thread::sleep(LEFT_BEHIND_PAUSE);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.watched.state.lock().reaped {
+            return;
+        }
+        self.watched.kill(End::Cancelled);
+        if let Err(error) = self.reap() {
+            tracing::warn!(%error, pid = self.watched.pid, "cannot wait for a killed kernel");
+        }
+    }
+}
+
+/// Reads all there is; closes the pipe at its end.
+fn drain(pipe: &mut Option<OwnedFd>, tail: &Mutex<Tail>, buffer: &mut [u8]) -> io::Result<()> {
+    while let Some(fd) = pipe {
+        let fd: BorrowedFd<'_> = fd.as_fd();
+        match rustix::io::read(fd, &mut *buffer) {
+            Ok(0) => *pipe = None,
+            Ok(count) => tail.lock().push(&buffer[..count]),
+            Err(rustix::io::Errno::AGAIN) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn duration(time: libc::timeval) -> Duration {
+    let micros = u32::try_from(time.tv_usec).unwrap_or(0);
+    Duration::new(time.tv_sec.cast_unsigned(), micros * 1000)
+}
+
+/// Tells how a run ended from what the system says, why it was killed, and the signs of its limits.
+fn end(
+    status: End,
+    cause: Option<End>,
+    full: bool,
+    usage: &Usage,
+    memory_bytes: u64,
+    stderr: &Tail,
+) -> End {
+    match (status, cause) {
+        (_, Some(End::Cancelled)) => return End::Cancelled,
+        (_, Some(End::OutputLimit)) => return End::OutputLimit,
+        // It may have ended well in the very moment before it was killed.
+        (End::Code(0), _) => {}
+        (_, Some(cause)) => return cause,
+        (End::Signal(libc::SIGXFSZ), None) => return End::OutputLimit,
+        (End::Signal(libc::SIGXCPU), None) => return End::TimeLimit,
+        _ => {}
+    }
+    if full {
+        return End::OutputLimit;
+    }
+    if status == End::Code(0) {
+        return status;
+    }
+    let near = usage.rss_bytes_max >= memory_bytes / 10 * 9;
+    let crashed = matches!(
+        status,
+        End::Signal(libc::SIGSEGV | libc::SIGABRT | libc::SIGBUS | libc::SIGTRAP)
+    );
+    let text = stderr.text();
+    if (near && crashed) || OUT_OF_MEMORY_WORDS.iter().any(|words| text.contains(words)) {
+        return End::MemoryLimit;
+    }
+    status
+}

@@ -1,0 +1,534 @@
+//! Starts a confined process: everything between fork and exec.
+//!
+//! The child shares the parent's memory until it executes its program (`CLONE_VM | CLONE_VFORK`), so a
+//! start costs the same however large the parent is. That is why the child's part allocates nothing,
+//! takes no lock and makes bare system calls: C libraries wrap some of them, such as `setresuid`, in code
+//! that acts on all threads of the parent.
+//!
+//! Kernels are told to die with the *thread* that started them, so they are all started by threads of
+//! this module that never end.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::{LazyLock, mpsc};
+
+use parking_lot::Mutex;
+use seccompiler::sock_filter;
+
+use crate::error::SpawnError;
+use crate::run::User;
+use crate::sandbox::calls::Filters;
+use crate::sandbox::files;
+
+/// Threads that start processes. One start keeps a processor busy for a millisecond at most.
+const SPAWNERS_MAX: usize = 4;
+
+/// Stack of the child until it executes its program.
+const STACK_BYTES: usize = 64 << 10;
+
+/// How willingly the kernel process is ended when the host runs out of memory; more than the element.
+const OUT_OF_MEMORY_SCORE: &[u8] = b"500";
+
+/// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
+const RULE_PATH_BENEATH: c_int = 1;
+
+/// Securebits: user 0 is nobody special, and that is locked (`linux/securebits.h`).
+const SECUREBITS: libc::c_ulong = 0b1111 | 0b1100_0000;
+
+/// A process to start: everything the child needs, ready to be used.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// What is executed: a path, or an open file.
+    pub(crate) program: Program,
+    /// Arguments, its own name first.
+    pub(crate) args: Vec<CString>,
+    /// Environment.
+    pub(crate) environment: Vec<CString>,
+    /// Standard input, output and error.
+    pub(crate) streams: [OwnedFd; 3],
+    /// Its working directory.
+    pub(crate) folder: OwnedFd,
+    /// Whose rights it gets.
+    pub(crate) user: Option<User>,
+    /// Resource limits: which, and how much.
+    pub(crate) limits: Vec<(c_uint, libc::rlimit64)>,
+    /// Landlock's rules.
+    pub(crate) ruleset: Option<OwnedFd>,
+    /// Filters of system calls.
+    pub(crate) filters: Option<&'static Filters>,
+}
+
+/// What is executed.
+#[derive(Debug)]
+pub(crate) enum Program {
+    Path(CString),
+    File(RawFd),
+}
+
+/// A started process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Its id, also that of its group and session.
+    pub(crate) pid: i32,
+    /// Readable once it has ended.
+    pub(crate) pidfd: OwnedFd,
+}
+
+/// The `struct landlock_path_beneath_attr` of `linux/landlock.h`.
+#[repr(C, packed)]
+struct PathBeneathAttr {
+    allowed_access: u64,
+    parent_fd: i32,
+}
+
+/// The steps that can fail; the words are for users.
+const STEPS: &[&str] = &[
+    "executing",
+    "session",
+    "standard streams",
+    "working directory",
+    "descriptors",
+    "resource limits",
+    "capabilities",
+    "user",
+    "death with the element",
+    "no new privileges",
+    "file rules",
+    "system call filter",
+];
+const EXECUTING: usize = 0;
+const SESSION: usize = 1;
+const STREAMS: usize = 2;
+const FOLDER: usize = 3;
+const DESCRIPTORS: usize = 4;
+const LIMITS: usize = 5;
+const CAPABILITIES: usize = 6;
+const USER: usize = 7;
+const DEATH: usize = 8;
+const PRIVILEGES: usize = 9;
+const FILE_RULES: usize = 10;
+const CALL_FILTER: usize = 11;
+
+/// What the child reads, and the one cell that it writes.
+struct Plan<'a> {
+    image: &'a Image,
+    argv: Vec<*const c_char>,
+    envp: Vec<*const c_char>,
+    parent: i32,
+    privileged: bool,
+    failure: UnsafeCell<Option<(usize, i32)>>,
+}
+
+type Job = (Image, mpsc::SyncSender<Result<Process, SpawnError>>);
+
+static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
+    let (sender, receiver) = mpsc::channel::<Job>();
+    let receiver: &'static Mutex<mpsc::Receiver<Job>> = Box::leak(Box::new(Mutex::new(receiver)));
+    let count = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(SPAWNERS_MAX);
+    for number in 0..count {
+        let thread = std::thread::Builder::new().name(format!("spawn-{number}"));
+        if let Err(error) = thread.spawn(move || spawner(receiver)) {
+            tracing::error!(%error, "cannot start a thread that starts kernels");
+        }
+    }
+    sender
+});
+
+/// Starts a process, and waits until it executes its program.
+///
+/// # Errors
+/// If it could not be confined or executed; then nothing of the program ran.
+pub(crate) fn spawn(image: Image) -> Result<Process, SpawnError> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let gone = || SpawnError::Process(io::Error::other("the threads that start kernels are gone"));
+    SPAWNERS.send((image, sender)).map_err(|_| gone())?;
+    receiver.recv().map_err(|_| gone())?
+}
+
+fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {
+    // No handler of this process may run in a child that shares its memory.
+    // SAFETY: a zeroed set is valid storage for sigfillset, and the mask concerns this thread only.
+    unsafe {
+        let mut all = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+    }
+    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
+    loop {
+        let job = jobs.lock().recv();
+        let Ok((image, reply)) = job else { return };
+        let result = start(&image, &mut stack);
+        drop(image);
+        if let Err(mpsc::SendError(Ok(process))) = reply.send(result) {
+            // Nobody waits for it any more.
+            kill_group(process.pid);
+        }
+    }
+}
+
+/// Kills all processes of a kernel. The caller knows that its first process was not yet waited for, so
+/// that the id cannot belong to others.
+pub(crate) fn kill_group(pid: i32) {
+    // SAFETY: kill has no memory effects.
+    unsafe { libc::kill(-pid, libc::SIGKILL) };
+}
+
+fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
+    let plan = Plan {
+        image,
+        argv: pointers(&image.args),
+        envp: pointers(&image.environment),
+        parent: rustix::process::getpid().as_raw_nonzero().get(),
+        privileged: rustix::process::geteuid().is_root(),
+        failure: UnsafeCell::new(None),
+    };
+    // SAFETY: these only read and, below, restore an attribute of this process's memory.
+    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+    let mut pidfd: c_int = -1;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: `child` follows the rules in the head of this file, the stack is this thread's own and large
+    // enough, and CLONE_VFORK keeps this thread (and so `plan` and `stack`) in place until the child has
+    // executed its program or ended.
+    let pid = unsafe {
+        libc::clone(
+            child,
+            stack.as_mut_ptr_range().end.cast(),
+            flags,
+            (&raw const plan).cast_mut().cast(),
+            &raw mut pidfd,
+        )
+    };
+    if pid < 0 {
+        return Err(SpawnError::Process(io::Error::last_os_error()));
+    }
+    if dumpable == 1 {
+        // The child changed user while it shared this memory, which marks it as not to be looked into.
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+    }
+    // SAFETY: clone succeeded, so it stored a descriptor that is ours alone.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let Some((step, errno)) = plan.failure.into_inner() else {
+        return Ok(Process { pid, pidfd });
+    };
+    // SAFETY: waits for the child that has ended; a null status and rusage are allowed.
+    unsafe { libc::waitpid(pid, ptr::null_mut(), 0) };
+    let source = io::Error::from_raw_os_error(errno);
+    if step == EXECUTING {
+        let program = match &image.program {
+            Program::Path(path) => path.to_string_lossy().into_owned(),
+            Program::File(_) => "this program".into(),
+        };
+        return Err(SpawnError::Execute { program, source });
+    }
+    Err(SpawnError::Sandbox {
+        step: STEPS[step],
+        source,
+    })
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings
+        .iter()
+        .map(|string| string.as_ptr())
+        .chain([ptr::null()])
+        .collect()
+}
+
+/// The child's part. Ends in the program, or in `_exit` with the failure noted.
+extern "C" fn child(plan: *mut c_void) -> c_int {
+    // SAFETY: `start` passes a plan that outlives this function, and is suspended meanwhile, so that
+    // nothing else touches it.
+    let plan = unsafe { &*plan.cast::<Plan<'_>>() };
+    // SAFETY: runs in a fresh child, as these functions demand.
+    let failure = unsafe { confine(plan).and_then(|()| execute(plan)) };
+    if let Err(failure) = failure {
+        // SAFETY: see above; the parent reads the cell only after this process has ended.
+        unsafe { *plan.failure.get() = Some(failure) };
+    }
+    // SAFETY: ends this process without running handlers of the parent.
+    unsafe { libc::_exit(127) }
+}
+
+type Step = Result<(), (usize, i32)>;
+
+/// Turns the result of a system call into that of a step.
+fn done(step: usize, result: c_long) -> Step {
+    if result >= 0 {
+        return Ok(());
+    }
+    Err((step, errno()))
+}
+
+fn errno() -> i32 {
+    // SAFETY: the location is this thread's (the child borrows that of the suspended parent).
+    unsafe { *libc::__errno_location() }
+}
+
+/// Puts the whole sandbox up.
+///
+/// # Safety
+/// Only in a child process that is about to execute a program.
+unsafe fn confine(plan: &Plan<'_>) -> Step {
+    // SAFETY: the caller's promise is that of all of them.
+    unsafe {
+        default_signals();
+        done(SESSION, libc::syscall(libc::SYS_setsid))?;
+        libc::syscall(libc::SYS_umask, 0o022);
+        streams(plan.image)?;
+        done(
+            FOLDER,
+            libc::syscall(libc::SYS_fchdir, plan.image.folder.as_raw_fd()),
+        )?;
+        // Whatever else is open here closes at exec.
+        let all = (3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        done(
+            DESCRIPTORS,
+            libc::syscall(libc::SYS_close_range, all.0, all.1, all.2),
+        )?;
+        limits(plan.image)?;
+        rights(plan)?;
+        done(
+            DEATH,
+            libc::syscall(
+                libc::SYS_prctl,
+                libc::PR_SET_PDEATHSIG,
+                libc::SIGKILL,
+                0,
+                0,
+                0,
+            ),
+        )?;
+        if libc::syscall(libc::SYS_getppid) != c_long::from(plan.parent) {
+            return Err((DEATH, libc::ESRCH));
+        }
+        done(
+            PRIVILEGES,
+            libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+        )?;
+        file_rules(plan.image)?;
+        call_filters(plan.image)
+    }
+}
+
+/// # Safety
+/// As [`confine`].
+unsafe fn default_signals() {
+    // SAFETY: a zeroed action is SIG_DFL with an empty mask; the dispositions of this child are its own.
+    unsafe {
+        let action = std::mem::zeroed::<libc::sigaction>();
+        for signal in 1..=64 {
+            // Signals that cannot be set are as they should be.
+            libc::sigaction(signal, &raw const action, ptr::null_mut());
+        }
+    }
+}
+
+/// # Safety
+/// As [`confine`].
+unsafe fn streams(image: &Image) -> Step {
+    for (number, stream) in (0..).zip(&image.streams) {
+        // SAFETY: plain descriptor calls. The sources are above 2, see `Launcher::spawn`.
+        unsafe {
+            done(
+                STREAMS,
+                libc::syscall(libc::SYS_dup3, stream.as_raw_fd(), number, 0),
+            )?
+        };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`confine`].
+unsafe fn limits(image: &Image) -> Step {
+    for (which, limit) in &image.limits {
+        // SAFETY: reads one rlimit64, writes nothing.
+        unsafe {
+            let none = ptr::null_mut::<c_void>();
+            done(
+                LIMITS,
+                libc::syscall(libc::SYS_prlimit64, 0, *which, ptr::from_ref(limit), none),
+            )?;
+        }
+    }
+    // SAFETY: the path is a terminated literal and the buffer lies in static memory. A host without this
+    // file merely does not prefer the kernel when it runs out of memory.
+    unsafe {
+        let path = c"/proc/self/oom_score_adj".as_ptr();
+        let file = libc::syscall(
+            libc::SYS_openat,
+            libc::AT_FDCWD,
+            path,
+            libc::O_WRONLY | libc::O_CLOEXEC,
+            0,
+        );
+        if file >= 0 {
+            libc::syscall(
+                libc::SYS_write,
+                file,
+                OUT_OF_MEMORY_SCORE.as_ptr(),
+                OUT_OF_MEMORY_SCORE.len(),
+            );
+            libc::syscall(libc::SYS_close, file);
+        }
+    }
+    Ok(())
+}
+
+/// Takes the owner's user and gives up all capabilities, for good.
+///
+/// # Safety
+/// As [`confine`].
+unsafe fn rights(plan: &Plan<'_>) -> Step {
+    // SAFETY: `prctl`, `setgroups` of none, and the id calls take numbers only; `capset` reads the two
+    // structures on this stack.
+    unsafe {
+        if plan.privileged {
+            for capability in 0..64 {
+                let result =
+                    libc::syscall(libc::SYS_prctl, libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+                if result < 0 && errno() == libc::EINVAL {
+                    break; // past the last one this system knows
+                }
+                done(CAPABILITIES, result)?;
+            }
+            done(
+                CAPABILITIES,
+                libc::syscall(
+                    libc::SYS_prctl,
+                    libc::PR_SET_SECUREBITS,
+                    SECUREBITS,
+                    0,
+                    0,
+                    0,
+                ),
+            )?;
+        }
+        if let Some(User { uid, gid }) = plan.image.user {
+            if plan.privileged {
+                done(
+                    USER,
+                    libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()),
+                )?;
+            }
+            done(USER, libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
+            done(USER, libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+        }
+        // Version 3 of `struct __user_cap_header_struct` and two empty `__user_cap_data_struct`.
+        let header: [u32; 2] = [0x2008_0522, 0];
+        let none = [0_u32; 6];
+        done(
+            CAPABILITIES,
+            libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()),
+        )
+    }
+}
+
+/// # Safety
+/// As [`confine`].
+unsafe fn file_rules(image: &Image) -> Step {
+    let Some(ruleset) = &image.ruleset else {
+        return Ok(());
+    };
+    // SAFETY: the path is a terminated literal, and the attribute lives through the call that reads it.
+    unsafe {
+        // Only the child can name its own folder of /proc; many run-time libraries read it.
+        let path = c"/proc/self".as_ptr();
+        let own = libc::syscall(
+            libc::SYS_openat,
+            libc::AT_FDCWD,
+            path,
+            libc::O_PATH | libc::O_CLOEXEC,
+            0,
+        );
+        if let Ok(parent_fd) = c_int::try_from(own)
+            && parent_fd >= 0
+        {
+            let rule = PathBeneathAttr {
+                allowed_access: files::read_bits(),
+                parent_fd,
+            };
+            let rule = ptr::from_ref(&rule);
+            let fd = ruleset.as_raw_fd();
+            done(
+                FILE_RULES,
+                libc::syscall(libc::SYS_landlock_add_rule, fd, RULE_PATH_BENEATH, rule, 0),
+            )?;
+            libc::syscall(libc::SYS_close, parent_fd);
+        }
+        done(
+            FILE_RULES,
+            libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0),
+        )
+    }
+}
+
+/// # Safety
+/// As [`confine`].
+unsafe fn call_filters(image: &Image) -> Step {
+    let Some(filters) = image.filters else {
+        return Ok(());
+    };
+    for filter in [&filters.clone3, &filters.denied] {
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "filters have some hundred instructions"
+        )]
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_ptr().cast::<libc::sock_filter>().cast_mut(),
+        };
+        const _: () = assert!(size_of::<sock_filter>() == size_of::<libc::sock_filter>());
+        // SAFETY: both filter types are the C structure; the kernel only reads it, during the call.
+        unsafe {
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            done(
+                CALL_FILTER,
+                libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`confine`].
+unsafe fn execute(plan: &Plan<'_>) -> Step {
+    let (argv, envp) = (plan.argv.as_ptr(), plan.envp.as_ptr());
+    // SAFETY: both arrays end with a null pointer, and their strings live in the image.
+    unsafe {
+        let none = 0_u64;
+        let set = &raw const none;
+        let unset = ptr::null_mut::<c_void>();
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            set,
+            unset,
+            size_of::<u64>(),
+        );
+        done(
+            EXECUTING,
+            match &plan.image.program {
+                Program::Path(path) => libc::syscall(libc::SYS_execve, path.as_ptr(), argv, envp),
+                Program::File(file) => {
+                    let empty = c"".as_ptr();
+                    libc::syscall(
+                        libc::SYS_execveat,
+                        *file,
+                        empty,
+                        argv,
+                        envp,
+                        libc::AT_EMPTY_PATH,
+                    )
+                }
+            },
+        )
+    }
+}

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""The mount against the ext4 below it and against a do-nothing loopback on the same FUSE library.
+
+  cargo build --release && bench/mount.py [--rounds 5] [--size-mib 1024] [--files 20000] [--only read,write,…]
+
+All of it in one run, ours and the peers' rounds alternating; prints one JSON line a measurement with the median of each
+and the median ratio (ours to the peer; above 1 is faster). Data is warm in the page cache. Needs root.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from array_ import Array, LOOPBACK, wait
+
+MIB = 1 << 20
+
+
+def timed(action):
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def write(path, total, piece):
+    data = memoryview(bytearray(os.urandom(MIB)) * max(1, piece // MIB))[:piece]
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    for _ in range(total // piece):
+        os.write(fd, data)
+    os.close(fd)
+
+
+def read(path, piece):
+    buffer = bytearray(piece)
+    fd = os.open(path, os.O_RDONLY)
+    while os.readv(fd, [buffer]):
+        pass
+    os.close(fd)
+
+
+def random_read(path, size, count):
+    chance = random.Random(7)
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(count):
+        os.pread(fd, 4096, chance.randrange(size // 4096) * 4096)
+    os.close(fd)
+
+
+def create(folder, count):
+    for number in range(count):
+        fd = os.open(f"{folder}/{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(fd, b"x" * 4096)
+        os.close(fd)
+
+
+def open_read_close(folder, count):
+    for number in range(count):
+        fd = os.open(f"{folder}/{number:06}", os.O_RDONLY)
+        os.read(fd, 8192)
+        os.close(fd)
+
+
+def stat(folder, count):
+    for number in range(count):
+        os.stat(f"{folder}/{number:06}")
+
+
+def list_and_stat(folder):
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            entry.stat(follow_symlinks=False)
+
+
+def unlink(folder, count):
+    for number in range(count):
+        os.unlink(f"{folder}/{number:06}")
+
+
+class Bench:
+    def __init__(self, options, ours, ext4, loopback):
+        self.options, self.ours, self.ext4, self.loopback = options, ours, ext4, loopback
+
+    def pair(self, name, peer_name, ours, peer, unit_bytes=0, operations=0, goal=0.0, between=lambda: None):
+        times = {"ours": [], "peer": []}
+        ours(), peer()  # warm
+        for _ in range(self.options.rounds):
+            between()
+            times["ours"].append(timed(ours))
+            between()
+            times["peer"].append(timed(peer))
+        self.print(name, peer_name, times, unit_bytes, operations, goal)
+
+    @staticmethod
+    def print(name, peer_name, times, unit_bytes, operations, goal):
+        ours, peer = (statistics.median(times[side]) for side in ("ours", "peer"))
+        ratio = statistics.median(p / o for o, p in zip(times["ours"], times["peer"]))
+        line = {"what": name, "peer": peer_name, "ratio": round(ratio, 3), "goal": goal, "met": ratio >= goal,
+                "ours_s": round(ours, 4), "peer_s": round(peer, 4)}
+        if unit_bytes:
+            line |= {"ours_GBps": round(unit_bytes / ours / 1e9, 2), "peer_GBps": round(unit_bytes / peer / 1e9, 2)}
+        if operations:
+            line |= {"ours_per_s": round(operations / ours), "peer_per_s": round(operations / peer)}
+        print(json.dumps(line), flush=True)
+
+    def large(self):
+        size = self.options.size_mib * MIB
+        ours, ext4 = f"{self.ours}/large", f"{self.ext4}/large"
+        for piece, label in ((MIB, "1 MiB"), (128 << 10, "128 KiB")):
+            def fresh():
+                for path in (ours, ext4):
+                    if os.path.exists(path):
+                        os.unlink(path)
+                os.sync()
+            self.pair(f"write {label}", "ext4", lambda: write(ours, size, piece), lambda: write(ext4, size, piece), size,
+                      goal=0.85, between=fresh)
+        for path in (ours, ext4):
+            if os.path.exists(path):
+                os.unlink(path)
+            write(path, size, MIB)
+        for piece, label in ((MIB, "1 MiB"), (128 << 10, "128 KiB")):
+            self.pair(f"read {label}", "ext4", lambda: read(ours, piece), lambda: read(ext4, piece), size, goal=0.9)
+        count = 50_000
+        self.pair("random read 4 KiB", "ext4", lambda: random_read(ours, size, count),
+                  lambda: random_read(ext4, size, count), operations=count, goal=0.8)
+        os.unlink(ours), os.unlink(ext4)
+
+    def small(self):
+        count = self.options.files
+        actions = {"create+write 4 KiB+close": (create, 0.6), "open+read+close": (open_read_close, 0.6),
+                   "unlink": (unlink, 0.6)}
+        times = {name: {"ours": [], "peer": []} for name in actions}
+        for number in range(self.options.rounds):
+            folders = {"ours": f"{self.ours}/small{number}", "peer": f"{self.loopback}/small{number}"}
+            for folder in folders.values():
+                os.mkdir(folder)
+            for name, (action, _) in actions.items():
+                for side, folder in folders.items():
+                    times[name][side].append(timed(lambda: action(folder, count)))
+                    time.sleep(0.5)
+        for name, (_, goal) in actions.items():
+            self.print(name, "loopback", times[name], 0, count, goal)
+
+    def metadata(self):
+        count = min(self.options.files, 5000)
+        ours, ext4 = f"{self.ours}/meta", f"{self.ext4}/meta"
+        for folder in (ours, ext4):
+            os.mkdir(folder)
+            create(folder, count)
+        time.sleep(2)
+        self.pair("stat, cached", "ext4", lambda: stat(ours, count), lambda: stat(ext4, count), operations=count, goal=0.9)
+        self.pair("readdir+stat, cached", "ext4", lambda: list_and_stat(ours), lambda: list_and_stat(ext4),
+                  operations=count, goal=0.25)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size-mib", type=int, default=1024)
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--only", default="large,small,metadata")
+    parser.add_argument("--folder", default=None, help="a folder on ext4 (default: the temporary folder)")
+    options = parser.parse_args()
+    with Array(elements=1, cores=1, mount=True, folder=options.folder) as array:
+        peer = tempfile.mkdtemp(prefix="tidemill-bench-peer-", dir=options.folder)
+        source, loopback = f"{peer}/source", f"{peer}/loopback"
+        os.mkdir(source), os.mkdir(loopback)
+        process = subprocess.Popen([LOOPBACK, source, loopback])
+        try:
+            wait("the loopback", lambda: os.path.ismount(loopback))
+            bench = Bench(options, array.mount_point, source, loopback)
+            for part in options.only.split(","):
+                getattr(bench, part)()
+        finally:
+            subprocess.run(["umount", "-l", loopback])
+            process.wait(timeout=20)
+            shutil.rmtree(peer, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import time
 
-from array_ import Array, BINARY
+from local_array import Array, BINARY
 
 
 def main():

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from array_ import Array, LOOPBACK, wait
+from local_array import Array, LOOPBACK, wait
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from array_ import Array
+from local_array import Array
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VENVS = os.path.join(HERE, "out/venv")

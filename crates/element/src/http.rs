@@ -161,7 +161,7 @@ type Answer = Result<Response, Refused>;
 
 impl Context {
     /// The object of a path, if the request's capability allows `wanted` on it.
-    fn authorize(
+    async fn authorize(
         &self,
         headers: &HeaderMap,
         id: &str,
@@ -173,22 +173,27 @@ impl Context {
         if wanted & (rights::WRITE | rights::REMOVE) != 0 && !object.is_data() {
             return Err(Refused::Bad("only data objects are written and removed"));
         }
-        Ok((object, self.check(headers, object, wanted)?))
+        Ok((object, self.check(headers, object, wanted).await?))
     }
 
-    fn check(
+    async fn check(
         &self,
         headers: &HeaderMap,
         object: ObjectId,
         wanted: u32,
     ) -> Result<Capability, Refused> {
         let value = headers.get(CAPABILITY_HEADER).ok_or(Refused::NoCapability)?;
-        self.check_bytes(value.as_bytes(), object, wanted)
+        self.check_bytes(value.as_bytes(), object, wanted).await
     }
 
-    fn check_bytes(&self, hex: &[u8], object: ObjectId, wanted: u32) -> Result<Capability, Refused> {
+    async fn check_bytes(
+        &self,
+        hex: &[u8],
+        object: ObjectId,
+        wanted: u32,
+    ) -> Result<Capability, Refused> {
         let capability = from_hex(hex).ok_or(Refusal::Malformed)?;
-        let key = self.node.key().ok_or(Refused::NotJoined)?;
+        let key = self.node.key().await.ok_or(Refused::NotJoined)?;
         let element = self.node.config.element;
         let now_secs = now().0 / 1_000_000_000;
         Ok(key.check(&capability, element, object, wanted, now_secs)?)
@@ -215,7 +220,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn read(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    let (object, capability) = context.authorize(&headers, &id, rights::READ)?;
+    let (object, capability) = context.authorize(&headers, &id, rights::READ).await?;
     let store = Arc::clone(&context.node.parts().store);
     let opened = blocking(move || store.open(object)).await?;
     // Who writes it may read back what was written; for all others it does not exist yet.
@@ -247,7 +252,7 @@ async fn read(State(context): State<Context>, Path(id): Path<String>, headers: H
 }
 
 async fn head(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    let (object, capability) = context.authorize(&headers, &id, rights::READ)?;
+    let (object, capability) = context.authorize(&headers, &id, rights::READ).await?;
     let store = Arc::clone(&context.node.parts().store);
     let stat = blocking(move || store.stat(object)).await?;
     if !stat.sealed && capability.rights & rights::WRITE == 0 {
@@ -273,7 +278,7 @@ async fn write(
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE)?;
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
     let mut body = body.into_data_stream();
     let mut pending = BytesMut::new();
     let mut wrote = false;
@@ -307,7 +312,7 @@ async fn truncate(
     Query(Size { size }): Query<Size>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE)?;
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.truncate(object, size)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -319,7 +324,7 @@ async fn seal(
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE)?;
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody =
         serde_json::from_slice(&body).map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
@@ -342,7 +347,8 @@ async fn seal_all(State(context): State<Context>, body: Body) -> Answer {
     for (index, item) in items.into_iter().enumerate() {
         let object = ObjectId(item.object);
         let checked = if object.is_data() {
-            context.check_bytes(item.capability.as_bytes(), object, rights::WRITE)
+            let capability = item.capability.as_bytes();
+            context.check_bytes(capability, object, rights::WRITE).await
         } else {
             Err(Refused::Bad("only data objects are written and removed"))
         };
@@ -414,7 +420,7 @@ async fn seal_objects(
 }
 
 async fn remove(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::REMOVE)?;
+    let (object, _) = context.authorize(&headers, &id, rights::REMOVE).await?;
     let parts = context.node.parts();
     let store = Arc::clone(&parts.store);
     parts.counters.on_removed(object);
@@ -434,7 +440,7 @@ async fn attributes(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ)?;
+    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
     let read = move |connection: &rusqlite::Connection| records::attributes(connection, object);
     let rows = read_rows(&context, read).await?;
     let list: Vec<serde_json::Value> = rows
@@ -449,7 +455,7 @@ async fn attribute(
     Path((id, page, number)): Path<(String, u32, u32)>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ)?;
+    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
     let read = move |connection: &rusqlite::Connection| {
         records::attribute(connection, object, page, number)
     };
@@ -464,7 +470,7 @@ async fn set_attribute(
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::ATTRIBUTES)?;
+    let (object, _) = context.authorize(&headers, &id, rights::ATTRIBUTES).await?;
     if page < CLIENT_PAGES {
         return Err(Refused::OwnPage);
     }
@@ -488,7 +494,7 @@ async fn members(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ)?;
+    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
     let read = move |connection: &rusqlite::Connection| records::members(connection, object);
     let members = read_rows(&context, read).await?;
     let ids: Vec<String> = members.iter().map(|id| format!("{:016x}", id.0)).collect();
@@ -508,7 +514,7 @@ async fn status(State(context): State<Context>) -> Answer {
 }
 
 async fn tasks(State(context): State<Context>, headers: HeaderMap) -> Answer {
-    context.check(&headers, ObjectId::STATUS, rights::READ)?;
+    context.check(&headers, ObjectId::STATUS, rights::READ).await?;
     let live = context.node.executor.live();
     let list: Vec<serde_json::Value> = live.iter().map(tracker::live_json).collect();
     Ok(axum::Json(list).into_response())
@@ -517,7 +523,7 @@ async fn tasks(State(context): State<Context>, headers: HeaderMap) -> Answer {
 async fn task(State(context): State<Context>, Path(id): Path<u64>, headers: HeaderMap) -> Answer {
     let task = TaskId(id);
     let collection = ObjectId::task_collection(task);
-    context.check(&headers, collection, rights::READ)?;
+    context.check(&headers, collection, rights::READ).await?;
     let live = context.node.executor.live();
     if let Some(live) = live.iter().find(|live| tracker::is_of(live, task)) {
         return Ok(axum::Json(tracker::live_json(live)).into_response());

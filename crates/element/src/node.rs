@@ -5,15 +5,19 @@ use crate::db::{Db, DbError};
 use crate::error::Error;
 use crate::executor::{Executor, Parts};
 use crate::{records, status};
-use parking_lot::Mutex;
+use std::time::Duration;
 use tidemill_wire::capability::Key;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
+use tokio::sync::watch;
 
 /// Keys of the table `identity`.
 const ELEMENT: &str = "element";
 const ARRAY: &str = "array";
 const KEY: &str = "key";
+
+/// How long a request waits for an element that has just started to join its array.
+const JOIN_MAX: Duration = Duration::from_secs(5);
 
 /// Refreshes of the status object between two clean-ups of the label table.
 const REFRESHES_PER_PRUNE: u32 = 30;
@@ -27,7 +31,7 @@ pub struct Node {
     pub url: String,
     /// Its labels, and through them everything else.
     pub executor: Executor,
-    membership: Mutex<Membership>,
+    membership: watch::Sender<Membership>,
 }
 
 /// The array it belongs to.
@@ -86,7 +90,7 @@ impl Node {
             config,
             url,
             executor,
-            membership: Mutex::new(membership),
+            membership: watch::Sender::new(membership),
         })
     }
 
@@ -96,16 +100,21 @@ impl Node {
         self.executor.parts()
     }
 
-    /// The key that checks capabilities; `None` until it has joined an array.
-    #[must_use]
-    pub fn key(&self) -> Option<Key> {
-        self.membership.lock().key.clone()
+    /// The key that checks capabilities; `None` if it does not join an array soon.
+    pub async fn key(&self) -> Option<Key> {
+        if let Some(key) = &self.membership.borrow().key {
+            return Some(key.clone());
+        }
+        let mut changes = self.membership.subscribe();
+        let joined = changes.wait_for(|membership| membership.key.is_some());
+        let joined = tokio::time::timeout(JOIN_MAX, joined).await;
+        joined.ok()?.ok()?.key.clone()
     }
 
     /// The array it belongs to; 0 until it has joined one.
     #[must_use]
     pub fn array(&self) -> u64 {
-        self.membership.lock().array
+        self.membership.borrow().array
     }
 
     /// Joins an array, or comes back to it.
@@ -113,7 +122,7 @@ impl Node {
     /// # Errors
     /// [`Error::OtherArray`] if it belongs to another; or if that can't be kept.
     pub async fn join(&self, array: u64, key: Key) -> Result<(), Error> {
-        let before = self.membership.lock().clone();
+        let before = self.membership.borrow().clone();
         if before.array != 0 && before.array != array {
             return Err(Error::OtherArray {
                 path: self.config.folder.clone(),
@@ -131,10 +140,10 @@ impl Node {
             };
             self.parts().db.write(true, change).await?;
         }
-        *self.membership.lock() = Membership {
+        self.membership.send_replace(Membership {
             array,
             key: Some(key),
-        };
+        });
         Ok(())
     }
 

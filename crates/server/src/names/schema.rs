@@ -34,7 +34,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -65,6 +65,35 @@ CREATE INDEX removal_element ON removal(element);
 CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL,
   PRIMARY KEY(ino, object)) WITHOUT ROWID;
 CREATE INDEX expiry_at ON expiry(at);
+";
+
+const JOBS: &str = "
+CREATE TABLE job(job INTEGER PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, workdir TEXT NOT NULL,
+  uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL, policy TEXT, state INTEGER NOT NULL,
+  submitted INTEGER NOT NULL, ended INTEGER NOT NULL, script TEXT NOT NULL);
+CREATE INDEX job_state ON job(state);
+CREATE TABLE task(task INTEGER PRIMARY KEY, job INTEGER NOT NULL, spec TEXT NOT NULL, state INTEGER NOT NULL,
+  changed INTEGER NOT NULL, tries INTEGER NOT NULL DEFAULT 0, label INTEGER NOT NULL DEFAULT 0,
+  element INTEGER NOT NULL DEFAULT 0, start INTEGER NOT NULL DEFAULT 0, kernel_start INTEGER NOT NULL DEFAULT 0,
+  end INTEGER NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0,
+  written_bytes INTEGER NOT NULL DEFAULT 0, moved_bytes INTEGER NOT NULL DEFAULT 0,
+  cpu_ns INTEGER NOT NULL DEFAULT 0, memory_bytes INTEGER NOT NULL DEFAULT 0,
+  kernel_hash TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '', stderr TEXT NOT NULL DEFAULT '');
+CREATE INDEX task_job ON task(job, changed);
+CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL,
+  element INTEGER NOT NULL, tries INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL);
+CREATE TABLE decision(label INTEGER PRIMARY KEY, job INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE INDEX decision_job ON decision(job);
+CREATE TABLE awaited(job INTEGER NOT NULL, path TEXT NOT NULL, uid INTEGER NOT NULL,
+  object INTEGER NOT NULL DEFAULT 0, element INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY(job, path)) WITHOUT ROWID;
+CREATE TABLE task_input(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL,
+  object INTEGER NOT NULL, PRIMARY KEY(task, seq)) WITHOUT ROWID;
+CREATE INDEX task_input_object ON task_input(object);
+CREATE TABLE task_output(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, ino INTEGER NOT NULL,
+  object INTEGER NOT NULL, element INTEGER NOT NULL, size INTEGER NOT NULL,
+  PRIMARY KEY(task, seq)) WITHOUT ROWID;
+CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -1,0 +1,21 @@
+#!/bin/bash
+# Installs what this example needs on Debian 12 or newer; needs root only if something is missing.
+# usage: install.sh
+set -euo pipefail
+
+missing=()
+command -v mProjectPP >/dev/null || missing+=(montage)
+command -v mDAGTbls >/dev/null || missing+=(montage-gridtools)
+command -v python3 >/dev/null || missing+=(python3)
+python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+if [ ${#missing[@]} = 0 ]; then
+  echo "montage: all tools are installed"
+  exit 0
+fi
+if [ "$(id -u)" != 0 ]; then
+  echo "montage: not installed: ${missing[*]}; run as root: apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+echo "montage: installing ${missing[*]}"
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"

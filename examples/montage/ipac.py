@@ -1,0 +1,15 @@
+"""Reads Montage's tables of words: a header between bars, then one row a line."""
+
+import pathlib
+
+
+def rows(path):
+    """The rows of a table, as dictionaries of strings. No word may have a blank in it.
+
+    Split at blanks and not at the header's columns, because Montage writes words that are wider.
+    """
+    lines = pathlib.Path(path).read_text().splitlines()
+    head = next(line for line in lines if line.startswith("|"))
+    names = [name.strip() for name in head.strip("| ").split("|")]
+    data = [line.split() for line in lines if line.strip() and line[0] not in "|\\"]
+    return [dict(zip(names, words, strict=True)) for words in data]

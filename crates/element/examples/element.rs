@@ -1,0 +1,24 @@
+//! The smallest program that is an element: `element ID FOLDER SERVER`, with SERVER as `http://host:port`.
+//!
+//! The tests of this crate start it to kill it, and use it as the program that built-in kernels run in.
+
+use tidemill_element::{Config, Element};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tidemill_kernel::child::main_if_child();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [id, folder, server] = args.as_slice() else {
+        return Err("usage: element ID FOLDER SERVER".into());
+    };
+    let mut config = Config::new(id.parse()?, folder, server.parse()?);
+    config.cores = 2;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut element = Element::start(config).await?;
+        let error = element.failed().await;
+        element.stop().await;
+        Err(error.into())
+    })
+}

@@ -1,0 +1,416 @@
+//! The server's part of an array, played by a test: it takes an element's connection, sends labels, breaks
+//! the connection, and looks at what comes back.
+
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part of this")]
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+use tidemill_client::Objects;
+use tidemill_client::objects::Remote;
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_element::{Config, Element};
+use tidemill_wire::capability::{Capability, Key, rights};
+use tidemill_wire::route::SealBody;
+use tidemill_wire::v1::array_server::{Array, ArrayServer};
+use tidemill_wire::v1::{self, from_element, to_element};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+pub const ARRAY: u64 = 0xa44a;
+pub const KEY: [u8; 32] = [7; 32];
+
+/// Longer than anything here takes; a test that gets there has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what)
+        .await
+        .expect("it takes too long")
+}
+
+pub struct FakeServer {
+    pub url: String,
+    pub array: u64,
+    incoming: mpsc::UnboundedReceiver<Connection>,
+}
+
+/// One connection of an element. Dropping it breaks it.
+pub struct Connection {
+    pub hello: v1::Hello,
+    to: mpsc::UnboundedSender<Result<v1::ToElement, Status>>,
+    from: Streaming<v1::FromElement>,
+    kept: VecDeque<from_element::Message>,
+}
+
+struct Service(mpsc::UnboundedSender<Connection>);
+
+type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::ToElement, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Array for Service {
+    type AttachStream = Outgoing;
+
+    async fn status(
+        &self,
+        _: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusReply>, Status> {
+        Ok(Response::new(v1::StatusReply {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            ..v1::StatusReply::default()
+        }))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::FromElement>>,
+    ) -> Result<Response<Outgoing>, Status> {
+        let (to, outgoing) = mpsc::unbounded_channel();
+        let connections = self.0.clone();
+        let mut from = request.into_inner();
+        tokio::spawn(async move {
+            let first = from.message().await.unwrap().unwrap();
+            let Some(from_element::Message::Hello(hello)) = first.message else {
+                panic!("the first message is {first:?}");
+            };
+            let kept = VecDeque::new();
+            let _ = connections.send(Connection {
+                hello,
+                to,
+                from,
+                kept,
+            });
+        });
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            outgoing,
+        ))))
+    }
+}
+
+impl FakeServer {
+    pub async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, incoming) = mpsc::unbounded_channel();
+        let stream = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(ArrayServer::new(Service(sender)))
+                .serve_with_incoming(stream),
+        );
+        Self {
+            url,
+            array: ARRAY,
+            incoming,
+        }
+    }
+
+    /// The next connection of any element, not yet welcomed.
+    pub async fn connection(&mut self) -> Connection {
+        soon(self.incoming.recv()).await.unwrap()
+    }
+
+    /// The next connection of any element, welcomed.
+    pub async fn welcomed(&mut self) -> Connection {
+        let connection = self.connection().await;
+        connection.welcome(self.array);
+        connection
+    }
+}
+
+impl Connection {
+    pub fn send(&self, message: to_element::Message) {
+        let message = v1::ToElement {
+            message: Some(message),
+        };
+        let _ = self.to.send(Ok(message));
+    }
+
+    pub fn welcome(&self, array_id: u64) {
+        self.send(to_element::Message::Welcome(v1::Welcome {
+            array_id,
+            key: KEY.to_vec(),
+        }));
+    }
+
+    pub fn labels(&self, labels: &[v1::Label]) {
+        self.send(to_element::Message::Labels(v1::Labels {
+            labels: labels.to_vec(),
+        }));
+    }
+
+    pub fn ack(&self, labels: &[u64]) {
+        self.send(to_element::Message::Ack(v1::Ack {
+            labels: labels.to_vec(),
+        }));
+    }
+
+    pub fn abort(&self, label: u64) {
+        self.send(to_element::Message::Abort(v1::AbortLabel { label }));
+    }
+
+    pub fn peers(&self, elements: Vec<v1::Element>) {
+        self.send(to_element::Message::Peers(v1::Peers { elements }));
+    }
+
+    async fn next(&mut self) -> from_element::Message {
+        let message = soon(self.from.message()).await.unwrap();
+        message.expect("the element is connected").message.unwrap()
+    }
+
+    /// The first message, of those that came and will come, that `wanted` makes something of.
+    pub async fn find<T>(
+        &mut self,
+        wanted: impl Fn(&from_element::Message) -> Option<T>,
+    ) -> T {
+        let kept = self.kept.iter().position(|message| wanted(message).is_some());
+        if let Some(message) = kept.and_then(|at| self.kept.remove(at)) {
+            return wanted(&message).unwrap();
+        }
+        loop {
+            let message = self.next().await;
+            if let Some(found) = wanted(&message) {
+                return found;
+            }
+            self.kept.push_back(message);
+        }
+    }
+
+    /// Waits for the outcome of a label.
+    pub async fn finished(&mut self, label: u64) -> v1::LabelOutcome {
+        self.find(|message| match message {
+            from_element::Message::Finished(finished) if finished.label == label => {
+                finished.outcome.clone()
+            }
+            _ => None,
+        })
+        .await
+    }
+
+    /// Waits until a label runs.
+    pub async fn running(&mut self, label: u64) {
+        self.find(|message| match message {
+            from_element::Message::Started(started) => {
+                (started.label == label && started.state == "running").then_some(())
+            }
+            _ => None,
+        })
+        .await;
+    }
+
+    /// Waits for a status that is as wanted.
+    pub async fn status(&mut self, wanted: impl Fn(&v1::Element) -> bool) -> v1::Element {
+        self.find(|message| match message {
+            from_element::Message::Status(status) if wanted(status) => Some(status.clone()),
+            _ => None,
+        })
+        .await
+    }
+}
+
+/// A folder that tasks of other users can pass through.
+pub fn folder() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    folder
+}
+
+/// The program of `examples/element.rs`, which `cargo test` builds along.
+pub fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().unwrap().join("../examples/element");
+    assert!(
+        program.exists(),
+        "{} is not built: run `cargo test -p tidemill-element` without a selection of targets, or \
+         `cargo build -p tidemill-element --example element`",
+        program.display()
+    );
+    program.canonicalize().unwrap()
+}
+
+pub fn config(id: u32, folder: &Path, server: &FakeServer) -> Config {
+    let mut config = Config::new(ElementId(id), folder, server.url.parse().unwrap());
+    config.cores = 2;
+    config.status_period = Duration::from_millis(50);
+    config.program = program();
+    config
+}
+
+/// The user that tasks of these tests run as: one without rights where that can be had.
+pub fn user() -> u32 {
+    let uid = rustix::process::geteuid().as_raw();
+    if uid == 0 { 1000 } else { uid }
+}
+
+pub fn capability(element: u32, object: u64, rights: u32) -> Vec<u8> {
+    Key::new(KEY).sign(&Capability {
+        object: ObjectId(object),
+        element: ElementId(element),
+        rights,
+        uid: user(),
+        expires_at_secs: u64::MAX,
+    })
+}
+
+pub fn remote(element: &Element, object: u64, rights: u32) -> Remote {
+    let id = element.node().config.element.0;
+    Remote {
+        url: element.url().into(),
+        object: ObjectId(object),
+        capability: capability(id, object, rights),
+    }
+}
+
+pub fn seal_body(path: &str) -> SealBody {
+    SealBody {
+        inode: 17,
+        path: path.into(),
+        uid: user(),
+        gid: user(),
+        mode: 0o640,
+        durable: false,
+    }
+}
+
+/// Writes and seals an object over HTTP.
+pub async fn put(element: &Element, object: u64, bytes: &[u8]) {
+    let remote = remote(element, object, rights::READ | rights::WRITE);
+    let objects = Objects::new();
+    objects
+        .write(&remote, 0, bytes.to_vec().into())
+        .await
+        .unwrap();
+    objects.seal(&remote, &seal_body("/in")).await.unwrap();
+}
+
+/// Reads an object over HTTP.
+pub async fn get(element: &Element, object: u64) -> Vec<u8> {
+    let remote = remote(element, object, rights::READ);
+    let mut all = Vec::new();
+    Objects::new()
+        .read_all(&remote, |piece| {
+            all.extend_from_slice(&piece);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    all
+}
+
+/// A label that runs a program; add to it what it needs.
+pub fn program_label(id: u64, name: &str, args: &[&str]) -> v1::Label {
+    let analyse = v1::Analyse {
+        task: 1000 + id,
+        job: 5,
+        name: format!("task {id}"),
+        kernel: Some(v1::Kernel {
+            code: Some(v1::kernel::Code::Program(name.into())),
+        }),
+        args: args.iter().map(|&arg| arg.into()).collect(),
+        time_ns_max: 60_000_000_000,
+        memory_bytes_max: 1 << 30,
+        output_bytes_max: 1 << 30,
+        ..v1::Analyse::default()
+    };
+    v1::Label {
+        id,
+        uid: user(),
+        gid: user(),
+        after: Vec::new(),
+        operation: Some(v1::label::Operation::Analyse(analyse)),
+    }
+}
+
+pub fn analyse(label: &mut v1::Label) -> &mut v1::Analyse {
+    match &mut label.operation {
+        Some(v1::label::Operation::Analyse(analyse)) => analyse,
+        other => panic!("{other:?} is no analysis"),
+    }
+}
+
+pub trait Build {
+    fn input(self, name: &str, object: u64, element: u32) -> Self;
+    fn output(self, name: &str, object: u64) -> Self;
+    fn after(self, labels: &[u64]) -> Self;
+    fn stdin(self, name: &str) -> Self;
+    fn stdout(self, name: &str) -> Self;
+}
+
+impl Build for v1::Label {
+    fn input(mut self, name: &str, object: u64, element: u32) -> Self {
+        analyse(&mut self).inputs.push(v1::Input {
+            name: name.into(),
+            object,
+            element,
+            size: 0,
+            capability: capability(element, object, rights::READ),
+        });
+        self
+    }
+
+    fn output(mut self, name: &str, object: u64) -> Self {
+        analyse(&mut self).outputs.push(v1::Output {
+            name: name.into(),
+            object,
+            ino: 100 + object,
+            path: format!("/work/{name}"),
+        });
+        self
+    }
+
+    fn after(mut self, labels: &[u64]) -> Self {
+        self.after = labels.to_vec();
+        self
+    }
+
+    fn stdin(mut self, name: &str) -> Self {
+        analyse(&mut self).stdin = Some(name.into());
+        self
+    }
+
+    fn stdout(mut self, name: &str) -> Self {
+        analyse(&mut self).stdout = Some(name.into());
+        self
+    }
+}
+
+pub fn copy_label(id: u64, from: u64, element: u32, to: u64) -> v1::Label {
+    v1::Label {
+        id,
+        uid: user(),
+        gid: user(),
+        after: Vec::new(),
+        operation: Some(v1::label::Operation::Copy(v1::Copy {
+            from: Some(v1::Input {
+                name: String::new(),
+                object: from,
+                element,
+                size: 0,
+                capability: capability(element, from, rights::READ),
+            }),
+            to,
+        })),
+    }
+}
+
+/// The failure of an outcome.
+pub fn failure(outcome: &v1::LabelOutcome) -> &v1::FailureReport {
+    outcome
+        .failure
+        .as_ref()
+        .unwrap_or_else(|| panic!("the label should have failed: {outcome:?}"))
+}
+
+/// The sealed objects of an outcome, which must be good, with their sizes.
+pub fn sealed(outcome: &v1::LabelOutcome) -> Vec<(u64, u64)> {
+    assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
+    outcome.sealed.iter().map(|s| (s.object, s.size)).collect()
+}
+
+pub fn ids(ids: &[u64]) -> Vec<LabelId> {
+    ids.iter().copied().map(LabelId).collect()
+}

@@ -1,0 +1,268 @@
+//! Labels from the server's side: what an element does with them, and what it tells.
+
+mod array;
+
+use array::*;
+use tidemill_element::Element;
+use tidemill_wire::v1;
+
+const SHELL: &str = "sh";
+
+async fn element() -> (tempfile::TempDir, FakeServer, Element, Connection) {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
+    let connection = server.welcomed().await;
+    put(&element, 1, b"three\nwords\nhere\n").await;
+    (folder, server, element, connection)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_runs_over_its_input_and_its_output_is_sealed() {
+    let (folder, _server, element, mut connection) = element().await;
+    let label = program_label(1, SHELL, &["-c", "wc -l < in.txt > counts/out.txt; id -u"])
+        .input("in.txt", 1, 1)
+        .output("counts/out.txt", 2)
+        .output("who", 3)
+        .stdout("who");
+    connection.labels(&[label]);
+    let outcome = connection.finished(1).await;
+    assert_eq!(sealed(&outcome).iter().map(|s| s.0).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(get(&element, 2).await, b"3\n");
+    assert_eq!(get(&element, 3).await, format!("{}\n", user()).as_bytes());
+    assert_eq!(outcome.read_bytes, 17);
+    assert_eq!(outcome.moved_bytes, 0);
+    assert_eq!(outcome.kernel_hash.len(), 64);
+    assert!(outcome.start <= outcome.kernel_start && outcome.kernel_start <= outcome.end);
+    let run = folder.path().join("run").join("1");
+    while run.exists() {
+        tokio::task::yield_now().await;
+    }
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_runs_in_order_and_breaks_as_a_whole() {
+    let (_folder, _server, element, mut connection) = element().await;
+    connection.labels(&[
+        program_label(1, SHELL, &["-c", "cat in > out"])
+            .input("in", 1, 1)
+            .output("out", 2),
+        program_label(2, SHELL, &["-c", "cat in in > out"])
+            .input("in", 2, 1)
+            .output("out", 3)
+            .after(&[1]),
+        program_label(3, SHELL, &["-c", "echo no luck >&2; exit 3"]).after(&[2]),
+        program_label(4, "true", &[]).after(&[3]),
+        program_label(5, "true", &[]).after(&[4]),
+        program_label(6, "true", &[]),
+    ]);
+    assert_eq!(sealed(&connection.finished(1).await), [(2, 17)]);
+    assert_eq!(sealed(&connection.finished(2).await), [(3, 34)]);
+    let failed = connection.finished(3).await;
+    assert_eq!((failure(&failed).kind.as_str(), failure(&failed).code), ("exit", 3));
+    assert_eq!(failure(&failed).stderr, "no luck\n");
+    for dependant in [4, 5] {
+        let outcome = connection.finished(dependant).await;
+        assert_eq!(failure(&outcome).kind, "dependency");
+    }
+    assert!(sealed(&connection.finished(6).await).is_empty());
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_are_sent_again_until_they_are_acknowledged() {
+    let (_folder, mut server, element, mut connection) = element().await;
+    // It appends to nothing but its output: run twice it would still be told by the times.
+    let label = program_label(1, SHELL, &["-c", "date +%N > out"]).output("out", 2);
+    connection.labels(std::slice::from_ref(&label));
+    let first = connection.finished(1).await;
+    let bytes = get(&element, 2).await;
+    drop(connection);
+
+    let mut connection = server.connection().await;
+    assert_eq!(connection.hello.labels, [1]);
+    assert_eq!(connection.hello.array_id, ARRAY);
+    connection.welcome(ARRAY);
+    assert_eq!(connection.finished(1).await, first);
+    // The server sends it once more: it is not run again.
+    connection.labels(std::slice::from_ref(&label));
+    assert_eq!(connection.finished(1).await, first);
+    assert_eq!(get(&element, 2).await, bytes);
+    connection.ack(&[1]);
+    // Acknowledged, it is known no more when the element says hello, but still not run again.
+    connection.labels(std::slice::from_ref(&label));
+    assert_eq!(connection.finished(1).await, first);
+    drop(connection);
+    let connection = server.connection().await;
+    assert!(connection.hello.labels.is_empty());
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_outputs_are_failures_that_say_why() {
+    let (folder, _server, element, mut connection) = element().await;
+    let run = |id, script: &str| program_label(id, SHELL, &["-c", script]).input("in", 1, 1).output("out", 10 + id);
+    connection.labels(&[
+        run(1, "true"),
+        run(2, "ln -s /etc/passwd out"),
+        run(3, "mkdir out"),
+        run(4, "mkdir d; echo x > d/f; ln d/f out"),
+        run(5, "head -c 3000 /dev/zero > out; head -c 3000 /dev/zero > other"),
+        run(6, "mkfifo out"),
+    ]);
+    let mut messages = Vec::new();
+    for id in [1, 2, 3, 6] {
+        let outcome = connection.finished(id).await;
+        assert_eq!(failure(&outcome).kind, "missing-output", "{outcome:?}");
+        messages.push(failure(&outcome).message.clone());
+    }
+    assert!(messages[0].contains("was not written"), "{messages:?}");
+    assert!(messages[1].contains("symbolic link"), "{messages:?}");
+    // A file with another name is kept as a copy that no other name leads to.
+    assert_eq!(sealed(&connection.finished(4).await), [(14, 2)]);
+    assert_eq!(sealed(&connection.finished(5).await), [(15, 3000)]);
+    for object in [11_u64, 12, 13, 16] {
+        let path = tidemill_core::id::ObjectId(object).relative_path();
+        assert!(!folder.path().join(path).exists());
+    }
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_run_says_so() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let mut builtin = program_label(4, "", &[]);
+    analyse(&mut builtin).kernel = Some(v1::Kernel {
+        code: Some(v1::kernel::Code::Builtin("no-such-kernel".into())),
+    });
+    let mut empty = program_label(5, "true", &[]);
+    empty.operation = None;
+    connection.labels(&[
+        program_label(1, "no-such-program", &[]),
+        program_label(2, "true", &[]).input("gone", 99, 1),
+        program_label(3, "true", &[]).input("far", 98, 7),
+        builtin,
+        empty,
+        program_label(6, "true", &[]).after(&[5]),
+    ]);
+    for (id, kind, word) in [
+        (1, "kernel", "no-such-program"),
+        (2, "input", "is not on element 1"),
+        (3, "input", "element 7"),
+        (4, "kernel", "no-such-kernel"),
+        (5, "kernel", "operation"),
+        (6, "dependency", "5"),
+    ] {
+        let outcome = connection.finished(id).await;
+        let failure = failure(&outcome);
+        assert_eq!(failure.kind, kind, "{failure:?}");
+        assert!(failure.message.contains(word), "{failure:?}");
+    }
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_can_be_given_up_before_and_while_they_run() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let long = |id| program_label(id, "sleep", &["1000"]);
+    connection.labels(&[
+        long(1),
+        long(2),
+        program_label(3, "true", &[]),
+        program_label(4, "true", &[]).after(&[3]),
+        program_label(5, "true", &[]).after(&[1]),
+    ]);
+    connection.running(1).await;
+    connection.running(2).await;
+    // Both cores are taken, so this one waits.
+    connection.abort(3);
+    assert_eq!(failure(&connection.finished(3).await).kind, "cancelled");
+    assert_eq!(failure(&connection.finished(4).await).kind, "dependency");
+    connection.abort(1);
+    assert_eq!(failure(&connection.finished(1).await).kind, "cancelled");
+    assert_eq!(failure(&connection.finished(5).await).kind, "dependency");
+    connection.abort(2);
+    assert_eq!(failure(&connection.finished(2).await).kind, "cancelled");
+    // An abort may come with or after the label, or for one that nobody knows.
+    connection.labels(&[long(6)]);
+    connection.abort(6);
+    connection.abort(7);
+    assert_eq!(failure(&connection.finished(6).await).kind, "cancelled");
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kernel_that_takes_too_long_or_writes_too_much_is_killed() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let mut slow = program_label(1, "sleep", &["1000"]);
+    analyse(&mut slow).time_ns_max = 200_000_000;
+    let mut big = program_label(2, SHELL, &["-c", "head -c 100000 /dev/zero > out"]).output("out", 2);
+    analyse(&mut big).output_bytes_max = 10_000;
+    connection.labels(&[slow, big, program_label(3, SHELL, &["-c", "kill -SEGV $$"])]);
+    assert_eq!(failure(&connection.finished(1).await).kind, "timeout");
+    assert_eq!(failure(&connection.finished(2).await).kind, "output-limit");
+    let crash = connection.finished(3).await;
+    assert_eq!((failure(&crash).kind.as_str(), failure(&crash).code), ("signal", 11));
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_tasks_all_come_back() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let labels: Vec<v1::Label> = (1..=1000).map(|id| program_label(id, "true", &[])).collect();
+    for batch in labels.chunks(100) {
+        connection.labels(batch);
+    }
+    for id in 1..=1000 {
+        assert!(connection.finished(id).await.failure.is_none());
+    }
+    connection.ack(&(1..=1000).collect::<Vec<u64>>());
+    let status = connection
+        .status(|status| status.history.get("true").is_some_and(|h| h.runs == 1000))
+        .await;
+    assert_eq!((status.running, status.queued), (0, 0));
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_learns_which_programs_there_are() {
+    let (_folder, _server, element, mut connection) = element().await;
+    connection.send(v1::to_element::Message::FindPrograms(v1::FindPrograms {
+        request: 4,
+        names: vec!["true".into(), "no-such-program".into(), "sh".into()],
+    }));
+    let found = connection
+        .find(|message| match message {
+            v1::from_element::Message::Programs(programs) => Some(programs.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!((found.request, found.found), (4, vec!["true".into(), "sh".into()]));
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_removed_by_message_and_by_label() {
+    let (_folder, _server, element, mut connection) = element().await;
+    put(&element, 2, b"x").await;
+    let label = |id, object| v1::Label {
+        id,
+        operation: Some(v1::label::Operation::Remove(object)),
+        ..v1::Label::default()
+    };
+    connection.labels(&[label(1, 1), label(2, 77)]);
+    assert!(sealed(&connection.finished(1).await).is_empty());
+    assert!(sealed(&connection.finished(2).await).is_empty());
+    connection.send(v1::to_element::Message::Remove(v1::RemoveObjects {
+        objects: vec![2, 78],
+    }));
+    let store = &element.node().parts().store;
+    assert!(store.stat(tidemill_core::id::ObjectId(1)).is_err());
+    while store.stat(tidemill_core::id::ObjectId(2)).is_ok() {
+        tokio::task::yield_now().await;
+    }
+    element.stop().await;
+}

@@ -1,0 +1,49 @@
+//! The one error type of the mount. At the boundary to the kernel it becomes an errno.
+
+use rustix::io::Errno;
+
+/// Why an operation of the file system, or the mount itself, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What a system call would say.
+    #[error("{0}")]
+    System(#[from] Errno),
+    /// The server or an element.
+    #[error(transparent)]
+    Client(#[from] tidemill_client::Error),
+    /// An object file opened in place.
+    #[error(transparent)]
+    File(#[from] std::io::Error),
+    /// The file system can't be attached.
+    #[error("can't mount on {path}: {source}; see `tidemill help mount`")]
+    Mount {
+        /// The mountpoint.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
+    #[error("the operation has to wait for a server")]
+    Later,
+}
+
+impl Error {
+    /// The errno that the system call gives.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::System(errno) => errno.raw_os_error(),
+            Self::Client(error) => error.errno(),
+            Self::File(source) | Self::Mount { source, .. } => {
+                source.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
+            }
+            Self::Later => Errno::AGAIN.raw_os_error(),
+        }
+    }
+
+    /// Whether it is this errno.
+    #[must_use]
+    pub fn is(&self, errno: Errno) -> bool {
+        self.errno() == errno.raw_os_error()
+    }
+}

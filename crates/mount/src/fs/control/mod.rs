@@ -1,0 +1,478 @@
+//! The control folder `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3).
+//!
+//! | path | is |
+//! |---|---|
+//! | `<user>/submit` | write the path of a job script to it |
+//! | `<user>/joblist` | one line a job: script, handle |
+//! | `<user>/<handle>-status` | the job's tasks |
+//! | `<user>/last-error` | why the last submission was refused |
+//! | `elements/<n>/status` | one element |
+//! | `lineage/<path>` | what made that file, and what was made of it |
+//!
+//! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the
+//! root, so that copying a tree does not copy it.
+
+mod submit;
+mod text;
+mod users;
+
+use super::backend::credentials;
+use super::{Caller, Found, Fs, Key, Pace};
+use crate::error::Error;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_client::Error as ClientError;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
+
+/// Name of the folder.
+pub(crate) const FOLDER: &[u8] = b".tidemill";
+/// Name of the link to it.
+pub(crate) const LINK: &[u8] = b".analyzethis";
+/// How long the kernel believes attributes of special files.
+const TTL: Duration = Duration::ZERO;
+
+/// One of the mount's own files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Special {
+    Folder,
+    Link,
+    User(u32),
+    Submit(u32),
+    JobList(u32),
+    LastError(u32),
+    JobStatus(u32, u64),
+    Elements,
+    Element(u32),
+    ElementStatus(u32),
+    /// The mirror of a directory.
+    Lineage(u64),
+    /// The mirror of a file.
+    LineageOf(u64),
+}
+
+/// State of the control folder.
+#[derive(Debug, Default)]
+pub(crate) struct Control {
+    numbers: Mutex<Numbers>,
+    users: Mutex<BTreeSet<u32>>,
+    errors: Mutex<BTreeMap<u32, String>>,
+    open: Mutex<HashMap<u64, Arc<OpenSpecial>>>,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    all: Vec<Special>,
+    by_special: HashMap<Special, u64>,
+}
+
+#[derive(Debug)]
+struct OpenSpecial {
+    special: Special,
+    caller: Caller,
+    content: Mutex<Option<Vec<u8>>>,
+    input: Mutex<Vec<u8>>,
+}
+
+/// An entry of a special directory.
+pub(crate) type Entry = (Vec<u8>, Found);
+
+impl Control {
+    fn number(&self, special: Special) -> u64 {
+        let mut numbers = self.numbers.lock();
+        if let Some(number) = numbers.by_special.get(&special) {
+            return *number;
+        }
+        numbers.all.push(special);
+        let number = Inode::SPECIAL | numbers.all.len() as u64;
+        numbers.by_special.insert(special, number);
+        number
+    }
+
+    fn special(&self, number: u64) -> Result<Special, Error> {
+        let numbers = self.numbers.lock();
+        let index = usize::try_from(number & !Inode::SPECIAL).unwrap_or(0);
+        let special = index.checked_sub(1).and_then(|index| numbers.all.get(index));
+        special.copied().ok_or_else(|| Errno::STALE.into())
+    }
+
+    fn found(&self, special: Special) -> Found {
+        let (kind, mode, uid) = special.looks();
+        let ino = self.number(special);
+        let gid = if uid == 0 { 0 } else { users::gid(uid) };
+        let attr = Attr {
+            ino,
+            kind: kind.into(),
+            mode,
+            uid,
+            gid,
+            nlink: if kind == Kind::Directory { 2 } else { 1 },
+            mtime: super::remote::now_ns(),
+            ctime: super::remote::now_ns(),
+            atime: super::remote::now_ns(),
+            size: if special == Special::Link { FOLDER.len() as u64 } else { 0 },
+            ..Attr::default()
+        };
+        Found {
+            key: Key { ino, alias: 0 },
+            attr,
+            blocks: 0,
+            ttl: TTL,
+        }
+    }
+
+    /// The folder or the link to it, if that is the name of one.
+    pub(crate) fn at_root(&self, name: &[u8]) -> Option<Found> {
+        match name {
+            FOLDER => Some(self.found(Special::Folder)),
+            LINK => Some(self.found(Special::Link)),
+            _ => None,
+        }
+    }
+}
+
+impl Special {
+    fn looks(self) -> (Kind, u32, u32) {
+        match self {
+            Self::Folder | Self::Elements | Self::Element(_) | Self::Lineage(_) => (Kind::Directory, 0o555, 0),
+            Self::Link => (Kind::Symlink, 0o777, 0),
+            Self::User(uid) => (Kind::Directory, 0o500, uid),
+            Self::Submit(uid) => (Kind::File, 0o600, uid),
+            Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => (Kind::File, 0o400, uid),
+            Self::ElementStatus(_) | Self::LineageOf(_) => (Kind::File, 0o444, 0),
+        }
+    }
+}
+
+impl Fs {
+    pub(crate) fn control_lookup(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        let parent = self.control.special(parent)?;
+        let text = std::str::from_utf8(name).ok();
+        let special = match parent {
+            _ if name == b"." => Some(parent),
+            Special::Folder => match text {
+                Some("elements") => Some(Special::Elements),
+                Some("lineage") => Some(Special::Lineage(Inode::ROOT.0)),
+                Some(user) => users::uid(user).map(|uid| {
+                    self.control.users.lock().insert(caller.uid);
+                    Special::User(uid)
+                }),
+                None => None,
+            },
+            Special::User(uid) => match text {
+                Some("submit") => Some(Special::Submit(uid)),
+                Some("joblist") => Some(Special::JobList(uid)),
+                Some("last-error") => Some(Special::LastError(uid)),
+                Some(other) => {
+                    let job = other.strip_suffix("-status").and_then(|job| job.parse().ok());
+                    job.map(|job| Special::JobStatus(uid, job))
+                }
+                None => None,
+            },
+            Special::Elements => text.and_then(|n| n.parse().ok()).map(Special::Element),
+            Special::Element(element) => (name == b"status").then_some(Special::ElementStatus(element)),
+            Special::Lineage(directory) => {
+                return self.lineage_lookup(caller, directory, name, pace);
+            }
+            _ => return Err(Errno::NOTDIR.into()),
+        };
+        let special = special.ok_or(Errno::NOENT)?;
+        match special {
+            Special::JobStatus(uid, job) => {
+                pace.wait()?;
+                self.jobs_of(uid)?.iter().find(|known| known.job == job).ok_or(Errno::NOENT)?;
+            }
+            Special::Element(element) => {
+                pace.wait()?;
+                self.element(element)?;
+            }
+            _ => {}
+        }
+        Ok(self.control.found(special))
+    }
+
+    /// The mirror of a name of the namespace, with the rights of what it mirrors.
+    fn lineage_lookup(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        pace.wait()?;
+        let op = Op::Lookup(v1::Lookup {
+            parent,
+            name: name.to_vec(),
+        });
+        let Answer::Entry(entry) = self.backend.one(caller, op)? else {
+            return Err(ClientError::Answer("Lookup").into());
+        };
+        let attr = entry.attr.ok_or(ClientError::Answer("Lookup"))?;
+        self.mirror(&attr).ok_or_else(|| Errno::NOENT.into())
+    }
+
+    /// What stands for a file or directory in `lineage/`; other kinds have no lineage.
+    fn mirror(&self, attr: &Attr) -> Option<Found> {
+        let special = match attr.kind() {
+            Kind::Directory => Special::Lineage(attr.ino),
+            Kind::File => Special::LineageOf(attr.ino),
+            _ => return None,
+        };
+        let mut found = self.control.found(special);
+        let allowed = if attr.kind() == Kind::Directory { 0o555 } else { 0o444 };
+        found.attr.mode = attr.mode & allowed;
+        found.attr.uid = attr.uid;
+        found.attr.gid = attr.gid;
+        found.attr.mtime = attr.mtime;
+        Some(found)
+    }
+
+    pub(crate) fn control_getattr(
+        &self,
+        caller: Caller,
+        number: u64,
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        let special = self.control.special(number)?;
+        match special {
+            Special::Lineage(ino) | Special::LineageOf(ino) => {
+                pace.wait()?;
+                let op = Op::GetAttr(v1::GetAttr { ino });
+                let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
+                self.mirror(&attr).ok_or_else(|| Errno::STALE.into())
+            }
+            other => Ok(self.control.found(other)),
+        }
+    }
+
+    pub(crate) fn control_readlink(&self, number: u64) -> Result<Vec<u8>, Error> {
+        match self.control.special(number)? {
+            Special::Link => Ok(FOLDER.to_vec()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// All entries of a special directory.
+    pub(crate) fn control_list(
+        &self,
+        caller: Caller,
+        number: u64,
+        pace: Pace,
+    ) -> Result<Vec<Entry>, Error> {
+        let named = |name: String, special| (name.into_bytes(), self.control.found(special));
+        Ok(match self.control.special(number)? {
+            Special::Folder => {
+                let mut seen = self.control.users.lock();
+                seen.insert(caller.uid);
+                let mut entries: Vec<_> =
+                    seen.iter().map(|uid| named(users::name(*uid), Special::User(*uid))).collect();
+                entries.push(named("elements".into(), Special::Elements));
+                entries.push(named("lineage".into(), Special::Lineage(Inode::ROOT.0)));
+                entries
+            }
+            Special::User(uid) => {
+                pace.wait()?;
+                let mut entries = vec![
+                    named("submit".into(), Special::Submit(uid)),
+                    named("joblist".into(), Special::JobList(uid)),
+                    named("last-error".into(), Special::LastError(uid)),
+                ];
+                for job in self.jobs_of(uid)? {
+                    let name = format!("{}-status", job.job);
+                    entries.push(named(name, Special::JobStatus(uid, job.job)));
+                }
+                entries
+            }
+            Special::Elements => {
+                pace.wait()?;
+                let elements = self.elements()?;
+                let name = |e: &v1::Element| named(e.element.to_string(), Special::Element(e.element));
+                elements.iter().map(name).collect()
+            }
+            Special::Element(element) => vec![named("status".into(), Special::ElementStatus(element))],
+            Special::Lineage(ino) => {
+                pace.wait()?;
+                self.lineage_list(caller, ino)?
+            }
+            _ => return Err(Errno::NOTDIR.into()),
+        })
+    }
+
+    fn lineage_list(&self, caller: Caller, ino: u64) -> Result<Vec<Entry>, Error> {
+        let handle = self.opendir(ino);
+        let mut entries = Vec::new();
+        let outcome = loop {
+            match self.list(caller, handle, entries.len(), usize::MAX, Pace::MayWait) {
+                Ok(page) if page.is_empty() => break Ok(()),
+                Ok(page) => entries.extend(page),
+                Err(error) => break Err(error),
+            }
+        };
+        self.releasedir(handle);
+        outcome?;
+        let mirrored = entries.into_iter().filter_map(|listed| {
+            let found = self.mirror(&listed.attr)?;
+            Some((listed.name, found))
+        });
+        Ok(mirrored.collect())
+    }
+
+    pub(crate) fn control_open(
+        &self,
+        caller: Caller,
+        number: u64,
+        write: bool,
+    ) -> Result<u64, Error> {
+        let special = self.control.special(number)?;
+        if write && !matches!(special, Special::Submit(_)) {
+            return Err(Errno::ACCESS.into());
+        }
+        let handle = self.handle_number();
+        let open = OpenSpecial {
+            special,
+            caller,
+            content: Mutex::default(),
+            input: Mutex::default(),
+        };
+        self.control.open.lock().insert(handle, Arc::new(open));
+        Ok(handle)
+    }
+
+    fn open_special(&self, handle: u64) -> Result<Arc<OpenSpecial>, Error> {
+        let open = self.control.open.lock();
+        open.get(&handle).cloned().ok_or_else(|| Errno::BADF.into())
+    }
+
+    pub(crate) fn control_read(
+        &self,
+        handle: u64,
+        offset: u64,
+        length: usize,
+        pace: Pace,
+    ) -> Result<Vec<u8>, Error> {
+        let open = self.open_special(handle)?;
+        pace.wait()?;
+        let mut content = open.content.lock();
+        // Reading from the start shows the state as it is then.
+        if content.is_none() || offset == 0 {
+            *content = Some(self.content(open.caller, open.special)?);
+        }
+        let bytes = content.as_deref().unwrap_or_default();
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let end = start.saturating_add(length).min(bytes.len());
+        Ok(bytes[start..end].to_vec())
+    }
+
+    fn content(&self, caller: Caller, special: Special) -> Result<Vec<u8>, Error> {
+        let text = match special {
+            Special::JobList(uid) => text::job_list(&self.jobs_of(uid)?),
+            Special::JobStatus(uid, job) => {
+                let request = v1::GetJobRequest {
+                    credentials: Some(plain_credentials(uid)),
+                    job,
+                };
+                let mut jobs = self.backend.server.jobs();
+                let reply = self.backend.runtime.block_on(jobs.get(request));
+                text::job_status(&reply.map_err(|s| self.backend.server.explain(s))?.into_inner())
+            }
+            Special::LastError(uid) => self.control.errors.lock().get(&uid).cloned().unwrap_or_default(),
+            Special::ElementStatus(element) => text::element_status(&self.element(element)?),
+            Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
+            _ => String::new(),
+        };
+        Ok(text.into_bytes())
+    }
+
+    fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
+        let op = Op::GetAttr(v1::GetAttr { ino });
+        let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
+        if attr.object == 0 {
+            return Ok("not sealed yet: it has no lineage\n".into());
+        }
+        let request = v1::LineageRequest {
+            credentials: Some(credentials(caller)),
+            object: attr.object,
+            up: true,
+            down: true,
+            ..v1::LineageRequest::default()
+        };
+        let mut lineage = self.backend.server.lineage();
+        let reply = self.backend.runtime.block_on(lineage.query(request));
+        let reply = reply.map_err(|status| self.backend.server.explain(status))?;
+        Ok(text::lineage(&reply.into_inner()))
+    }
+
+    fn jobs_of(&self, uid: u32) -> Result<Vec<v1::Job>, Error> {
+        let request = v1::ListJobsRequest {
+            credentials: Some(plain_credentials(uid)),
+            everyone: false,
+        };
+        let mut jobs = self.backend.server.jobs();
+        let reply = self.backend.runtime.block_on(jobs.list(request));
+        Ok(reply.map_err(|status| self.backend.server.explain(status))?.into_inner().jobs)
+    }
+
+    fn elements(&self) -> Result<Vec<v1::Element>, Error> {
+        Ok(self.backend.runtime.block_on(self.backend.server.status())?.elements)
+    }
+
+    fn element(&self, element: u32) -> Result<v1::Element, Error> {
+        let found = self.elements()?.into_iter().find(|e| e.element == element);
+        found.ok_or_else(|| Errno::NOENT.into())
+    }
+
+    /// Takes text written to `submit`; each finished line is a submission.
+    pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
+        let open = self.open_special(handle)?;
+        let Special::Submit(uid) = open.special else {
+            return Err(Errno::ACCESS.into());
+        };
+        pace.wait()?;
+        let mut input = open.input.lock();
+        if input.len() + bytes.len() > submit::PATH_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        input.extend_from_slice(bytes);
+        while let Some(end) = input.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = input.drain(..=end).collect();
+            self.submit_line(open.caller, uid, &line)?;
+        }
+        Ok(())
+    }
+
+    /// A descriptor of a special file was closed: a last line without an end counts as finished.
+    pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
+        let open = self.open_special(handle)?;
+        let Special::Submit(uid) = open.special else { return Ok(()) };
+        let mut input = open.input.lock();
+        if input.is_empty() {
+            return Ok(());
+        }
+        pace.wait()?;
+        let line = std::mem::take(&mut *input);
+        self.submit_line(open.caller, uid, &line)
+    }
+
+    pub(crate) fn control_release(&self, handle: u64) {
+        self.control.open.lock().remove(&handle);
+    }
+}
+
+/// A user as the server checks them: with no more rights than they have.
+fn plain_credentials(uid: u32) -> v1::Credentials {
+    v1::Credentials {
+        uid,
+        gid: users::gid(uid),
+        groups: users::groups(uid),
+        checked: false,
+    }
+}

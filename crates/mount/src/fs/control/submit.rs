@@ -1,0 +1,208 @@
+//! A job script named by its path is read with the rights of whoever wrote the path, and submitted.
+
+use super::super::{Caller, Fs};
+use crate::error::Error;
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+use tidemill_client::transfer::Transfer;
+use tidemill_wire::v1;
+
+/// Longest line written to `submit`.
+pub(super) const PATH_BYTES_MAX: usize = 4096;
+/// Largest job script, in bytes.
+const SCRIPT_BYTES_MAX: u64 = 4 << 20;
+/// How long a submission waits for files that were just closed.
+const SEAL_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a script is.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// On this host; in the namespace under the same path if it is not.
+    Host(PathBuf),
+    /// In the namespace.
+    Namespace(PathBuf),
+}
+
+impl Fs {
+    /// Submits the job script that a line names. The error is kept for `last-error`.
+    pub(super) fn submit_line(&self, caller: Caller, uid: u32, line: &[u8]) -> Result<(), Error> {
+        let path = String::from_utf8_lossy(line).trim().to_owned();
+        if path.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.submit(caller, &path);
+        let mut errors = self.control.errors.lock();
+        match outcome {
+            Ok(()) => {
+                errors.remove(&uid);
+                Ok(())
+            }
+            Err(message) => {
+                errors.insert(uid, message + "\n");
+                Err(Errno::INVAL.into())
+            }
+        }
+    }
+
+    fn submit(&self, caller: Caller, path: &str) -> Result<(), String> {
+        // Inputs that were closed a moment ago are to be seen by the job.
+        self.drain(SEAL_PATIENCE);
+        let place = self.locate(caller, Path::new(path))?;
+        let credentials = v1::Credentials {
+            uid: caller.uid,
+            gid: caller.gid,
+            groups: groups_of(caller.pid),
+            checked: false,
+        };
+        let (source, script) = match place {
+            Place::Namespace(path) => {
+                let text = self.read_stored(&credentials, &path)?;
+                (path, text)
+            }
+            Place::Host(path) => match read_as(caller, &credentials.groups, &path) {
+                Ok(text) => (path, text),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    let stored = self.read_stored(&credentials, &path);
+                    let text = stored.map_err(|_| format!("{}: {error}", path.display()))?;
+                    (path, text)
+                }
+                Err(error) => return Err(format!("{}: {error}", path.display())),
+            },
+        };
+        let script = String::from_utf8(script)
+            .map_err(|_| format!("{}: a job script is UTF-8 text", source.display()))?;
+        let request = v1::SubmitRequest {
+            credentials: Some(credentials),
+            script,
+            source: source.display().to_string(),
+            policy: String::new(),
+        };
+        let mut jobs = self.backend.server.jobs();
+        let reply = self.backend.runtime.block_on(jobs.submit(request));
+        let reply = reply.map_err(|status| self.backend.server.explain(status).to_string())?;
+        let errors = reply.into_inner().errors;
+        if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+    }
+
+    /// Makes a path absolute by the writer's working directory, and sees whether it lies in the mount.
+    fn locate(&self, caller: Caller, path: &Path) -> Result<Place, String> {
+        let absolute = if path.is_absolute() {
+            path.to_owned()
+        } else {
+            let link = format!("/proc/{}/cwd", caller.pid);
+            let cwd = std::fs::read_link(&link)
+                .map_err(|error| format!("{}: give an absolute path ({link}: {error})", path.display()))?;
+            cwd.join(path)
+        };
+        let clean = normal(&absolute);
+        Ok(match clean.strip_prefix(&self.mountpoint) {
+            Ok(inside) => Place::Namespace(Path::new("/").join(inside)),
+            Err(_) => Place::Host(clean),
+        })
+    }
+
+    fn read_stored(&self, credentials: &v1::Credentials, path: &Path) -> Result<Vec<u8>, String> {
+        let mut text = Vec::new();
+        let server = self.backend.server.clone();
+        let name = path.display().to_string();
+        let read = self.backend.runtime.block_on(async {
+            let transfer = Transfer::new(server, credentials.clone()).await?;
+            transfer
+                .read(&name, |piece| {
+                    if (text.len() + piece.len()) as u64 <= SCRIPT_BYTES_MAX {
+                        text.extend_from_slice(&piece);
+                    }
+                    Ok(())
+                })
+                .await
+        });
+        match read {
+            Ok(size) if size > SCRIPT_BYTES_MAX => Err(too_large(path)),
+            Ok(_) => Ok(text),
+            Err(error) => Err(format!("{name}: {error}")),
+        }
+    }
+}
+
+fn too_large(path: &Path) -> String {
+    format!("{}: a job script has at most {SCRIPT_BYTES_MAX} bytes", path.display())
+}
+
+/// Without `.` and `..`, by the text alone.
+fn normal(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                clean.pop();
+            }
+            Component::CurDir => {}
+            other => clean.push(other),
+        }
+    }
+    clean
+}
+
+/// Supplementary groups of a process; none if it is gone or in another process namespace.
+fn groups_of(pid: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    let numbers = line.unwrap_or_default().split_whitespace();
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Reads a regular file of this host with the rights of a user, on a thread that gives up all others.
+fn read_as(caller: Caller, groups: &[u32], path: &Path) -> std::io::Result<Vec<u8>> {
+    let (path, groups) = (path.to_owned(), groups.to_vec());
+    let reader = std::thread::Builder::new().name("script".into()).spawn(move || {
+        if rustix::process::geteuid().is_root() && caller.uid != 0 {
+            let groups: Vec<_> = groups.into_iter().map(Gid::from_raw).collect();
+            let (uid, gid) = (Uid::from_raw(caller.uid), Gid::from_raw(caller.gid));
+            rustix::thread::set_thread_groups(&groups)?;
+            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+        }
+        read_script(&path)
+    })?;
+    reader.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
+}
+
+fn read_script(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut options = std::fs::OpenOptions::new();
+    // A pipe must not hold the mount up.
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let mut text = Vec::new();
+    file.take(SCRIPT_BYTES_MAX + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > SCRIPT_BYTES_MAX {
+        return Err(std::io::Error::other(too_large(path)));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_cleaned_by_their_text() {
+        assert_eq!(normal(Path::new("/a/./b/../c")), Path::new("/a/c"));
+        assert_eq!(normal(Path::new("/../a")), Path::new("/a"));
+    }
+
+    #[test]
+    fn own_groups_are_those_the_kernel_says() {
+        let mine = rustix::process::getgroups().unwrap();
+        let mut mine: Vec<_> = mine.into_iter().map(rustix::process::Gid::as_raw).collect();
+        mine.sort_unstable();
+        let mut told = groups_of(std::process::id());
+        told.sort_unstable();
+        assert_eq!(told, mine);
+    }
+}

@@ -1,0 +1,161 @@
+//! What the files of the control folder say, as text for people and simple scripts.
+
+use std::fmt::Write as _;
+use tidemill_wire::v1;
+
+/// Nanoseconds of one millisecond.
+const MILLISECOND_NS: i64 = 1_000_000;
+
+/// One line a job: the script's path, the handle.
+pub(super) fn job_list(jobs: &[v1::Job]) -> String {
+    let mut text = String::new();
+    for job in jobs {
+        let _ = writeln!(text, "{} {}", job.source, job.job);
+    }
+    text
+}
+
+fn state(number: i32) -> String {
+    v1::State::try_from(number).map_or("unknown", |state| state.as_str_name()).to_lowercase()
+}
+
+/// A job and its tasks.
+pub(super) fn job_status(job: &v1::Job) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "job      {}", job.job);
+    let _ = writeln!(text, "name     {}", job.name);
+    let _ = writeln!(text, "script   {}", job.source);
+    let _ = writeln!(text, "workdir  {}", job.workdir);
+    let _ = writeln!(text, "policy   {}", job.policy);
+    let _ = writeln!(text, "state    {}", state(job.state));
+    let _ = writeln!(text, "moved    {} bytes", job.moved_bytes);
+    let header = ["task", "kernel", "state", "element", "ms", "read", "written", "error"];
+    let mut rows = vec![header.map(str::to_owned)];
+    for task in &job.tasks {
+        let placed = task.state >= v1::State::Sent.into();
+        let ended = task.end > task.start;
+        rows.push([
+            task.name.clone(),
+            task.kernel.clone(),
+            state(task.state),
+            if placed { task.element.to_string() } else { "-".into() },
+            if ended { ((task.end - task.start) / MILLISECOND_NS).to_string() } else { "-".into() },
+            task.read_bytes.to_string(),
+            task.written_bytes.to_string(),
+            task.error.lines().next().unwrap_or_default().to_owned(),
+        ]);
+    }
+    text.push('\n');
+    text.push_str(&table(&rows));
+    text
+}
+
+/// Columns as wide as their widest cell.
+fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// An element, one property a line.
+pub(super) fn element_status(element: &v1::Element) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "element        {}", element.element);
+    let _ = writeln!(text, "role           {}", element.role);
+    let _ = writeln!(text, "state          {}", if element.up { "up" } else { "down" });
+    let _ = writeln!(text, "url            {}", element.url);
+    let _ = writeln!(text, "folder         {}", element.folder);
+    let _ = writeln!(text, "cores          {}", element.cores);
+    let _ = writeln!(text, "running        {}", element.running);
+    let _ = writeln!(text, "queued         {}", element.queued);
+    let _ = writeln!(text, "capacity       {} bytes", element.capacity_bytes);
+    let _ = writeln!(text, "free           {} bytes", element.free_bytes);
+    let _ = writeln!(text, "written        {} bytes", element.bytes_written);
+    let _ = writeln!(text, "read           {} bytes", element.bytes_read);
+    let (whole, milli) = (element.load_milli / 1000, element.load_milli % 1000);
+    let _ = writeln!(text, "load           {whole}.{milli:03}");
+    let _ = writeln!(text, "sandbox        {}", element.sandbox);
+    text
+}
+
+/// What made an object and what was made of it.
+pub(super) fn lineage(reply: &v1::LineageReply) -> String {
+    let mut text = String::new();
+    let name = |object: u64| {
+        let known = reply.versions.iter().find(|version| version.object == object);
+        known.map_or_else(String::new, |version| format!(" {} v{}", version.path, version.version))
+    };
+    let _ = writeln!(text, "object {}{}", reply.object, name(reply.object));
+    for version in &reply.versions {
+        let maker = match version.task {
+            0 => format!("written by user {}", version.uid),
+            task => format!("made by task {task}"),
+        };
+        let _ = writeln!(
+            text,
+            "version {} {} v{} {} bytes on element {}: {maker}",
+            version.object, version.path, version.version, version.size, version.element
+        );
+    }
+    for run in &reply.runs {
+        let _ = writeln!(
+            text,
+            "task {} {} of job {} ({}): {} {} on element {}",
+            run.task,
+            run.name,
+            run.job,
+            run.job_name,
+            run.kernel,
+            run.args.join(" "),
+            run.element
+        );
+        let _ = writeln!(text, "  kernel hash {}", run.kernel_hash);
+        for input in &run.inputs {
+            let _ = writeln!(text, "  input {} object {}", input.name, input.object);
+        }
+        for output in &run.outputs {
+            let _ = writeln!(text, "  output {} object {}", output.name, output.object);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_are_listed_by_script_and_handle() {
+        let job = |job, source: &str| v1::Job {
+            job,
+            source: source.into(),
+            ..v1::Job::default()
+        };
+        assert_eq!(job_list(&[job(3, "/a.conf"), job(9, "/b.conf")]), "/a.conf 3\n/b.conf 9\n");
+    }
+
+    #[test]
+    fn a_status_has_one_line_a_task_in_columns() {
+        let task = |name: &str, state: v1::State| v1::Task {
+            name: name.into(),
+            kernel: "mean".into(),
+            state: state.into(),
+            ..v1::Task::default()
+        };
+        let job = v1::Job {
+            tasks: vec![task("a", v1::State::Done), task("longer", v1::State::Waiting)],
+            ..v1::Job::default()
+        };
+        let text = job_status(&job);
+        assert!(text.contains("a       mean    done     0"), "{text}");
+        assert!(text.contains("longer  mean    waiting  -"), "{text}");
+    }
+}

@@ -1,0 +1,144 @@
+//! The file system. Knows inodes, names, versions and open files; knows nothing of FUSE.
+//!
+//! Every operation takes a [`Pace`]: at [`Pace::Now`] it answers from what is known here or says
+//! [`Error::Later`] having changed nothing, so that one thread can serve the kernel without ever waiting.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `backend` | requests to the server, places of elements |
+//! | `table` | inodes and names the kernel knows, aliases of versions |
+//! | `names` | operations on the namespace |
+//! | `file` | open files |
+//! | `version` | beginning and ending versions |
+//! | `seal` | sealing what was closed, in batches |
+//! | `object`, `remote` | bytes in place and over HTTP |
+//! | `directory` | listings |
+//! | `watch` | what others changed |
+//! | `control` | the control folder |
+
+pub(crate) mod backend;
+pub(crate) mod control;
+pub(crate) mod directory;
+pub(crate) mod file;
+pub(crate) mod names;
+pub(crate) mod object;
+pub(crate) mod remote;
+pub(crate) mod seal;
+pub(crate) mod table;
+pub(crate) mod version;
+pub(crate) mod watch;
+
+pub(crate) use backend::{Caller, Pace};
+pub(crate) use table::Key;
+
+use backend::Backend;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{Attr, Kind};
+
+/// The file system of one mount.
+#[derive(Debug)]
+pub(crate) struct Fs {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) table: Arc<table::Table>,
+    pub(crate) control: control::Control,
+    pub(crate) mountpoint: PathBuf,
+    sealer: seal::Sealer,
+    files: Mutex<HashMap<u64, Arc<file::Handle>>>,
+    directories: Mutex<HashMap<u64, Arc<directory::Listing>>>,
+    next_handle: AtomicU64,
+    attr_ttl: Duration,
+}
+
+/// What the kernel is told about a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) key: Key,
+    pub(crate) attr: Attr,
+    /// 512-byte blocks.
+    pub(crate) blocks: u64,
+    /// How long the kernel may believe the attributes.
+    pub(crate) ttl: Duration,
+}
+
+impl Fs {
+    pub(crate) fn new(backend: Arc<Backend>, mountpoint: PathBuf, attr_ttl: Duration) -> Self {
+        let table = Arc::new(table::Table::default());
+        let root = table.get_or_make(Inode::ROOT.0);
+        root.state.lock().lookups = 1;
+        Self {
+            sealer: seal::Sealer::start(backend.clone(), table.clone()),
+            control: control::Control::default(),
+            backend,
+            table,
+            mountpoint,
+            files: Mutex::default(),
+            directories: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            attr_ttl,
+        }
+    }
+
+    pub(crate) fn entry_ttl(&self) -> Duration {
+        self.attr_ttl
+    }
+
+    fn handle_number(&self) -> u64 {
+        self.next_handle.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes attributes from an answer to a question asked at `asked` ([`table::Table::now`]).
+    fn adopt(&self, state: &mut table::State, attr: Attr, asked: u64) {
+        if state.stamp > asked || attr.version < state.attr.version {
+            return;
+        }
+        state.attr = attr;
+        state.fresh = Some(Instant::now() + self.attr_ttl);
+    }
+
+    /// What the kernel is told of a node.
+    fn found(&self, node: &table::Node, state: &table::State) -> Found {
+        let (attr, blocks) = state.shown();
+        // Memory mapped writes change size and times without telling the kernel's cache.
+        let ttl = if state.is_writing() { Duration::ZERO } else { self.attr_ttl };
+        let key = Key {
+            ino: node.ino,
+            alias: state.alias,
+        };
+        Found {
+            key,
+            attr,
+            blocks,
+            ttl,
+        }
+    }
+
+    fn node(&self, ino: u64) -> Arc<table::Node> {
+        self.table.get_or_make(ino)
+    }
+
+    /// Waits until everything that was closed is sealed, for a bounded time; says whether it is.
+    pub(crate) fn drain(&self, timeout: Duration) -> bool {
+        self.sealer.drain(timeout)
+    }
+}
+
+/// The type bits of a mode.
+pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
+    use rustix::fs::FileType;
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => Some(Kind::File),
+        FileType::Directory => Some(Kind::Directory),
+        FileType::Symlink => Some(Kind::Symlink),
+        FileType::Fifo => Some(Kind::Fifo),
+        FileType::Socket => Some(Kind::Socket),
+        FileType::CharacterDevice => Some(Kind::CharDevice),
+        FileType::BlockDevice => Some(Kind::BlockDevice),
+        FileType::Unknown => None,
+    }
+}

@@ -1,0 +1,542 @@
+//! Operations on the namespace: looking up, making, linking, renaming, removing, attributes.
+
+use super::backend::{attr_of, unsupported};
+use super::table::Node;
+use super::{Caller, Found, Fs, Key, Pace};
+use crate::error::Error;
+use rustix::io::Errno;
+use std::sync::Arc;
+use tidemill_client::Error as ClientError;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
+
+/// Bytes of a name at most.
+const NAME_BYTES_MAX: usize = 255;
+/// Set-user-id, set-group-id, and the group's execute bit.
+const SETUID: u32 = 0o4000;
+const SETGID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// Changes of attributes that one call asks for. Times are nanoseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) mode: Option<u32>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) size: Option<u64>,
+    pub(crate) atime: Option<i64>,
+    pub(crate) mtime: Option<i64>,
+}
+
+/// Something new in a directory.
+#[derive(Clone, Debug)]
+pub(crate) struct New {
+    pub(crate) kind: Kind,
+    pub(crate) mode: u32,
+    pub(crate) rdev: u32,
+    pub(crate) target: Vec<u8>,
+}
+
+/// How to rename.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Renaming {
+    pub(crate) no_replace: bool,
+    pub(crate) exchange: bool,
+}
+
+fn check_name(name: &[u8]) -> Result<(), Error> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Errno::NAMETOOLONG.into());
+    }
+    Ok(())
+}
+
+impl Fs {
+    pub(crate) fn lookup(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        check_name(name)?;
+        if name == b"." {
+            let found = self.getattr(caller, Key { ino: parent, alias: 0 }, pace)?;
+            self.node(parent).state.lock().lookups += 1;
+            return Ok(found);
+        }
+        pace.wait()?;
+        let asked = self.table.now();
+        let op = Op::Lookup(v1::Lookup {
+            parent,
+            name: name.to_vec(),
+        });
+        match self.backend.one(caller, op) {
+            Ok(Answer::Entry(entry)) => {
+                let keep = name != b"..";
+                self.learn(parent, name, entry, asked, keep).map(|(_, found)| found)
+            }
+            Ok(_) => Err(ClientError::Answer("Lookup").into()),
+            Err(error) => {
+                if error.is(Errno::NOENT) {
+                    self.table.unname(parent, name);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over an entry that the kernel is going to know.
+    pub(super) fn learn(
+        &self,
+        parent: u64,
+        name: &[u8],
+        entry: v1::Entry,
+        asked: u64,
+        named: bool,
+    ) -> Result<(Arc<Node>, Found), Error> {
+        let attr = entry.attr.ok_or(ClientError::Answer("Apply"))?;
+        let node = self.node(attr.ino);
+        let found = {
+            let mut state = node.state.lock();
+            self.adopt(&mut state, attr, asked);
+            if !entry.target.is_empty() {
+                state.target = entry.target;
+            }
+            state.lookups += 1;
+            self.found(&node, &state)
+        };
+        if named {
+            self.table.name(parent, name, attr.ino);
+        }
+        Ok((node, found))
+    }
+
+    /// The kernel has dropped references.
+    pub(crate) fn forget(&self, key: Key, lookups: u64) {
+        if key.is_special() {
+            return;
+        }
+        let Some(node) = self.table.get(key.ino) else { return };
+        let unused = {
+            let mut state = node.state.lock();
+            state.lookups = state.lookups.saturating_sub(lookups);
+            state.lookups == 0
+        };
+        if unused {
+            self.table.drop_unused(key.ino);
+        }
+    }
+
+    /// Makes the node's attributes known.
+    pub(super) fn fetch(&self, caller: Caller, node: &Node, pace: Pace) -> Result<(), Error> {
+        if node.state.lock().is_fresh() {
+            return Ok(());
+        }
+        pace.wait()?;
+        let asked = self.table.now();
+        let op = Op::GetAttr(v1::GetAttr { ino: node.ino });
+        match self.backend.one(caller, op).and_then(attr_of) {
+            Ok(attr) => {
+                let mut state = node.state.lock();
+                self.adopt(&mut state, attr, asked);
+                Ok(())
+            }
+            Err(error) if error.is(Errno::NOENT) => {
+                let mut state = node.state.lock();
+                if state.opens == 0 && state.writing.is_none() {
+                    return Err(Errno::STALE.into());
+                }
+                // Removed by somebody else while it is open here.
+                state.gone = true;
+                state.attr.nlink = 0;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn getattr(&self, caller: Caller, key: Key, pace: Pace) -> Result<Found, Error> {
+        let node = self.node(key.ino);
+        {
+            let state = node.state.lock();
+            if key.alias != state.alias
+                && let Some(bound) = state.bound.get(&key.alias)
+                && let Some(frozen) = bound.frozen
+            {
+                let mut found = self.found(&node, &state);
+                let stat = bound.object.stat()?;
+                found.attr.size = stat.size;
+                found.attr.mtime = frozen.mtime;
+                found.blocks = stat.blocks;
+                return Ok(found);
+            }
+        }
+        self.fetch(caller, &node, pace)?;
+        let state = node.state.lock();
+        Ok(self.found(&node, &state))
+    }
+
+    pub(crate) fn setattr(
+        &self,
+        caller: Caller,
+        key: Key,
+        mut changes: Changes,
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        pace.wait()?;
+        let node = self.node(key.ino);
+        self.fetch(caller, &node, pace)?;
+        if let Some(size) = changes.size {
+            self.set_size(caller, key, &node, size)?;
+        }
+        drop_privileges(&mut changes, &node.state.lock().attr, caller);
+        if changes.mtime.is_some() {
+            self.wait_sealed(&node)?;
+        }
+        self.set_plain(caller, &node, &changes)?;
+        let state = node.state.lock();
+        Ok(self.found(&node, &state))
+    }
+
+    /// Sets everything but the size.
+    fn set_plain(&self, caller: Caller, node: &Node, changes: &Changes) -> Result<(), Error> {
+        let set = v1::SetAttr {
+            ino: node.ino,
+            mode: changes.mode,
+            uid: changes.uid,
+            gid: changes.gid,
+            atime: changes.atime,
+            mtime: changes.mtime,
+            ctime: 0,
+        };
+        let nothing = v1::SetAttr {
+            ino: node.ino,
+            ..v1::SetAttr::default()
+        };
+        if set == nothing {
+            return Ok(());
+        }
+        let gone = {
+            let state = node.state.lock();
+            if let Some(mtime) = changes.mtime
+                && let Some(object) = state.writing.as_ref().and_then(|w| w.object.as_ref())
+            {
+                object.set_mtime(mtime)?;
+            }
+            state.gone
+        };
+        let answer = if gone { Err(Errno::NOENT.into()) } else { self.backend.one(caller, Op::SetAttr(set)) };
+        let attr = match answer.and_then(attr_of) {
+            Ok(attr) => attr,
+            // It has no name any more but is open here: only this mount can see it.
+            Err(error) if error.is(Errno::NOENT) && node.state.lock().opens > 0 => {
+                changed_here(node.state.lock().attr, changes)
+            }
+            Err(error) => return Err(error),
+        };
+        let mut state = node.state.lock();
+        state.stamp = self.table.tick();
+        let stamp = state.stamp;
+        if let Some(writing) = state.writing.as_mut()
+            && changes.mtime.is_some()
+        {
+            writing.untouched = None;
+        }
+        self.adopt(&mut state, attr, stamp);
+        Ok(())
+    }
+
+    pub(crate) fn readlink(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
+        let node = self.node(ino);
+        let target = node.state.lock().target.clone();
+        if !target.is_empty() {
+            return Ok(target);
+        }
+        pace.wait()?;
+        // The target comes with entries only: look the link up again by one of its names.
+        let name = node.state.lock().names.last().cloned();
+        let (parent, name) = name.ok_or(Errno::STALE)?;
+        match self.backend.one(caller, Op::Lookup(v1::Lookup { parent, name }))? {
+            Answer::Entry(entry) => Ok(entry.target),
+            _ => Err(ClientError::Answer("Lookup").into()),
+        }
+    }
+
+    /// Makes a directory, link or special file, or an empty regular file that is not open.
+    pub(crate) fn make(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New,
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        check_name(name)?;
+        pace.wait()?;
+        if new.kind == Kind::File {
+            return self.make_file(caller, parent, name, new.mode);
+        }
+        let (ino, _) = self.backend.ids()?;
+        let create = v1::Create {
+            parent,
+            name: name.to_vec(),
+            kind: new.kind.into(),
+            mode: new.mode,
+            ino,
+            rdev: new.rdev,
+            target: new.target.clone(),
+            uid: caller.uid,
+            gid: caller.gid,
+            ..v1::Create::default()
+        };
+        let asked = self.table.tick();
+        let entry = match self.backend.one(caller, Op::Create(create))? {
+            Answer::Entry(mut entry) => {
+                entry.target.clone_from(&new.target);
+                entry
+            }
+            _ => return Err(ClientError::Answer("Create").into()),
+        };
+        self.outdate(parent);
+        self.learn(parent, name, entry, asked, true).map(|(_, found)| found)
+    }
+
+    pub(crate) fn link(
+        &self,
+        caller: Caller,
+        ino: u64,
+        parent: u64,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<Found, Error> {
+        check_name(name)?;
+        pace.wait()?;
+        let op = Op::Link(v1::Link {
+            ino,
+            parent,
+            name: name.to_vec(),
+            time: 0,
+        });
+        let answer = self.backend.one(caller, op)?;
+        let attr = match answer {
+            Answer::Empty(_) => {
+                attr_of(self.backend.one(caller, Op::GetAttr(v1::GetAttr { ino }))?)?
+            }
+            other => attr_of(other)?,
+        };
+        let asked = self.table.tick();
+        self.outdate(parent);
+        let entry = v1::Entry {
+            attr: Some(attr),
+            ..v1::Entry::default()
+        };
+        self.learn(parent, name, entry, asked, true).map(|(_, found)| found)
+    }
+
+    pub(crate) fn unlink(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        directory: bool,
+        pace: Pace,
+    ) -> Result<(), Error> {
+        check_name(name)?;
+        pace.wait()?;
+        let op = Op::Unlink(v1::Unlink {
+            parent,
+            name: name.to_vec(),
+            directory,
+            time: 0,
+        });
+        self.backend.one(caller, op)?;
+        self.outdate(parent);
+        if let Some(ino) = self.table.unname(parent, name) {
+            self.lost_name(ino, directory);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rename(
+        &self,
+        caller: Caller,
+        from: (u64, &[u8]),
+        to: (u64, &[u8]),
+        how: Renaming,
+        pace: Pace,
+    ) -> Result<(), Error> {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        pace.wait()?;
+        let op = Op::Rename(v1::Rename {
+            parent: from.0,
+            name: from.1.to_vec(),
+            new_parent: to.0,
+            new_name: to.1.to_vec(),
+            no_replace: how.no_replace,
+            exchange: how.exchange,
+            time: 0,
+        });
+        self.backend.one(caller, op)?;
+        self.outdate(from.0);
+        self.outdate(to.0);
+        let moved = self.table.named(from.0, from.1);
+        let replaced = self.table.named(to.0, to.1);
+        if moved.is_some() && moved == replaced {
+            // Two names of one inode: rename changes nothing.
+            return Ok(());
+        }
+        self.table.unname(from.0, from.1);
+        self.table.unname(to.0, to.1);
+        if let Some(moved) = moved {
+            self.table.name(to.0, to.1, moved);
+            self.outdate(moved);
+        }
+        match replaced {
+            Some(replaced) if how.exchange => {
+                self.table.name(from.0, from.1, replaced);
+                self.outdate(replaced);
+            }
+            Some(replaced) => self.lost_name(replaced, false),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The attributes of a node have changed in a way that only the server knows.
+    fn outdate(&self, ino: u64) {
+        if let Some(node) = self.table.get(ino) {
+            let mut state = node.state.lock();
+            state.stamp = self.table.tick();
+            state.fresh = None;
+        }
+    }
+
+    /// A name of the node was removed.
+    fn lost_name(&self, ino: u64, directory: bool) {
+        let Some(node) = self.table.get(ino) else { return };
+        {
+            let mut state = node.state.lock();
+            state.stamp = self.table.tick();
+            let links = state.attr.nlink.saturating_sub(1);
+            let last = directory || super::table::is_dir(&state.attr) || links == 0;
+            state.attr.nlink = if last { 0 } else { links };
+            state.attr.ctime = super::remote::now_ns();
+            state.gone = last;
+            state.fresh = None;
+        }
+        self.table.drop_unused(ino);
+    }
+
+    pub(crate) fn getxattr(&self, caller: Caller, ino: u64, name: &[u8], pace: Pace) -> Result<Vec<u8>, Error> {
+        known_attribute(name, Errno::NODATA)?;
+        pace.wait()?;
+        let op = Op::GetXattr(v1::GetXattr { ino, name: name.to_vec() });
+        match self.backend.one(caller, op)? {
+            Answer::Bytes(bytes) => Ok(bytes.value),
+            _ => Err(ClientError::Answer("GetXattr").into()),
+        }
+    }
+
+    pub(crate) fn setxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        value: &[u8],
+        (create, replace): (bool, bool),
+        pace: Pace,
+    ) -> Result<(), Error> {
+        known_attribute(name, Errno::OPNOTSUPP)?;
+        pace.wait()?;
+        let op = Op::SetXattr(v1::SetXattr {
+            ino,
+            name: name.to_vec(),
+            value: value.to_vec(),
+            create,
+            replace,
+        });
+        self.backend.one(caller, op)?;
+        self.outdate(ino);
+        Ok(())
+    }
+
+    /// Names of extended attributes, each ended by a zero byte.
+    pub(crate) fn listxattr(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
+        pace.wait()?;
+        match self.backend.one(caller, Op::ListXattr(v1::ListXattr { ino }))? {
+            Answer::Names(list) => {
+                let mut names = Vec::new();
+                for name in list.names {
+                    names.extend_from_slice(&name);
+                    names.push(0);
+                }
+                Ok(names)
+            }
+            _ => Err(ClientError::Answer("ListXattr").into()),
+        }
+    }
+
+    pub(crate) fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], pace: Pace) -> Result<(), Error> {
+        known_attribute(name, Errno::NODATA)?;
+        pace.wait()?;
+        let op = Op::RemoveXattr(v1::RemoveXattr { ino, name: name.to_vec() });
+        self.backend.one(caller, op)?;
+        self.outdate(ino);
+        Ok(())
+    }
+
+    pub(crate) fn statfs(&self, caller: Caller, pace: Pace) -> Result<v1::StatFsReply, Error> {
+        pace.wait()?;
+        match self.backend.one(caller, Op::StatFs(v1::StatFs {}))? {
+            Answer::StatFs(reply) => Ok(reply),
+            _ => Err(ClientError::Answer("StatFs").into()),
+        }
+    }
+
+    /// Makes everything that was acknowledged survive power loss.
+    pub(crate) fn sync_names(&self, caller: Caller) -> Result<(), Error> {
+        let op = Op::GetAttr(v1::GetAttr { ino: Inode::ROOT.0 });
+        self.backend.apply(caller, vec![op], true).map(drop)
+    }
+}
+
+/// Only attributes that users set are kept: there are no access control lists and no file capabilities, and
+/// the kernel asks for the latter at many writes.
+fn known_attribute(name: &[u8], otherwise: Errno) -> Result<(), Error> {
+    if name.starts_with(b"user.") || name.starts_with(b"trusted.") {
+        Ok(())
+    } else if name.starts_with(b"security.") {
+        Err(otherwise.into())
+    } else {
+        Err(unsupported())
+    }
+}
+
+/// A change of owner or size takes set-user-id and set-group-id away, as on any local file system.
+fn drop_privileges(changes: &mut Changes, attr: &Attr, caller: Caller) {
+    let owner = changes.uid.is_some() || changes.gid.is_some();
+    let truncated = changes.size.is_some() && caller.uid != 0;
+    if attr.kind() != Kind::File || !(owner || truncated) || changes.mode.is_some() {
+        return;
+    }
+    let mut mode = attr.mode & !SETUID;
+    if mode & GROUP_EXECUTE != 0 {
+        mode &= !SETGID;
+    }
+    if mode != attr.mode {
+        changes.mode = Some(mode);
+    }
+}
+
+/// Attributes after a change that no server needs to know of.
+fn changed_here(mut attr: Attr, changes: &Changes) -> Attr {
+    attr.mode = changes.mode.unwrap_or(attr.mode);
+    attr.uid = changes.uid.unwrap_or(attr.uid);
+    attr.gid = changes.gid.unwrap_or(attr.gid);
+    attr.atime = changes.atime.unwrap_or(attr.atime);
+    attr.mtime = changes.mtime.unwrap_or(attr.mtime);
+    attr.ctime = super::remote::now_ns();
+    attr
+}

@@ -1,0 +1,203 @@
+//! The bytes of one object as open files use them: an object file opened in place, or one on another host.
+
+use super::remote::Remote;
+use crate::error::Error;
+use rustix::fs::{FallocateFlags, Timespec};
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+/// Nanoseconds of one second.
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// An object that is open in this mount; shared by all that have it open.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) id: u64,
+    pub(crate) element: u32,
+    pub(crate) data: Data,
+    /// The server's word that we may; empty if the object file was opened in place for reading.
+    pub(crate) capability: Vec<u8>,
+}
+
+/// Where the bytes are.
+#[derive(Debug)]
+pub(crate) enum Data {
+    /// In a file on this host.
+    Local(Arc<File>),
+    /// On an element that is asked for them.
+    Remote(Remote),
+    /// Nowhere: a file that has no version yet is empty.
+    Nothing,
+}
+
+/// What changes while an object is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) size: u64,
+    /// Nanoseconds since the Unix epoch.
+    pub(crate) mtime: i64,
+    /// 512-byte blocks on the device.
+    pub(crate) blocks: u64,
+}
+
+impl Object {
+    /// The file that the kernel may read and write by itself.
+    pub(crate) fn local(&self) -> Option<&Arc<File>> {
+        match &self.data {
+            Data::Local(file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// Whether reading and writing waits for another process.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self.data, Data::Remote(_))
+    }
+
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        match &self.data {
+            Data::Local(file) => {
+                let mut buffer = vec![0; length];
+                let mut filled = 0;
+                while filled < length {
+                    match file.read_at(&mut buffer[filled..], offset + filled as u64) {
+                        Ok(0) => break,
+                        Ok(count) => filled += count,
+                        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                }
+                buffer.truncate(filled);
+                Ok(buffer)
+            }
+            Data::Remote(remote) => remote.read(offset, length),
+            Data::Nothing => Ok(Vec::new()),
+        }
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        match &self.data {
+            Data::Local(file) => Ok(file.write_all_at(bytes, offset)?),
+            Data::Remote(remote) => remote.write(offset, bytes),
+            Data::Nothing => Err(Errno::BADF.into()),
+        }
+    }
+
+    pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
+        match &self.data {
+            Data::Local(file) => Ok(file.set_len(size)?),
+            Data::Remote(remote) => remote.truncate(size),
+            Data::Nothing => Err(Errno::BADF.into()),
+        }
+    }
+
+    /// Hands over everything that is buffered here.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        match &self.data {
+            Data::Remote(remote) => remote.flush(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the bytes survive power loss, as far as the element can promise that before the seal.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        match &self.data {
+            Data::Local(file) => Ok(file.sync_all()?),
+            Data::Remote(remote) => remote.flush(),
+            Data::Nothing => Ok(()),
+        }
+    }
+
+    pub(crate) fn stat(&self) -> Result<Stat, Error> {
+        match &self.data {
+            Data::Local(file) => {
+                let stat = file.metadata()?;
+                Ok(Stat {
+                    size: stat.len(),
+                    mtime: stat.mtime() * SECOND_NS + stat.mtime_nsec(),
+                    blocks: stat.blocks(),
+                })
+            }
+            Data::Remote(remote) => Ok(remote.stat()),
+            Data::Nothing => Ok(Stat::default()),
+        }
+    }
+
+    /// Sets when it was last changed, in nanoseconds since the Unix epoch.
+    pub(crate) fn set_mtime(&self, mtime: i64) -> Result<(), Error> {
+        match &self.data {
+            Data::Local(file) => {
+                let times = rustix::fs::Timestamps {
+                    last_access: Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
+                    last_modification: Timespec {
+                        tv_sec: mtime.div_euclid(SECOND_NS),
+                        tv_nsec: mtime.rem_euclid(SECOND_NS),
+                    },
+                };
+                Ok(rustix::fs::futimens(file, &times)?)
+            }
+            Data::Remote(remote) => {
+                remote.set_mtime(mtime);
+                Ok(())
+            }
+            Data::Nothing => Ok(()),
+        }
+    }
+
+    pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
+        let Data::Local(file) = &self.data else {
+            return Err(Errno::OPNOTSUPP.into());
+        };
+        let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
+        Ok(rustix::fs::fallocate(file, flags, offset, length)?)
+    }
+
+    /// Where data or a hole begins at or after `offset`.
+    pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<u64, Error> {
+        if let Data::Local(file) = &self.data {
+            let from = if data {
+                rustix::fs::SeekFrom::Data(offset)
+            } else {
+                rustix::fs::SeekFrom::Hole(offset)
+            };
+            return Ok(rustix::fs::seek(file, from)?);
+        }
+        let size = self.stat()?.size;
+        if offset >= size {
+            return Err(Errno::NXIO.into());
+        }
+        Ok(if data { offset } else { size })
+    }
+
+    /// Copies bytes from another object that is on this host too; gives how many.
+    pub(crate) fn copy_from(
+        &self,
+        from: &Self,
+        mut from_offset: u64,
+        mut offset: u64,
+        length: u64,
+    ) -> Result<u64, Error> {
+        let (Data::Local(source), Data::Local(target)) = (&from.data, &self.data) else {
+            return Err(Errno::OPNOTSUPP.into());
+        };
+        let mut copied = 0;
+        while copied < length {
+            let rest = usize::try_from(length - copied).unwrap_or(usize::MAX);
+            match rustix::fs::copy_file_range(
+                source,
+                Some(&mut from_offset),
+                target,
+                Some(&mut offset),
+                rest,
+            ) {
+                Ok(0) => break,
+                Ok(count) => copied += count as u64,
+                Err(_) if copied > 0 => break,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(copied)
+    }
+}

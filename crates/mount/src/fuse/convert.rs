@@ -1,0 +1,89 @@
+//! Between the file system's types and those of FUSE.
+
+use crate::error::Error;
+use crate::fs::{Caller, Found};
+use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidemill_wire::v1::Kind;
+
+/// Size of a block in `stat`.
+const BLOCK_BYTES: u32 = 4096;
+
+pub(super) fn caller(request: &Request) -> Caller {
+    Caller {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+pub(super) fn errno(error: &Error) -> fuser::Errno {
+    let errno = error.errno();
+    if errno == libc::EIO {
+        tracing::warn!("an operation failed: {error}");
+    }
+    fuser::Errno::from_i32(errno)
+}
+
+pub(super) fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+        Kind::File | Kind::Unspecified => FileType::RegularFile,
+    }
+}
+
+/// Attributes under the number that the kernel is to use or show.
+pub(super) fn attr_of(found: &Found, ino: u64) -> FileAttr {
+    let attr = &found.attr;
+    FileAttr {
+        ino: INodeNo(ino),
+        size: attr.size,
+        blocks: found.blocks,
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind: file_type(attr.kind()),
+        perm: u16::try_from(attr.mode & 0o7777).unwrap_or(0),
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+fn system_time(nanos: i64) -> SystemTime {
+    let distance = Duration::from_nanos(nanos.unsigned_abs());
+    if nanos >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+}
+
+/// Nanoseconds since the Unix epoch.
+pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
+    let time = match time {
+        TimeOrNow::SpecificTime(time) => time,
+        TimeOrNow::Now => SystemTime::now(),
+    };
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |n| -n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_and_after_the_epoch_survive() {
+        for nanos in [0, 1, -1, 1_700_000_000_123_456_789, -1_000_000_001] {
+            assert_eq!(nanoseconds(TimeOrNow::SpecificTime(system_time(nanos))), nanos);
+        }
+    }
+}

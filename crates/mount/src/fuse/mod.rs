@@ -1,0 +1,958 @@
+//! The adapter between the kernel and [`crate::fs`]: translates requests and answers, decides nothing else.
+//!
+//! One thread reads requests. What can be answered at once is answered there; what has to wait for a server
+//! goes to a pool, so that a slow element holds up nobody else.
+
+mod convert;
+
+use crate::error::Error;
+use crate::fs::control;
+use crate::fs::file::{OpenHow, Opened};
+use crate::fs::names::{Changes, New, Renaming};
+use crate::fs::watch::Kernel;
+use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode};
+use convert::{attr_of, caller, errno, file_type, nanoseconds};
+use fuser::{
+    BackingId, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::Kind;
+
+/// Largest write that the kernel hands over at once, in bytes.
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Requests that the kernel may have under way for itself: read ahead, and releases, which must not lag
+/// behind the opens that follow them.
+const BACKGROUND_MAX: u16 = 1024;
+/// Entries looked at for one page of a listing.
+const LIST_ENTRIES_MAX: usize = 4096;
+/// What the kernel is asked for, if it has it.
+const WANTED: [InitFlags; 10] = [
+    InitFlags::FUSE_PASSTHROUGH,
+    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_ATOMIC_O_TRUNC,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_AUTO_INVAL_DATA,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_DONT_MASK,
+    InitFlags::FUSE_EXPORT_SUPPORT,
+];
+
+/// The kernel's view of a mount.
+#[derive(Debug)]
+pub(crate) struct Adapter(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    fs: Arc<Fs>,
+    /// Whether the kernel takes object files to read and write by itself.
+    passthrough: AtomicBool,
+    backings: Mutex<Backings>,
+}
+
+#[derive(Debug, Default)]
+struct Backings {
+    /// The one backing of each kernel inode that has one.
+    by_inode: HashMap<u64, (u64, Weak<BackingId>)>,
+    by_handle: HashMap<u64, Arc<BackingId>>,
+    /// The object whose pages the kernel holds for an inode that has no backing.
+    cached: HashMap<u64, u64>,
+}
+
+/// The kernel's caches; silent until the file system is attached.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caches(pub(crate) Arc<OnceLock<Notifier>>);
+
+impl Kernel for Caches {
+    fn forget_entry(&self, parent: u64, name: &OsStr) {
+        if let Some(notifier) = self.0.get() {
+            // The kernel may have forgotten already.
+            let _ = notifier.inval_entry(INodeNo(parent), name);
+        }
+    }
+
+    fn forget_inode(&self, number: u64) {
+        if let Some(notifier) = self.0.get() {
+            let _ = notifier.inval_inode(INodeNo(number), 0, 0);
+        }
+    }
+}
+
+impl Adapter {
+    pub(crate) fn new(fs: Arc<Fs>) -> Self {
+        Self(Arc::new(Inner {
+            fs,
+            passthrough: AtomicBool::new(true),
+            backings: Mutex::default(),
+        }))
+    }
+
+    /// Answers at once if `op` can, else lets the pool do it.
+    fn serve<R, T>(
+        &self,
+        reply: R,
+        op: impl Fn(&Fs, Pace) -> Result<T, Error> + Send + 'static,
+        answer: impl FnOnce(&Inner, R, Result<T, Error>) + Send + 'static,
+    ) where
+        R: Send + 'static,
+    {
+        match op(&self.0.fs, Pace::Now) {
+            Err(Error::Later) => {
+                let inner = self.0.clone();
+                self.0.fs.backend.runtime.spawn_blocking(move || {
+                    let outcome = op(&inner.fs, Pace::MayWait);
+                    answer(&inner, reply, outcome);
+                });
+            }
+            outcome => answer(&self.0, reply, outcome),
+        }
+    }
+
+    fn serve_empty(
+        &self,
+        reply: ReplyEmpty,
+        op: impl Fn(&Fs, Pace) -> Result<(), Error> + Send + 'static,
+    ) {
+        self.serve(reply, op, |_, reply, outcome| match outcome {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        });
+    }
+
+    fn serve_entry(
+        &self,
+        reply: ReplyEntry,
+        op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
+    ) {
+        self.serve(reply, op, |inner, reply, outcome| match outcome {
+            Ok(found) => {
+                let (attr_ttl, entry_ttl) = inner.ttls(&found);
+                let attr = attr_of(&found, found.key.pack());
+                reply.entry_with_ttls(&attr_ttl, &entry_ttl, &attr, Generation(0));
+            }
+            Err(error) => reply.error(errno(&error)),
+        });
+    }
+
+    fn serve_bytes(
+        &self,
+        reply: ReplyData,
+        op: impl Fn(&Fs, Pace) -> Result<Vec<u8>, Error> + Send + 'static,
+    ) {
+        self.serve(reply, op, |_, reply, outcome| match outcome {
+            Ok(bytes) => reply.data(&bytes),
+            Err(error) => reply.error(errno(&error)),
+        });
+    }
+
+    fn serve_xattr(
+        &self,
+        reply: ReplyXattr,
+        size: u32,
+        op: impl Fn(&Fs, Pace) -> Result<Vec<u8>, Error> + Send + 'static,
+    ) {
+        self.serve(reply, op, move |_, reply, outcome| match outcome {
+            Ok(bytes) => match u32::try_from(bytes.len()) {
+                Ok(length) if size == 0 => reply.size(length),
+                Ok(length) if length <= size => reply.data(&bytes),
+                _ => reply.error(fuser::Errno::ERANGE),
+            },
+            Err(error) => reply.error(errno(&error)),
+        });
+    }
+
+    fn serve_attr(
+        &self,
+        reply: ReplyAttr,
+        op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
+    ) {
+        self.serve(reply, op, |_, reply, outcome| match outcome {
+            Ok(found) => reply.attr(&found.ttl, &attr_of(&found, found.attr.ino)),
+            Err(error) => reply.error(errno(&error)),
+        });
+    }
+}
+
+impl Inner {
+    /// How long attributes and entry may be believed. The number of an aliased inode is not the one users
+    /// are to see, so its attributes have to be asked for.
+    fn ttls(&self, found: &Found) -> (Duration, Duration) {
+        let special = found.key.is_special();
+        let attr = if found.key.alias == 0 { found.ttl } else { Duration::ZERO };
+        let entry = if special { Duration::ZERO } else { self.fs.entry_ttl() };
+        (attr, entry)
+    }
+
+    /// The backing of an object that is open here, made by `make` if there is none; `None`: the kernel
+    /// can't read and write it by itself.
+    fn backing(
+        &self,
+        number: u64,
+        opened: &Opened,
+        make: impl FnOnce(&std::fs::File) -> io::Result<BackingId>,
+    ) -> Result<Option<Arc<BackingId>>, Error> {
+        let Some(file) = &opened.local else { return Ok(None) };
+        if !self.passthrough.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let mut backings = self.backings.lock();
+        let shared = backings.by_inode.get(&number).and_then(|(_, weak)| weak.upgrade());
+        let backing = match shared {
+            Some(backing) => backing,
+            None => match make(file) {
+                Ok(backing) => Arc::new(backing),
+                Err(error) if backings.by_handle.is_empty() => {
+                    tracing::info!("files are read and written through the mount's process: {error}");
+                    self.passthrough.store(false, Ordering::Relaxed);
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let weak = Arc::downgrade(&backing);
+        backings.by_inode.insert(number, (opened.object, weak));
+        backings.by_handle.insert(opened.handle, backing.clone());
+        Ok(Some(backing))
+    }
+
+    /// Flags of a file that the kernel caches: its pages are good if they are of the same object.
+    fn cached_flags(&self, number: u64, object: u64) -> FopenFlags {
+        let before = self.backings.lock().cached.insert(number, object);
+        if before == Some(object) { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
+    }
+
+    fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
+        let handle = FileHandle(opened.handle);
+        match self.backing(number, opened, |file| reply.open_backing(file)) {
+            Ok(Some(backing)) => reply.opened_passthrough(handle, FopenFlags::empty(), &backing),
+            Ok(None) => reply.opened(handle, self.cached_flags(number, opened.object)),
+            Err(error) => {
+                self.fs.release(Caller::default(), opened.handle);
+                reply.error(errno(&error));
+            }
+        }
+    }
+
+    fn answer_create(&self, reply: ReplyCreate, found: &Found, opened: &Opened) {
+        let number = found.key.pack();
+        let attr = attr_of(found, number);
+        let (handle, ttl) = (FileHandle(opened.handle), self.fs.entry_ttl());
+        match self.backing(number, opened, |file| reply.open_backing(file)) {
+            Ok(Some(backing)) => {
+                let flags = FopenFlags::empty();
+                reply.created_passthrough(&ttl, &attr, Generation(0), handle, flags, &backing);
+            }
+            Ok(None) => {
+                let flags = self.cached_flags(number, opened.object);
+                reply.created(&ttl, &attr, Generation(0), handle, flags);
+            }
+            Err(error) => {
+                self.fs.release(Caller::default(), opened.handle);
+                reply.error(errno(&error));
+            }
+        }
+    }
+
+    fn release(&self, handle: u64) {
+        let mut backings = self.backings.lock();
+        if backings.by_handle.remove(&handle).is_some() {
+            backings.by_inode.retain(|_, (_, weak)| weak.strong_count() > 0);
+        }
+    }
+}
+
+fn key(ino: INodeNo) -> Key {
+    Key::unpack(ino.0)
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        for flag in WANTED {
+            if config.add_capabilities(flag).is_err() {
+                tracing::debug!("the kernel lacks {flag:?}");
+                if flag == InitFlags::FUSE_PASSTHROUGH {
+                    self.0.passthrough.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+        // The nearest allowed value is as good.
+        let _ = config.set_max_stack_depth(1);
+        let _ = config.set_max_write(WRITE_BYTES_MAX);
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
+        self.serve_entry(reply, move |fs, pace| {
+            let name = name.as_bytes();
+            if parent.is_special() {
+                return fs.control_lookup(caller, parent.ino, name, pace);
+            }
+            if parent.ino == Inode::ROOT.0
+                && let Some(found) = fs.control.at_root(name)
+            {
+                return Ok(found);
+            }
+            fs.lookup(caller, parent.ino, name, pace)
+        });
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
+        self.0.fs.forget(key(ino), lookups);
+        if self.0.fs.table.get(key(ino).ino).is_none() {
+            self.0.backings.lock().cached.remove(&ino.0);
+        }
+    }
+
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let (caller, key) = (caller(request), key(ino));
+        self.serve_attr(reply, move |fs, pace| {
+            if key.is_special() {
+                fs.control_getattr(caller, key.ino, pace)
+            } else {
+                fs.getattr(caller, key, pace)
+            }
+        });
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let (caller, key) = (caller(request), key(ino));
+        let changes = Changes {
+            mode: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(nanoseconds),
+            mtime: mtime.map(nanoseconds),
+        };
+        self.serve_attr(reply, move |fs, pace| {
+            if key.is_special() {
+                // Shells truncate `submit` before they write to it.
+                return fs.control_getattr(caller, key.ino, pace);
+            }
+            fs.setattr(caller, key, changes, pace)
+        });
+    }
+
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let (caller, key) = (caller(request), key(ino));
+        self.serve_bytes(reply, move |fs, pace| {
+            if key.is_special() {
+                fs.control_readlink(key.ino)
+            } else {
+                fs.readlink(caller, key.ino, pace)
+            }
+        });
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let kind = kind_of_mode(mode).unwrap_or(Kind::File);
+        let new = New {
+            kind,
+            mode: mode & 0o7777 & !umask,
+            rdev,
+            target: Vec::new(),
+        };
+        self.make(request, parent, name, new, reply);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let new = New {
+            kind: Kind::Directory,
+            mode: mode & 0o7777 & !umask,
+            rdev: 0,
+            target: Vec::new(),
+        };
+        self.make(request, parent, name, new, reply);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let new = New {
+            kind: Kind::Symlink,
+            mode: 0o777,
+            rdev: 0,
+            target: target.as_os_str().as_bytes().to_vec(),
+        };
+        self.make(request, parent, name, new, reply);
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove(request, parent, name, false, reply);
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove(request, parent, name, true, reply);
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = (key(parent), key(newparent));
+        if from.is_special() || to.is_special() {
+            return reply.error(fuser::Errno::EPERM);
+        }
+        if flags.contains(RenameFlags::RENAME_WHITEOUT) {
+            return reply.error(fuser::Errno::EINVAL);
+        }
+        let how = Renaming {
+            no_replace: flags.contains(RenameFlags::RENAME_NOREPLACE),
+            exchange: flags.contains(RenameFlags::RENAME_EXCHANGE),
+        };
+        let (caller, name, newname) = (caller(request), name.to_owned(), newname.to_owned());
+        self.serve_empty(reply, move |fs, pace| {
+            let (from, to) = ((from.ino, name.as_bytes()), (to.ino, newname.as_bytes()));
+            fs.rename(caller, from, to, how, pace)
+        });
+    }
+
+    fn link(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let (node, parent) = (key(ino), key(newparent));
+        if node.is_special() || parent.is_special() {
+            return reply.error(fuser::Errno::EPERM);
+        }
+        let (caller, name) = (caller(request), newname.to_owned());
+        self.serve_entry(reply, move |fs, pace| {
+            fs.link(caller, node.ino, parent.ino, name.as_bytes(), pace)
+        });
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let (caller, key) = (caller(request), key(ino));
+        let how = OpenHow {
+            write: flags.acc_mode() != OpenAccMode::O_RDONLY,
+            truncate: flags.0 & libc::O_TRUNC != 0,
+        };
+        if key.is_special() {
+            return match self.0.fs.control_open(caller, key.ino, how.write) {
+                Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO),
+                Err(error) => reply.error(errno(&error)),
+            };
+        }
+        self.serve(
+            reply,
+            move |fs, pace| fs.open(caller, key, how, pace),
+            move |inner, reply, outcome| match outcome {
+                Ok(opened) => inner.answer_open(ino.0, reply, &opened),
+                Err(error) => reply.error(errno(&error)),
+            },
+        );
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
+        if parent.is_special() {
+            return reply.error(fuser::Errno::EPERM);
+        }
+        let mode = mode & 0o7777 & !umask;
+        let exclusive = flags & libc::O_EXCL != 0;
+        self.serve(
+            reply,
+            move |fs, pace| fs.create(caller, parent.ino, name.as_bytes(), mode, pace),
+            move |inner, reply, outcome| match outcome {
+                Ok((found, opened)) => inner.answer_create(reply, &found, &opened),
+                // Somebody else made it since the kernel looked: it has to look again.
+                Err(error) if !exclusive && error.is(rustix::io::Errno::EXIST) => {
+                    reply.error(fuser::Errno::ESTALE);
+                }
+                Err(error) => reply.error(errno(&error)),
+            },
+        );
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let special = key(ino).is_special();
+        self.serve_bytes(reply, move |fs, pace| {
+            if special {
+                fs.control_read(fh.0, offset, size as usize, pace)
+            } else {
+                fs.read(fh.0, offset, size as usize, pace)
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let special = key(ino).is_special();
+        let write = move |fs: &Fs, data: &[u8], pace| {
+            if special {
+                fs.control_write(fh.0, data, pace)
+            } else {
+                fs.write(fh.0, offset, data, pace)
+            }
+        };
+        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let answer = move |reply: ReplyWrite, outcome: Result<(), Error>| match outcome {
+            Ok(()) => reply.written(length),
+            Err(error) => reply.error(errno(&error)),
+        };
+        match write(&self.0.fs, data, Pace::Now) {
+            Err(Error::Later) => {
+                let (inner, data) = (self.0.clone(), data.to_vec());
+                self.0.fs.backend.runtime.spawn_blocking(move || {
+                    answer(reply, write(&inner.fs, &data, Pace::MayWait));
+                });
+            }
+            outcome => answer(reply, outcome),
+        }
+    }
+
+    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let special = key(ino).is_special();
+        self.serve_empty(reply, move |fs, pace| {
+            if special { fs.control_flush(fh.0, pace) } else { fs.flush(fh.0, pace) }
+        });
+    }
+
+    fn release(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        if key(ino).is_special() {
+            self.0.fs.control_release(fh.0);
+        } else {
+            self.0.release(fh.0);
+            self.0.fs.release(caller(request), fh.0);
+        }
+        reply.ok();
+    }
+
+    fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
+        let (caller, special) = (caller(request), key(ino).is_special());
+        self.serve_empty(reply, move |fs, pace| {
+            if special { Ok(()) } else { fs.fsync(caller, fh.0, pace) }
+        });
+    }
+
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let (caller, special) = (caller(request), key(ino).is_special());
+        self.serve_empty(reply, move |fs, pace| {
+            if special {
+                return Ok(());
+            }
+            pace.wait()?;
+            fs.sync_names(caller)
+        });
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let key = key(ino);
+        let handle = if key.is_special() { 0 } else { self.0.fs.opendir(key.ino) };
+        reply.opened(FileHandle(handle), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
+        self.list(request, ino, fh, offset, reply, |_, mut reply, lines| {
+            for line in lines {
+                let kind = file_type(line.attr.kind());
+                if reply.add(INodeNo(line.attr.ino), line.next, kind, OsStr::from_bytes(&line.name)) {
+                    break;
+                }
+            }
+            reply.ok();
+        }, |reply, error| reply.error(errno(&error)));
+    }
+
+    fn readdirplus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.list(request, ino, fh, offset, reply, move |inner, mut reply, lines| {
+            for line in lines {
+                if inner.add_plus(&mut reply, ino, line) {
+                    break;
+                }
+            }
+            reply.ok();
+        }, |reply, error| reply.error(errno(&error)));
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.0.fs.releasedir(fh.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let caller = caller(request);
+        self.serve(
+            reply,
+            move |fs, pace| fs.statfs(caller, pace),
+            |_, reply, outcome| match outcome {
+                Ok(space) => {
+                    let (blocks, free) = (space.capacity / 4096, space.free / 4096);
+                    let left = u64::from(u32::MAX);
+                    reply.statfs(blocks, free, free, space.files + left, left, 4096, 255, 4096);
+                }
+                Err(error) => reply.error(errno(&error)),
+            },
+        );
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (caller, key) = (caller(request), key(ino));
+        let (name, value) = (name.to_owned().into_vec(), value.to_vec());
+        let how = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
+        if key.is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        self.serve_empty(reply, move |fs, pace| {
+            fs.setxattr(caller, key.ino, &name, &value, how, pace)
+        });
+    }
+
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let (caller, key, name) = (caller(request), key(ino), name.to_owned());
+        if key.is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        self.serve_xattr(reply, size, move |fs, pace| {
+            fs.getxattr(caller, key.ino, name.as_bytes(), pace)
+        });
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let (caller, key) = (caller(request), key(ino));
+        self.serve_xattr(reply, size, move |fs, pace| {
+            if key.is_special() { Ok(Vec::new()) } else { fs.listxattr(caller, key.ino, pace) }
+        });
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (caller, key, name) = (caller(request), key(ino), name.to_owned());
+        if key.is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        self.serve_empty(reply, move |fs, pace| {
+            fs.removexattr(caller, key.ino, name.as_bytes(), pace)
+        });
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        if key(ino).is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        let mode = mode.cast_unsigned();
+        self.serve_empty(reply, move |fs, _| fs.allocate(fh.0, offset, length, mode));
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let data = match whence {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
+            _ => return reply.error(fuser::Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else {
+            return reply.error(fuser::Errno::ENXIO);
+        };
+        match self.0.fs.seek(fh.0, offset, data) {
+            Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        length: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        if key(ino_in).is_special() || key(ino_out).is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        // The answer holds 32 bits; the caller asks again for the rest.
+        let length = length.min(1 << 30);
+        let run = move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
+        let inner = self.0.clone();
+        self.0.fs.backend.runtime.spawn_blocking(move || match run(&inner.fs) {
+            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+            Err(error) => reply.error(errno(&error)),
+        });
+    }
+}
+
+/// One line of a listing.
+struct Line {
+    name: Vec<u8>,
+    attr: tidemill_wire::v1::Attr,
+    /// Where the listing goes on.
+    next: u64,
+    entry: Option<crate::fs::directory::Listed>,
+    special: Option<Found>,
+}
+
+impl Adapter {
+    fn make(&self, request: &Request, parent: INodeNo, name: &OsStr, new: New, reply: ReplyEntry) {
+        let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
+        if parent.is_special() {
+            return reply.error(fuser::Errno::EPERM);
+        }
+        self.serve_entry(reply, move |fs, pace| {
+            fs.make(caller, parent.ino, name.as_bytes(), &new, pace)
+        });
+    }
+
+    fn remove(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        directory: bool,
+        reply: ReplyEmpty,
+    ) {
+        let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
+        let control = parent.ino == Inode::ROOT.0
+            && [control::FOLDER, control::LINK].contains(&name.as_bytes());
+        if parent.is_special() || control {
+            return reply.error(fuser::Errno::EPERM);
+        }
+        self.serve_empty(reply, move |fs, pace| {
+            fs.unlink(caller, parent.ino, name.as_bytes(), directory, pace)
+        });
+    }
+
+    /// Lists a directory from `offset` on: 0 and 1 are `.` and `..`, then come its entries.
+    #[allow(clippy::too_many_arguments, reason = "the two kinds of listing differ in their answers only")]
+    fn list<R: Send + 'static>(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: R,
+        answer: impl FnOnce(&Inner, R, Vec<Line>) + Send + 'static,
+        refuse: impl FnOnce(R, Error) + Send + 'static,
+    ) {
+        let (caller, key) = (caller(request), key(ino));
+        self.serve(
+            reply,
+            move |fs, pace| lines(fs, caller, key, fh.0, offset, pace),
+            move |inner, reply, outcome| match outcome {
+                Ok(lines) => answer(inner, reply, lines),
+                Err(error) => refuse(reply, error),
+            },
+        );
+    }
+}
+
+impl Inner {
+    /// Adds a line with attributes; says whether the answer is full.
+    fn add_plus(&self, reply: &mut ReplyDirectoryPlus, parent: INodeNo, line: Line) -> bool {
+        let name = OsStr::from_bytes(&line.name);
+        let (found, counted) = match (&line.entry, line.special) {
+            (Some(entry), _) => (self.fs.list_peek(entry), true),
+            (None, Some(found)) => (found, false),
+            (None, None) => return false,
+        };
+        let number = found.key.pack();
+        let ttl = if found.key.alias == 0 { found.ttl } else { Duration::ZERO };
+        let attr = attr_of(&found, number);
+        if reply.add(INodeNo(number), line.next, name, &ttl, &attr, Generation(0)) {
+            return true;
+        }
+        if counted && let Some(entry) = &line.entry {
+            // The kernel holds it from now on. What can fail is a malformed answer, which had no attributes.
+            let _ = self.fs.list_found(key(parent).ino, entry);
+        }
+        false
+    }
+}
+
+fn lines(
+    fs: &Fs,
+    caller: Caller,
+    key: Key,
+    handle: u64,
+    offset: u64,
+    pace: Pace,
+) -> Result<Vec<Line>, Error> {
+    let mut lines = Vec::new();
+    let dots = [(0, &b"."[..]), (1, &b".."[..])];
+    for (at, name) in dots {
+        if offset <= at {
+            let attr = tidemill_wire::v1::Attr {
+                ino: key.ino,
+                kind: Kind::Directory.into(),
+                ..Default::default()
+            };
+            let found = Found {
+                key,
+                attr,
+                blocks: 0,
+                ttl: Duration::ZERO,
+            };
+            lines.push(Line {
+                name: name.to_vec(),
+                attr,
+                next: at + 1,
+                entry: None,
+                special: Some(found),
+            });
+        }
+    }
+    let from = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
+    if key.is_special() {
+        let entries = fs.control_list(caller, key.ino, pace)?;
+        for (at, (name, found)) in entries.into_iter().enumerate().skip(from) {
+            let (attr, next) = (found.attr, at as u64 + 3);
+            lines.push(Line { name, attr, next, entry: None, special: Some(found) });
+        }
+        return Ok(lines);
+    }
+    for (at, entry) in fs.list(caller, handle, from, LIST_ENTRIES_MAX, pace)?.into_iter().enumerate() {
+        lines.push(Line {
+            name: entry.name.clone(),
+            attr: entry.attr,
+            next: (from + at) as u64 + 3,
+            entry: Some(entry),
+            special: None,
+        });
+    }
+    Ok(lines)
+}

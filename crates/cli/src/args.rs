@@ -1,0 +1,99 @@
+//! The command line: global flags and the list of commands. Each command's own flags are in its file.
+
+use crate::command;
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use tidemill_client::Endpoint;
+
+const START: &str = "Start here:
+  tidemill up                        a server, four elements and a mount on this machine
+  cp *.fits ~/.local/share/tidemill/mnt/     data goes in (as root: /var/lib/tidemill/mnt)
+  tidemill submit --watch job.conf   work on it where it lies
+  tidemill lineage /mosaic.fits      what made it
+  tidemill down                      stop everything
+
+Exit codes: 0 done, 1 failed, 2 wrong usage.
+Every flag can also be set in tidemill.toml and, where [env: …] is shown, by environment.";
+
+/// A storage system that runs your analysis where the data already is.
+#[derive(Debug, Parser)]
+#[command(name = "tidemill", version, after_help = START, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Flags of every command")]
+pub(crate) struct Global {
+    /// Where the server is: unix:PATH or http://HOST:PORT [default: the array of `tidemill up`]
+    #[arg(long, global = true, value_name = "ENDPOINT", env = "TIDEMILL_SERVER")]
+    pub(crate) server: Option<Endpoint>,
+    /// File with the array's token, for a server reached by http:// [default: DIR/server/token]
+    #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Folder of the array that `tidemill up` makes [default: ~/.local/share/tidemill; as root
+    /// /var/lib/tidemill]
+    #[arg(long, global = true, value_name = "DIR", env = "TIDEMILL_DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Configuration [default: ~/.config/tidemill/tidemill.toml, else /etc/tidemill.toml]
+    #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print JSON: sizes in bytes, times in nanoseconds (points in time since 1970)
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Print results only: no progress, no notes
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+    /// Tell what is done on standard error; twice: tell more
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Up(command::up::Args),
+    Down(command::down::Args),
+    Status(command::status::Args),
+    Put(command::put::Args),
+    Get(command::get::Args),
+    Cat(command::cat::Args),
+    Ls(command::ls::Args),
+    Mkdir(command::mkdir::Args),
+    Mv(command::mv::Args),
+    Rm(command::rm::Args),
+    Submit(command::submit::Args),
+    Jobs(command::jobs::Args),
+    Watch(command::watch::Args),
+    Logs(command::logs::Args),
+    Cancel(command::cancel::Args),
+    Explain(command::explain::Args),
+    Report(command::report::Args),
+    Server(command::server::Args),
+    Element(command::element::Args),
+    Completions(command::completions::Args),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_what_it_does_and_shows_examples() {
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name} has no description");
+            let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(examples.contains(&format!("tidemill {name}")), "{name} shows no example");
+        }
+    }
+}

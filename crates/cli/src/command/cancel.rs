@@ -1,0 +1,26 @@
+//! `tidemill cancel`: ends a job before its time.
+
+use super::jobs;
+use crate::context::Context;
+use crate::output::Said;
+use crate::output::job::{headline, job_json};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill cancel 3                 running tasks are killed, waiting ones never start";
+
+/// Cancel a job; files that its tasks have finished stay
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The job
+    job: u64,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let reply = server.jobs().cancel(jobs::request(args.job)).await;
+    let job = reply.map_err(|status| server.explain(status))?.into_inner();
+    context.output.show(&Said::new(headline(&job), job_json(&job)))?;
+    Ok(ExitCode::SUCCESS)
+}

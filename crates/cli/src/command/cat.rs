@@ -1,0 +1,46 @@
+//! `tidemill cat`: a file of the array on standard output.
+
+use crate::context::Context;
+use std::io::Write;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill cat /results/counts.txt
+  tidemill cat /raw/a.fits | fitsheader -";
+
+/// Write files of the array to standard output
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Paths in the array
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let transfer = context.transfer().await?;
+    for path in &args.paths {
+        to_stdout(&transfer, path).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Copies one file to standard output.
+///
+/// # Errors
+/// If it can't be read. A reader who went away is an `std::io::Error` of that kind.
+pub(crate) async fn to_stdout(transfer: &tidemill_client::transfer::Transfer, path: &str) -> anyhow::Result<u64> {
+    let copied = transfer
+        .read(path, |piece| {
+            let mut out = std::io::stdout().lock();
+            out.write_all(&piece).and_then(|()| out.flush()).map_err(|source| tidemill_client::Error::Local {
+                path: "standard output".into(),
+                source,
+            })
+        })
+        .await;
+    match copied {
+        Err(tidemill_client::Error::Local { source, .. }) => Err(source.into()),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,26 @@
+//! `tidemill completions`: scripts that let a shell complete commands and flags.
+
+use crate::args::Cli;
+use clap::CommandFactory;
+use clap_complete::Shell;
+use std::io::Write;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill completions bash > /etc/bash_completion.d/tidemill
+  tidemill completions fish > ~/.config/fish/completions/tidemill.fish";
+
+/// Print a script that completes commands and flags in a shell
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The shell
+    shell: Shell,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "tidemill", &mut script);
+    std::io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}

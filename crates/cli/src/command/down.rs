@@ -1,0 +1,78 @@
+//! `tidemill down`: stops what `tidemill up` started.
+
+use crate::context::Context;
+use crate::output::Said;
+use crate::process;
+use rustix::process::Signal;
+use serde_json::json;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const EXAMPLES: &str = "Examples:
+  tidemill down                     mount first, then elements, then the server
+  tidemill down --force             kill what has not ended after 15 seconds
+
+Nothing is lost: files stay in their folders, jobs go on after the next `tidemill up`.";
+
+/// How long a process may take to end by itself.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Stop the array that `tidemill up` started
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Kill processes that don't end by themselves
+    #[arg(long, short)]
+    force: bool,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let mut stopped = Vec::new();
+    for name in started(context) {
+        let Some(running) = process::running(&context.array.pid_file(&name)) else {
+            // Left by a process that was killed.
+            let _ = std::fs::remove_file(context.array.pid_file(&name));
+            continue;
+        };
+        running.signal(Signal::TERM)?;
+        if !running.wait(PATIENCE) {
+            anyhow::ensure!(
+                args.force,
+                "{name} has not ended after {} s: process {}; see {}, or give --force to kill it",
+                PATIENCE.as_secs(),
+                running.pid,
+                context.array.log(&name).display()
+            );
+            running.signal(Signal::KILL)?;
+            running.wait(PATIENCE);
+            let _ = std::fs::remove_file(context.array.pid_file(&name));
+        }
+        stopped.push(name);
+    }
+    let dir = context.array.path().display();
+    let text = match stopped.as_slice() {
+        [] => format!("nothing was running in {dir}"),
+        names => format!("stopped {}", names.join(", ")),
+    };
+    context.output.show(&Said::new(text, json!({ "dir": dir.to_string(), "stopped": stopped })))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Names of the processes that have pid files, in the order they are to be stopped in.
+fn started(context: &Context) -> Vec<String> {
+    let pid_file = context.array.pid_file("any");
+    let entries = pid_file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+    let mut names: Vec<String> = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".pid")?.to_owned()))
+        .collect();
+    let rank = |name: &str| match name {
+        "mount" => 0,
+        "server" => 2,
+        _ => 1,
+    };
+    names.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.cmp(b)));
+    names
+}

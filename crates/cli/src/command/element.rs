@@ -1,0 +1,112 @@
+//! `tidemill element`: one storage node, in the foreground.
+
+use crate::config;
+use crate::context::Context;
+use crate::format::Size;
+use crate::process::{self, Foreground};
+use anyhow::Context as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidemill_core::event::Role;
+use tidemill_core::id::ElementId;
+
+const EXAMPLES: &str = "Examples:
+  tidemill element --id 0                             beside a server on this machine
+  tidemill element --id 3 --folder /data/tidemill --server http://10.0.0.1:7700 \\
+      --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
+
+As root, kernels run as the owners of their jobs; otherwise all run as the element's user. Ends on SIGTERM after
+telling the server; what was running is run again.";
+
+/// Run one storage element in the foreground
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Its number in the array, below 1000; its folder belongs to it for ever [default: 0]
+    #[arg(long, value_name = "ID", env = "TIDEMILL_ELEMENT_ID")]
+    id: Option<u32>,
+    /// Where it keeps everything [default: DIR/element-ID]
+    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_ELEMENT_FOLDER")]
+    folder: Option<PathBuf>,
+    /// Address it serves bytes on; port 0 takes a free one [default: 127.0.0.1:0]
+    #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_ELEMENT_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// How others reach it [default: http:// and the address it listens on]
+    #[arg(long, value_name = "URL", env = "TIDEMILL_ELEMENT_URL")]
+    url: Option<String>,
+    /// Kernels it runs at once [default: the machine's cores]
+    #[arg(long, value_name = "N", env = "TIDEMILL_ELEMENT_CORES")]
+    cores: Option<u32>,
+    /// What it may hold, such as 500G [default: all that its file system has]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
+    capacity: Option<Size>,
+    /// Bytes per second that it pulls from other elements [default: measured]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_LINK")]
+    link: Option<Size>,
+    /// Bytes pulled from other elements that it keeps for tasks to come [default: 256Mi]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_PULLED")]
+    pulled: Option<Size>,
+    /// Take objects of elements on the same machine from their folders; false: pull them like all others
+    /// [default: true]
+    #[arg(long, value_name = "BOOL", env = "TIDEMILL_ELEMENT_IN_PLACE")]
+    in_place: Option<bool>,
+    /// What it is for: store (keeps data) or host (only lends cores) [default: store]
+    #[arg(long, value_name = "ROLE", env = "TIDEMILL_ELEMENT_ROLE")]
+    role: Option<config::ElementRole>,
+    #[command(flatten)]
+    foreground: Foreground,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let _running = args.foreground.enter()?;
+    let mut element = start(config(args, context)?).await?;
+    let failed = tokio::select! {
+        ended = process::asked_to_end() => { ended?; None }
+        error = element.failed() => Some(error),
+    };
+    tracing::info!("stopping");
+    element.stop().await;
+    match failed {
+        None => Ok(ExitCode::SUCCESS),
+        Some(error) => Err(error.into()),
+    }
+}
+
+fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Config> {
+    let file = &context.config.element;
+    let id = args.id.or(file.id).unwrap_or(0);
+    let folder = args.folder.or_else(|| file.folder.clone());
+    let folder = folder.unwrap_or_else(|| context.array.element(id));
+    let endpoint = context.endpoint()?;
+    let mut config = tidemill_element::Config::new(ElementId(id), folder, endpoint);
+    config.token = context.token(&config.server)?;
+    config.role = match args.role.or(file.role) {
+        Some(config::ElementRole::Host) => Role::Host,
+        Some(config::ElementRole::Store) | None => Role::Store,
+    };
+    if let Some(listen) = args.listen.or(file.listen) {
+        config.listen = listen;
+    }
+    config.url = args.url.or_else(|| file.url.clone());
+    if let Some(cores) = args.cores.or(file.cores) {
+        anyhow::ensure!(cores > 0, "no cores: --cores 0; an element needs at least 1");
+        config.cores = cores;
+    }
+    config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
+    config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
+    if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
+        config.pulled_bytes_max = bytes;
+    }
+    config.in_place = args.in_place.or(file.in_place).unwrap_or(true);
+    Ok(config)
+}
+
+/// Starts an element.
+///
+/// # Errors
+/// If its folder or its address can't be used.
+pub(crate) async fn start(config: tidemill_element::Config) -> anyhow::Result<tidemill_element::Element> {
+    let what = format!("can't start element {}", config.element);
+    tidemill_element::Element::start(config).await.context(what)
+}

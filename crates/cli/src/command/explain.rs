@@ -1,0 +1,30 @@
+//! `tidemill explain`: why tasks ran where they did.
+
+use super::jobs;
+use crate::context::Context;
+use crate::output::explain::ExplainView;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill explain 3                every decision of job 3
+  tidemill explain 3 mAdd           one task, by its name in the script";
+
+/// Tell why tasks ran where they did, what was moved, and what other elements would have cost
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The job
+    job: u64,
+    /// Name or id of one task
+    task: Option<String>,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let reply = server.jobs().explain(jobs::request(args.job)).await;
+    let decisions = reply.map_err(|status| server.explain(status))?.into_inner().decisions;
+    let name_and_id = |decision: &tidemill_wire::v1::Decision| (decision.name.clone(), decision.task);
+    let decisions = jobs::named(decisions, args.task.as_deref(), args.job, name_and_id)?;
+    context.output.show(&ExplainView(decisions))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,57 @@
+//! `tidemill ls`: what is in a folder of the array.
+
+use crate::context::Context;
+use crate::files;
+use crate::output::files::{FolderView, kind, name};
+use std::process::ExitCode;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill ls                       the root
+  tidemill ls -l /raw               with sizes and the elements that hold the files
+  tidemill --json ls -R / | jq      everything there is";
+
+/// List files of the array
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Paths in the array
+    #[arg(value_name = "PATH", default_value = "/")]
+    paths: Vec<String>,
+    /// Mode, owner, size, time, and the element that holds each file
+    #[arg(long, short)]
+    long: bool,
+    /// Folders below, too
+    #[arg(long, short = 'R')]
+    recursive: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let titled = args.recursive || args.paths.len() > 1;
+    let mut waiting: Vec<String> = Vec::new();
+    for path in args.paths.iter().rev() {
+        waiting.push(files::path(path)?);
+    }
+    while let Some(path) = waiting.pop() {
+        let mut found = files::resolve(&server, &path, true).await?;
+        let ino = found.attr.as_ref().map_or(0, |attr| attr.ino);
+        let entries = if kind(&found) == v1::Kind::Directory {
+            files::list(&server, ino).await?
+        } else {
+            found.name = path.clone().into_bytes();
+            vec![found]
+        };
+        if args.recursive {
+            let folders = entries.iter().filter(|entry| kind(entry) == v1::Kind::Directory);
+            waiting.extend(folders.rev().map(|entry| files::join(&path, &name(entry))));
+        }
+        context.output.step(&FolderView {
+            path,
+            entries,
+            long: args.long,
+            titled,
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

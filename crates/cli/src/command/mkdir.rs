@@ -1,0 +1,29 @@
+//! `tidemill mkdir`: makes folders in the array.
+
+use crate::context::Context;
+use crate::files;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill mkdir /raw
+  tidemill mkdir -p /survey/2026/raw";
+
+/// Make folders in the array
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Paths in the array
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Make folders above, too; no error if it is there
+    #[arg(long, short)]
+    parents: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    for path in &args.paths {
+        files::make_folder(&server, &files::path(path)?, args.parents).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,60 @@
+//! The commands, one file each: its flags, its help with examples, what it does.
+
+pub(crate) mod cancel;
+pub(crate) mod cat;
+pub(crate) mod completions;
+pub(crate) mod down;
+pub(crate) mod element;
+pub(crate) mod explain;
+pub(crate) mod get;
+pub(crate) mod jobs;
+pub(crate) mod logs;
+pub(crate) mod ls;
+pub(crate) mod mkdir;
+pub(crate) mod mv;
+pub(crate) mod put;
+pub(crate) mod report;
+pub(crate) mod rm;
+pub(crate) mod server;
+pub(crate) mod status;
+pub(crate) mod submit;
+pub(crate) mod up;
+pub(crate) mod watch;
+
+use crate::args::Command;
+use crate::context::Context;
+use std::process::ExitCode;
+
+/// Carries out one command.
+///
+/// # Errors
+/// What the command could not do, as the user is to read it.
+pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<ExitCode> {
+    let log = match command {
+        Command::Server(_) | Command::Element(_) => "info",
+        _ => "warn",
+    };
+    context.start_log(log);
+    match command {
+        Command::Up(args) => up::run(args, &context).await,
+        Command::Down(args) => down::run(&args, &context),
+        Command::Status(args) => status::run(&args, &context).await,
+        Command::Put(args) => put::run(args, &context).await,
+        Command::Get(args) => get::run(args, &context).await,
+        Command::Cat(args) => cat::run(args, &context).await,
+        Command::Ls(args) => ls::run(args, &context).await,
+        Command::Mkdir(args) => mkdir::run(args, &context).await,
+        Command::Mv(args) => mv::run(args, &context).await,
+        Command::Rm(args) => rm::run(args, &context).await,
+        Command::Submit(args) => submit::run(args, &context).await,
+        Command::Jobs(args) => jobs::run(&args, &context).await,
+        Command::Watch(args) => watch::run(&args, &context).await,
+        Command::Logs(args) => logs::run(args, &context).await,
+        Command::Cancel(args) => cancel::run(&args, &context).await,
+        Command::Explain(args) => explain::run(args, &context).await,
+        Command::Report(args) => report::run(&args, &context).await,
+        Command::Server(args) => server::run(args, &context).await,
+        Command::Element(args) => element::run(args, &context).await,
+        Command::Completions(args) => completions::run(&args),
+    }
+}

@@ -1,0 +1,45 @@
+//! `tidemill mv`: renames files and folders of the array.
+
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::output::files::kind;
+use std::process::ExitCode;
+use tidemill_wire::v1::{self, name_op::Op};
+
+const EXAMPLES: &str = "Examples:
+  tidemill mv /raw/a.fits /raw/b.fits
+  tidemill mv /mosaic.png /results         into a folder that is there";
+
+/// Rename a file or folder of the array; its bytes stay where they are
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What it is called now
+    from: String,
+    /// What it shall be called, or the folder it shall be in
+    to: String,
+    /// Don't replace what is there
+    #[arg(long, short)]
+    no_replace: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let (from, mut to) = (files::path(&args.from)?, files::path(&args.to)?);
+    let (folder, name) = files::split(&from)?;
+    let target = files::resolve(&server, &to, true).await;
+    if target.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory) {
+        to = files::join(&to, name);
+    }
+    let (new_folder, new_name) = files::split(&to)?;
+    let rename = v1::Rename {
+        parent: files::inode(&server, folder).await?,
+        name: name.as_bytes().to_vec(),
+        new_parent: files::inode(&server, new_folder).await?,
+        new_name: new_name.as_bytes().to_vec(),
+        no_replace: args.no_replace,
+        ..v1::Rename::default()
+    };
+    server.one(&credentials(), Op::Rename(rename)).await?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,227 @@
+//! `tidemill put`: copies local files into the array.
+
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::format;
+use crate::output::Said;
+use crate::output::files::kind;
+use crate::progress::Progress;
+use anyhow::Context as _;
+use serde_json::json;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use tidemill_client::Server;
+use tidemill_client::transfer::Transfer;
+use tidemill_core::id::ElementId;
+use tidemill_wire::v1::{self, name_op::Op};
+use tokio::task::JoinSet;
+
+const EXAMPLES: &str = "Examples:
+  tidemill put a.fits b.fits /raw/              into a folder
+  tidemill put a.fits /raw/first.fits           under another name
+  tidemill put -r survey /                      a folder with all that is in it, as /survey
+  tidemill put --element 2 a.fits /raw/         to one element
+  make-data | tidemill put - /raw/data          from standard input";
+
+/// Files copied at the same time.
+const AT_ONCE: usize = 8;
+
+/// Copy local files into the array
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Local files and, last, the path in the array; `-` is standard input
+    #[arg(required = true, num_args = 2.., value_name = "LOCAL... PATH")]
+    paths: Vec<PathBuf>,
+    /// Folders with all that is in them
+    #[arg(long, short)]
+    recursive: bool,
+    /// The element that is to hold the files [default: the folder's, else by inode]
+    #[arg(long, short, value_name = "ID")]
+    element: Option<u32>,
+}
+
+/// One thing to be made in the array.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Folder(String),
+    Link(String, PathBuf),
+    File(PathBuf, String, u64),
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let (sources, target) = args.paths.split_at(args.paths.len() - 1);
+    let target = target[0].to_str().context("bad path: names in the array given here must be UTF-8")?;
+    let steps = plan(&server, sources, target, args.recursive).await?;
+    let total = steps.iter().map(|step| if let Step::File(.., size) = step { *size } else { 0 }).sum();
+    let copy = Arc::new(Copy {
+        transfer: Transfer::new(server.clone(), credentials()).await?,
+        element: args.element.map(ElementId),
+        progress: Progress::new(context, total),
+    });
+    let mut running: JoinSet<anyhow::Result<u64>> = JoinSet::new();
+    let (mut count, mut bytes) = (0_u64, 0);
+    for step in steps {
+        match step {
+            Step::Folder(path) => files::make_folder(&server, &path, true).await?,
+            Step::Link(path, target) => make_link(&server, &path, &target).await?,
+            Step::File(local, path, _) => {
+                if running.len() >= AT_ONCE && let Some(done) = running.join_next().await {
+                    bytes += done??;
+                }
+                count += 1;
+                let copy = copy.clone();
+                running.spawn(async move { copy.file(&local, &path).await });
+            }
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        bytes += done??;
+    }
+    copy.progress.end();
+    let text = format!("{}, {} put", format::count(count, "file"), format::bytes(bytes));
+    tell(context, text, json!({ "files": count, "bytes": bytes }))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what was copied: a note for people, since scripts want silence, a result for programs.
+///
+/// # Errors
+/// If standard output can't be written.
+pub(crate) fn tell(context: &Context, text: String, json: serde_json::Value) -> std::io::Result<()> {
+    if context.global.json {
+        return context.output.show(&Said::new(text, json));
+    }
+    context.note(text);
+    Ok(())
+}
+
+struct Copy {
+    transfer: Transfer,
+    element: Option<ElementId>,
+    progress: Progress,
+}
+
+impl Copy {
+    async fn file(&self, local: &Path, path: &str) -> anyhow::Result<u64> {
+        self.progress.now(local.display());
+        let progress = |bytes| self.progress.add(bytes);
+        let put = self.transfer.put(local, path, self.element, progress).await;
+        put.with_context(|| format!("can't put {} as {path}", local.display()))
+    }
+}
+
+/// Everything to be made, folders before what is in them.
+async fn plan(server: &Server, sources: &[PathBuf], target: &str, recursive: bool) -> anyhow::Result<Vec<Step>> {
+    let path = files::path(target)?;
+    let found = files::resolve(server, &path, true).await;
+    let is_folder = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
+    anyhow::ensure!(
+        is_folder || (sources.len() == 1 && !target.ends_with('/')),
+        "not a folder: {path}; make it first (`tidemill mkdir -p {path}`)"
+    );
+    let mut steps = Vec::new();
+    for source in sources {
+        if source.as_os_str() == "-" {
+            anyhow::ensure!(!is_folder, "no name for standard input: {path} is a folder; give the full path of a file");
+            steps.push(Step::File("/dev/stdin".into(), path.clone(), 0));
+            continue;
+        }
+        let metadata = std::fs::metadata(source).with_context(|| source.display().to_string())?;
+        anyhow::ensure!(recursive || !metadata.is_dir(), "is a folder: {}; give -r to put it with all that is in it", source.display());
+        let path = if is_folder { files::join(&path, &own_name(source)?) } else { path.clone() };
+        if metadata.is_dir() {
+            walk(source, &path, &mut steps)?;
+        } else {
+            steps.push(Step::File(source.clone(), path, metadata.len()));
+        }
+    }
+    Ok(steps)
+}
+
+/// The last component of a local path, also of `.` and `a/..`.
+fn own_name(source: &Path) -> anyhow::Result<String> {
+    let full = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
+    let name = source.file_name().or_else(|| full.file_name());
+    let name = name.with_context(|| format!("no name: {}; give the path of a file", source.display()))?;
+    text(name).map(str::to_owned)
+}
+
+fn text(name: &std::ffi::OsStr) -> anyhow::Result<&str> {
+    name.to_str()
+        .with_context(|| format!("name is no UTF-8: {}; copy it through the mount", name.display()))
+}
+
+fn walk(folder: &Path, path: &str, steps: &mut Vec<Step>) -> anyhow::Result<()> {
+    let at = || folder.display().to_string();
+    steps.push(Step::Folder(path.to_owned()));
+    let mut entries = std::fs::read_dir(folder)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(at)?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let (local, kind) = (entry.path(), entry.file_type().with_context(at)?);
+        let path = files::join(path, text(&entry.file_name())?);
+        if kind.is_dir() {
+            walk(&local, &path, steps)?;
+        } else if kind.is_symlink() {
+            let target = std::fs::read_link(&local).with_context(|| local.display().to_string())?;
+            steps.push(Step::Link(path, target));
+        } else if kind.is_file() {
+            let size = entry.metadata().with_context(at)?.len();
+            steps.push(Step::File(local, path, size));
+        } else {
+            anyhow::bail!("not a file, folder or link: {}; move it away or copy through the mount", local.display());
+        }
+    }
+    Ok(())
+}
+
+async fn make_link(server: &Server, path: &str, target: &Path) -> anyhow::Result<()> {
+    let (ino, _) = server.reserve(1, 0).await?;
+    let me = credentials();
+    let create = v1::Create {
+        name: path.as_bytes().to_vec(),
+        kind: v1::Kind::Symlink.into(),
+        mode: 0o777,
+        ino: ino.0,
+        target: target.as_os_str().as_bytes().to_vec(),
+        uid: me.uid,
+        gid: me.gid,
+        ..v1::Create::default()
+    };
+    server.one(&me, Op::Create(create)).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_come_before_what_is_in_them_and_links_stay_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("data");
+        std::fs::create_dir_all(root.join("sub")).unwrap();
+        std::fs::write(root.join("sub/a"), "four").unwrap();
+        std::os::unix::fs::symlink("sub/a", root.join("z")).unwrap();
+        let mut steps = Vec::new();
+        walk(&root, "/data", &mut steps).unwrap();
+        let expected = [
+            Step::Folder("/data".into()),
+            Step::Folder("/data/sub".into()),
+            Step::File(root.join("sub/a"), "/data/sub/a".into(), 4),
+            Step::Link("/data/z".into(), "sub/a".into()),
+        ];
+        assert_eq!(steps, expected);
+    }
+
+    #[test]
+    fn a_name_is_found_for_a_folder_given_as_a_dot() {
+        let here = own_name(Path::new(".")).unwrap();
+        assert_eq!(std::env::current_dir().unwrap().file_name().unwrap().to_str(), Some(here.as_str()));
+    }
+}

@@ -1,0 +1,43 @@
+//! `tidemill report`: what a job cost.
+
+use super::jobs;
+use crate::context::{Context, credentials};
+use crate::output::report::{ReportView, edges};
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+use tidemill_client::transfer::Transfer;
+
+const EXAMPLES: &str = "Examples:
+  tidemill report 3
+  tidemill --json report 3 | jq .total.moved_bytes";
+
+/// Show a job's time and bytes per kernel, and what would have moved had it run on one client
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The job
+    job: u64,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let job = jobs::get(&server, args.job).await?;
+    let elements = server.status().await?.elements;
+    let hosts: BTreeSet<u32> = elements
+        .iter()
+        .filter(|element| element.role == "host")
+        .map(|element| element.element)
+        .collect();
+    let transfer = Transfer::new(server, credentials()).await?;
+    let (inputs, results) = edges(&job);
+    let mut sizes = BTreeMap::new();
+    for path in inputs.into_iter().chain(results) {
+        match transfer.resolve(&path).await {
+            Ok(attr) => drop(sizes.insert(path, attr.size)),
+            Err(tidemill_client::Error::Name { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    context.output.show(&ReportView::new(job, &sizes, &hosts))?;
+    Ok(ExitCode::SUCCESS)
+}

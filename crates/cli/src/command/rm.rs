@@ -1,0 +1,87 @@
+//! `tidemill rm`: removes files and folders of the array.
+
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::output::files::{kind, name};
+use std::process::ExitCode;
+use tidemill_client::Server;
+use tidemill_wire::v1::{self, name_op::Op};
+
+const EXAMPLES: &str = "Examples:
+  tidemill rm /raw/a.fits
+  tidemill rm -r /scratch           with everything in it";
+
+/// Removals sent at once.
+const BATCH: usize = 1000;
+
+/// Remove files of the array
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Paths in the array
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Folders with everything in them
+    #[arg(long, short)]
+    recursive: bool,
+    /// No error if it is not there
+    #[arg(long, short)]
+    force: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    for path in &args.paths {
+        let path = files::path(path)?;
+        let found = match files::resolve(&server, &path, false).await {
+            Err(error) if args.force && error.is(rustix::io::Errno::NOENT) => continue,
+            found => found?,
+        };
+        let (folder, name) = files::split(&path)?;
+        let directory = kind(&found) == v1::Kind::Directory;
+        if directory {
+            anyhow::ensure!(args.recursive, "is a folder: {path}; give -r to remove it with everything in it");
+            empty(&server, found.attr.map_or(0, |attr| attr.ino)).await?;
+        }
+        let unlink = v1::Unlink {
+            parent: files::inode(&server, folder).await?,
+            name: name.as_bytes().to_vec(),
+            directory,
+            time: 0,
+        };
+        server.one(&credentials(), Op::Unlink(unlink)).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Removes everything in a folder, deepest first.
+async fn empty(server: &Server, ino: u64) -> anyhow::Result<()> {
+    let entries = files::list(server, ino).await?;
+    for entry in entries.iter().filter(|entry| kind(entry) == v1::Kind::Directory) {
+        let below = entry.attr.as_ref().map_or(0, |attr| attr.ino);
+        Box::pin(empty(server, below)).await?;
+    }
+    for batch in entries.chunks(BATCH) {
+        let unlink = |entry: &v1::Entry| v1::NameOp {
+            op: Some(Op::Unlink(v1::Unlink {
+                parent: ino,
+                name: entry.name.clone(),
+                directory: kind(entry) == v1::Kind::Directory,
+                time: 0,
+            })),
+        };
+        let request = v1::NameRequest {
+            credentials: Some(credentials()),
+            ops: batch.iter().map(unlink).collect(),
+            ..v1::NameRequest::default()
+        };
+        let answers = server.apply(request).await?;
+        for (entry, answer) in batch.iter().zip(answers) {
+            if let v1::name_result::Result::Error(error) = answer {
+                let error = tidemill_client::Error::from(error);
+                return Err(anyhow::Error::new(error).context(format!("can't remove {}", name(entry))));
+            }
+        }
+    }
+    Ok(())
+}

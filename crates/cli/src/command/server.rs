@@ -1,0 +1,108 @@
+//! `tidemill server`: the server of an array, in the foreground.
+
+use super::element;
+use crate::context::Context;
+use crate::format::Size;
+use crate::process::{self, Foreground};
+use anyhow::Context as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_client::Endpoint;
+use tidemill_core::event::Role;
+use tidemill_core::id::ElementId;
+
+const EXAMPLES: &str = "Examples:
+  tidemill server                                     for this machine only
+  tidemill server --listen 10.0.0.1:7700              for elements and mounts on others
+  tidemill server --host-cores 8                      run reduce tasks on the server's own cores
+
+The folder holds the database, the socket `server.sock`, the array's `token` (give it to elements and mounts on
+other hosts, nobody else) and `address`, the TCP address. Ends on SIGTERM; jobs go on when it is started again.";
+
+/// The element that stands for the server's own cores. Elements that keep data have lower ids.
+pub(crate) const HOST_ELEMENT: ElementId = ElementId(1000);
+
+/// Run the server of an array in the foreground
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where it keeps everything [default: DIR/server]
+    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_SERVER_FOLDER")]
+    folder: Option<PathBuf>,
+    /// TCP address; port 0 takes a free one [default: 127.0.0.1:0]
+    #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// Unix socket [default: server.sock in its folder]
+    #[arg(long, value_name = "PATH", env = "TIDEMILL_SERVER_SOCKET")]
+    socket: Option<PathBuf>,
+    /// Own cores that the hybrid policy may use; 0: none [default: 0]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
+    host_cores: Option<u32>,
+    /// Policy of jobs that name none [default: input-locality]
+    #[arg(long, value_name = "POLICY", env = "TIDEMILL_SERVER_POLICY")]
+    policy: Option<String>,
+    /// Seconds after which the work of an element that is away is given to others [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_SERVER_ELEMENT_TIMEOUT")]
+    element_timeout: Option<u64>,
+    /// Bytes per second that elements pull from each other, until they have measured it [default: 125M]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_LINK")]
+    link: Option<Size>,
+    #[command(flatten)]
+    foreground: Foreground,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let _running = args.foreground.enter()?;
+    let host_cores = args.host_cores.or(context.config.server.host_cores).unwrap_or(0);
+    let config = config(args, context);
+    let folder = config.dir.clone();
+    let server = tidemill_server::Server::start(config).await.context("can't start the server")?;
+    note_address(&folder, server.address())?;
+    let host = match host_cores {
+        0 => None,
+        cores => Some(start_host(&folder, server.socket(), cores).await?),
+    };
+    process::asked_to_end().await?;
+    tracing::info!("stopping");
+    if let Some(host) = host {
+        host.stop().await;
+    }
+    server.shutdown().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn config(args: Args, context: &Context) -> tidemill_server::Config {
+    let file = &context.config.server;
+    let folder = args.folder.or_else(|| file.folder.clone());
+    let mut config = tidemill_server::Config::new(folder.unwrap_or_else(|| context.array.server()));
+    if let Some(listen) = args.listen.or(file.listen) {
+        config.listen = listen;
+    }
+    config.socket = args.socket.or_else(|| file.socket.clone());
+    if let Some(policy) = args.policy.or_else(|| file.policy.clone()) {
+        config.default_policy = policy;
+    }
+    if let Some(seconds) = args.element_timeout.or(file.element_timeout) {
+        config.element_timeout = Duration::from_secs(seconds);
+    }
+    if let Some(Size(rate)) = args.link.or(file.link) {
+        config.link_bytes_per_sec = rate;
+    }
+    config
+}
+
+/// Leaves the TCP address where people and scripts find it, since the port may be one that was free.
+fn note_address(folder: &Path, address: SocketAddr) -> anyhow::Result<()> {
+    let file = folder.join("address");
+    std::fs::write(&file, format!("http://{address}\n")).with_context(|| file.display().to_string())
+}
+
+async fn start_host(folder: &Path, socket: &Path, cores: u32) -> anyhow::Result<tidemill_element::Element> {
+    let server = Endpoint::Unix(socket.to_path_buf());
+    let mut config = tidemill_element::Config::new(HOST_ELEMENT, folder.join("host"), server);
+    config.role = Role::Host;
+    config.cores = cores;
+    element::start(config).await
+}

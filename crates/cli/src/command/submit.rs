@@ -1,0 +1,79 @@
+//! `tidemill submit`: hands a job script to the array.
+
+use super::watch;
+use crate::context::{Context, credentials};
+use crate::output::Said;
+use anyhow::Context as _;
+use serde_json::json;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill submit job.conf                      prints the job's id and returns
+  tidemill submit --watch job.conf              follows it to its end
+  tidemill submit --policy hybrid job.conf      another policy than the script's
+  make-script | tidemill submit -               the script from standard input
+
+Through the mount: echo /path/to/job.conf > MOUNT/.tidemill/$USER/submit";
+
+/// Submit a job script
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The script, a local file; `-` for standard input
+    script: PathBuf,
+    /// Who chooses elements; `tidemill status` lists the policies [default: the script's, else the array's]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<String>,
+    /// Follow the job until it ends, as `tidemill watch` does
+    #[arg(long, short)]
+    watch: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let script = read(&args.script)?;
+    let server = context.connect().await?;
+    let request = v1::SubmitRequest {
+        credentials: Some(credentials()),
+        script,
+        source: args.script.display().to_string(),
+        policy: args.policy.unwrap_or_default(),
+    };
+    let reply = server.jobs().submit(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    if !reply.errors.is_empty() {
+        if context.global.json {
+            context.output.step(&Said::new("", json!({ "job": null, "errors": reply.errors })))?;
+        }
+        for error in &reply.errors {
+            eprintln!("error: {error}");
+        }
+        return Ok(ExitCode::from(crate::FAILED));
+    }
+    let job = reply.job;
+    let told = Said::new(format!("job {job} submitted"), json!({ "job": job, "errors": [] }));
+    context.output.step(&told)?;
+    if args.watch {
+        return watch::follow(&server, job, context).await;
+    }
+    context.note(format_args!("follow it: tidemill watch {job}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(script: &Path) -> anyhow::Result<String> {
+    if script.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("can't read the job script: standard input")?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(script).with_context(|| {
+        format!(
+            "can't read the job script: {}; name a local file, or use `tidemill cat PATH | tidemill submit -` for one in the array",
+            script.display()
+        )
+    })
+}

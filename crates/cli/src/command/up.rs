@@ -1,0 +1,290 @@
+//! `tidemill up`: an array on this machine, each part a process of its own in the background.
+
+use crate::context::Context;
+use crate::output::Said;
+use crate::process;
+use serde_json::json;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitCode};
+use std::time::{Duration, Instant};
+use tidemill_client::Endpoint;
+
+const EXAMPLES: &str = "Examples:
+  tidemill up                                   a server, four elements, a mount at DIR/mnt
+  tidemill up --elements 8 --cores 2 --host-cores 4
+  tidemill --dir /data/array up --mount /mnt/array
+
+Can be given again at any time: what runs already is left alone, what is missing is started.
+Logs are in DIR/log, pid files in DIR/run.";
+
+/// How long a part may take to be ready.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a part is asked whether it is ready.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Elements of a new array.
+const ELEMENTS: u32 = 4;
+
+/// Start a server, elements and a mount on this machine, in the background
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How many elements [default: those that are in DIR, else 4]
+    #[arg(long, short = 'n', value_name = "N", env = "TIDEMILL_UP_ELEMENTS")]
+    elements: Option<u32>,
+    /// Kernels that each element runs at once [default: the machine's cores shared out]
+    #[arg(long, value_name = "C", env = "TIDEMILL_ELEMENT_CORES")]
+    cores: Option<u32>,
+    /// Where to mount it [default: DIR/mnt]
+    #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
+    mount: Option<PathBuf>,
+    /// Don't mount it
+    #[arg(long, conflicts_with = "mount")]
+    no_mount: bool,
+    /// The server's own cores that the hybrid policy may use [default: 0]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
+    host_cores: Option<u32>,
+}
+
+/// What was started and what was there.
+#[derive(Debug, Default)]
+struct Done {
+    started: Vec<String>,
+    already: Vec<String>,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let ids = element_ids(&args, context);
+    let mut up = Up {
+        context,
+        endpoint: Endpoint::Unix(context.array.socket()),
+        children: Vec::new(),
+        done: Done::default(),
+    };
+    up.server(&args)?;
+    up.until("the server", async |up| up.connect().await.is_some()).await?;
+    for &id in &ids {
+        up.element(id, &args, ids.len())?;
+    }
+    up.until("the elements", async |up| up.elements_are_up(&ids).await).await?;
+    let mount = match mount_path(&args, context) {
+        Ok(path) => {
+            up.mount(&path)?;
+            let wanted = path.clone();
+            up.until("the mount", async move |_| is_mounted(&wanted)).await?;
+            Some(path)
+        }
+        Err(reason) => {
+            context.note(format_args!("not mounted: {reason}"));
+            None
+        }
+    };
+    tell(context, &up.done, &ids, mount.as_deref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Those that have a folder here, since they may hold data, and as many as were asked for.
+fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
+    let there = context.array.elements();
+    let wanted = args.elements.or(context.config.up.elements);
+    let count = wanted.unwrap_or(if there.is_empty() { ELEMENTS } else { 0 });
+    let ids: std::collections::BTreeSet<u32> = there.into_iter().chain(0..count).collect();
+    if let Some(count) = wanted
+        && ids.len() > count as usize
+    {
+        context.note(format_args!("{} elements have folders here and may hold data: all are started", ids.len()));
+    }
+    ids.into_iter().collect()
+}
+
+/// Where to mount, or why not.
+fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
+    if args.no_mount {
+        return Err("--no-mount was given".into());
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err("/dev/fuse is missing; use `tidemill put`, `get` and `submit`, or load the kernel module fuse".into());
+    }
+    let path = args.mount.clone().or_else(|| context.config.mount.path.clone());
+    let path = path.unwrap_or_else(|| context.array.mount());
+    std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+struct Up<'a> {
+    context: &'a Context,
+    endpoint: Endpoint,
+    children: Vec<(String, Child)>,
+    done: Done,
+}
+
+impl Up<'_> {
+    fn server(&mut self, args: &Args) -> anyhow::Result<()> {
+        let mut flags: Vec<OsString> = vec!["server".into(), "--folder".into(), self.context.array.server().into()];
+        flags.extend(["--socket".into(), self.context.array.socket().into()]);
+        if let Some(cores) = args.host_cores.or(self.context.config.server.host_cores) {
+            flags.extend(["--host-cores".into(), cores.to_string().into()]);
+        }
+        self.start("server", flags)
+    }
+
+    fn element(&mut self, id: u32, args: &Args, elements: usize) -> anyhow::Result<()> {
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = u32::try_from(all / elements.max(1)).unwrap_or(1).max(1);
+        let cores = args.cores.or(self.context.config.element.cores).unwrap_or(shared);
+        let flags: [OsString; 9] = [
+            "element".into(),
+            "--id".into(),
+            id.to_string().into(),
+            "--folder".into(),
+            self.context.array.element(id).into(),
+            "--cores".into(),
+            cores.to_string().into(),
+            "--listen".into(),
+            "127.0.0.1:0".into(),
+        ];
+        self.start(&format!("element-{id}"), flags.into())
+    }
+
+    fn mount(&mut self, path: &Path) -> anyhow::Result<()> {
+        self.start("mount", vec!["mount".into(), path.into()])
+    }
+
+    fn start(&mut self, name: &str, mut flags: Vec<OsString>) -> anyhow::Result<()> {
+        let array = &self.context.array;
+        if process::running(&array.pid_file(name)).is_some() {
+            self.done.already.push(name.to_owned());
+            return Ok(());
+        }
+        flags.extend(["--dir".into(), array.path().into()]);
+        flags.extend(["--server".into(), self.endpoint.to_string().into()]);
+        if let Some(config) = &self.context.global.config {
+            flags.extend(["--config".into(), std::path::absolute(config)?.into()]);
+        }
+        flags.extend((0..self.context.global.verbose).map(|_| "-v".into()));
+        let child = process::start(&flags, &array.pid_file(name), &array.log(name))?;
+        self.children.push((name.to_owned(), child));
+        self.done.started.push(name.to_owned());
+        Ok(())
+    }
+
+    /// Waits for something; fails early when a process has ended.
+    async fn until(&mut self, what: &str, ready: impl AsyncFn(&Self) -> bool) -> anyhow::Result<()> {
+        let spinner = self.context.draws().then(|| {
+            let spinner = indicatif::ProgressBar::new_spinner().with_message(format!("waiting for {what}"));
+            spinner.enable_steady_tick(Duration::from_millis(120));
+            spinner
+        });
+        let began = Instant::now();
+        let result = loop {
+            if ready(self).await {
+                break Ok(());
+            }
+            if let Err(error) = self.check_children() {
+                break Err(error);
+            }
+            if began.elapsed() > PATIENCE {
+                let logs = self.context.array.log("*");
+                break Err(anyhow::anyhow!("{what} not ready after {} s: see {}", PATIENCE.as_secs(), logs.display()));
+            }
+            tokio::time::sleep(PERIOD).await;
+        };
+        if let Some(spinner) = spinner {
+            spinner.finish_and_clear();
+        }
+        result
+    }
+
+    fn check_children(&mut self) -> anyhow::Result<()> {
+        for (name, child) in &mut self.children {
+            if let Some(status) = child.try_wait()? {
+                let log = self.context.array.log(name);
+                anyhow::bail!("{name} ended at once ({status}): {}\n{}", log.display(), process::tail(&log, 5));
+            }
+        }
+        Ok(())
+    }
+
+    async fn connect(&self) -> Option<tidemill_client::Server> {
+        tidemill_client::Server::connect(&self.endpoint, None).await.ok()
+    }
+
+    async fn elements_are_up(&self, ids: &[u32]) -> bool {
+        let Some(server) = self.connect().await else {
+            return false;
+        };
+        let status = server.status().await.unwrap_or_default();
+        ids.iter().all(|id| status.elements.iter().any(|element| element.element == *id && element.up))
+    }
+}
+
+/// Whether a file system is mounted exactly there.
+pub(crate) fn is_mounted(path: &Path) -> bool {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| {
+        let mut fields = line.split(' ');
+        let (point, kind) = (fields.nth(4), line.split_once(" - ").map(|(_, rest)| rest));
+        point.map(unescape).as_deref() == real.to_str() && kind.is_some_and(|kind| kind.starts_with("fuse"))
+    })
+}
+
+/// The system writes blanks and backslashes in mount points as octal numbers.
+fn unescape(text: &str) -> String {
+    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {
+    let dir = context.array.path().display().to_string();
+    let mut lines = Vec::new();
+    if !done.already.is_empty() {
+        lines.push(format!("already running: {}", done.already.join(", ")));
+    }
+    if !done.started.is_empty() {
+        lines.push(format!("started: {}", done.started.join(", ")));
+    }
+    let elsewhere = context.global.dir.is_some() || context.config.dir.is_some();
+    let tidemill = if elsewhere && context.config.dir.is_none() {
+        format!("tidemill --dir {dir}")
+    } else {
+        "tidemill".to_owned()
+    };
+    lines.push(String::new());
+    match mount {
+        Some(path) => {
+            let path = path.display();
+            lines.push(format!("Mounted at {path}: copy data in with cp."));
+            lines.push(format!("Run a job:   {tidemill} submit --watch SCRIPT"));
+            lines.push(format!("         or  echo SCRIPT > {path}/.tidemill/$USER/submit"));
+        }
+        None => {
+            lines.push(format!("Put data in: {tidemill} put FILE... /"));
+            lines.push(format!("Run a job:   {tidemill} submit --watch SCRIPT"));
+        }
+    }
+    lines.push(format!("Look around: {tidemill} status, {tidemill} ls -l"));
+    lines.push(format!("Stop it:     {tidemill} down"));
+    let json = json!({
+        "dir": dir,
+        "endpoint": Endpoint::Unix(context.array.socket()).to_string(),
+        "mount": mount.map(|path| path.display().to_string()),
+        "elements": ids,
+        "started": done.started,
+        "already_running": done.already,
+    });
+    context.output.show(&Said::new(lines.join("\n"), json))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_mount_point_counts_as_mounted() {
+        assert!(!is_mounted(Path::new("/")), "the root is no FUSE file system here");
+        assert!(!is_mounted(Path::new("/no/such/place")));
+        assert_eq!(unescape("/a\\040b"), "/a b");
+    }
+}

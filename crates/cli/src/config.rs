@@ -1,0 +1,217 @@
+//! The configuration file `tidemill.toml`, and how its values combine with flags and environment.
+//!
+//! Every key is also a flag of the same name: a key of `[element]` is a flag of `tidemill element`, one of
+//! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
+//! takes care of the first two. This file reads, it never writes.
+
+use crate::format::Size;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// What the file may say. A key that is not here is an error.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Config {
+    /// Folder of the array that `tidemill up` makes.
+    pub(crate) dir: Option<PathBuf>,
+    /// For every command that talks to a server.
+    pub(crate) client: Client,
+    /// `tidemill server`.
+    pub(crate) server: Server,
+    /// `tidemill element`.
+    pub(crate) element: Element,
+    /// `tidemill mount`.
+    pub(crate) mount: Mount,
+    /// `tidemill up`.
+    pub(crate) up: Up,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Client {
+    pub(crate) server: Option<String>,
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Server {
+    pub(crate) folder: Option<PathBuf>,
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    pub(crate) socket: Option<PathBuf>,
+    pub(crate) host_cores: Option<u32>,
+    pub(crate) policy: Option<String>,
+    pub(crate) element_timeout: Option<u64>,
+    pub(crate) link: Option<Size>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Element {
+    pub(crate) id: Option<u32>,
+    pub(crate) folder: Option<PathBuf>,
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    pub(crate) url: Option<String>,
+    pub(crate) cores: Option<u32>,
+    pub(crate) capacity: Option<Size>,
+    pub(crate) link: Option<Size>,
+    pub(crate) pulled: Option<Size>,
+    pub(crate) in_place: Option<bool>,
+    pub(crate) role: Option<ElementRole>,
+}
+
+/// What an element is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ElementRole {
+    /// Keeps data and runs kernels
+    Store,
+    /// Only lends cores
+    Host,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Mount {
+    pub(crate) path: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Up {
+    pub(crate) elements: Option<u32>,
+}
+
+/// The file can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// It can't be read.
+    #[error("can't read the configuration: {path}: {source}; name another file with --config")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is not what it should be.
+    #[error(
+        "bad configuration: {path}:{line}: {what}; examples/tidemill.toml shows every key there is"
+    )]
+    Parse {
+        /// The file.
+        path: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong, with the key's name.
+        what: String,
+    },
+}
+
+impl Config {
+    /// Reads `named`, or else the first of the usual places that exists, or else says nothing at all.
+    ///
+    /// # Errors
+    /// If the file can't be read or has a key that does not exist.
+    pub(crate) fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
+        let Some(path) = named
+            .map(Path::to_path_buf)
+            .or_else(|| usual_places().into_iter().find(|path| path.exists()))
+        else {
+            return Ok(Self::default());
+        };
+        let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read {
+            path: path.display().to_string(),
+            source,
+        })?;
+        Self::parse(&text, &path)
+    }
+
+    fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+            ConfigError::Parse {
+                path: path.display().to_string(),
+                line: text[..start].matches('\n').count() + 1,
+                what: error.message().replace('\n', " "),
+            }
+        })
+    }
+}
+
+/// Where the file is looked for when nobody names one.
+fn usual_places() -> Vec<PathBuf> {
+    let home = std::env::var_os("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config")));
+    home.into_iter()
+        .map(|folder| folder.join("tidemill/tidemill.toml"))
+        .chain([PathBuf::from("/etc/tidemill.toml")])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory;
+
+    const EXAMPLE: &str = include_str!("../../../examples/tidemill.toml");
+
+    /// The example has every key, all but the sections commented out.
+    fn example_with_all_keys() -> String {
+        let uncomment = |line: &str| match line.strip_prefix('#') {
+            Some(rest) if !rest.starts_with(' ') && rest.contains(" = ") => rest.to_owned(),
+            _ => line.to_owned(),
+        };
+        EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn the_example_says_nothing_until_its_lines_are_uncommented_and_then_all_of_it_counts() {
+        assert_eq!(Config::parse(EXAMPLE, Path::new("x")).unwrap(), Config::default());
+        let all = Config::parse(&example_with_all_keys(), Path::new("x")).unwrap();
+        let shown = format!("{all:?}");
+        assert!(!shown.contains("None"), "{shown}");
+    }
+
+    #[test]
+    fn every_key_is_a_flag_and_an_environment_variable() {
+        let table: toml::Table = example_with_all_keys().parse().unwrap();
+        let cli = Cli::command();
+        let mut checked = 0;
+        for (section, value) in &table {
+            let keys: Vec<&str> = match value.as_table() {
+                Some(keys) => keys.keys().map(String::as_str).collect(),
+                None => vec![section.as_str()],
+            };
+            for key in keys {
+                let everywhere = section == "client" || section == key;
+                let (command, prefix) = if everywhere {
+                    (&cli, String::new())
+                } else {
+                    (cli.find_subcommand(section).unwrap(), format!("{section}_"))
+                };
+                let variable = format!("TIDEMILL_{prefix}{key}").to_uppercase().replace('-', "_");
+                let argument = command
+                    .get_arguments()
+                    .find(|argument| argument.get_id().as_str().replace('_', "-") == key)
+                    .unwrap_or_else(|| panic!("[{section}] {key} has no flag"));
+                let env = argument.get_env().map(|env| env.to_string_lossy().into_owned());
+                assert_eq!(env.as_ref(), Some(&variable), "[{section}] {key}");
+                checked += 1;
+            }
+        }
+        assert!(checked >= 14, "only {checked} keys found in the example");
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let text = "dir = \"/a\"\n[element]\ncores = 2\nkores = 3\n";
+        let error = Config::parse(text, Path::new("t.toml")).unwrap_err().to_string();
+        assert!(error.contains("t.toml:4:") && error.contains("`kores`"), "{error}");
+        let error = Config::parse("[elements]\n", Path::new("t.toml")).unwrap_err().to_string();
+        assert!(error.contains("t.toml:1:") && error.contains("`elements`"), "{error}");
+        let error = Config::parse("\n[up]\nelements = -1\n", Path::new("t.toml")).unwrap_err().to_string();
+        assert!(error.contains("t.toml:3:"), "{error}");
+    }
+}

@@ -1,0 +1,204 @@
+//! What every command starts from: the configuration, where things are, how to print, a connection.
+
+use crate::args::Global;
+use crate::config::Config;
+use crate::output::{self, Output};
+use anyhow::Context as _;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use tidemill_client::transfer::Transfer;
+use tidemill_client::{Endpoint, Server};
+use tidemill_wire::v1;
+
+/// Settings of this call.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The global flags as given.
+    pub(crate) global: Global,
+    /// The configuration file.
+    pub(crate) config: Config,
+    /// How results are printed.
+    pub(crate) output: Box<dyn Output>,
+    /// What `up` makes, and where.
+    pub(crate) array: ArrayDir,
+}
+
+/// The folder of an array that `up` makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ArrayDir(PathBuf);
+
+impl ArrayDir {
+    /// The folder itself.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The server's folder.
+    pub(crate) fn server(&self) -> PathBuf {
+        self.0.join("server")
+    }
+
+    /// The server's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.server().join("server.sock")
+    }
+
+    /// An element's folder.
+    pub(crate) fn element(&self, id: u32) -> PathBuf {
+        self.0.join(format!("element-{id}"))
+    }
+
+    /// Ids of the elements that have a folder here, in order.
+    pub(crate) fn elements(&self) -> Vec<u32> {
+        let names = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let mut ids: Vec<u32> = names
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("element-")?.parse().ok())
+            .collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Where the array is mounted unless told otherwise.
+    pub(crate) fn mount(&self) -> PathBuf {
+        self.0.join("mnt")
+    }
+
+    /// The log of one of its processes.
+    pub(crate) fn log(&self, process: &str) -> PathBuf {
+        self.0.join("log").join(format!("{process}.log"))
+    }
+
+    /// The pid file of one of its processes.
+    pub(crate) fn pid_file(&self, process: &str) -> PathBuf {
+        self.0.join("run").join(format!("{process}.pid"))
+    }
+}
+
+impl Context {
+    /// Reads the configuration and sets up logging.
+    ///
+    /// # Errors
+    /// If the configuration is wrong or nothing says where the array's folder is.
+    pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
+        let config = Config::load(global.config.as_deref())?;
+        let dir = global.dir.clone().or_else(|| config.dir.clone());
+        let dir = dir.map_or_else(default_dir, Ok)?;
+        let dir = std::path::absolute(&dir).with_context(|| dir.display().to_string())?;
+        Ok(Self {
+            output: output::choose(global.json),
+            array: ArrayDir(dir),
+            global: global.clone(),
+            config,
+        })
+    }
+
+    /// Sends the program's events to standard error. `level` counts when neither -v nor `TIDEMILL_LOG` is given.
+    pub(crate) fn start_log(&self, level: &str) {
+        let level = match self.global.verbose {
+            0 => level,
+            1 => "info",
+            _ => "debug",
+        };
+        let filter = std::env::var("TIDEMILL_LOG").unwrap_or_else(|_| level.into());
+        let filter = tracing_subscriber::EnvFilter::try_new(&filter)
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+        // A second start (in tests) keeps the first.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .try_init();
+    }
+
+    /// Where the server is.
+    ///
+    /// # Errors
+    /// If the configuration names no endpoint.
+    pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
+        if let Some(endpoint) = &self.global.server {
+            return Ok(endpoint.clone());
+        }
+        match &self.config.client.server {
+            Some(text) => Ok(text.parse().context("`server` of [client] in the configuration")?),
+            None => Ok(Endpoint::Unix(self.array.socket())),
+        }
+    }
+
+    /// The file that holds the array's token.
+    pub(crate) fn token_file(&self) -> PathBuf {
+        let named = self.global.token_file.clone();
+        named
+            .or_else(|| self.config.client.token_file.clone())
+            .unwrap_or_else(|| self.array.server().join("token"))
+    }
+
+    /// The token, when the server is reached by a way that needs it.
+    ///
+    /// # Errors
+    /// If its file can't be read.
+    pub(crate) fn token(&self, endpoint: &Endpoint) -> anyhow::Result<Option<String>> {
+        if let Endpoint::Unix(_) = endpoint {
+            return Ok(None);
+        }
+        let file = self.token_file();
+        let token = std::fs::read_to_string(&file).with_context(|| {
+            let file = file.display();
+            format!("can't read the array's token: {file}; copy it from the server's folder and name it with --token-file")
+        })?;
+        Ok(Some(token.trim().to_owned()))
+    }
+
+    /// Connects to the server.
+    ///
+    /// # Errors
+    /// If it can't be reached.
+    pub(crate) async fn connect(&self) -> anyhow::Result<Server> {
+        let endpoint = self.endpoint()?;
+        let token = self.token(&endpoint)?;
+        Ok(Server::connect(&endpoint, token.as_deref()).await?)
+    }
+
+    /// Connects for copying files.
+    ///
+    /// # Errors
+    /// If the server can't be reached.
+    pub(crate) async fn transfer(&self) -> anyhow::Result<Transfer> {
+        Ok(Transfer::new(self.connect().await?, credentials()).await?)
+    }
+
+    /// Whether progress may be drawn on standard error.
+    pub(crate) fn draws(&self) -> bool {
+        !self.global.quiet && !self.global.json && std::io::stderr().is_terminal()
+    }
+
+    /// Tells something beside the result.
+    pub(crate) fn note(&self, text: impl std::fmt::Display) {
+        if !self.global.quiet {
+            eprintln!("{text}");
+        }
+    }
+}
+
+/// The rights of whoever calls.
+pub(crate) fn credentials() -> v1::Credentials {
+    v1::Credentials {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: rustix::process::getgroups()
+            .unwrap_or_default()
+            .into_iter()
+            .map(rustix::process::Gid::as_raw)
+            .collect(),
+        checked: false,
+    }
+}
+
+fn default_dir() -> anyhow::Result<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/tidemill".into());
+    }
+    let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from);
+    data.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share")))
+        .map(|folder| folder.join("tidemill"))
+        .context("no folder for the array: neither HOME nor XDG_DATA_HOME is set; give --dir")
+}

@@ -1,0 +1,203 @@
+//! Numbers as people read them: sizes, spans, points in time. Nothing here is parsed by a program, except
+//! sizes that people write.
+
+use serde::Deserialize;
+use std::str::FromStr;
+
+/// A number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "SizeText")]
+pub(crate) struct Size(pub(crate) u64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SizeText {
+    Number(u64),
+    Text(String),
+}
+
+impl TryFrom<SizeText> for Size {
+    type Error = SizeError;
+
+    fn try_from(text: SizeText) -> Result<Self, SizeError> {
+        match text {
+            SizeText::Number(bytes) => Ok(Self(bytes)),
+            SizeText::Text(text) => text.parse(),
+        }
+    }
+}
+
+/// Not a size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no size: give bytes, or a number with k, M, G, T (thousands) or Ki, Mi, Gi, Ti (1024s)")]
+pub(crate) struct SizeError(String);
+
+impl FromStr for Size {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let error = || SizeError(text.to_owned());
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let unit = text[digits.len()..].trim().trim_end_matches(['B', 'b']);
+        let (base, power) = match unit {
+            "" => (1, 0),
+            "k" | "K" => (1000, 1),
+            "M" => (1000, 2),
+            "G" => (1000, 3),
+            "T" => (1000, 4),
+            "Ki" => (1024, 1),
+            "Mi" => (1024, 2),
+            "Gi" => (1024, 3),
+            "Ti" => (1024, 4),
+            _ => return Err(error()),
+        };
+        let number: u64 = digits.parse().map_err(|_| error())?;
+        number
+            .checked_mul(u64::pow(base, power))
+            .map(Self)
+            .ok_or_else(error)
+    }
+}
+
+/// `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
+#[expect(clippy::cast_precision_loss, reason = "display only")]
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if count < 1000 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1000.0;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = match value {
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A span of nanoseconds: `4 ms`, `1.25 s`, `3 min 20 s`.
+#[expect(clippy::cast_precision_loss, reason = "display only")]
+pub(crate) fn span(nanos: u64) -> String {
+    match nanos {
+        0 => "0 s".into(),
+        1..1_000_000 => format!("{} µs", nanos.div_ceil(1_000)),
+        1_000_000..1_000_000_000 => format!("{} ms", nanos / 1_000_000),
+        1_000_000_000..60_000_000_000 => format!("{:.2} s", nanos as f64 / 1e9),
+        _ => {
+            let seconds = nanos / 1_000_000_000;
+            match seconds / 3600 {
+                0 => format!("{} min {} s", seconds / 60, seconds % 60),
+                hours => format!("{hours} h {} min", seconds % 3600 / 60),
+            }
+        }
+    }
+}
+
+/// Nanoseconds since the epoch as `2026-11-21 10:32:47` in UTC; `-` for 0.
+pub(crate) fn time(nanos: i64) -> String {
+    if nanos == 0 {
+        return "-".into();
+    }
+    let seconds = nanos.div_euclid(1_000_000_000);
+    let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (of_day / 3600, of_day % 3600 / 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
+/// Year, month and day of a day counted from 1970-01-01. Years begin in March here, so that the leap day
+/// is the last of its year.
+fn date(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let of_era = shifted.rem_euclid(146_097);
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * march_month + 2) / 5 + 1;
+    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+/// `rwxr-x---` with the type in front, as `ls -l` has it.
+pub(crate) fn mode(kind: char, mode: u32) -> String {
+    let mut text = String::from(kind);
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = mode >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (mode & special != 0, bits & 1 != 0) {
+            (true, true) => letter,
+            (true, false) => letter.to_ascii_uppercase(),
+            (false, true) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+/// `3 tasks`, `1 task`.
+pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
+    match number.into() {
+        1 => format!("1 {noun}"),
+        number => format!("{number} {noun}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (count, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.00 kB"),
+            (1_972_800, "1.97 MB"),
+            (99_960, "100 kB"),
+            (999_600, "1.00 MB"),
+            (u64::MAX, "18.4 EB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_in_both_systems() {
+        for (text, size) in [("17", 17), ("5kB", 5_000), ("2GiB", 2 << 30), ("3 M", 3_000_000)] {
+            assert_eq!(text.parse(), Ok(Size(size)), "{text}");
+        }
+        for text in ["", "k", "-1", "1.5G", "1X", "99999999999T"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_the_calendars() {
+        assert_eq!(time(0), "-");
+        assert_eq!(time(951_782_400_000_000_000), "2000-02-29 00:00:00");
+        assert_eq!(time(1_795_257_167_000_000_000), "2026-11-21 10:32:47");
+        assert_eq!(time(-1_000_000_000), "1969-12-31 23:59:59");
+    }
+
+    #[test]
+    fn spans_fit_their_size() {
+        assert_eq!(span(999), "1 µs");
+        assert_eq!(span(4_000_000), "4 ms");
+        assert_eq!(span(1_250_000_000), "1.25 s");
+        assert_eq!(span(200_000_000_000), "3 min 20 s");
+        assert_eq!(span(7_320_000_000_000), "2 h 2 min");
+    }
+
+    #[test]
+    fn modes_are_those_of_ls() {
+        assert_eq!(mode('d', 0o1777), "drwxrwxrwt");
+        assert_eq!(mode('-', 0o4640), "-rwSr-----");
+    }
+}

@@ -1,0 +1,110 @@
+//! The array as a whole: its elements, its server, its running jobs.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_wire::convert::state_name;
+use tidemill_wire::v1;
+
+/// What `tidemill status` shows.
+#[derive(Debug)]
+pub(crate) struct ArrayView {
+    /// Where the server was reached.
+    pub(crate) endpoint: String,
+    /// What it said.
+    pub(crate) status: v1::StatusReply,
+    /// Jobs that have not ended.
+    pub(crate) running: Vec<v1::Job>,
+}
+
+impl View for ArrayView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let status = &self.status;
+        writeln!(out, "server    {}, since {} UTC", self.endpoint, format::time(status.started))?;
+        writeln!(
+            out,
+            "policies  {} (default {})",
+            status.policies.join(", "),
+            status.default_policy
+        )?;
+        let up = status.elements.iter().filter(|element| element.up).count();
+        writeln!(out, "elements  {up} of {} up\n", status.elements.len())?;
+        let header = [
+            "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "USED", "CAPACITY", "WRITTEN", "URL",
+        ];
+        let mut rows = table(&header, &[0, 3, 4, 5, 6, 7, 8]);
+        for element in &status.elements {
+            rows.add_row([
+                element.element.to_string(),
+                element.role.clone(),
+                if element.up { "up" } else { "down" }.into(),
+                element.cores.to_string(),
+                element.running.to_string(),
+                element.queued.to_string(),
+                format::bytes(element.capacity_bytes.saturating_sub(element.free_bytes)),
+                format::bytes(element.capacity_bytes),
+                format::bytes(element.bytes_written),
+                element.url.clone(),
+            ]);
+        }
+        write_table(out, &rows)?;
+        if status.elements.is_empty() {
+            writeln!(out, "(none; start one with `tidemill element`)")?;
+        }
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        writeln!(out)?;
+        super::job::jobs_text(&self.running, out)
+    }
+
+    fn json(&self) -> Value {
+        let status = &self.status;
+        json!({
+            "endpoint": self.endpoint,
+            "protocol": status.version,
+            "array": format!("{:016x}", status.array_id),
+            "started": status.started,
+            "default_policy": status.default_policy,
+            "policies": status.policies,
+            "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
+            "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn element_json(element: &v1::Element) -> Value {
+    let history = element.history.iter().map(|(kernel, history)| {
+        let history = json!({
+            "runs": history.runs,
+            "total_ns": history.total_ns,
+            "input_bytes": history.input_bytes,
+        });
+        (kernel.clone(), history)
+    });
+    json!({
+        "element": element.element,
+        "role": element.role,
+        "up": element.up,
+        "url": element.url,
+        "host": element.host,
+        "folder": element.folder,
+        "cores": element.cores,
+        "running": element.running,
+        "queued": element.queued,
+        "capacity_bytes": element.capacity_bytes,
+        "free_bytes": element.free_bytes,
+        "bytes_written": element.bytes_written,
+        "bytes_read": element.bytes_read,
+        "link_bytes_per_sec": element.link_bytes_per_sec,
+        "load_milli": element.load_milli,
+        "sandbox": element.sandbox,
+        "history": history.collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+/// The name of a state that came over the network.
+pub(crate) fn state(number: i32) -> &'static str {
+    state_name(v1::State::try_from(number).unwrap_or(v1::State::Unspecified))
+}

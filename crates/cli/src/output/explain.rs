@@ -1,0 +1,75 @@
+//! Why tasks ran where they did.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_wire::v1;
+
+/// The dispatcher's decisions.
+#[derive(Debug)]
+pub(crate) struct ExplainView(pub(crate) Vec<v1::Decision>);
+
+impl View for ExplainView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.0.is_empty() {
+            return writeln!(out, "nothing has been sent to an element yet; `tidemill jobs ID` shows what is waited for");
+        }
+        for decision in &self.0 {
+            writeln!(out, "{} -> element {} ({})", decision.name, decision.element, decision.policy)?;
+            writeln!(out, "  why    {}", decision.reason)?;
+            if decision.chained {
+                writeln!(out, "  chain  sent along with a task it depends on; the element went on without asking")?;
+            }
+            writeln!(out, "  moved  {} pulled from other elements (measured)", format::bytes(decision.moved_bytes))?;
+            if decision.estimates.is_empty() {
+                writeln!(out)?;
+                continue;
+            }
+            let mut rows = table(&["  ELEMENT", "WAIT", "TRANSFER", "", "RUN", "TOTAL", ""], &[0, 1, 2, 3, 4, 5]);
+            for estimate in &decision.estimates {
+                let total = estimate.wait_ns + estimate.transfer_ns + estimate.run_ns;
+                let chosen = estimate.element == decision.element;
+                rows.add_row([
+                    format!("  {}", estimate.element),
+                    format::span(estimate.wait_ns),
+                    format::bytes(estimate.transfer_bytes),
+                    format::span(estimate.transfer_ns),
+                    if estimate.run_ns == 0 { "?".into() } else { format::span(estimate.run_ns) },
+                    format::span(total),
+                    if chosen { "chosen".into() } else { String::new() },
+                ]);
+            }
+            write_table(out, &rows)?;
+            writeln!(out)?;
+        }
+        writeln!(out, "WAIT, TRANSFER and RUN are estimates from when the task was sent; ? where the kernel had not run before.")
+    }
+
+    fn json(&self) -> Value {
+        self.0.iter().map(decision_json).collect()
+    }
+}
+
+fn decision_json(decision: &v1::Decision) -> Value {
+    let estimate = |estimate: &v1::Estimate| {
+        json!({
+            "element": estimate.element,
+            "wait_ns": estimate.wait_ns,
+            "transfer_ns": estimate.transfer_ns,
+            "transfer_bytes": estimate.transfer_bytes,
+            "run_ns": estimate.run_ns,
+        })
+    };
+    json!({
+        "task": decision.task,
+        "name": decision.name,
+        "label": decision.label,
+        "element": decision.element,
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "chained": decision.chained,
+        "moved_bytes": decision.moved_bytes,
+        "estimates": decision.estimates.iter().map(estimate).collect::<Vec<_>>(),
+    })
+}

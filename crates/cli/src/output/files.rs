@@ -1,0 +1,123 @@
+//! Files and folders of the namespace.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_wire::v1;
+
+/// What `tidemill ls` shows of one folder.
+#[derive(Debug)]
+pub(crate) struct FolderView {
+    /// Path of the folder, or of the file if only one was named.
+    pub(crate) path: String,
+    /// What is in it.
+    pub(crate) entries: Vec<v1::Entry>,
+    /// Everything about each.
+    pub(crate) long: bool,
+    /// Its path above.
+    pub(crate) titled: bool,
+}
+
+impl View for FolderView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.titled {
+            writeln!(out, "{}:", self.path)?;
+        }
+        if self.long {
+            let header = ["MODE", "LINKS", "OWNER", "GROUP", "SIZE", "MODIFIED (UTC)", "ELEMENT", "NAME"];
+            let mut rows = table(&header, &[1, 2, 3, 4, 6]);
+            for entry in &self.entries {
+                rows.add_row(row(entry));
+            }
+            write_table(out, &rows)?;
+        } else {
+            for entry in &self.entries {
+                writeln!(out, "{}", name(entry))?;
+            }
+        }
+        if self.titled { writeln!(out) } else { Ok(()) }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "path": self.path,
+            "entries": self.entries.iter().map(entry_json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The entry's name as text; bytes that are no UTF-8 are replaced.
+pub(crate) fn name(entry: &v1::Entry) -> String {
+    String::from_utf8_lossy(&entry.name).into_owned()
+}
+
+/// Kind of an entry.
+pub(crate) fn kind(entry: &v1::Entry) -> v1::Kind {
+    entry
+        .attr
+        .as_ref()
+        .map_or(v1::Kind::Unspecified, |attr| attr.kind())
+}
+
+fn row(entry: &v1::Entry) -> Vec<String> {
+    let letter = match kind(entry) {
+        v1::Kind::Directory => 'd',
+        v1::Kind::Symlink => 'l',
+        v1::Kind::Fifo => 'p',
+        v1::Kind::Socket => 's',
+        v1::Kind::CharDevice => 'c',
+        v1::Kind::BlockDevice => 'b',
+        v1::Kind::File | v1::Kind::Unspecified => '-',
+    };
+    let attr = entry.attr.clone().unwrap_or_default();
+    let element = match (attr.object, attr.writing) {
+        (_, true) => format!("{} (open)", attr.element),
+        (0, false) => "-".into(),
+        (_, false) => attr.element.to_string(),
+    };
+    let mut shown = name(entry);
+    if kind(entry) == v1::Kind::Symlink {
+        shown = format!("{shown} -> {}", String::from_utf8_lossy(&entry.target));
+    }
+    vec![
+        format::mode(letter, attr.mode),
+        attr.nlink.to_string(),
+        attr.uid.to_string(),
+        attr.gid.to_string(),
+        format::bytes(attr.size),
+        format::time(attr.mtime),
+        element,
+        shown,
+    ]
+}
+
+fn entry_json(entry: &v1::Entry) -> Value {
+    let attr = entry.attr.clone().unwrap_or_default();
+    let kind = match kind(entry) {
+        v1::Kind::Directory => "directory",
+        v1::Kind::Symlink => "symlink",
+        v1::Kind::File => "file",
+        v1::Kind::Fifo => "fifo",
+        v1::Kind::Socket => "socket",
+        v1::Kind::CharDevice => "char-device",
+        v1::Kind::BlockDevice => "block-device",
+        v1::Kind::Unspecified => "unknown",
+    };
+    json!({
+        "name": name(entry),
+        "kind": kind,
+        "target": String::from_utf8_lossy(&entry.target),
+        "inode": attr.ino,
+        "mode": attr.mode,
+        "links": attr.nlink,
+        "uid": attr.uid,
+        "gid": attr.gid,
+        "size": attr.size,
+        "mtime": attr.mtime,
+        "version": attr.version,
+        "object": attr.object,
+        "element": attr.element,
+        "writing": attr.writing,
+    })
+}

@@ -1,0 +1,334 @@
+//! Jobs and their tasks.
+
+use super::array::state;
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_wire::v1;
+
+/// A list of jobs.
+#[derive(Debug)]
+pub(crate) struct JobsView(pub(crate) Vec<v1::Job>);
+
+impl View for JobsView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.0.is_empty() {
+            return writeln!(out, "no jobs; start one with `tidemill submit SCRIPT`");
+        }
+        jobs_text(&self.0, out)
+    }
+
+    fn json(&self) -> Value {
+        self.0.iter().map(job_json).collect()
+    }
+}
+
+pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()> {
+    let header = ["JOB", "NAME", "STATE", "TASKS", "POLICY", "USER", "SUBMITTED (UTC)", "TIME"];
+    let mut rows = table(&header, &[0, 3, 5, 7]);
+    for job in jobs {
+        rows.add_row([
+            job.job.to_string(),
+            job.name.clone(),
+            state(job.state).into(),
+            format!("{}/{}", ended_tasks(job), job.tasks_total),
+            job.policy.clone(),
+            job.uid.to_string(),
+            format::time(job.submitted),
+            lasted(job.submitted, job.ended),
+        ]);
+    }
+    write_table(out, &rows)
+}
+
+/// One job with its tasks.
+#[derive(Debug)]
+pub(crate) struct JobView(pub(crate) v1::Job);
+
+impl View for JobView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let job = &self.0;
+        writeln!(out, "{}", headline(job))?;
+        writeln!(out, "script {}, files in {}, policy {}", job.source, job.workdir, job.policy)?;
+        writeln!(
+            out,
+            "submitted {} UTC, took {}, {} moved between elements\n",
+            format::time(job.submitted),
+            lasted(job.submitted, job.ended),
+            format::bytes(job.moved_bytes),
+        )?;
+        let header = ["TASK", "KERNEL", "STATE", "ELEMENT", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE"];
+        let mut rows = table(&header, &[3, 4, 5, 6, 7, 8]);
+        for task in &job.tasks {
+            rows.add_row([
+                task.name.clone(),
+                task.kernel.clone(),
+                state(task.state).into(),
+                element(task),
+                task.tries.to_string(),
+                lasted(task.start, task.end),
+                format::bytes(task.read_bytes),
+                format::bytes(task.written_bytes),
+                format::bytes(task.moved_bytes),
+                note(task),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        job_json(&self.0)
+    }
+}
+
+/// One change of a job that is watched.
+#[derive(Debug)]
+pub(crate) struct ChangeView<'a> {
+    /// The job.
+    pub(crate) job: &'a v1::Job,
+    /// Tasks whose state is new.
+    pub(crate) changed: &'a [v1::Task],
+}
+
+impl View for ChangeView<'_> {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let ended = ended_tasks(self.job);
+        for task in self.changed {
+            let mut line = format!(
+                "[{ended}/{}] {} ({}) {}",
+                self.job.tasks_total,
+                task.name,
+                task.kernel,
+                state(task.state)
+            );
+            if has_element(task) {
+                line = format!("{line} on element {}", task.element);
+            }
+            if task.end > task.start && task.start > 0 {
+                line = format!("{line}, {}", lasted(task.start, task.end));
+            }
+            if !task.error.is_empty() {
+                line = format!("{line}: {}", task.error);
+            }
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "job": job_json(self.job),
+            "changed": self.changed.iter().map(task_json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// What tasks wrote to standard error and why they failed.
+#[derive(Debug)]
+pub(crate) struct LogsView(pub(crate) Vec<v1::Task>);
+
+impl View for LogsView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for task in &self.0 {
+            write!(out, "== {} ({}), {}", task.name, task.kernel, state(task.state))?;
+            if has_element(task) {
+                write!(out, " on element {}", task.element)?;
+            }
+            writeln!(out, " ==")?;
+            if !task.error.is_empty() {
+                writeln!(out, "{}", task.error)?;
+            }
+            for line in task.stderr.lines() {
+                writeln!(out, "  | {line}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let log = |task: &v1::Task| {
+            json!({
+                "task": task.task, "name": task.name, "state": state(task.state),
+                "element": element_or_null(task), "error": task.error, "stderr": task.stderr,
+            })
+        };
+        self.0.iter().map(log).collect()
+    }
+}
+
+/// `job 3 montage: running, 12 of 36 tasks done`.
+pub(crate) fn headline(job: &v1::Job) -> String {
+    let count = |name: &str| job.tasks_by_state.get(name).copied().unwrap_or(0);
+    let mut text = format!(
+        "job {} {}: {}, {} of {} done",
+        job.job,
+        job.name,
+        state(job.state),
+        count("done"),
+        format::count(job.tasks_total, "task"),
+    );
+    for name in ["failed", "cancelled"] {
+        if count(name) > 0 {
+            text = format!("{text}, {} {name}", count(name));
+        }
+    }
+    text
+}
+
+/// Tasks at their end, good or bad.
+pub(crate) fn ended_tasks(job: &v1::Job) -> u32 {
+    let ended = ["done", "failed", "cancelled"];
+    ended.iter().filter_map(|name| job.tasks_by_state.get(*name)).sum()
+}
+
+/// Whether a job has come to its end.
+pub(crate) fn has_ended(job: &v1::Job) -> bool {
+    use v1::State;
+    matches!(job.state(), State::Done | State::Failed | State::Cancelled)
+}
+
+/// The element a task was sent to, as text.
+fn element(task: &v1::Task) -> String {
+    if has_element(task) {
+        task.element.to_string()
+    } else {
+        "-".into()
+    }
+}
+
+/// Whether it was sent anywhere. A task that was cancelled before has no try.
+fn has_element(task: &v1::Task) -> bool {
+    use v1::State;
+    match task.state() {
+        State::Unspecified | State::Waiting | State::Ready => false,
+        State::Sent | State::Running | State::Done => true,
+        State::Failed | State::Cancelled => task.tries > 0 || task.start > 0,
+    }
+}
+
+fn element_or_null(task: &v1::Task) -> Value {
+    if has_element(task) { task.element.into() } else { Value::Null }
+}
+
+fn note(task: &v1::Task) -> String {
+    if !task.error.is_empty() {
+        return task.error.lines().next().unwrap_or_default().into();
+    }
+    match task.awaited.as_slice() {
+        [] => String::new(),
+        [first] => format!("waits for {first}"),
+        [first, rest @ ..] => format!("waits for {first} and {} more", rest.len()),
+    }
+}
+
+/// Time between two points; until now if the second is not known, `-` if the first is not.
+fn lasted(from: i64, to: i64) -> String {
+    if from == 0 {
+        return "-".into();
+    }
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+    };
+    let to = if to == 0 { now() } else { to };
+    format::span(u64::try_from(to - from).unwrap_or(0))
+}
+
+/// A job as JSON, with the tasks it has.
+pub(crate) fn job_json(job: &v1::Job) -> Value {
+    json!({
+        "job": job.job,
+        "name": job.name,
+        "source": job.source,
+        "workdir": job.workdir,
+        "uid": job.uid,
+        "policy": job.policy,
+        "state": state(job.state),
+        "submitted": job.submitted,
+        "ended": job.ended,
+        "tasks_total": job.tasks_total,
+        "tasks_by_state": job.tasks_by_state.iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "moved_bytes": job.moved_bytes,
+        "tasks": job.tasks.iter().map(task_json).collect::<Vec<_>>(),
+    })
+}
+
+fn task_json(task: &v1::Task) -> Value {
+    json!({
+        "task": task.task,
+        "name": task.name,
+        "kernel": task.kernel,
+        "kernel_hash": task.kernel_hash,
+        "state": state(task.state),
+        "element": element_or_null(task),
+        "tries": task.tries,
+        "start": task.start,
+        "kernel_start": task.kernel_start,
+        "end": task.end,
+        "read_bytes": task.read_bytes,
+        "written_bytes": task.written_bytes,
+        "moved_bytes": task.moved_bytes,
+        "cpu_ns": task.cpu_ns,
+        "memory_bytes": task.memory_bytes,
+        "error": task.error,
+        "inputs": task.inputs,
+        "outputs": task.outputs,
+        "args": task.args,
+        "awaited": task.awaited,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> v1::Job {
+        let task = v1::Task {
+            name: "a".into(),
+            kernel: "mean".into(),
+            state: v1::State::Failed.into(),
+            element: 2,
+            tries: 1,
+            error: "exit code 3".into(),
+            stderr: "one\ntwo\n".into(),
+            start: 1_000_000_000,
+            end: 3_500_000_000,
+            ..v1::Task::default()
+        };
+        v1::Job {
+            job: 7,
+            name: "j".into(),
+            state: v1::State::Failed.into(),
+            tasks_total: 2,
+            tasks_by_state: [("failed".into(), 1), ("cancelled".into(), 1)].into(),
+            tasks: vec![task],
+            ..v1::Job::default()
+        }
+    }
+
+    fn text(view: &dyn View) -> String {
+        let mut out = Vec::new();
+        view.text(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_failed_job_says_what_failed_where_and_why() {
+        let job = job();
+        assert_eq!(headline(&job), "job 7 j: failed, 0 of 2 tasks done, 1 failed, 1 cancelled");
+        let view = ChangeView { job: &job, changed: &job.tasks };
+        assert_eq!(text(&view), "[2/2] a (mean) failed on element 2, 2.50 s: exit code 3\n");
+        let logs = text(&LogsView(job.tasks.clone()));
+        assert_eq!(logs, "== a (mean), failed on element 2 ==\nexit code 3\n  | one\n  | two\n");
+        assert!(text(&JobView(job)).contains("exit code 3"));
+    }
+
+    #[test]
+    fn a_task_that_was_never_sent_has_no_element() {
+        let mut task = v1::Task { state: v1::State::Waiting.into(), ..v1::Task::default() };
+        assert_eq!(task_json(&task)["element"], Value::Null);
+        task.state = v1::State::Sent.into();
+        assert_eq!(task_json(&task)["element"], 0);
+    }
+}

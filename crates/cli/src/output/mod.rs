@@ -1,0 +1,126 @@
+//! How results are printed: one trait, a text and a JSON form behind it. What a command shows is a [`View`],
+//! which knows both of its forms and nothing of where they go.
+
+pub(crate) mod array;
+pub(crate) mod explain;
+pub(crate) mod files;
+pub(crate) mod job;
+pub(crate) mod report;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde_json::Value;
+use std::io::{self, Write};
+
+/// Something a command shows.
+pub(crate) trait View {
+    /// For people.
+    fn text(&self, out: &mut dyn Write) -> io::Result<()>;
+    /// For programs: sizes in bytes, times in nanoseconds.
+    fn json(&self) -> Value;
+}
+
+/// Where views go.
+pub(crate) trait Output: std::fmt::Debug + Send + Sync {
+    /// Prints one view.
+    ///
+    /// # Errors
+    /// If standard output can't be written.
+    fn show(&self, view: &dyn View) -> io::Result<()>;
+
+    /// Prints one step of something that goes on: JSON takes one line for it.
+    ///
+    /// # Errors
+    /// If standard output can't be written.
+    fn step(&self, view: &dyn View) -> io::Result<()> {
+        self.show(view)
+    }
+}
+
+/// Chooses by the flag `--json`.
+pub(crate) fn choose(json: bool) -> Box<dyn Output> {
+    if json { Box::new(Json) } else { Box::new(Text) }
+}
+
+/// For people.
+#[derive(Debug)]
+struct Text;
+
+impl Output for Text {
+    fn show(&self, view: &dyn View) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        view.text(&mut out)?;
+        out.flush()
+    }
+}
+
+/// For programs.
+#[derive(Debug)]
+struct Json;
+
+impl Output for Json {
+    fn show(&self, view: &dyn View) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{:#}", view.json())?;
+        out.flush()
+    }
+
+    fn step(&self, view: &dyn View) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{}", view.json())?;
+        out.flush()
+    }
+}
+
+/// A sentence that says what was done, and the same as data.
+#[derive(Debug)]
+pub(crate) struct Said {
+    text: String,
+    json: Value,
+}
+
+impl Said {
+    /// Both forms at once.
+    pub(crate) fn new(text: impl Into<String>, json: Value) -> Self {
+        Self {
+            text: text.into(),
+            json,
+        }
+    }
+}
+
+impl View for Said {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.text.is_empty() {
+            return Ok(());
+        }
+        writeln!(out, "{}", self.text.trim_end_matches('\n'))
+    }
+
+    fn json(&self) -> Value {
+        self.json.clone()
+    }
+}
+
+/// A table without borders; the columns in `right` are aligned to the right.
+pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header.iter().copied());
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if right.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// Writes a table without the blanks that its last column leaves.
+pub(crate) fn write_table(out: &mut dyn Write, table: &Table) -> io::Result<()> {
+    for line in table.lines() {
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}

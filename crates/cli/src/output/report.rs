@@ -1,0 +1,279 @@
+//! What a job cost: per kernel, and in bytes moved against the same job run on one client.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use tidemill_wire::v1;
+
+/// Tasks of one kernel together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KernelSum {
+    tasks: u64,
+    wall_ns: u64,
+    cpu_ns: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    moved_bytes: u64,
+}
+
+/// What `tidemill report` shows. Made from the records that elements kept of each task.
+#[derive(Debug)]
+pub(crate) struct ReportView {
+    job: v1::Job,
+    kernels: Vec<(String, KernelSum)>,
+    total: KernelSum,
+    /// Pulled to elements of role `host`.
+    to_host_bytes: u64,
+    /// Of files whose size was asked for: inputs that no task made, outputs that no task reads.
+    inputs: FileSum,
+    results: FileSum,
+}
+
+/// Files and what is known of their sizes today.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileSum {
+    files: usize,
+    bytes: u64,
+    /// Files that are gone.
+    unknown: usize,
+}
+
+/// Paths at the edge of a job: (inputs that no task of it makes, outputs that no task of it reads).
+pub(crate) fn edges(job: &v1::Job) -> (BTreeSet<String>, BTreeSet<String>) {
+    let path = |name: &String| {
+        if name.starts_with('/') {
+            name.clone()
+        } else {
+            format!("{}/{name}", job.workdir.trim_end_matches('/'))
+        }
+    };
+    let all = |names: fn(&v1::Task) -> &Vec<String>| -> BTreeSet<String> {
+        job.tasks.iter().flat_map(|task| names(task).iter().map(path)).collect()
+    };
+    let (read, made) = (all(|task| &task.inputs), all(|task| &task.outputs));
+    (read.difference(&made).cloned().collect(), made.difference(&read).cloned().collect())
+}
+
+impl ReportView {
+    /// `sizes` has the sizes of the files that [`edges`] names, as far as they can be had; `hosts` are the
+    /// elements of role `host`.
+    pub(crate) fn new(job: v1::Job, sizes: &BTreeMap<String, u64>, hosts: &BTreeSet<u32>) -> Self {
+        let mut kernels: Vec<(String, KernelSum)> = Vec::new();
+        let (mut total, mut to_host_bytes) = (KernelSum::default(), 0);
+        for task in &job.tasks {
+            let index = kernels.iter().position(|(kernel, _)| *kernel == task.kernel);
+            let index = index.unwrap_or_else(|| {
+                kernels.push((task.kernel.clone(), KernelSum::default()));
+                kernels.len() - 1
+            });
+            kernels[index].1.add(task);
+            total.add(task);
+            if hosts.contains(&task.element) {
+                to_host_bytes += task.moved_bytes;
+            }
+        }
+        let (inputs, results) = edges(&job);
+        let sum = |paths: &BTreeSet<String>| FileSum {
+            files: paths.len(),
+            bytes: paths.iter().filter_map(|path| sizes.get(path)).sum(),
+            unknown: paths.iter().filter(|path| !sizes.contains_key(*path)).count(),
+        };
+        Self {
+            kernels,
+            total,
+            to_host_bytes,
+            inputs: sum(&inputs),
+            results: sum(&results),
+            job,
+        }
+    }
+
+    /// What one client would move that keeps nothing: all inputs of every task, all outputs back.
+    fn offline(&self) -> u64 {
+        self.total.read_bytes + self.total.written_bytes
+    }
+
+    /// What one client would move that keeps everything it has seen: outer inputs once, all outputs back.
+    fn offline_cached(&self) -> u64 {
+        self.inputs.bytes + self.total.written_bytes
+    }
+
+    /// What left the storage elements for anything but another storage element, plus the results.
+    fn left(&self) -> u64 {
+        self.to_host_bytes + self.results.bytes
+    }
+
+    fn kernel_table(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = ["KERNEL", "TASKS", "TIME", "CPU", "IN", "OUT", "MOVED"];
+        let mut rows = table(&header, &[1, 2, 3, 4, 5, 6]);
+        let total = [("total".to_owned(), self.total.clone())];
+        for (kernel, sum) in self.kernels.iter().chain(&total) {
+            rows.add_row([
+                kernel.clone(),
+                sum.tasks.to_string(),
+                format::span(sum.wall_ns),
+                format::span(sum.cpu_ns),
+                format::bytes(sum.read_bytes),
+                format::bytes(sum.written_bytes),
+                format::bytes(sum.moved_bytes),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+}
+
+impl KernelSum {
+    fn add(&mut self, task: &v1::Task) {
+        self.tasks += 1;
+        if task.start > 0 {
+            self.wall_ns += u64::try_from(task.end - task.start).unwrap_or(0);
+        }
+        self.cpu_ns += task.cpu_ns;
+        self.read_bytes += task.read_bytes;
+        self.written_bytes += task.written_bytes;
+        self.moved_bytes += task.moved_bytes;
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "tasks": self.tasks,
+            "wall_ns": self.wall_ns,
+            "cpu_ns": self.cpu_ns,
+            "read_bytes": self.read_bytes,
+            "written_bytes": self.written_bytes,
+            "moved_bytes": self.moved_bytes,
+        })
+    }
+}
+
+impl FileSum {
+    fn text(&self, what: &str) -> String {
+        let files = format::count(self.files as u64, what);
+        match self.unknown {
+            0 => files,
+            unknown => format!("{files}, of which {unknown} are gone and not counted"),
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({ "files": self.files, "bytes": self.bytes, "unknown": self.unknown })
+    }
+}
+
+impl View for ReportView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{}\n", super::job::headline(&self.job))?;
+        self.kernel_table(out)?;
+        writeln!(out, "TIME is from the first pull of inputs to the seal of outputs, summed over tasks.")?;
+        writeln!(out, "MOVED is what elements pulled from each other, as they measured it.\n")?;
+        let mut line = |what: &str, bytes: u64, how: &str| {
+            writeln!(out, "  {what:<28}{:>9}   {how}", format::bytes(bytes))
+        };
+        let (read, written) = (format::bytes(self.total.read_bytes), format::bytes(self.total.written_bytes));
+        line("between elements", self.total.moved_bytes, "stays inside the array")?;
+        line("  of it to the server's cores", self.to_host_bytes, "pulled by elements of role host")?;
+        line("results, if you read them all", self.results.bytes, &self.results.text("output that no task reads, output"))?;
+        line("left the storage", self.left(), "to the server's cores + results")?;
+        line("offline, nothing cached", self.offline(), &format!("{read} inputs of every task + {written} outputs"))?;
+        let inputs = format!(
+            "{} in {}, each read once + {written} outputs",
+            format::bytes(self.inputs.bytes),
+            self.inputs.text("file"),
+        );
+        line("offline, everything cached", self.offline_cached(), &inputs)?;
+        writeln!(out, "\nOffline is the same job run on one client: computed from the tasks' records, not run.")?;
+        if self.offline() > 0 && self.offline_cached() > 0 {
+            writeln!(
+                out,
+                "Left the storage: {} of offline (nothing cached), {} of offline (everything cached).",
+                percent(self.left(), self.offline()),
+                percent(self.left(), self.offline_cached()),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let kernels = self.kernels.iter().map(|(kernel, sum)| {
+            let mut value = sum.json();
+            value["kernel"] = kernel.clone().into();
+            value
+        });
+        json!({
+            "job": self.job.job,
+            "name": self.job.name,
+            "state": super::array::state(self.job.state),
+            "kernels": kernels.collect::<Vec<_>>(),
+            "total": self.total.json(),
+            "to_host_bytes": self.to_host_bytes,
+            "inputs": self.inputs.json(),
+            "results": self.results.json(),
+            "left_bytes": self.left(),
+            "offline_bytes": self.offline(),
+            "offline_cached_bytes": self.offline_cached(),
+        })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "display only")]
+fn percent(part: u64, whole: u64) -> String {
+    format!("{:.1} %", part as f64 * 100.0 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(name: &str, element: u32, inputs: &[&str], outputs: &[&str], bytes: [u64; 3]) -> v1::Task {
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let [read_bytes, written_bytes, moved_bytes] = bytes;
+        v1::Task {
+            name: name.into(),
+            kernel: name[..1].into(),
+            element,
+            inputs: owned(inputs),
+            outputs: owned(outputs),
+            read_bytes,
+            written_bytes,
+            moved_bytes,
+            ..v1::Task::default()
+        }
+    }
+
+    /// Two maps over one outer file each, a shared header, and a reduce on the host.
+    fn job() -> v1::Job {
+        v1::Job {
+            workdir: "/w".into(),
+            tasks: vec![
+                task("m1", 0, &["a", "h"], &["x"], [110, 50, 10]),
+                task("m2", 1, &["/w/b", "h"], &["y", "y_log"], [210, 63, 0]),
+                task("r", 9, &["x", "y"], &["z"], [110, 7, 110]),
+            ],
+            ..v1::Job::default()
+        }
+    }
+
+    #[test]
+    fn outer_inputs_count_once_and_only_final_outputs_are_results() {
+        let (inputs, results) = edges(&job());
+        assert_eq!(inputs, ["/w/a", "/w/b", "/w/h"].map(String::from).into());
+        assert_eq!(results, ["/w/y_log", "/w/z"].map(String::from).into());
+    }
+
+    #[test]
+    fn what_left_and_what_offline_would_move_follow_from_the_records() {
+        let sizes = [("/w/a", 100), ("/w/b", 200), ("/w/h", 10), ("/w/z", 7)];
+        let sizes = sizes.map(|(path, size)| (path.to_owned(), size)).into();
+        let report = ReportView::new(job(), &sizes, &[9].into());
+        assert_eq!(report.total.moved_bytes, 120);
+        assert_eq!(report.to_host_bytes, 110);
+        assert_eq!(report.offline(), 430 + 120);
+        assert_eq!(report.offline_cached(), 310 + 120);
+        assert_eq!(report.results, FileSum { files: 2, bytes: 7, unknown: 1 });
+        assert_eq!(report.left(), 117);
+        let kernels: Vec<_> = report.kernels.iter().map(|(name, sum)| (name.as_str(), sum.tasks)).collect();
+        assert_eq!(kernels, [("m", 2), ("r", 1)]);
+    }
+}

@@ -1,0 +1,259 @@
+//! Processes that outlive the command that started them: started in a session of their own, known by pid
+//! files, ended by signals.
+//!
+//! A pid file says the pid and when that process began, so that a pid that the system has given to another
+//! process is never signalled. Signals go through a pidfd, which can't change its process.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Flags of the commands that stay in the foreground: `server`, `element`, `mount`.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct Foreground {
+    /// Write pid and start time here, and refuse to run twice with the same file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pid_file: Option<PathBuf>,
+    /// Leave the session of the caller, so that its end does not reach us
+    #[arg(long, hide = true)]
+    pub(crate) own_session: bool,
+}
+
+/// Something about a pid file is wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProcessError {
+    /// Somebody holds the file.
+    #[error("already running: {0} is held by another process; stop that one first (`tidemill down`)")]
+    Held(String),
+    /// A file can't be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A process can't be signalled.
+    #[error("can't signal process {pid}: {source}; stop it as the user who started it")]
+    Signal {
+        /// The process.
+        pid: i32,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Held as long as the process runs; the file goes with it.
+#[derive(Debug)]
+pub(crate) struct PidFile {
+    path: PathBuf,
+    _locked: File,
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Foreground {
+    /// Does what the flags say. Keep the answer until the end.
+    ///
+    /// # Errors
+    /// If another process holds the pid file.
+    pub(crate) fn enter(&self) -> Result<Option<PidFile>, ProcessError> {
+        if self.own_session {
+            // Fails only for a leader of a group, which then has a session of its own by other means.
+            let _ = rustix::process::setsid();
+        }
+        self.pid_file.as_deref().map(write_pid_file).transpose()
+    }
+}
+
+fn write_pid_file(path: &Path) -> Result<PidFile, ProcessError> {
+    let at = |source| ProcessError::File {
+        path: path.display().to_string(),
+        source,
+    };
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(at)?;
+    }
+    let mut file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .map_err(at)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| ProcessError::Held(path.display().to_string()))?;
+    let pid = std::process::id();
+    let began = start_time(i32::try_from(pid).unwrap_or(0)).unwrap_or(0);
+    file.set_len(0).map_err(at)?;
+    file.write_all(format!("{pid} {began}\n").as_bytes())
+        .map_err(at)?;
+    Ok(PidFile {
+        path: path.into(),
+        _locked: file,
+    })
+}
+
+/// A process that a pid file names and that still runs.
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// Its pid.
+    pub(crate) pid: i32,
+    handle: OwnedFd,
+}
+
+/// The process that a pid file names, if it is still the same one.
+pub(crate) fn running(pid_file: &Path) -> Option<Running> {
+    let text = std::fs::read_to_string(pid_file).ok()?;
+    let mut words = text.split_whitespace();
+    let pid: i32 = words.next()?.parse().ok()?;
+    let began: u64 = words.next()?.parse().ok()?;
+    let handle = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    // Looked at after the handle was taken: from here on the pid can't pass to another process unseen.
+    (start_time(pid)? == began).then_some(Running { pid, handle })
+}
+
+impl Running {
+    /// Asks the process to end.
+    ///
+    /// # Errors
+    /// If it belongs to another user.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
+        match pidfd_send_signal(&self.handle, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(ProcessError::Signal {
+                pid: self.pid,
+                source: errno.into(),
+            }),
+        }
+    }
+
+    /// Waits until the process has ended; `false` if it has not within `limit`.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let limit = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let mut fds = [PollFd::new(&self.handle, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&limit)), Ok(count) if count > 0)
+    }
+}
+
+/// When a process began, in clock ticks since boot; `None` when there is no such process or it has ended and
+/// only waits to be collected.
+fn start_time(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in brackets, which may hold spaces and brackets itself.
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Starts this program again with other arguments, in the background; what it prints goes to `log`.
+///
+/// # Errors
+/// If the log can't be written or the program can't be started.
+pub(crate) fn start(
+    arguments: &[std::ffi::OsString],
+    pid_file: &Path,
+    log: &Path,
+) -> Result<std::process::Child, ProcessError> {
+    let at = |path: &Path| {
+        let path = path.display().to_string();
+        move |source| ProcessError::File { path, source }
+    };
+    if let Some(parent) = log.parent() {
+        std::fs::create_dir_all(parent).map_err(at(parent))?;
+    }
+    let out = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .map_err(at(log))?;
+    let err = out.try_clone().map_err(at(log))?;
+    let program = std::env::current_exe().map_err(at(Path::new("/proc/self/exe")))?;
+    std::process::Command::new(&program)
+        .args(arguments)
+        .arg("--own-session")
+        .arg("--pid-file")
+        .arg(pid_file)
+        .current_dir("/")
+        .stdin(std::process::Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .spawn()
+        .map_err(at(&program))
+}
+
+/// The last lines of a log, for telling why a process ended.
+pub(crate) fn tail(log: &Path, lines: usize) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Ends when the system or the user asks us to.
+///
+/// # Errors
+/// If signals can't be caught.
+pub(crate) async fn asked_to_end() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_pid_and_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.pid");
+        assert!(running(&path).is_none());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let began = start_time(pid).unwrap();
+        std::fs::write(&path, format!("{pid} {began}\n")).unwrap();
+        let found = running(&path).unwrap();
+        assert_eq!(found.pid, pid);
+
+        // The same pid, but another start: another process, which is left alone.
+        std::fs::write(&path, format!("{pid} {}\n", began + 1)).unwrap();
+        assert!(running(&path).is_none());
+
+        assert!(!found.wait(Duration::ZERO));
+        found.signal(Signal::TERM).unwrap();
+        assert!(found.wait(Duration::from_secs(60)));
+        child.wait().unwrap();
+        found.signal(Signal::TERM).unwrap();
+    }
+
+    #[test]
+    fn a_pid_file_is_held_by_one_and_removed_at_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/p.pid");
+        let held = write_pid_file(&path).unwrap();
+        assert_eq!(running(&path).unwrap().pid, i32::try_from(std::process::id()).unwrap());
+        assert!(matches!(write_pid_file(&path), Err(ProcessError::Held(_))));
+        drop(held);
+        assert!(!path.exists());
+    }
+}

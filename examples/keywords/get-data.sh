@@ -1,0 +1,68 @@
+#!/bin/bash
+# Unpacks the Linux sources that Debian packages and packs their C files into groups.
+#
+# usage: get-data.sh [--cache DIR] [--part FOLDER] [--groups N] OUT
+#
+#   OUT/tree     the .c and .h files as they are in the package
+#   OUT/input    what goes into the array: N groups (32 unless said otherwise), the list of keywords
+#                and the two kernels
+#
+# --part takes one folder of the sources only, such as kernel (12 MB) or fs (48 MB); all is 1.2 GB.
+# Downloads are kept in DIR (default: tidemill in the user's cache folder). A second run does nothing.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/tidemill
+part=
+groups=32
+while [ $# -gt 1 ]; do
+  case $1 in
+    --cache) cache=$2; shift 2 ;;
+    --part) part=${2%/}; shift 2 ;;
+    --groups) groups=$2; shift 2 ;;
+    *) break ;;
+  esac
+done
+if [ $# != 1 ] || [[ ! $groups =~ ^[1-9][0-9]*$ ]] || [[ $part == *..* ]]; then
+  sed -n '2,4p' "$0" >&2
+  exit 2
+fi
+out=$1
+
+bash "$here/install.sh"
+mkdir -p "$cache/keywords" "$out"
+package() {
+  find "$cache/keywords" -name 'linux-source-*.deb' | sort -V | tail -n 1
+}
+if [ -z "$(package)" ]; then
+  # The package's name has the version of the sources in it; take the newest there is.
+  newest() {
+    apt-cache --names-only search '^linux-source-[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -n 1
+  }
+  [ -n "$(newest)" ] || apt-get update -qq
+  echo "keywords: downloading the Linux sources (Debian package $(newest), 140 MB)"
+  download() {
+    mkdir -p "$cache/keywords/part"
+    (cd "$cache/keywords/part" && apt-get -qq -o APT::Sandbox::User=root download "$(newest)")
+  }
+  download || { apt-get update -qq && download; }
+  mv "$cache"/keywords/part/linux-source-*.deb "$cache/keywords/"
+fi
+
+stamp="$(basename "$(package)") part=$part groups=$groups $(sha256sum < "$here/make-groups.py" | cut -c1-16)"
+if [ "$(cat "$out/.complete" 2>/dev/null)" = "$stamp" ]; then
+  echo "keywords: $out is complete"
+  exit 0
+fi
+rm -rf "$out/.complete" "$out/tree" "$out/input"
+mkdir -p "$out/tree" "$out/input"
+echo "keywords: unpacking ${part:-all folders} of $(basename "$(package)")"
+top=$(basename "$(package)")
+top=${top%%_*}
+dpkg-deb --fsys-tarfile "$(package)" | tar -xO "./usr/src/$top.tar.xz" |
+  tar -xJ -C "$out/tree" --strip-components=1 --no-same-owner --wildcards \
+    "$top/${part:+$part/}*.c" "$top/${part:+$part/}*.h"
+echo "keywords: packing $groups groups"
+python3 "$here/make-groups.py" "$out/tree" "$out/input" "$groups"
+cp "$here/keywords.txt" "$here/count.sh" "$here/sum.sh" "$out/input/"
+echo "$stamp" > "$out/.complete"

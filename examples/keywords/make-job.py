@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Writes the job script that counts the keywords.
+
+usage: make-job.py DATA WORKDIR
+
+  DATA      folder that get-data.sh filled
+  WORKDIR   folder in the array that DATA/input/* is copied to, such as /keywords
+
+Writes DATA/keywords.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh: name,
+inputs, outputs, command, with spaces between the words of each; standard output is the one output.
+"""
+
+import pathlib
+import sys
+
+
+def task(name, kernel, args, inputs, output):
+    return {"name": name, "kernel": kernel, "args": args, "in": inputs, "out": output}
+
+
+def tasks_for(groups):
+    """One map task for each group and the reduce task."""
+    maps = [
+        task(
+            f"count.{group.removeprefix('group-').removesuffix('.txt')}",
+            "count.sh",
+            ["keywords.txt", group],
+            ["keywords.txt", group],
+            group.replace("group-", "counts-").replace(".txt", ".tsv"),
+        )
+        for group in groups
+    ]
+    counts = [t["out"] for t in maps]
+    return [*maps, task("sum", "sum.sh", counts, counts, "keywords.tsv")]
+
+
+def words(values):
+    return "[ " + ", ".join(f'"{value}"' for value in values) + " ]"
+
+
+def script(tasks, workdir):
+    """The tasks as a job script."""
+    groups = [
+        f'  {{ name = "{t["name"]}"; kernel = "{t["kernel"]}";\n'
+        f'    args = {words(t["args"])};\n'
+        f'    input = {words(t["in"])};\n'
+        f'    output = [ "{t["out"]}" ]; stdout = "{t["out"]}"; }}'
+        for t in tasks
+    ]
+    return f'name = "keywords";\nworkdir = "{workdir}";\ntasks = (\n' + ",\n".join(groups) + "\n);\n"
+
+
+def main():
+    if len(sys.argv) != 3 or not sys.argv[2].startswith("/"):
+        sys.exit(__doc__.split("\n\n")[1])
+    data, workdir = pathlib.Path(sys.argv[1]), sys.argv[2]
+    tasks = tasks_for(sorted(path.name for path in (data / "input").glob("group-*.txt")))
+    (data / "keywords.conf").write_text(script(tasks, workdir))
+    lines = [
+        "\t".join([t["name"], " ".join(t["in"]), t["out"], " ".join(["./" + t["kernel"], *t["args"]])])
+        for t in tasks
+    ]
+    (data / "commands.tsv").write_text("\n".join(lines) + "\n")
+    print(f"keywords: {data / 'keywords.conf'}: {len(tasks)} tasks, 2 kernels")
+
+
+if __name__ == "__main__":
+    main()

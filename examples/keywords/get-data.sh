@@ -7,7 +7,7 @@
 #   OUT/input    what goes into the array: N groups (32 unless said otherwise), the list of keywords
 #                and the two kernels
 #
-# --part takes one folder of the sources only, such as kernel (12 MB) or fs (48 MB); all is 1.2 GB.
+# --part takes one folder of the sources only, such as kernel (12 MB) or fs (42 MB); all is 1.2 GB.
 # Downloads are kept in DIR (default: tidemill in the user's cache folder). A second run does nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -35,15 +35,15 @@ package() {
   find "$cache/keywords" -name 'linux-source-*.deb' | sort -V | tail -n 1
 }
 if [ -z "$(package)" ]; then
-  # The package's name has the version of the sources in it; take the newest there is.
-  newest() {
-    apt-cache --names-only search '^linux-source-[0-9.]+$' | cut -d' ' -f1 | sort -V | tail -n 1
+  # linux-source stands for the release's own version of the sources, which is in the package's name.
+  release() {
+    apt-cache depends linux-source | awk '$1 == "Depends:" { print $2; exit }'
   }
-  [ -n "$(newest)" ] || apt-get update -qq
-  echo "keywords: downloading the Linux sources (Debian package $(newest), 140 MB)"
+  [ -n "$(release)" ] || apt-get update -qq
+  echo "keywords: downloading the Linux sources (Debian package $(release), 140 MB)"
   download() {
     mkdir -p "$cache/keywords/part"
-    (cd "$cache/keywords/part" && apt-get -qq -o APT::Sandbox::User=root download "$(newest)")
+    (cd "$cache/keywords/part" && apt-get -qq -o APT::Sandbox::User=root download "$(release)")
   }
   download || { apt-get update -qq && download; }
   mv "$cache"/keywords/part/linux-source-*.deb "$cache/keywords/"

@@ -163,6 +163,30 @@ fn the_papers_listing_resolves_to_a_stored_and_a_built_in_kernel() {
 }
 
 #[test]
+fn the_montage_example_has_the_papers_tasks_and_kernels() {
+    let text = include_bytes!("../../../../examples/montage/montage.conf");
+    let job = Job::parse("montage.conf", text).unwrap();
+    let kernels: BTreeSet<&str> = job
+        .tasks
+        .iter()
+        .map(|task| task.kernel.name.as_str())
+        .collect();
+    assert_eq!((job.tasks.len(), kernels.len()), (36, 8));
+    let needed = |name: &str| {
+        let index = job.tasks.iter().position(|task| task.name == name).unwrap();
+        job.dag.dependencies[index].len()
+    };
+    assert_eq!(needed("project.isaac_s0_000"), 0);
+    assert_eq!(needed("difference.000001.000002"), 2);
+    assert_eq!(needed("concatenate-fits"), 11);
+    assert_eq!(needed("model-background"), 1);
+    assert_eq!(needed("background.isaac_s2_002"), 2);
+    assert_eq!(needed("list-images"), 10);
+    assert_eq!(needed("add"), 11);
+    assert_eq!(job.dag.order.len(), 36);
+}
+
+#[test]
 fn every_setting_is_read() {
     let job = parse(
         r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5;
@@ -203,6 +227,20 @@ fn every_setting_is_read() {
         (Span::from_secs(7), 4096)
     );
     assert_eq!(task.stdout.as_deref(), Some("o"));
+}
+
+#[test]
+fn the_documented_examples_are_right() {
+    let page = include_str!("../../../../docs/job-scripts.md");
+    let blocks = page
+        .split("```")
+        .skip(1)
+        .step_by(2)
+        .filter(|block| block.starts_with("\nname = "));
+    let jobs: Vec<Job> = blocks.map(|block| parse(block).unwrap()).collect();
+    let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
+    assert_eq!(tasks, [3, 2]);
+    assert_eq!(jobs[1].dag.order, [0, 1]);
 }
 
 #[test]

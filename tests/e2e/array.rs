@@ -30,7 +30,14 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { elements: 2, cores: 2, host_cores: 0, mount: true, capacity: None, element_timeout_secs: 3 }
+        Self {
+            elements: 2,
+            cores: 2,
+            host_cores: 0,
+            mount: true,
+            capacity: None,
+            element_timeout_secs: 3,
+        }
     }
 }
 
@@ -51,9 +58,18 @@ impl Array {
         if !can_mount() {
             return None;
         }
-        let folder = tempfile::Builder::new().prefix("tidemill-e2e-").tempdir().unwrap();
+        let folder = tempfile::Builder::new()
+            .prefix("tidemill-e2e-")
+            .tempdir()
+            .unwrap();
         let count = options.elements;
-        let mut array = Self { folder, server: None, elements: Vec::new(), mount: None, options };
+        let mut array = Self {
+            folder,
+            server: None,
+            elements: Vec::new(),
+            mount: None,
+            options,
+        };
         array.start_server();
         array.elements.resize_with(count, || None);
         for index in 0..count {
@@ -85,9 +101,15 @@ impl Array {
 
     pub(crate) fn start_server(&mut self) {
         let mut command = self.tidemill();
-        command.arg("server").arg("--folder").arg(self.path("server"));
+        command
+            .arg("server")
+            .arg("--folder")
+            .arg(self.path("server"));
         command.args(["--listen", "127.0.0.1:0"]);
-        command.args(["--element-timeout", &self.options.element_timeout_secs.to_string()]);
+        command.args([
+            "--element-timeout",
+            &self.options.element_timeout_secs.to_string(),
+        ]);
         if self.options.host_cores > 0 {
             command.args(["--host-cores", &self.options.host_cores.to_string()]);
         }
@@ -99,7 +121,12 @@ impl Array {
         let mut command = self.tidemill();
         command.arg("element").args(["--id", &index.to_string()]);
         command.arg("--folder").arg(self.element_folder(index));
-        command.args(["--listen", "127.0.0.1:0", "--cores", &self.options.cores.to_string()]);
+        command.args([
+            "--listen",
+            "127.0.0.1:0",
+            "--cores",
+            &self.options.cores.to_string(),
+        ]);
         if let Some(capacity) = self.options.capacity {
             command.args(["--capacity", capacity]);
         }
@@ -111,7 +138,11 @@ impl Array {
         wait("the elements are up", || {
             let status = self.json(&["status"]);
             let elements = status["elements"].as_array().unwrap();
-            elements.iter().filter(|e| e["up"] == true && e["role"] == "store").count() == count
+            elements
+                .iter()
+                .filter(|e| e["up"] == true && e["role"] == "store")
+                .count()
+                == count
         });
     }
 
@@ -155,7 +186,8 @@ impl Array {
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let said = said(self.tidemill().arg("--json").args(args).output().unwrap());
         assert!(said.ok, "tidemill {args:?}: {}{}", said.out, said.err);
-        serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.out))
+        serde_json::from_str(&said.out)
+            .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.out))
     }
 
     /// Runs a shell command in the mount, which must succeed; gives its standard output.
@@ -166,7 +198,10 @@ impl Array {
     }
 
     pub(crate) fn try_sh(&self, script: &str) -> Said {
-        let script = format!("set -euo pipefail; cd '{}'; {script}", self.path("mnt").display());
+        let script = format!(
+            "set -euo pipefail; cd '{}'; {script}",
+            self.path("mnt").display()
+        );
         said(Command::new("bash").arg("-c").arg(script).output().unwrap())
     }
 
@@ -181,7 +216,13 @@ impl Array {
     pub(crate) fn try_submit(&self, script: &str) -> Said {
         let path = self.path("job.conf");
         std::fs::write(&path, script).unwrap();
-        said(self.tidemill().args(["--json", "submit"]).arg(path).output().unwrap())
+        said(
+            self.tidemill()
+                .args(["--json", "submit"])
+                .arg(path)
+                .output()
+                .unwrap(),
+        )
     }
 
     pub(crate) fn job(&self, job: u64) -> Value {
@@ -231,7 +272,8 @@ impl Drop for Array {
 
 /// Whether this machine lets us mount. Says so loudly if not, and fails where that is required.
 pub(crate) fn can_mount() -> bool {
-    let root = std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
+    let root =
+        std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
     let fuse = Path::new("/dev/fuse").exists();
     if root && fuse {
         return true;
@@ -252,9 +294,18 @@ pub(crate) fn wait(what: &str, mut ready: impl FnMut() -> bool) {
 }
 
 fn spawn(command: &mut Command, log: &Path) -> Child {
-    let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .unwrap();
     let log_too = log.try_clone().unwrap();
-    command.stdin(Stdio::null()).stdout(log).stderr(log_too).spawn().unwrap()
+    command
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(log_too)
+        .spawn()
+        .unwrap()
 }
 
 /// As `kill -9` does: no process gets to clean up.
@@ -267,7 +318,11 @@ fn kill_hard(child: Option<Child>) {
 
 fn detach(path: &Path) {
     // It is no error if it was not mounted.
-    let _ = Command::new("umount").arg("-l").arg(path).stderr(Stdio::null()).status();
+    let _ = Command::new("umount")
+        .arg("-l")
+        .arg(path)
+        .stderr(Stdio::null())
+        .status();
 }
 
 fn said(output: Output) -> Said {

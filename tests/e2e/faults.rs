@@ -18,9 +18,25 @@ fn a_kernel_that_misbehaves_fails_alone_and_says_how() {
     let cases = [
         ("crash", shell("echo why >&2; kill -SEGV $$", ""), "signal"),
         ("exit", shell("echo why >&2; exit 3", ""), "3"),
-        ("hang", shell("sleep 1000", "limits = { time = 1; };"), "time"),
-        ("hang in the background", shell("sleep 1000 & sleep 1000", "limits = { time = 1; };"), "time"),
-        ("too much", shell("head -c 50000000 /dev/zero > out", "limits = { output = \\\"1M\\\"; };").replace("\\\"", "\""), "output"),
+        (
+            "hang",
+            shell("sleep 1000", "limits = { time = 1; };"),
+            "time",
+        ),
+        (
+            "hang in the background",
+            shell("sleep 1000 & sleep 1000", "limits = { time = 1; };"),
+            "time",
+        ),
+        (
+            "too much",
+            shell(
+                "head -c 50000000 /dev/zero > out",
+                "limits = { output = \\\"1M\\\"; };",
+            )
+            .replace("\\\"", "\""),
+            "output",
+        ),
         ("no output", shell("true", ""), "out"),
     ];
     for (what, script, word) in cases {
@@ -32,7 +48,10 @@ fn a_kernel_that_misbehaves_fails_alone_and_says_how() {
             let logs = array.run(&["logs", &job["job"].to_string()]).out;
             assert!(logs.contains("why"), "{what}: {logs}");
         }
-        assert!(!array.at("w/out").exists(), "{what} left a half-written output");
+        assert!(
+            !array.at("w/out").exists(),
+            "{what} left a half-written output"
+        );
     }
     let memory = r#"name = "m"; workdir = "/w"; tasks = ( { name = "t"; kernel = "python3";
         args = ["-c", "x = bytearray(2 << 30); open('out', 'w').write('x')"]; input = ["in"]; output = ["out"];
@@ -53,14 +72,23 @@ fn retries_are_counted_and_end() {
 
 #[test]
 fn a_full_element_refuses_and_loses_nothing() {
-    let options = Options { elements: 1, capacity: Some("64M"), ..Options::default() };
-    let Some(array) = Array::with(options) else { return };
+    let options = Options {
+        elements: 1,
+        capacity: Some("64M"),
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
     array.sh("echo small > before");
-    let said = array.try_sh("for i in $(seq 20); do head -c 10000000 /dev/zero > big$i || exit 1; done");
+    let said =
+        array.try_sh("for i in $(seq 20); do head -c 10000000 /dev/zero > big$i || exit 1; done");
     assert!(!said.ok, "a 64 MB element took 200 MB");
     assert_eq!(array.sh("cat before").trim(), "small");
     array.sh("rm -f big*");
-    wait("there is room again", || array.try_sh("head -c 1000000 /dev/zero > again").ok);
+    wait("there is room again", || {
+        array.try_sh("head -c 1000000 /dev/zero > again").ok
+    });
 }
 
 /// Twelve tasks of half a second each, whose inputs are spread over the elements.
@@ -73,12 +101,19 @@ fn slow_job() -> String {
             )
         })
         .collect();
-    format!("name = \"slow\"; workdir = \"/w\"; tasks = ( {} );", tasks.join(",\n"))
+    format!(
+        "name = \"slow\"; workdir = \"/w\"; tasks = ( {} );",
+        tasks.join(",\n")
+    )
 }
 
 fn some_tasks_are_done(array: &Array, job: u64) -> bool {
     let job = array.job(job);
-    job["tasks"].as_array().unwrap().iter().any(|task| task["state"] == "done")
+    job["tasks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|task| task["state"] == "done")
 }
 
 fn check_slow_outputs(array: &Array) {
@@ -87,14 +122,22 @@ fn check_slow_outputs(array: &Array) {
 
 #[test]
 fn an_element_killed_at_work_comes_back_and_the_job_ends_well() {
-    let Some(mut array) = Array::with(Options { cores: 1, ..Options::default() }) else { return };
+    let Some(mut array) = Array::with(Options {
+        cores: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
     array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
     let job = array.submit(&slow_job());
     wait("some tasks are done", || some_tasks_are_done(&array, job));
     array.kill_element(0);
     std::thread::sleep(std::time::Duration::from_secs(5));
     let waiting = array.job(job);
-    assert_eq!(waiting["state"], "running", "inputs that only the lost element has must be waited for");
+    assert_eq!(
+        waiting["state"], "running",
+        "inputs that only the lost element has must be waited for"
+    );
     array.start_element(0);
     array.done(job);
     check_slow_outputs(&array);
@@ -102,17 +145,37 @@ fn an_element_killed_at_work_comes_back_and_the_job_ends_well() {
 
 #[test]
 fn work_of_a_lost_element_is_done_elsewhere_if_its_inputs_can_be_had() {
-    let Some(mut array) = Array::with(Options { cores: 1, ..Options::default() }) else { return };
+    let Some(mut array) = Array::with(Options {
+        cores: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
     array.sh("mkdir w; setfattr -n user.tidemill.element -v 1 w; for i in $(seq 0 11); do echo $i > w/in$i; done");
-    let job = array.submit(&slow_job().replace("name = \"slow\";", "name = \"slow\"; policy = \"round-robin\";"));
+    let job = array.submit(&slow_job().replace(
+        "name = \"slow\";",
+        "name = \"slow\"; policy = \"round-robin\";",
+    ));
     wait("element 0 works", || {
         let job = array.job(job);
-        job["tasks"].as_array().unwrap().iter().any(|t| t["state"] == "running" && t["element"] == 0)
+        job["tasks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|t| t["state"] == "running" && t["element"] == 0)
     });
     array.kill_element(0);
     let job = array.done(job);
-    let tries = job["tasks"].as_array().unwrap().iter().map(|t| t["tries"].as_u64().unwrap()).max();
-    assert!(tries >= Some(2), "some task must have been tried again: {job}");
+    let tries = job["tasks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["tries"].as_u64().unwrap())
+        .max();
+    assert!(
+        tries >= Some(2),
+        "some task must have been tried again: {job}"
+    );
     array.start_element(0);
     array.wait_for_elements(2);
     check_slow_outputs(&array);
@@ -120,7 +183,12 @@ fn work_of_a_lost_element_is_done_elsewhere_if_its_inputs_can_be_had() {
 
 #[test]
 fn a_server_killed_at_work_goes_on_with_its_jobs() {
-    let Some(mut array) = Array::with(Options { cores: 1, ..Options::default() }) else { return };
+    let Some(mut array) = Array::with(Options {
+        cores: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
     array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
     let job = array.submit(&slow_job());
     for _ in 0..3 {
@@ -135,16 +203,26 @@ fn a_server_killed_at_work_goes_on_with_its_jobs() {
 
 #[test]
 fn what_was_sealed_or_fsynced_survives_the_mount() {
-    let Some(mut array) = Array::start() else { return };
+    let Some(mut array) = Array::start() else {
+        return;
+    };
     array.sh("mkdir d; for i in $(seq 20); do echo $i > d/f$i; done; sync d/f20");
     let writer = format!(
         "import os,time\nf=open('{}','wb')\nf.write(b'x'*100000)\nf.flush()\nos.fsync(f.fileno())\nprint('synced',flush=True)\ntime.sleep(100)",
         array.at("d/open").display()
     );
-    let mut child =
-        Command::new("python3").arg("-c").arg(writer).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new("python3")
+        .arg("-c")
+        .arg(writer)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(child.stdout.as_mut().unwrap()),
+        &mut line,
+    )
+    .unwrap();
     assert_eq!(line.trim(), "synced");
     array.kill_mount();
     child.kill().unwrap();
@@ -153,14 +231,17 @@ fn what_was_sealed_or_fsynced_survives_the_mount() {
     for i in 1..=20 {
         assert_eq!(array.sh(&format!("cat d/f{i}")).trim(), i.to_string());
     }
-    wait("the interrupted file is sealed at the length that was synced", || {
-        std::fs::metadata(array.at("d/open")).is_ok_and(|m| m.len() == 100_000)
-    });
+    wait(
+        "the interrupted file is sealed at the length that was synced",
+        || std::fs::metadata(array.at("d/open")).is_ok_and(|m| m.len() == 100_000),
+    );
 }
 
 #[test]
 fn the_whole_array_killed_at_once_keeps_all_that_was_acknowledged() {
-    let Some(mut array) = Array::start() else { return };
+    let Some(mut array) = Array::start() else {
+        return;
+    };
     array.sh("mkdir -p a/b; echo data > a/b/f; mv a/b/f a/g; sync a/g; mkdir w; echo x > w/in");
     let job = array.submit(&shell("sleep 1; cat in > out", ""));
     array.kill_mount();

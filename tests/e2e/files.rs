@@ -11,9 +11,15 @@ fn everyday_tools_work() {
     std::fs::write(source.join("deep/er/empty"), b"").unwrap();
     std::os::unix::fs::symlink("a", source.join("link")).unwrap();
     let src = source.display();
-    array.sh(&format!("cp -a {src} copy && diff -r {src} copy && test -L copy/link"));
-    array.sh(&format!("tar -C {src} -cf a.tar . && mkdir t && tar -C t -xf a.tar && diff -r {src} t"));
-    array.sh(&format!("rsync -a {src}/ synced/ && rsync -a --delete {src}/ synced/ && diff -r {src} synced"));
+    array.sh(&format!(
+        "cp -a {src} copy && diff -r {src} copy && test -L copy/link"
+    ));
+    array.sh(&format!(
+        "tar -C {src} -cf a.tar . && mkdir t && tar -C t -xf a.tar && diff -r {src} t"
+    ));
+    array.sh(&format!(
+        "rsync -a {src}/ synced/ && rsync -a --delete {src}/ synced/ && diff -r {src} synced"
+    ));
     array.sh("echo one > f; echo two >> f; [ \"$(cat f)\" = $'one\\ntwo' ]");
     array.sh("echo new > f.tmp && mv f.tmp f && [ \"$(cat f)\" = new ]");
     array.sh("sed -i s/new/old/ f && [ \"$(cat f)\" = old ]");
@@ -34,8 +40,7 @@ fn git_clones_commits_and_checks_itself() {
 #[test]
 fn python_maps_seeks_and_truncates() {
     let Some(array) = Array::start() else { return };
-    array.sh(
-        r#"python3 - <<'P'
+    array.sh(r#"python3 - <<'P'
 import mmap, os
 with open("m", "w+b") as f:
     f.truncate(1 << 20)
@@ -57,15 +62,13 @@ assert os.stat("holes").st_size == (1 << 24) + 1
 os.setxattr("m", "user.colour", b"blue")
 assert os.getxattr("m", "user.colour") == b"blue"
 assert os.statvfs(".").f_blocks > 0
-P"#,
-    );
+P"#);
 }
 
 #[test]
 fn a_reader_keeps_the_version_it_opened() {
     let Some(array) = Array::start() else { return };
-    array.sh(
-        r#"python3 - <<'P'
+    array.sh(r#"python3 - <<'P'
 import os, time
 def write(path, data):
     with open(path, "wb") as f:
@@ -79,8 +82,7 @@ assert reader.read(5) == b"first", "the old version was lost to its reader"
 assert os.fstat(reader.fileno()) is not None
 reader.close()
 assert open("v", "rb").read() == b"second"
-P"#,
-    );
+P"#);
 }
 
 #[test]
@@ -98,14 +100,26 @@ fn what_goes_in_by_the_client_comes_out_of_the_mount_and_back() {
     assert!(said.ok, "{}", said.err);
     assert_eq!(std::fs::read(back).unwrap(), bytes);
     let names = array.run(&["ls", "/"]).out;
-    assert!(names.contains("in.bin") && names.contains("again.bin"), "{names}");
+    assert!(
+        names.contains("in.bin") && names.contains("again.bin"),
+        "{names}"
+    );
 }
 
 #[test]
 fn files_are_spread_over_elements_or_follow_their_folder() {
-    let Some(array) = Array::with(Options { elements: 3, ..Options::default() }) else { return };
+    let Some(array) = Array::with(Options {
+        elements: 3,
+        ..Options::default()
+    }) else {
+        return;
+    };
     array.sh("for i in $(seq 30); do echo $i > f$i; done");
-    let element = |name: &str| array.sh(&format!("getfattr --only-values -n user.tidemill.element {name}"));
+    let element = |name: &str| {
+        array.sh(&format!(
+            "getfattr --only-values -n user.tidemill.element {name}"
+        ))
+    };
     let mut used: Vec<String> = (1..=30).map(|i| element(&format!("f{i}"))).collect();
     used.sort();
     used.dedup();
@@ -121,9 +135,15 @@ fn other_users_files_and_control_folders_are_closed() {
     let Some(array) = Array::start() else { return };
     array.sh("chmod 755 . ; mkdir open; chmod 777 open; echo secret > s; chmod 600 s");
     let as_nobody = |script: &str| {
-        array.try_sh(&format!("setpriv --reuid 65534 --regid 65534 --clear-groups bash -c '{script}'"))
+        array.try_sh(&format!(
+            "setpriv --reuid 65534 --regid 65534 --clear-groups bash -c '{script}'"
+        ))
     };
-    std::fs::set_permissions(array.path("."), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        array.path("."),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
     assert!(!as_nobody("cat s").ok);
     assert!(as_nobody("echo mine > open/mine && cat open/mine").ok);
     assert!(!as_nobody("echo no > nope").ok);

@@ -5,7 +5,10 @@ use std::process::Command;
 
 /// Little-endian doubles.
 fn doubles(values: &[f64]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
 }
 
 const LISTING_1: &str = include_str!("../../examples/listing1/getmax.conf");
@@ -24,17 +27,39 @@ fn the_papers_listing_1_runs_unchanged_and_may_be_submitted_before_its_data() {
         .status()
         .unwrap();
     assert!(built.success());
-    array.sh(&format!("mkdir -p scratch/getmax && cp {} scratch/getmax/", kernel.display()));
+    array.sh(&format!(
+        "mkdir -p scratch/getmax && cp {} scratch/getmax/",
+        kernel.display()
+    ));
     let script = array.path("getmax.conf");
     std::fs::write(&script, LISTING_1).unwrap();
-    array.sh(&format!("echo {} > .tidemill/root/submit", script.display()));
+    array.sh(&format!(
+        "echo {} > .tidemill/root/submit",
+        script.display()
+    ));
     let list = array.sh("cat .tidemill/root/joblist; cat .analyzethis/root/joblist");
-    let handle: u64 = list.lines().next().unwrap().split_whitespace().last().unwrap().parse().unwrap();
-    assert_eq!(array.job(handle)["state"], "running", "it waits for its inputs");
+    let handle: u64 = list
+        .lines()
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .last()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(
+        array.job(handle)["state"],
+        "running",
+        "it waits for its inputs"
+    );
     std::fs::write(array.at("scratch/getmax/1.dat"), doubles(&[1.0, 8.0, 3.0])).unwrap();
     std::fs::write(array.at("scratch/getmax/2.dat"), doubles(&[4.0, 2.0])).unwrap();
     array.done(handle);
-    let mean: f64 = array.sh("cat scratch/getmax/max.dat").trim().parse().unwrap();
+    let mean: f64 = array
+        .sh("cat scratch/getmax/max.dat")
+        .trim()
+        .parse()
+        .unwrap();
     assert!((mean - 6.0).abs() < 1e-12, "{mean}");
     let status = array.sh(&format!("cat .tidemill/root/{handle}-status"));
     assert!(status.contains("getmax.reduce"), "{status}");
@@ -60,14 +85,27 @@ fn word_count(policy: &str) -> String {
 
 #[test]
 fn every_policy_gives_the_same_result_and_says_why() {
-    let options = Options { elements: 3, cores: 1, host_cores: 1, ..Options::default() };
-    let Some(array) = Array::with(options) else { return };
+    let options = Options {
+        elements: 3,
+        cores: 1,
+        host_cores: 1,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
     array.sh(
         r#"mkdir w; cd w; printf '#!/bin/sh\nwc -w < "$1"\n' > count.sh
            printf '#!/bin/sh\ncat "$@" | awk "{s+=\\$1} END {print s}"\n' > sum.sh; chmod +x *.sh
            for i in $(seq 0 7); do seq $((i * 100)) > in$i; done"#,
     );
-    for policy in ["round-robin", "random", "input-locality", "min-wait", "hybrid"] {
+    for policy in [
+        "round-robin",
+        "random",
+        "input-locality",
+        "min-wait",
+        "hybrid",
+    ] {
         let job = array.done(array.submit(&word_count(policy)));
         assert_eq!(array.sh("cat w/total").trim(), "2800", "{policy}");
         let tasks = job["tasks"].as_array().unwrap();
@@ -78,7 +116,11 @@ fn every_policy_gives_the_same_result_and_says_why() {
         let explained = array.json(&["explain", &job["job"].to_string()]);
         let decisions = explained["decisions"].as_array().unwrap();
         assert!(decisions.len() >= 9, "{explained}");
-        assert!(decisions.iter().all(|d| !d["reason"].as_str().unwrap().is_empty()));
+        assert!(
+            decisions
+                .iter()
+                .all(|d| !d["reason"].as_str().unwrap().is_empty())
+        );
         array.sh("rm w/out* w/total");
     }
 }
@@ -93,7 +135,10 @@ fn a_program_sees_only_its_own_files_under_the_jobs_names() {
     array.done(array.submit(script));
     let seen = array.sh("cat w/sub/out");
     assert!(seen.contains("data") && seen.contains("end"), "{seen}");
-    assert!(!seen.contains("secret") && !seen.contains("root:"), "{seen}");
+    assert!(
+        !seen.contains("secret") && !seen.contains("root:"),
+        "{seen}"
+    );
 }
 
 #[test]
@@ -105,13 +150,19 @@ fn cancel_stops_what_runs_and_what_waits() {
         { name = "long"; kernel = "/bin/sleep"; args = ["1000"]; input = []; output = ["a"]; },
         { name = "next"; kernel = "/bin/cat"; args = ["a"]; input = ["a"]; output = ["b"]; stdout = "b"; } );"#,
     );
-    wait("it runs", || array.job(job)["tasks"][0]["state"] == "running");
+    wait("it runs", || {
+        array.job(job)["tasks"][0]["state"] == "running"
+    });
     assert!(array.run(&["cancel", &job.to_string()]).ok);
     assert_eq!(array.ended(job)["state"], "cancelled");
     assert!(array.run(&["status"]).ok);
     wait("the element is idle", || {
         let status = array.json(&["status"]);
-        status["elements"].as_array().unwrap().iter().all(|e| e["running"] == 0)
+        status["elements"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|e| e["running"] == 0)
     });
 }
 
@@ -132,13 +183,12 @@ fn intermediates_with_a_lifetime_are_removed_and_results_stay() {
 #[test]
 fn keywords_of_c_sources_agree_with_grep() {
     let Some(array) = Array::start() else { return };
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let script = format!("{root}/examples/keywords/try-small.sh");
-    let said = array.try_sh(&format!(
-        "PATH={}:$PATH; {script} {} {}",
-        std::path::Path::new(env!("CARGO_BIN_EXE_tidemill")).parent().unwrap().display(),
-        array.path("mnt").display(),
-        array.path("server/server.sock").display()
-    ));
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/keywords");
+    let data = array.path("data");
+    let data = data.display();
+    array.sh(&format!("{example}/get-data.sh --part kernel --groups 6 {data} >&2 && {example}/make-job.py {data} /k >&2"));
+    array.sh(&format!("mkdir k && cp {data}/input/* k/"));
+    let said = array.run(&["submit", &format!("{data}/keywords.conf"), "--watch"]);
     assert!(said.ok, "{}{}", said.out, said.err);
+    array.sh(&format!("{example}/check.sh {data} k/keywords.tsv"));
 }

@@ -26,7 +26,11 @@ fn lineage_survives_renames_and_rewrites() {
         all.sort_unstable();
         all
     };
-    assert_eq!(inputs(&before), inputs(&after), "the exact versions stay known");
+    assert_eq!(
+        inputs(&before),
+        inputs(&after),
+        "the exact versions stay known"
+    );
     for run in runs {
         assert!(!run["kernel_hash"].as_str().unwrap().is_empty());
         assert!(run["end"].as_i64().unwrap() >= run["start"].as_i64().unwrap());
@@ -35,7 +39,12 @@ fn lineage_survives_renames_and_rewrites() {
     assert!(down.ok, "{}", down.err);
     for format in ["text", "dot", "svg", "prov-json"] {
         let said = array.run(&["lineage", "/w/result", "--format", format]);
-        assert!(said.ok && said.out.contains("count"), "{format}: {}{}", said.out, said.err);
+        assert!(
+            said.ok && said.out.contains("count"),
+            "{format}: {}{}",
+            said.out,
+            said.err
+        );
     }
     let through_mount = array.sh("cat .tidemill/lineage/w/result");
     assert!(through_mount.contains("copy"), "{through_mount}");

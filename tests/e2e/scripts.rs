@@ -6,10 +6,16 @@ use crate::array::Array;
 fn bad_scripts_are_refused_with_file_line_and_task() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo x > w/in; echo x > w/exists");
-    let task = |body: &str| format!("name = \"j\";\nworkdir = \"/w\";\nstrict = true;\ntasks = (\n{body}\n);\n");
+    let task = |body: &str| {
+        format!("name = \"j\";\nworkdir = \"/w\";\nstrict = true;\ntasks = (\n{body}\n);\n")
+    };
     let cases: &[(&str, String, &[&str])] = &[
         ("malformed", "name = ;".into(), &["job.conf:1:"]),
-        ("unknown setting", "name = \"j\"; wrkdir = \"/w\"; tasks = ();".into(), &["wrkdir", "workdir"]),
+        (
+            "unknown setting",
+            "name = \"j\"; wrkdir = \"/w\"; tasks = ();".into(),
+            &["wrkdir", "workdir"],
+        ),
         (
             "unknown kernel",
             task(r#"{ name = "a"; kernel = "no-such-kernel"; input = ["in"]; output = ["o"]; }"#),
@@ -43,7 +49,9 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
         ),
         (
             "path escape",
-            task(r#"{ name = "a"; kernel = "/bin/true"; input = ["../etc/passwd"]; output = ["o"]; }"#),
+            task(
+                r#"{ name = "a"; kernel = "/bin/true"; input = ["../etc/passwd"]; output = ["o"]; }"#,
+            ),
             &["job.conf:5", ".."],
         ),
     ];
@@ -54,9 +62,16 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
         for part in *parts {
             assert!(text.contains(part), "{what}: no {part:?} in: {text}");
         }
-        assert!(!text.contains("panicked") && !text.contains("RUST_BACKTRACE"), "{what}: {text}");
+        assert!(
+            !text.contains("panicked") && !text.contains("RUST_BACKTRACE"),
+            "{what}: {text}"
+        );
     }
-    assert_eq!(array.sh("ls w"), "exists\nin\n", "a refused script leaves nothing behind");
+    assert_eq!(
+        array.sh("ls w"),
+        "exists\nin\n",
+        "a refused script leaves nothing behind"
+    );
     let said = array.try_sh("echo /no/such/script > .tidemill/root/submit");
     assert!(!said.ok);
 }

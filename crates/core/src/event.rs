@@ -73,6 +73,8 @@ pub enum Event {
     },
     /// A job was accepted (or is brought back after a restart of the server). Its policy's name must
     /// have been checked with `policy::by_name`; an unknown one counts as the array's default.
+    /// After a restart all jobs are brought back before the first element is let in: what an element
+    /// has that no job speaks for is aborted.
     Submitted(Box<JobSpec>),
     /// A file that jobs wait for was sealed.
     FileSealed {

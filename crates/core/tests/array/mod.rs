@@ -1,0 +1,584 @@
+//! A small array in virtual time for the dispatcher's tests: elements that queue, run, crash and come
+//! back, a network that delays, reorders, repeats and loses, and a driver that keeps what a server
+//! would keep. One seed decides everything.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_core::dispatch::{Config, Dispatcher};
+use tidemill_core::event::*;
+use tidemill_core::id::*;
+use tidemill_core::label::*;
+use tidemill_core::object::Placed;
+use tidemill_core::time::{Span, Time};
+
+/// SplitMix64.
+#[derive(Debug)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % sides
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.roll(100) < percent
+    }
+}
+
+/// Ids that survive a restart of the dispatcher.
+#[derive(Clone, Debug, Default)]
+pub struct Ids(Arc<AtomicU64>);
+
+impl IdSource for Ids {
+    fn label(&mut self) -> LabelId {
+        LabelId(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn object(&mut self) -> ObjectId {
+        ObjectId(1_000_000 + self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Progress {
+    Queued,
+    Running,
+    Ended(Box<Outcome>),
+}
+
+/// An element: what is on its disk survives a crash.
+#[derive(Debug)]
+pub struct Node {
+    pub view: ElementView,
+    pub connected: bool,
+    /// What the dispatcher was last told.
+    pub declared_up: bool,
+    labels: BTreeMap<LabelId, (Label, Progress)>,
+    inbox: VecDeque<Action>,
+    outbox: Vec<Event>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Kept {
+    state: Option<TaskState>,
+    tries: u32,
+    label: Option<(LabelId, ElementId, Vec<ObjectId>)>,
+    published: Option<Vec<Placed>>,
+    /// Its state left Done since it was published.
+    reopened: bool,
+}
+
+/// What can go wrong, in percent per step.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub crash: u64,
+    pub restart: u64,
+    pub cancel: u64,
+    pub kernel: u64,
+    pub repeat: u64,
+    pub reorder: bool,
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub dispatcher: Dispatcher,
+    pub now: Time,
+    pub dice: Dice,
+    pub nodes: BTreeMap<ElementId, Node>,
+    pub log: Vec<Action>,
+    pub jobs: BTreeMap<JobId, JobSpec>,
+    pub job_states: BTreeMap<JobId, JobState>,
+    tasks: BTreeMap<TaskId, Kept>,
+    /// Objects that exist, and where.
+    objects: BTreeMap<ObjectId, ElementId>,
+    /// Files that jobs wait for.
+    pub unwritten: Vec<(String, Placed)>,
+    ids: Ids,
+    config: Config,
+    pub faults: Faults,
+}
+
+pub fn view(role: Role, cores: u32) -> ElementView {
+    ElementView {
+        role,
+        cores,
+        capacity_bytes: 1 << 40,
+        free_bytes: 1 << 39,
+        link_bytes_per_sec: 125_000_000,
+        history: BTreeMap::new(),
+    }
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults, config: Config, nodes: &[(u32, Role, u32)]) -> Self {
+        let ids = Ids::default();
+        let dispatcher = Dispatcher::new(config.clone(), Box::new(ids.clone())).unwrap();
+        let nodes = nodes.iter().map(|&(id, role, cores)| {
+            let node = Node {
+                view: view(role, cores),
+                connected: false,
+                declared_up: false,
+                labels: BTreeMap::new(),
+                inbox: VecDeque::new(),
+                outbox: Vec::new(),
+            };
+            (ElementId(id), node)
+        });
+        Self {
+            dispatcher,
+            now: Time(0),
+            dice: Dice(seed),
+            nodes: nodes.collect(),
+            log: Vec::new(),
+            jobs: BTreeMap::new(),
+            job_states: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            unwritten: Vec::new(),
+            ids,
+            config,
+            faults,
+        }
+    }
+
+    /// A file that is there before any job.
+    pub fn file(&mut self, element: ElementId, size: u64) -> Placed {
+        let object = self.ids.object();
+        self.objects.insert(object, element);
+        Placed { object, element, size }
+    }
+
+    pub fn published(&self, task: TaskId) -> Option<&Vec<Placed>> {
+        self.tasks.get(&task)?.published.as_ref()
+    }
+
+    pub fn state(&self, task: TaskId) -> Option<TaskState> {
+        self.tasks.get(&task)?.state
+    }
+
+    pub fn submit(&mut self, spec: JobSpec) {
+        self.jobs.insert(spec.job, spec.clone());
+        self.on(Event::Submitted(Box::new(spec)));
+    }
+
+    /// Gives the dispatcher an event, checks its state and keeps and forwards what it answers.
+    pub fn on(&mut self, event: Event) {
+        self.now = self.now + Span(1 + self.dice.roll(5_000_000));
+        let mut out = Vec::new();
+        self.dispatcher.on(event, self.now, &mut out);
+        self.dispatcher.check();
+        for element in self.dispatcher.elements(self.now) {
+            assert!(element.outstanding <= element.bound, "{element:?} has too much to do");
+        }
+        for action in out {
+            self.log.push(action.clone());
+            self.carry_out(action);
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match &action {
+            Action::Send { element, labels } => {
+                for label in labels {
+                    let Operation::Analyse(analysis) = &label.operation else { panic!("{label:?}") };
+                    let objects = analysis.outputs.iter().map(|output| output.object).collect();
+                    let kept = self.tasks.entry(analysis.task).or_default();
+                    kept.label = Some((label.id, *element, objects));
+                }
+                self.forward(*element, action);
+            }
+            Action::Abort { element, .. } => self.forward(*element, action),
+            Action::Publish { task, outputs, .. } => {
+                let kept = self.tasks.entry(*task).or_default();
+                assert!(kept.published.is_none() || kept.reopened, "{task:?} was published twice");
+                kept.published = Some(outputs.clone());
+                kept.reopened = false;
+                for output in outputs {
+                    assert_eq!(self.objects.get(&output.object), Some(&output.element), "{output:?}");
+                }
+            }
+            Action::Task { task, state, tries, .. } => {
+                let kept = self.tasks.entry(*task).or_default();
+                kept.reopened |= kept.state == Some(TaskState::Done) && *state != TaskState::Done;
+                kept.state = Some(*state);
+                kept.tries = *tries;
+            }
+            Action::Job { job, state, .. } => {
+                let before = self.job_states.insert(*job, *state);
+                let ended = before.is_some_and(|before| before != JobState::Running);
+                assert!(!ended, "{job:?} was {before:?} and is {state:?}");
+            }
+            Action::Discard { element, objects } => {
+                for object in objects {
+                    let published = self.tasks.values().flat_map(|kept| kept.published.iter().flatten());
+                    let used = published.into_iter().any(|placed| placed.object == *object);
+                    assert!(!used, "{object:?} is published and discarded");
+                    assert_eq!(self.objects.remove(object), Some(*element), "{object:?} never was");
+                }
+            }
+            Action::Decided(_) => {}
+        }
+    }
+
+    /// A message to an element is lost if there is no connection.
+    fn forward(&mut self, element: ElementId, action: Action) {
+        let node = self.nodes.get_mut(&element).unwrap();
+        if node.connected {
+            node.inbox.push_back(action);
+        }
+    }
+
+    pub fn connect(&mut self, id: ElementId) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        if node.connected {
+            return;
+        }
+        node.connected = true;
+        node.declared_up = true;
+        for (label, (_, progress)) in &node.labels {
+            if let Progress::Ended(outcome) = progress {
+                let (element, label, outcome) = (id, *label, outcome.clone());
+                node.outbox.push(Event::Finished { element, label, outcome });
+            }
+        }
+        let view = node.view.clone();
+        self.on(Event::ElementUp { element: id, view });
+        let labels = self.dispatcher.labels(id);
+        let wanted: BTreeSet<LabelId> = labels.iter().map(|label| label.id).collect();
+        let node = self.nodes.get_mut(&id).unwrap();
+        for (&label, (_, progress)) in &node.labels {
+            if !wanted.contains(&label) && !matches!(progress, Progress::Ended(_)) {
+                node.inbox.push_back(Action::Abort { element: id, label });
+            }
+        }
+        node.inbox.push_back(Action::Send { element: id, labels });
+    }
+
+    /// Ends the connection; a crash also ends what runs.
+    pub fn disconnect(&mut self, id: ElementId, crash: bool) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.connected = false;
+        node.inbox.clear();
+        node.outbox.clear();
+        if crash {
+            for (_, progress) in node.labels.values_mut() {
+                if matches!(progress, Progress::Running) {
+                    *progress = match self.dice.chance(50) {
+                        true => Progress::Queued,
+                        false => Progress::Ended(failed(FailureKind::ElementLost)),
+                    };
+                }
+            }
+        }
+    }
+
+    pub fn declare_down(&mut self, id: ElementId) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        assert!(!node.connected);
+        node.declared_up = false;
+        self.on(Event::ElementDown { element: id });
+    }
+
+    /// The server is killed and started again with what it kept.
+    pub fn restart(&mut self) {
+        self.dispatcher = Dispatcher::new(self.config.clone(), Box::new(self.ids.clone())).unwrap();
+        let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
+        for &id in &ids {
+            self.disconnect(id, false);
+        }
+        let mut jobs: Vec<JobSpec> = self.jobs.values().cloned().collect();
+        jobs.retain(|job| self.job_states[&job.job] == JobState::Running);
+        for job in &mut jobs {
+            for task in &mut job.tasks {
+                let kept = self.tasks.get(&task.task).cloned().unwrap_or_default();
+                task.ended = match kept.state {
+                    Some(TaskState::Done) => kept.published.map(Ended::Done),
+                    Some(TaskState::Failed) => Some(Ended::Failed),
+                    Some(TaskState::Sent | TaskState::Running) => {
+                        kept.label.map(|(label, element, objects)| {
+                            Ended::Sent { label, element, objects, tries: kept.tries - 1 }
+                        })
+                    }
+                    _ => None,
+                };
+            }
+        }
+        let early = self.dice.roll(2) == 0;
+        let mut late = Vec::new();
+        for id in ids {
+            match self.dice.roll(4) {
+                0 if early => self.declare_down(id),
+                _ => late.push(id),
+            }
+        }
+        for job in jobs {
+            self.on(Event::Submitted(Box::new(job)));
+        }
+        for id in late {
+            match self.dice.roll(4) {
+                0 => self.declare_down(id),
+                _ => self.connect(id),
+            }
+        }
+    }
+
+    pub fn write(&mut self, index: usize) {
+        let (path, placed) = self.unwritten.swap_remove(index);
+        self.objects.insert(placed.object, placed.element);
+        for input in self.jobs.values_mut().flat_map(|job| &mut job.tasks).flat_map(|task| &mut task.inputs)
+        {
+            if input.path == path && input.origin == Origin::Awaited {
+                input.origin = Origin::File(placed);
+            }
+        }
+        self.on(Event::FileSealed { path, placed });
+    }
+
+    /// One random thing happens on an element; whether there was anything to do.
+    pub fn progress(&mut self, id: ElementId) -> bool {
+        let node = self.nodes.get_mut(&id).unwrap();
+        let mut can = Vec::new();
+        if node.connected && !node.inbox.is_empty() {
+            can.push(0);
+        }
+        if node.connected && !node.outbox.is_empty() {
+            can.push(1);
+        }
+        let running: Vec<LabelId> = ids_that(&node.labels, |p| matches!(p, Progress::Running));
+        if !running.is_empty() {
+            can.push(2);
+        }
+        let startable = startable(&node.labels);
+        if !startable.is_empty() && running.len() < node.view.cores as usize {
+            can.push(3);
+        }
+        if can.is_empty() {
+            return false;
+        }
+        match can[self.dice.roll(can.len() as u64) as usize] {
+            0 => {
+                let action = node.inbox.pop_front().unwrap();
+                self.receive(id, action);
+            }
+            1 => self.deliver(id),
+            2 => {
+                let label = running[self.dice.roll(running.len() as u64) as usize];
+                let outcome = self.run(id, label);
+                self.end(id, label, outcome);
+            }
+            _ => {
+                let label = startable[self.dice.roll(startable.len() as u64) as usize];
+                self.start(id, label);
+            }
+        }
+        true
+    }
+
+    fn receive(&mut self, id: ElementId, action: Action) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        match action {
+            Action::Send { labels, .. } => {
+                for label in labels {
+                    node.labels.entry(label.id).or_insert((label, Progress::Queued));
+                }
+            }
+            Action::Abort { label, .. } => {
+                let open = node.labels.get(&label).is_some_and(|(_, p)| !matches!(p, Progress::Ended(_)));
+                if open {
+                    self.end(id, label, failed(FailureKind::Cancelled));
+                }
+            }
+            other => panic!("{other:?} is not for elements"),
+        }
+    }
+
+    fn deliver(&mut self, id: ElementId) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        let index = match self.faults.reorder {
+            true => self.dice.roll(node.outbox.len() as u64) as usize,
+            false => 0,
+        };
+        let event = node.outbox.remove(index);
+        if self.dice.chance(self.faults.repeat) {
+            node.outbox.push(event.clone());
+        }
+        self.on(event);
+    }
+
+    fn start(&mut self, id: ElementId, label: LabelId) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        let after = node.labels[&label].0.after.clone();
+        let well = after.iter().all(|label| {
+            let progress = node.labels.get(label).map(|(_, progress)| progress);
+            matches!(progress, Some(Progress::Ended(outcome)) if outcome.result.is_ok())
+        });
+        if !well {
+            return self.end(id, label, failed(FailureKind::Dependency));
+        }
+        node.labels.get_mut(&label).unwrap().1 = Progress::Running;
+        if node.connected {
+            node.outbox.push(Event::Started { element: id, label });
+        }
+    }
+
+    fn run(&mut self, id: ElementId, label: LabelId) -> Box<Outcome> {
+        let Operation::Analyse(analysis) = self.nodes[&id].labels[&label].0.operation.clone() else {
+            panic!("only tasks are run here")
+        };
+        for input in &analysis.inputs {
+            if !self.nodes[&input.element].connected && input.element != id {
+                return failed(FailureKind::Input);
+            }
+            match self.objects.get(&input.object) {
+                Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
+                // Overtaken, and what it reads was discarded; its outcome must not count.
+                None if !self.dispatcher.labels(id).iter().any(|live| live.id == label) => {
+                    return failed(FailureKind::Input);
+                }
+                None => panic!("{label:?} of {} reads {input:?}, which never was", analysis.name),
+            }
+        }
+        if self.dice.chance(self.faults.kernel) {
+            let kinds = [FailureKind::Exit(1), FailureKind::Signal(11), FailureKind::Device, FailureKind::Timeout];
+            return failed(kinds[self.dice.roll(4) as usize]);
+        }
+        let mut sealed = Vec::new();
+        for output in &analysis.outputs {
+            assert!(self.objects.insert(output.object, id).is_none(), "{output:?} was made twice");
+            sealed.push(Sealed { object: output.object, size: self.dice.roll(1 << 20) });
+        }
+        Box::new(Outcome { result: Ok(sealed), ..*failed(FailureKind::Cancelled) })
+    }
+
+    fn end(&mut self, id: ElementId, label: LabelId, outcome: Box<Outcome>) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.labels.get_mut(&label).unwrap().1 = Progress::Ended(outcome.clone());
+        if node.connected {
+            node.outbox.push(Event::Finished { element: id, label, outcome });
+        }
+    }
+
+    /// One random step of the whole array, faults included.
+    pub fn step(&mut self) {
+        let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
+        let id = ids[self.dice.roll(ids.len() as u64) as usize];
+        let (connected, up) = (self.nodes[&id].connected, self.nodes[&id].declared_up);
+        if self.dice.chance(self.faults.restart) {
+            self.restart();
+        } else if self.dice.chance(self.faults.cancel) {
+            let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
+            let job = jobs[self.dice.roll(jobs.len() as u64) as usize];
+            self.on(Event::Cancel { job });
+        } else if !self.unwritten.is_empty() && self.dice.chance(10) {
+            let index = self.dice.roll(self.unwritten.len() as u64) as usize;
+            self.write(index);
+        } else if connected && self.dice.chance(self.faults.crash) {
+            let crash = self.dice.chance(70);
+            self.disconnect(id, crash);
+        } else if !connected && self.dice.chance(20) {
+            match up && self.dice.chance(60) {
+                true => self.declare_down(id),
+                false => self.connect(id),
+            }
+        } else {
+            self.progress(id);
+        }
+    }
+
+    /// No more faults: everything comes up and goes on until nothing is left to do.
+    pub fn settle(&mut self) {
+        let kernel = 0;
+        self.faults = Faults { crash: 0, restart: 0, cancel: 0, kernel, repeat: 0, reorder: self.faults.reorder };
+        while !self.unwritten.is_empty() {
+            self.write(0);
+        }
+        let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
+        for &id in &ids {
+            self.connect(id);
+        }
+        while ids.iter().filter(|&&id| self.progress(id)).count() > 0 {}
+    }
+
+    /// What must hold when nothing is left to do.
+    pub fn assert_ended(&self) {
+        for (job, spec) in &self.jobs {
+            let state = self.job_states[job];
+            assert_ne!(state, JobState::Running, "{job:?} is stuck: {:#?}", self.dispatcher.job(*job));
+            for task in &spec.tasks {
+                let kept = &self.tasks[&task.task];
+                let done = kept.state == Some(TaskState::Done);
+                assert!(!done || kept.published.is_some(), "{:?} is done, not published", task.task);
+                assert!(state != JobState::Done || done, "{:?} is not done, its job is", task.task);
+            }
+        }
+        for placed in self.tasks.values().flat_map(|kept| kept.published.iter().flatten()) {
+            assert_eq!(self.objects.get(&placed.object), Some(&placed.element), "{placed:?} is gone");
+        }
+        for element in self.dispatcher.elements(self.now) {
+            assert_eq!(element.outstanding, 0, "{element:?}");
+        }
+    }
+}
+
+fn ids_that(labels: &BTreeMap<LabelId, (Label, Progress)>, is: impl Fn(&Progress) -> bool) -> Vec<LabelId> {
+    labels.iter().filter(|(_, (_, progress))| is(progress)).map(|(label, _)| *label).collect()
+}
+
+/// Queued labels whose `after` have ended or are not known.
+fn startable(labels: &BTreeMap<LabelId, (Label, Progress)>) -> Vec<LabelId> {
+    let ended = |label: &LabelId| {
+        labels.get(label).is_none_or(|(_, progress)| matches!(progress, Progress::Ended(_)))
+    };
+    let queued = labels.iter().filter(|(_, (label, progress))| {
+        matches!(progress, Progress::Queued) && label.after.iter().all(ended)
+    });
+    queued.map(|(label, _)| *label).collect()
+}
+
+pub fn failed(kind: FailureKind) -> Box<Outcome> {
+    let failure = Failure { kind, message: format!("{kind:?}"), stderr: String::new() };
+    Box::new(Outcome {
+        result: Err(failure),
+        start: Time(0),
+        kernel_start: Time(0),
+        end: Time(1_000_000),
+        moved_bytes: 0,
+        read_bytes: 100,
+        written_bytes: 0,
+        cpu: Span(0),
+        memory_bytes: 0,
+        kernel_hash: String::new(),
+    })
+}
+
+/// A task with one output unless told otherwise.
+pub fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
+    let input = |(index, origin): (usize, Origin)| InputSpec {
+        name: format!("in{index}"),
+        path: format!("/t{id}/in{index}"),
+        origin,
+    };
+    TaskSpec {
+        task: TaskId(id),
+        name: format!("t{id}"),
+        kernel: Kernel::Builtin(kernel.to_owned()),
+        args: vec![],
+        inputs: inputs.into_iter().enumerate().map(input).collect(),
+        outputs: vec![OutputSpec { name: "out".into(), path: format!("/t{id}/out"), inode: Inode(100 + id) }],
+        stdin: None,
+        stdout: None,
+        element: None,
+        retries: 2,
+        limits: Limits::default(),
+        ended: None,
+    }
+}
+
+pub fn job(id: u64, policy: &str, tasks: Vec<TaskSpec>) -> JobSpec {
+    JobSpec { job: JobId(id), owner: Owner::default(), policy: Some(policy.to_owned()), tasks }
+}

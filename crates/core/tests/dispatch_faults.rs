@@ -1,0 +1,176 @@
+//! Property tests of the dispatcher: random jobs on a random array under crashes, restarts, cancelled
+//! jobs, failing kernels, and messages that are lost, repeated and reordered. After every event all of
+//! the dispatcher's invariants are checked (see `array::World::on`).
+
+#![expect(clippy::cast_possible_truncation, reason = "small random numbers")]
+
+mod array;
+
+use array::{Dice, Faults, World, job, task};
+use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
+use tidemill_core::dispatch::Config;
+use tidemill_core::event::{Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role};
+use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
+use tidemill_core::policy;
+
+const QUIET: Faults = Faults { crash: 0, restart: 0, cancel: 0, kernel: 0, repeat: 0, reorder: false };
+const FAILING: Faults = Faults { kernel: 10, repeat: 20, reorder: true, ..QUIET };
+const CRASHING: Faults = Faults { crash: 4, ..FAILING };
+const ALL: Faults = Faults { restart: 1, cancel: 1, ..CRASHING };
+
+fn array(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
+    let stores = 1 + dice.roll(4) as u32;
+    let mut nodes: Vec<_> = (0..stores).map(|id| (id, Role::Store, 1 + dice.roll(3) as u32)).collect();
+    if dice.chance(50) {
+        nodes.push((9, Role::Host, 2));
+    }
+    nodes
+}
+
+fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
+    let count = 1 + world.dice.roll(25);
+    let mut tasks = Vec::new();
+    for number in 0..count {
+        let task_id = id * 1000 + number;
+        let origins = (0..world.dice.roll(5)).map(|_| origin(world, id, number, stores)).collect();
+        let kernel = ["mean", "max", "grep"][world.dice.roll(3) as usize];
+        let mut spec = task(task_id, kernel, origins);
+        spec.retries = world.dice.roll(3) as u32;
+        if world.dice.chance(10) {
+            spec.element = Some(ElementId(world.dice.roll(stores) as u32));
+        }
+        if world.dice.chance(20) {
+            let name = "second".to_owned();
+            spec.outputs.push(OutputSpec { path: format!("/t{task_id}/second"), name, inode: Inode(task_id) });
+        }
+        for InputSpec { path, origin, .. } in &spec.inputs {
+            if *origin == Origin::Awaited {
+                let element = ElementId(world.dice.roll(stores) as u32);
+                let object = tidemill_core::id::ObjectId(5_000_000 + task_id * 10 + world.unwritten.len() as u64);
+                world.unwritten.push((path.clone(), tidemill_core::object::Placed { object, element, size: 10 }));
+            }
+        }
+        tasks.push(spec);
+    }
+    let policy = policy::NAMES[world.dice.roll(policy::NAMES.len() as u64) as usize];
+    job(id, policy, tasks)
+}
+
+fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
+    match world.dice.roll(10) {
+        0 => Origin::Awaited,
+        1..=6 if number > 0 => Origin::Task(TaskId(job * 1000 + world.dice.roll(number)), 0),
+        _ => {
+            let element = ElementId(world.dice.roll(stores) as u32);
+            let size = world.dice.roll(1 << 24);
+            Origin::File(world.file(element, size))
+        }
+    }
+}
+
+/// Runs random jobs to their end and gives all actions back.
+fn run(seed: u64, faults: Faults, steps: u64) -> World {
+    let mut dice = Dice(seed);
+    let nodes = array(&mut dice);
+    let stores = nodes.iter().filter(|(_, role, _)| *role == Role::Store).count() as u64;
+    let mut world = World::new(dice.roll(u64::MAX), faults, Config::default(), &nodes);
+    for (id, ..) in &nodes {
+        if world.dice.chance(80) {
+            world.connect(ElementId(*id));
+        }
+    }
+    for id in 1..=1 + world.dice.roll(3) {
+        let spec = random_job(&mut world, id, stores);
+        world.submit(spec);
+        for _ in 0..world.dice.roll(50) {
+            world.step();
+        }
+    }
+    for _ in 0..steps {
+        world.step();
+    }
+    world.settle();
+    world.assert_ended();
+    world
+}
+
+/// Runs a property for fixed random seeds; a failure names its seed.
+fn for_seeds(cases: u32, property: impl Fn(u64)) {
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let config = Cases { cases, failure_persistence: None, max_shrink_iters: 0, ..Cases::default() };
+    let outcome = TestRunner::new_with_rng(config, rng).run(&proptest::num::u64::ANY, |seed| {
+        property(seed);
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn without_faults_every_task_is_published_exactly_once() {
+    for_seeds(200, |seed| {
+        let world = run(seed, QUIET, 100);
+        let mut published = std::collections::BTreeSet::new();
+        for action in &world.log {
+            if let Action::Publish { task, .. } = action {
+                assert!(published.insert(*task), "{task:?} twice");
+            }
+        }
+        let all: usize = world.jobs.values().map(|job| job.tasks.len()).sum();
+        assert_eq!(published.len(), all);
+        assert!(world.job_states.values().all(|state| *state == JobState::Done));
+    });
+}
+
+#[test]
+fn failing_kernels_and_an_unruly_network_lose_nothing() {
+    for_seeds(300, |seed| {
+        run(seed, FAILING, 300);
+    });
+}
+
+#[test]
+fn crashing_elements_lose_nothing() {
+    for_seeds(400, |seed| {
+        run(seed, CRASHING, 600);
+    });
+}
+
+#[test]
+fn crashes_restarts_and_cancelled_jobs_together_lose_nothing() {
+    for_seeds(600, |seed| {
+        run(seed, ALL, 600);
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_actions() {
+    for_seeds(30, |seed| {
+        assert_eq!(run(seed, ALL, 300).log, run(seed, ALL, 300).log);
+    });
+}
+
+#[test]
+fn crashes_alone_fail_no_job_whose_elements_come_back() {
+    let crashes = Faults { crash: 1, ..QUIET };
+    for_seeds(100, |seed| {
+        let world = run(seed, crashes, 200);
+        let failed = world.log.iter().any(|action| {
+            matches!(action, Action::Job { state: JobState::Failed, .. })
+        });
+        assert!(!failed, "a job failed");
+    });
+}
+
+#[test]
+fn unknown_things_in_events_are_of_no_concern() {
+    let mut world = World::new(1, QUIET, Config::default(), &[(0, Role::Store, 1)]);
+    world.on(Event::Cancel { job: JobId(7) });
+    world.on(Event::ElementDown { element: ElementId(5) });
+    let label = tidemill_core::id::LabelId(99);
+    world.on(Event::Started { element: ElementId(0), label });
+    let outcome = array::failed(tidemill_core::label::FailureKind::Timeout);
+    world.on(Event::Finished { element: ElementId(0), label, outcome });
+    assert_eq!(world.log, []);
+}

@@ -3,6 +3,7 @@
 //! An element is up as long as its stream is. What elements report about labels is handed on to the
 //! dispatcher's driver by a channel; this module decides nothing about work.
 
+use crate::jobs::Incoming;
 use crate::names::shared::{Rooms, Shared};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -57,7 +58,7 @@ pub(crate) struct Array {
     slots: Mutex<BTreeMap<u32, Slot>>,
     shared: Arc<Shared>,
     array_id: u64,
-    reports: std::sync::mpsc::Sender<Report>,
+    reports: std::sync::mpsc::Sender<Incoming>,
     element_timeout: Duration,
     link_bytes_per_sec: u64,
     next_question: AtomicU64,
@@ -73,7 +74,7 @@ pub(crate) struct Settings {
 }
 
 impl Array {
-    pub(crate) fn new(shared: Arc<Shared>, settings: Settings, reports: std::sync::mpsc::Sender<Report>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, settings: Settings, reports: std::sync::mpsc::Sender<Incoming>) -> Self {
         Self {
             slots: Mutex::default(),
             shared,
@@ -251,7 +252,7 @@ impl Array {
 
     fn report(&self, report: Report) {
         // The driver is gone only when the server shuts down.
-        let _ = self.reports.send(report);
+        let _ = self.reports.send(Incoming::Report(report));
     }
 
     /// Tells the namespace what room there is.

@@ -7,6 +7,7 @@ mod access;
 mod array;
 mod array_service;
 mod clock;
+mod jobs;
 mod lineage;
 pub mod names;
 mod namespace_service;

@@ -3,7 +3,12 @@
 use crate::access::Access;
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
-use crate::names::{Fault, Names, OpenError, SqliteNames};
+use crate::jobs::Incoming;
+use crate::jobs::driver::{Driver, Signals};
+use crate::jobs::expiry;
+use crate::jobs::service::JobService;
+use crate::lineage::LineageService;
+use crate::names::{Change, Changed, Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
 use crate::session::Sessions;
 use crate::{clock, names, removal};
@@ -11,14 +16,22 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
+use tidemill_wire::v1::jobs_server::JobsServer;
+use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
+
+/// Changes of names within this time reach waiting jobs at once.
+const COALESCE: Duration = Duration::from_millis(5);
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -46,7 +59,7 @@ impl Config {
             dir: dir.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             socket: None,
-            default_policy: "input-locality".into(),
+            default_policy: tidemill_core::policy::DEFAULT.into(),
             element_timeout: Duration::from_secs(10),
             link_bytes_per_sec: 125_000_000,
         }
@@ -78,6 +91,9 @@ pub enum StartError {
     /// The database.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The default policy.
+    #[error(transparent)]
+    Policy(#[from] tidemill_core::policy::UnknownPolicy),
     /// The content of the database.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -92,6 +108,8 @@ pub struct Server {
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
     names: Arc<SqliteNames>,
+    driver: Sender<Incoming>,
+    worker: Option<std::thread::JoinHandle<()>>,
     // Held as long as the server runs.
     _lock: std::fs::File,
 }
@@ -115,28 +133,31 @@ impl Server {
             element_timeout: config.element_timeout,
             link_bytes_per_sec: config.link_bytes_per_sec,
         };
-        let (reports, _driver) = std::sync::mpsc::channel();
-        let array = Arc::new(Array::new(names.shared().clone(), settings, reports));
+        let (driver, incoming) = std::sync::mpsc::channel();
+        let array = Arc::new(Array::new(names.shared().clone(), settings, driver.clone()));
+        let signals = Signals::default();
+        let worker = start_driver(&names, &array, &signals, &config.default_policy, incoming).await?;
+        // Files that jobs wait for may have come while the server was down.
+        let _ = driver.send(Incoming::NamesChanged);
         let sessions = Sessions::new(names.clone() as Arc<dyn Names>, array.clone());
         let namespace =
             NamespaceService { names: names.clone(), access: access.clone(), sessions: sessions.clone() };
+        let jobs = JobService {
+            names: names.clone(),
+            array: array.clone(),
+            access: access.clone(),
+            driver: driver.clone(),
+            signals: signals.clone(),
+        };
+        let lineage = LineageService { names: names.clone(), access: access.clone() };
         let elements = ArrayService {
             array: array.clone(),
             access,
             default_policy: config.default_policy.clone(),
-            policies: Vec::new(),
+            policies: tidemill_core::policy::NAMES.iter().map(|&name| name.to_owned()).collect(),
             started: clock::now_ns(),
         };
-        let routes = Routes::new(
-            NamesServer::new(namespace)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(
-            ArrayServer::new(elements)
-                .max_decoding_message_size(MESSAGE_BYTES_MAX)
-                .max_encoding_message_size(MESSAGE_BYTES_MAX),
-        );
+        let routes = routes(namespace, jobs, lineage, elements);
         let (stop, stopped) = watch::channel(false);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let (address, mut tasks) = listen(config.listen, &socket, routes, &stopped).await?;
@@ -144,9 +165,12 @@ impl Server {
             stopped,
             removal::run(names.database().clone(), names.shared().clone(), array, removal::START_GRACE),
         )));
+        tasks.push(tokio::spawn(until(stop.subscribe(), expiry::run(names.clone()))));
+        let forward = forward_changes(names.changes(), signals, driver.clone());
+        tasks.push(tokio::spawn(until(stop.subscribe(), forward)));
         forget_old_sessions(&names, &sessions)?;
         tracing::info!(%address, socket = %socket.display(), "server is up");
-        Ok(Self { address, socket, token, stop, tasks, names, _lock: lock })
+        Ok(Self { address, socket, token, stop, tasks, names, driver, worker: Some(worker), _lock: lock })
     }
 
     /// The TCP address it listens on.
@@ -174,17 +198,73 @@ impl Server {
             task.abort();
             let _ = task.await;
         }
-        let names = self.names.clone();
-        let _ = tokio::task::spawn_blocking(move || names.database().close()).await;
+        let _ = self.driver.send(Incoming::Stop);
+        let (names, worker) = (self.names.clone(), self.worker.take());
+        let close = move || {
+            let _ = worker.map(std::thread::JoinHandle::join);
+            names.database().close();
+        };
+        let _ = tokio::task::spawn_blocking(close).await;
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let _ = self.driver.send(Incoming::Stop);
         let _ = self.stop.send(true);
         for task in &self.tasks {
             task.abort();
+        }
+    }
+}
+
+/// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.
+async fn start_driver(
+    names: &Arc<SqliteNames>,
+    array: &Arc<Array>,
+    signals: &Signals,
+    default_policy: &str,
+    incoming: std::sync::mpsc::Receiver<Incoming>,
+) -> Result<std::thread::JoinHandle<()>, StartError> {
+    tidemill_core::policy::by_name(default_policy, 0)?;
+    let (names, array, signals) = (names.clone(), array.clone(), signals.clone());
+    let policy = default_policy.to_owned();
+    let made = tokio::task::spawn_blocking(move || Driver::new(names, array, signals, &policy));
+    let driver = made.await.map_err(|_| Fault::Closed)??;
+    Ok(std::thread::spawn(move || driver.run(&incoming)))
+}
+
+fn routes(
+    names: NamespaceService,
+    jobs: JobService,
+    lineage: LineageService,
+    array: ArrayService,
+) -> Routes {
+    let max = MESSAGE_BYTES_MAX;
+    let names = NamesServer::new(names).max_decoding_message_size(max).max_encoding_message_size(max);
+    let jobs = JobsServer::new(jobs).max_decoding_message_size(max).max_encoding_message_size(max);
+    let lineage = LineageServer::new(lineage).max_encoding_message_size(max);
+    let array = ArrayServer::new(array).max_decoding_message_size(max).max_encoding_message_size(max);
+    Routes::new(names).add_service(jobs).add_service(lineage).add_service(array)
+}
+
+/// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told
+/// once.
+async fn forward_changes(mut changes: Receiver<Arc<Changed>>, signals: Signals, driver: Sender<Incoming>) {
+    loop {
+        let relevant = match changes.recv().await {
+            Ok(changed) => changed.changes.iter().any(|c| matches!(c, Change::Sealed(_) | Change::Moved)),
+            Err(RecvError::Lagged(_)) => true,
+            Err(RecvError::Closed) => return,
+        };
+        if !relevant || !signals.awaiting.load(std::sync::atomic::Ordering::Relaxed) {
+            continue;
+        }
+        tokio::time::sleep(COALESCE).await;
+        changes = changes.resubscribe();
+        if driver.send(Incoming::NamesChanged).is_err() {
+            return;
         }
     }
 }

@@ -131,12 +131,6 @@ impl Node {
         Self::find(db, ino)?.ok_or_else(|| Fault::NotFound(format!("inode {ino}")))
     }
 
-    /// The node of that inode, which must be a directory.
-    pub(crate) fn dir(db: &Connection, ino: u64) -> Result<Self, Fault> {
-        let node = Self::get(db, ino)?;
-        if node.is_dir() { Ok(node) } else { Err(Fault::NotDirectory(format!("inode {ino}"))) }
-    }
-
     /// The node of a directory's entry, if it exists.
     pub(crate) fn child(db: &Connection, parent: u64, name: &[u8]) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_nodes!(

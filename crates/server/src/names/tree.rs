@@ -65,6 +65,8 @@ impl Tx<'_> {
         self.shared.add_files(1);
         if op.object != 0 {
             self.begin_writing(&node)?;
+        } else if node.kind == Kind::Symlink || node.version > 0 {
+            self.changes.push(Change::Moved);
         }
         self.created(op, &node, &name)
     }
@@ -189,7 +191,7 @@ impl Tx<'_> {
     }
 
     /// Writes the entry and what it changes in its directory.
-    fn add_entry(&mut self, mut parent: Node, name: &[u8], node: &Node) -> Result<(), Fault> {
+    pub(crate) fn add_entry(&mut self, mut parent: Node, name: &[u8], node: &Node) -> Result<(), Fault> {
         let sql = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
         let row = params![parent.ino.cast_signed(), name, node.ino.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
@@ -220,8 +222,7 @@ impl Tx<'_> {
         check_name(&op.name)?;
         let parent = self.writable_dir(op.parent, &op.name)?;
         let mut node = self.reach(op.ino)?;
-        if let Some(existing) = Node::child(self.db, parent.ino, &op.name)? {
-            let _ = existing;
+        if Node::child(self.db, parent.ino, &op.name)?.is_some() {
             return Err(Fault::Exists(shown(&op.name)));
         }
         if node.is_dir() {

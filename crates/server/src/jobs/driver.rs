@@ -1,0 +1,505 @@
+//! The dispatcher's driver: a thread that owns the dispatcher, feeds it what happens and carries out what
+//! it decides.
+//!
+//! **Invariant**: nothing is sent to an element and no outcome is acknowledged before everything decided so
+//! far is in the database. A server that is killed at any moment therefore finds, when it starts again,
+//! each label that an element may have.
+
+use super::memo::{Memo, Owners};
+use super::persist::{self, Batch, Step};
+use super::publish::{self, Publishing};
+use super::{Accepted, Incoming, awaited_key, store};
+use crate::array::{Array, Report};
+use crate::clock;
+use crate::names::commit::Database;
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Changed, Fault, SqliteNames, ids};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+use tidemill_core::dispatch::{Config, Dispatcher};
+use tidemill_core::event::{Action, ElementView, Event, IdSource, JobState, Origin};
+use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
+use tidemill_core::object::Placed;
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, to_element::Message as To};
+
+/// What is taken into one transaction at most.
+const BATCH_MAX: usize = 512;
+/// Ids taken from the database at once.
+const IDS_BLOCK: u64 = 4096;
+/// How often waiting jobs are looked at although no name is known to have changed.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long a database that refuses to write is left alone.
+const REST: Duration = Duration::from_secs(1);
+
+/// What the driver shares with the rest of the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Signals {
+    /// Some job waits for a file.
+    pub(crate) awaiting: Arc<AtomicBool>,
+    /// Bumped with every change of a job.
+    pub(crate) changes: tokio::sync::watch::Sender<i64>,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self { awaiting: Arc::default(), changes: tokio::sync::watch::Sender::new(0) }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    dispatcher: Dispatcher,
+    names: Arc<SqliteNames>,
+    database: Arc<Database>,
+    shared: Arc<Shared>,
+    array: Arc<Array>,
+    signals: Signals,
+    jobs: BTreeMap<JobId, Memo>,
+    owners: Owners,
+    /// Paths that jobs of a user wait for.
+    awaited: BTreeMap<(u32, String), Waiting>,
+    /// Outcomes that the dispatcher has not settled yet, by label.
+    unsettled: BTreeMap<LabelId, Unsettled>,
+    look: bool,
+    change: i64,
+}
+
+/// Who waits for a path.
+#[derive(Debug)]
+struct Waiting {
+    caller: Caller,
+    jobs: BTreeSet<JobId>,
+}
+
+#[derive(Debug)]
+struct Unsettled {
+    element: ElementId,
+    task: Option<TaskId>,
+    outcome: Box<Outcome>,
+}
+
+/// What is to be sent once a batch is in the database.
+#[derive(Debug, Default)]
+struct Outbox {
+    messages: Vec<(u32, To)>,
+    acks: BTreeMap<u32, Vec<u64>>,
+}
+
+/// Ids in blocks from the database.
+#[derive(Debug)]
+struct Blocks {
+    database: Arc<Database>,
+    labels: std::ops::Range<u64>,
+    objects: std::ops::Range<u64>,
+}
+
+impl Blocks {
+    /// The first of a new block. If the database is closed nothing that uses the id can be written or
+    /// sent any more, so any will do.
+    fn refill(database: &Database, kind: &'static str) -> std::ops::Range<u64> {
+        loop {
+            match database.write_blocking(move |db| ids::reserve(db, kind, IDS_BLOCK)) {
+                Ok(first) => return first..first + IDS_BLOCK,
+                Err(Fault::Closed) => return 0..u64::MAX,
+                Err(fault) => {
+                    tracing::error!(%fault, "no ids can be reserved; trying again");
+                    std::thread::sleep(REST);
+                }
+            }
+        }
+    }
+}
+
+impl IdSource for Blocks {
+    fn label(&mut self) -> LabelId {
+        if self.labels.is_empty() {
+            self.labels = Self::refill(&self.database, "label");
+        }
+        LabelId(self.labels.next().unwrap_or_default())
+    }
+
+    fn object(&mut self) -> ObjectId {
+        if self.objects.is_empty() {
+            self.objects = Self::refill(&self.database, "object");
+        }
+        ObjectId(self.objects.next().unwrap_or_default())
+    }
+}
+
+impl Driver {
+    /// Brings back the jobs that had not ended.
+    pub(crate) fn new(
+        names: Arc<SqliteNames>,
+        array: Arc<Array>,
+        signals: Signals,
+        default_policy: &str,
+    ) -> Result<Self, Fault> {
+        let database = names.database().clone();
+        let blocks = Blocks { database: database.clone(), labels: 0..0, objects: 0..0 };
+        let config = Config { policy: default_policy.into(), seed: u64::from_le_bytes(crate::access::random()) };
+        let dispatcher = Dispatcher::new(config, Box::new(blocks))
+            .map_err(|_| Fault::Malformed("the default policy does not exist"))?;
+        let change = database.read(|db| {
+            Ok(db.query_row("SELECT coalesce(max(changed), 0) FROM task", [], |row| row.get(0))?)
+        })?;
+        let mut driver = Self {
+            dispatcher,
+            shared: names.shared().clone(),
+            names,
+            database,
+            array,
+            signals,
+            jobs: BTreeMap::new(),
+            owners: Owners::new(),
+            awaited: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
+            look: true,
+            change,
+        };
+        driver.bring_back()?;
+        Ok(driver)
+    }
+
+    fn bring_back(&mut self) -> Result<(), Fault> {
+        let jobs = self.database.read(store::unfinished)?;
+        tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
+        let mut steps = Vec::new();
+        let mut outbox = Outbox::default();
+        for job in jobs {
+            self.take(job, &mut steps, &mut outbox);
+        }
+        self.finish(steps, outbox)
+    }
+
+    /// Works until told to stop.
+    pub(crate) fn run(mut self, incoming: &Receiver<Incoming>) {
+        loop {
+            let mut next = match incoming.recv_timeout(LOOK_AGAIN) {
+                Ok(first) => Some(first),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look = true;
+                    None
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let mut steps = Vec::new();
+            let mut outbox = Outbox::default();
+            let mut taken = 0;
+            while let Some(message) = next {
+                if matches!(message, Incoming::Stop) {
+                    return;
+                }
+                self.on(message, &mut steps, &mut outbox);
+                taken += 1;
+                next = if taken < BATCH_MAX { incoming.try_recv().ok() } else { None };
+            }
+            if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
+                self.look_for_awaited(&mut steps, &mut outbox);
+            }
+            if let Err(fault) = self.finish(steps, outbox) {
+                tracing::error!(%fault, "the driver of jobs ends");
+                return;
+            }
+        }
+    }
+
+    fn on(&mut self, message: Incoming, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        match message {
+            Incoming::Report(report) => self.on_report(report, steps, outbox),
+            Incoming::Submitted(job) => self.take(*job, steps, outbox),
+            Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
+            Incoming::NamesChanged => self.look = true,
+            Incoming::Stop => {}
+        }
+    }
+
+    fn take(&mut self, job: Accepted, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let memo = Memo::new(&job);
+        for object in &memo.pins {
+            self.shared.pin(object.0);
+        }
+        for task in &job.spec.tasks {
+            self.owners.insert(task.task, job.spec.job);
+            for input in task.inputs.iter().filter(|input| input.origin == Origin::Awaited) {
+                if let Some((_, path)) = input.path.split_once(':') {
+                    let waiting = self.awaited.entry((job.spec.owner.uid, path.into())).or_insert_with(|| {
+                        let caller = publish::caller(job.spec.owner, &job.groups);
+                        Waiting { caller, jobs: BTreeSet::new() }
+                    });
+                    waiting.jobs.insert(job.spec.job);
+                    self.look = true;
+                }
+            }
+        }
+        self.jobs.insert(job.spec.job, memo);
+        self.feed(Event::Submitted(Box::new(job.spec)), steps, outbox);
+    }
+
+    fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        match report {
+            Report::Up { element, labels } => {
+                let id = ElementId(element.element);
+                let Ok(view) = ElementView::try_from(&element) else { return };
+                self.feed(Event::ElementUp { element: id, view }, steps, outbox);
+                self.resync(id, &labels, outbox);
+            }
+            Report::Down { element } => {
+                self.feed(Event::ElementDown { element: ElementId(element) }, steps, outbox);
+            }
+            Report::Status { element } => {
+                let id = ElementId(element.element);
+                let Ok(view) = ElementView::try_from(&element) else { return };
+                self.feed(Event::ElementStatus { element: id, view }, steps, outbox);
+            }
+            Report::Started { element, label } => {
+                let (element, label) = (ElementId(element), LabelId(label));
+                self.feed(Event::Started { element, label }, steps, outbox);
+            }
+            Report::Finished { element, label, outcome } => {
+                match Outcome::try_from(&outcome) {
+                    Ok(outcome) => self.on_finished(ElementId(element), LabelId(label), outcome, steps, outbox),
+                    Err(error) => tracing::warn!(element, label, %error, "an outcome makes no sense"),
+                }
+            }
+        }
+    }
+
+    /// Sends an element that came back what it should have and does not know, and aborts what it has
+    /// beyond that.
+    fn resync(&mut self, element: ElementId, known: &[u64], outbox: &mut Outbox) {
+        let known: BTreeSet<u64> = known.iter().copied().collect();
+        let mut labels = self.dispatcher.labels(element);
+        for &label in known.iter().filter(|&&label| labels.iter().all(|have| have.id.0 != label)) {
+            outbox.messages.push((element.0, To::Abort(v1::AbortLabel { label })));
+        }
+        labels.retain(|label| !known.contains(&label.id.0));
+        if !labels.is_empty() {
+            self.send(element, &labels, outbox);
+        }
+    }
+
+    fn on_finished(
+        &mut self,
+        element: ElementId,
+        label: LabelId,
+        outcome: Outcome,
+        steps: &mut Vec<Step>,
+        outbox: &mut Outbox,
+    ) {
+        let task = self.dispatcher.task_of(label);
+        let told = self.unless_in_the_way(task, &outcome);
+        let unsettled = Unsettled { element, task, outcome: Box::new(outcome) };
+        self.unsettled.insert(label, unsettled);
+        self.feed(Event::Finished { element, label, outcome: Box::new(told) }, steps, outbox);
+        self.settle(steps, outbox);
+    }
+
+    /// The outcome that the dispatcher is told: a success whose names are taken or may not be written is a
+    /// failure.
+    fn unless_in_the_way(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
+        let told = outcome.clone();
+        let Some(task) = task.filter(|_| outcome.result.is_ok()) else { return told };
+        let memo = self.owners.get(&task).and_then(|job| self.jobs.get(job));
+        let Some((memo, outputs)) = memo.and_then(|memo| Some((memo, &memo.tasks.get(&task)?.outputs))) else {
+            return told;
+        };
+        let caller = publish::caller(memo.owner, &memo.groups);
+        let checked = self.database.read(|db| {
+            let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
+            for output in outputs {
+                if let Some(message) = publish::obstacle(&tx, &output.path, output.inode.0)? {
+                    return Ok(Some(message));
+                }
+            }
+            Ok(None)
+        });
+        match checked {
+            Ok(Some(message)) => {
+                let failure = Failure { kind: FailureKind::MissingOutput, message, stderr: String::new() };
+                Outcome { result: Err(failure), ..told }
+            }
+            Ok(None) => told,
+            Err(fault) => {
+                tracing::warn!(%fault, "outputs can't be checked before they are named");
+                told
+            }
+        }
+    }
+
+    /// Acknowledges outcomes that the dispatcher has made its decision about.
+    fn settle(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let settled: Vec<LabelId> =
+            self.unsettled.keys().copied().filter(|&label| self.dispatcher.task_of(label).is_none()).collect();
+        for label in settled {
+            let Some(Unsettled { element, task, outcome }) = self.unsettled.remove(&label) else { continue };
+            let sealed = outcome.result.iter().flatten().map(|sealed| sealed.object).collect();
+            if let Some(task) = task {
+                steps.push(Step::Measured { task, element, outcome });
+            }
+            steps.push(Step::Settle { label, element, sealed });
+            outbox.acks.entry(element.0).or_default().push(label.0);
+        }
+    }
+
+    fn feed(&mut self, event: Event, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let mut actions = Vec::new();
+        self.dispatcher.on(event, clock::now(), &mut actions);
+        for action in actions {
+            self.carry_out(action, steps, outbox);
+        }
+    }
+
+    fn carry_out(&mut self, action: Action, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        match action {
+            Action::Send { element, labels } => {
+                self.send(element, &labels, outbox);
+                steps.extend(labels.into_iter().map(|label| Step::Journal { element, label }));
+            }
+            Action::Abort { element, label } => {
+                outbox.messages.push((element.0, To::Abort(v1::AbortLabel { label: label.0 })));
+            }
+            Action::Decided(decision) => {
+                if let Some(&job) = self.owners.get(&decision.task) {
+                    steps.push(Step::Decided { job, decision });
+                }
+            }
+            Action::Publish { task, label, outputs } => self.publish(task, label, &outputs, steps),
+            Action::Task { task, state, tries, failure, .. } => {
+                steps.push(Step::Task { task, state, tries, failure });
+            }
+            Action::Job { job, state, at } => {
+                steps.push(Step::Job { job, state, at });
+                if state != JobState::Running {
+                    self.end_job(job);
+                }
+            }
+            Action::Discard { element, objects } => steps.push(Step::Remove { element, objects }),
+        }
+    }
+
+    fn send(&self, element: ElementId, labels: &[Label], outbox: &mut Outbox) {
+        let labels = labels.iter().map(|label| self.signed(element, label)).collect();
+        outbox.messages.push((element.0, To::Labels(v1::Labels { labels })));
+    }
+
+    /// The label as it is sent: with the right to pull each input that is elsewhere.
+    fn signed(&self, element: ElementId, label: &Label) -> v1::Label {
+        let mut message = v1::Label::from(label);
+        let sign = |input: &mut v1::Input| {
+            if input.element != element.0 {
+                input.capability =
+                    self.shared.sign(input.element, input.object, rights::READ, label.owner.uid);
+            }
+        };
+        match &mut message.operation {
+            Some(v1::label::Operation::Analyse(analyse)) => analyse.inputs.iter_mut().for_each(sign),
+            Some(v1::label::Operation::Copy(copy)) => copy.from.iter_mut().for_each(sign),
+            Some(v1::label::Operation::Remove(_)) | None => {}
+        }
+        message
+    }
+
+    fn publish(&mut self, task: TaskId, label: LabelId, outputs: &[Placed], steps: &mut Vec<Step>) {
+        let Some(&job) = self.owners.get(&task) else { return };
+        let Some(memo) = self.jobs.get_mut(&job) else { return };
+        let Some(of) = memo.tasks.get(&task) else { return };
+        for placed in outputs {
+            self.shared.pin(placed.object.0);
+        }
+        let publishing = Publishing {
+            job,
+            task,
+            label,
+            owner: memo.owner,
+            groups: memo.groups.clone(),
+            outputs: of.outputs.iter().cloned().zip(outputs.iter().copied()).collect(),
+            lifetime: of.lifetime,
+        };
+        steps.push(Step::Publish(Box::new(publishing)));
+        let unused = memo.on_done(task, outputs);
+        steps.extend(unused.into_iter().map(|(ino, object)| Step::Expire { ino, object }));
+    }
+
+    fn end_job(&mut self, job: JobId) {
+        let Some(memo) = self.jobs.remove(&job) else { return };
+        for object in &memo.pins {
+            self.shared.unpin(object.0);
+        }
+        for task in memo.tasks.keys() {
+            self.owners.remove(task);
+        }
+        self.awaited.retain(|_, waiting| {
+            waiting.jobs.remove(&job);
+            !waiting.jobs.is_empty()
+        });
+        self.dispatcher.forget(job);
+    }
+
+    /// Looks whether files that jobs wait for have come into being.
+    fn look_for_awaited(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let found = self.database.read(|db| {
+            let mut found = Vec::new();
+            for ((uid, path), waiting) in &self.awaited {
+                let tx = Tx::new(db, &self.shared, &waiting.caller, 0, clock::now_ns());
+                if let Some(placed) = super::submit::sealed(&tx, path)? {
+                    found.push((*uid, path.clone(), placed));
+                }
+            }
+            Ok(found)
+        });
+        let found = found.unwrap_or_else(|fault: Fault| {
+            tracing::warn!(%fault, "can't look for files that jobs wait for");
+            Vec::new()
+        });
+        for (uid, path, placed) in found {
+            let waiting = self.awaited.remove(&(uid, path.clone()));
+            for job in waiting.into_iter().flat_map(|waiting| waiting.jobs) {
+                // The version must stay for the jobs that will read it.
+                if let Some(memo) = self.jobs.get_mut(&job) {
+                    memo.pins.push(placed.object);
+                    self.shared.pin(placed.object.0);
+                }
+            }
+            let key = awaited_key(uid, &path);
+            steps.push(Step::Resolved { uid, path, placed });
+            self.feed(Event::FileSealed { path: key, placed }, steps, outbox);
+        }
+    }
+
+    /// Writes what was decided, then sends. A database that can't write now is asked again for ever:
+    /// going on without it would lose what was decided.
+    fn finish(&mut self, steps: Vec<Step>, mut outbox: Outbox) -> Result<(), Fault> {
+        if !steps.is_empty() {
+            self.change += 1;
+            let batch = Arc::new(Batch { steps, change: self.change, now: clock::now_ns() });
+            let changes = loop {
+                let (batch, shared) = (batch.clone(), self.shared.clone());
+                match self.database.write_blocking(move |db| persist::write(db, &shared, &batch)) {
+                    Ok(changes) => break changes,
+                    Err(Fault::Closed) => return Err(Fault::Closed),
+                    Err(fault) => {
+                        tracing::error!(%fault, "decisions can't be kept; trying again");
+                        std::thread::sleep(REST);
+                    }
+                }
+            };
+            self.names.tell(Changed { session: 0, changes });
+            self.signals.changes.send_replace(self.change);
+        }
+        self.signals.awaiting.store(!self.awaited.is_empty(), Ordering::Relaxed);
+        for (element, message) in outbox.messages.drain(..) {
+            self.array.send(element, message);
+        }
+        for (element, labels) in outbox.acks {
+            self.array.send(element, To::Ack(v1::Ack { labels }));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! Lifetimes: versions of files that are removed, with all names of the file, when their time has come.
+//! A file that was written anew meanwhile stays.
+
+use crate::clock;
+use crate::names::commit::Database;
+use crate::names::node::{Caller, Node};
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use crate::names::{Change, Changed, Fault, SqliteNames};
+use rusqlite::{Connection, params};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::v1;
+
+/// How often the list is looked at.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Versions removed in one transaction.
+const BATCH_MAX: i64 = 1000;
+
+/// Removes what has lived its time, for ever.
+pub(crate) async fn run(names: Arc<SqliteNames>) {
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        if let Err(fault) = once(names.database(), names.shared(), &names).await {
+            tracing::warn!(%fault, "files whose lifetime is over stay for now");
+        }
+    }
+}
+
+async fn once(database: &Database, shared: &Arc<Shared>, names: &SqliteNames) -> Result<(), Fault> {
+    let now = clock::now_ns();
+    let due = database.read(|db| due(db, now))?;
+    if due.is_empty() {
+        return Ok(());
+    }
+    let shared = shared.clone();
+    let work = move |db: &Connection| {
+        let caller = Caller::root();
+        let mut tx = Tx::new(db, &shared, &caller, 0, now);
+        for (ino, object) in due {
+            tx.expire(ino, object)?;
+        }
+        Ok(tx.changes)
+    };
+    let changes: Vec<Change> = database.write(false, work).await?;
+    names.tell(Changed { session: 0, changes });
+    Ok(())
+}
+
+fn due(db: &Connection, now: i64) -> Result<Vec<(i64, i64)>, Fault> {
+    let sql = "SELECT ino, object FROM expiry WHERE at <= ?1 ORDER BY at LIMIT ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([now, BATCH_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+impl Tx<'_> {
+    fn expire(&mut self, ino: i64, object: i64) -> Result<(), Fault> {
+        let sql = "DELETE FROM expiry WHERE ino = ?1 AND object = ?2";
+        self.db.prepare_cached(sql)?.execute([ino, object])?;
+        let Some(node) = Node::find(self.db, ino.cast_unsigned())? else { return Ok(()) };
+        if node.object != object.cast_unsigned() || node.writing != 0 {
+            return Ok(());
+        }
+        let mut statement = self.db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
+        let rows = statement.query_map(params![ino], |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))?;
+        for (parent, name) in rows.collect::<Result<Vec<_>, _>>()? {
+            let parent = parent.cast_unsigned();
+            self.unlink(&v1::Unlink { parent, name, directory: false, time: self.now })?;
+        }
+        Ok(())
+    }
+}

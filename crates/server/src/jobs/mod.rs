@@ -1,0 +1,54 @@
+//! Jobs: from a script to labels, and from outcomes to names and lineage.
+//!
+//! `submit` turns a script into rows of the database; `driver` owns the dispatcher on a thread of its
+//! own, feeds it what happens and carries out what it decides; `persist` keeps every decision before it
+//! takes effect, so that a server that is killed at any moment loses nothing; `publish` gives outputs
+//! their names; `service` answers clients.
+
+pub(crate) mod driver;
+pub(crate) mod expiry;
+mod memo;
+mod persist;
+mod publish;
+mod queue;
+pub(crate) mod service;
+pub(crate) mod spec;
+mod store;
+mod submit;
+mod view;
+
+use crate::array::Report;
+use tidemill_core::event::JobSpec;
+use tidemill_core::id::JobId;
+
+/// What the driver is told.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    /// From an element.
+    Report(Report),
+    /// A job was accepted and is in the database.
+    Submitted(Box<Accepted>),
+    /// The owner cancels a job.
+    Cancel(JobId),
+    /// Names changed: files that jobs wait for may have come into being.
+    NamesChanged,
+    /// The server stops.
+    Stop,
+}
+
+/// A job as the driver takes it.
+#[derive(Clone, Debug)]
+pub(crate) struct Accepted {
+    /// For the dispatcher.
+    pub(crate) spec: JobSpec,
+    /// The owner's supplementary groups.
+    pub(crate) groups: Vec<u32>,
+    /// How long each task's outputs are kept.
+    pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
+}
+
+/// How a path that a job waits for is named to the dispatcher: with the job's owner, since a file that
+/// one user may read need not be one that another may.
+pub(crate) fn awaited_key(uid: u32, path: &str) -> String {
+    format!("{uid}:{path}")
+}

@@ -1,0 +1,186 @@
+//! Everything that a batch of events decided is written in one transaction, before any of it is sent or
+//! acknowledged.
+
+use super::publish::{self, Publishing};
+use super::queue::{Queue, SqliteQueue};
+use super::store::{resolve_awaited, state_number, task_state};
+use crate::names::node::Caller;
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use crate::names::{Change, Fault};
+use prost::Message;
+use rusqlite::{Connection, params};
+use std::collections::BTreeSet;
+use tidemill_core::event::{Decision, JobState, TaskState};
+use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::label::{Failure, Label, Outcome};
+use tidemill_core::object::Placed;
+use tidemill_core::time::Time;
+use tidemill_wire::convert::time_to_wire;
+use tidemill_wire::v1::{self, State};
+
+/// One thing to be kept.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// A label is about to be sent.
+    Journal { element: ElementId, label: Label },
+    /// A task's state.
+    Task { task: TaskId, state: TaskState, tries: u32, failure: Option<Failure> },
+    /// A job's state.
+    Job { job: JobId, state: JobState, at: Time },
+    /// Why a task went where.
+    Decided { job: JobId, decision: Box<Decision> },
+    /// A task ended well.
+    Publish(Box<Publishing>),
+    /// What a run used, however it ended.
+    Measured { task: TaskId, element: ElementId, outcome: Box<Outcome> },
+    /// A version is to go, with its names.
+    Expire { ino: u64, object: u64 },
+    /// Objects that no name will have.
+    Remove { element: ElementId, objects: Vec<ObjectId> },
+    /// A file that a user's jobs waited for is there.
+    Resolved { uid: u32, path: String, placed: Placed },
+    /// A label's end is known; what it sealed and nothing has taken up goes.
+    Settle { label: LabelId, element: ElementId, sealed: Vec<ObjectId> },
+}
+
+/// A batch of steps, and the number of changes before it.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) change: i64,
+    pub(crate) now: i64,
+}
+
+/// Writes a batch; gives what changed in the namespace.
+pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<Vec<Change>, Fault> {
+    let last = last_states(&batch.steps);
+    let mut writer = Writer { db, shared, now: batch.now, change: batch.change, changes: Vec::new() };
+    for (index, step) in batch.steps.iter().enumerate() {
+        writer.step(step, last.contains(&index))?;
+    }
+    Ok(writer.changes)
+}
+
+/// Of several states of a task only the last has to be written.
+fn last_states(steps: &[Step]) -> BTreeSet<usize> {
+    let mut seen = BTreeSet::new();
+    let mut last = BTreeSet::new();
+    for (index, step) in steps.iter().enumerate().rev() {
+        if let Step::Task { task, .. } = step
+            && seen.insert(*task)
+        {
+            last.insert(index);
+        }
+    }
+    last
+}
+
+struct Writer<'a> {
+    db: &'a Connection,
+    shared: &'a Shared,
+    now: i64,
+    change: i64,
+    changes: Vec<Change>,
+}
+
+impl Writer<'_> {
+    fn step(&mut self, step: &Step, last: bool) -> Result<(), Fault> {
+        match step {
+            Step::Journal { element, label } => SqliteQueue(self.db).journal(*element, label),
+            Step::Task { task, state, tries, failure } => {
+                if let Some(failure) = failure {
+                    self.failure(*task, failure)?;
+                }
+                if last { self.task(*task, *state, *tries) } else { Ok(()) }
+            }
+            Step::Job { job, state, at } => self.job(*job, *state, *at),
+            Step::Decided { job, decision } => self.decided(*job, decision),
+            Step::Publish(publishing) => {
+                let changes = publish::publish(self.db, self.shared, publishing, self.now)?;
+                self.changes.extend(changes);
+                Ok(())
+            }
+            Step::Measured { task, element, outcome } => self.measured(*task, *element, outcome),
+            Step::Expire { ino, object } => publish::expire(self.db, *ino, *object, self.now),
+            Step::Remove { element, objects } => self.remove(*element, objects),
+            Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
+            Step::Settle { label, element, sealed } => self.settle(*label, *element, sealed),
+        }
+    }
+
+    fn failure(&self, task: TaskId, failure: &Failure) -> Result<(), Fault> {
+        let sql = "UPDATE task SET error = ?2, stderr = ?3 WHERE task = ?1";
+        let row = params![task.0.cast_signed(), failure.message, failure.stderr];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn task(&self, task: TaskId, state: TaskState, tries: u32) -> Result<(), Fault> {
+        // What an earlier try failed of is of no concern once the task has ended well.
+        let sql = "UPDATE task SET state = ?2, tries = ?3, changed = ?4, error = iif(?5, '', error), \
+                   stderr = iif(?5, '', stderr) WHERE task = ?1";
+        let row = params![task.0.cast_signed(), task_state(state), tries, self.change, state == TaskState::Done];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn job(&self, job: JobId, state: JobState, at: Time) -> Result<(), Fault> {
+        let ended = if state == JobState::Running { 0 } else { time_to_wire(at) };
+        let row = params![job.0.cast_signed(), state_number(State::from(state)), ended];
+        self.db.prepare_cached("UPDATE job SET state = ?2, ended = ?3 WHERE job = ?1")?.execute(row)?;
+        Ok(())
+    }
+
+    fn decided(&self, job: JobId, decision: &Decision) -> Result<(), Fault> {
+        let row = params![
+            decision.label.0.cast_signed(),
+            job.0.cast_signed(),
+            decision.task.0.cast_signed(),
+            v1::Decision::from(decision).encode_to_vec(),
+        ];
+        self.db.prepare_cached("INSERT OR REPLACE INTO decision VALUES (?1, ?2, ?3, ?4)")?.execute(row)?;
+        Ok(())
+    }
+
+    fn measured(&self, task: TaskId, element: ElementId, outcome: &Outcome) -> Result<(), Fault> {
+        let sql = "UPDATE task SET element = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
+                   written_bytes = ?7, moved_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
+                   changed = ?12 WHERE task = ?1";
+        self.db.prepare_cached(sql)?.execute(params![
+            task.0.cast_signed(),
+            element.0,
+            time_to_wire(outcome.start),
+            time_to_wire(outcome.kernel_start),
+            time_to_wire(outcome.end),
+            outcome.read_bytes.cast_signed(),
+            outcome.written_bytes.cast_signed(),
+            outcome.moved_bytes.cast_signed(),
+            outcome.cpu.0.cast_signed(),
+            outcome.memory_bytes.cast_signed(),
+            outcome.kernel_hash,
+            self.change,
+        ])?;
+        Ok(())
+    }
+
+    fn remove(&self, element: ElementId, objects: &[ObjectId]) -> Result<(), Fault> {
+        let caller = Caller::root();
+        let tx = Tx::new(self.db, self.shared, &caller, 0, self.now);
+        for object in objects {
+            tx.drop_object(object.0, i64::from(element.0))?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, label: LabelId, element: ElementId, sealed: &[ObjectId]) -> Result<(), Fault> {
+        SqliteQueue(self.db).settle(label)?;
+        let mut known = self.db.prepare_cached("SELECT 1 FROM version WHERE object = ?1")?;
+        for &object in sealed {
+            if !known.exists([object.0.cast_signed()])? {
+                self.remove(element, &[object])?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
+
+use super::queue::{Queue, SqliteQueue};
+use crate::names::node::{Caller, Node};
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use crate::names::{Change, Fault};
+use rusqlite::{Connection, params};
+use tidemill_core::event::OutputSpec;
+use tidemill_core::id::{JobId, LabelId, TaskId};
+use tidemill_core::job::Lifetime;
+use tidemill_core::label::Owner;
+use tidemill_core::object::Placed;
+use tidemill_wire::v1::Kind;
+
+/// Permission bits of outputs.
+const OUTPUT_MODE: u32 = 0o644;
+
+/// A task that ended well.
+#[derive(Clone, Debug)]
+pub(crate) struct Publishing {
+    pub(crate) job: JobId,
+    pub(crate) task: TaskId,
+    pub(crate) label: LabelId,
+    pub(crate) owner: Owner,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) outputs: Vec<(OutputSpec, Placed)>,
+    pub(crate) lifetime: Lifetime,
+}
+
+/// The owner of a job as a caller whose permissions are checked.
+pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
+    Caller { uid: owner.uid, gid: owner.gid, groups: groups.to_vec(), checked: false, trusted: true }
+}
+
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+/// Why an output can't get its name, if something is in the way.
+pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<String>, Fault> {
+    if Node::find(tx.db, ino)?.is_some() {
+        return Ok(None);
+    }
+    let refused = |fault: Fault| match fault {
+        Fault::Database(_) | Fault::Closed => Err(fault),
+        fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
+    };
+    match tx.resolve(path.as_bytes(), false) {
+        Ok(_) => return Ok(Some(format!("output {path} exists: it came into being while the task ran"))),
+        Err(Fault::NotFound(_)) => {}
+        Err(fault) => return refused(fault),
+    }
+    let mut dir = split(path).0;
+    loop {
+        match tx.resolve(dir.as_bytes(), true) {
+            Ok(node) => return tx.writable_dir(node.ino, dir.as_bytes()).map(|_| None).or_else(refused),
+            Err(Fault::NotFound(_)) => dir = split(dir).0,
+            Err(fault) => return refused(fault),
+        }
+    }
+}
+
+/// Gives all outputs of a task their names and records what it read and wrote.
+pub(crate) fn publish(
+    db: &Connection,
+    shared: &Shared,
+    publishing: &Publishing,
+    now: i64,
+) -> Result<Vec<Change>, Fault> {
+    let caller = caller(publishing.owner, &publishing.groups);
+    let mut tx = Tx::new(db, shared, &caller, 0, now);
+    let task = publishing.task.0;
+    let sql = "INSERT OR REPLACE INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    for (seq, (output, placed)) in (0_u32..).zip(&publishing.outputs) {
+        tx.publish_one(publishing, output, placed)?;
+        db.prepare_cached(sql)?.execute(params![
+            task.cast_signed(),
+            seq,
+            output.name,
+            output.inode.0.cast_signed(),
+            placed.object.0.cast_signed(),
+            placed.element.0,
+            placed.size.cast_signed(),
+        ])?;
+        if let Lifetime::After(span) = publishing.lifetime {
+            let at = now.saturating_add_unsigned(span.0);
+            expire(db, output.inode.0, placed.object.0, at)?;
+        }
+    }
+    record_inputs(db, publishing)?;
+    Ok(tx.changes)
+}
+
+/// Has a version of a file removed at a time, with all names of the file.
+pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<(), Fault> {
+    let row = params![ino.cast_signed(), object.cast_signed(), at];
+    db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?.execute(row)?;
+    Ok(())
+}
+
+fn record_inputs(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
+    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else { return Ok(()) };
+    let mut statement = db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4)")?;
+    for (seq, (name, object)) in (0_u32..).zip(&journaled.inputs) {
+        statement.execute(params![publishing.task.0.cast_signed(), seq, name, object.cast_signed()])?;
+    }
+    Ok(())
+}
+
+impl Tx<'_> {
+    fn publish_one(&mut self, of: &Publishing, output: &OutputSpec, placed: &Placed) -> Result<(), Fault> {
+        let (uid, task) = (of.owner.uid, of.task.0);
+        if let Some(mut node) = Node::find(self.db, output.inode.0)? {
+            // The task ran again because its first outputs were lost.
+            if node.object == placed.object.0 {
+                return Ok(());
+            }
+            self.drop_object(node.object, node.element)?;
+            node.version += 1;
+            self.fill(&mut node, placed);
+            self.record_version(&node, uid, task)?;
+            node.update(self.db)?;
+            self.changes.extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
+            return Ok(());
+        }
+        let named = self.name_output(of.owner, output, placed, &output.path);
+        let named = match named {
+            Err(Fault::Database(_) | Fault::Closed) | Ok(_) => named,
+            Err(fault) => {
+                // It was free when the outcome came in. What was computed is not thrown away, and what is
+                // there now is not touched.
+                let path = format!("{}.job{}", output.path, of.job);
+                tracing::warn!(%fault, path, "an output gets another name");
+                self.name_output_anyway(of.owner, output, placed, &path)
+            }
+        };
+        let node = named?;
+        self.record_version(&node, uid, task)?;
+        self.changes.push(Change::Sealed(node.ino));
+        Ok(())
+    }
+
+    fn fill(&self, node: &mut Node, placed: &Placed) {
+        node.object = placed.object.0;
+        node.element = i64::from(placed.element.0);
+        node.size = placed.size;
+        node.mtime = self.now;
+        node.ctime = self.now;
+    }
+
+    fn name_output(
+        &mut self,
+        owner: Owner,
+        output: &OutputSpec,
+        placed: &Placed,
+        path: &str,
+    ) -> Result<Node, Fault> {
+        let (dir, name) = split(path);
+        self.make_dirs(dir.as_bytes(), (owner.uid, owner.gid))?;
+        let parent = self.resolve(dir.as_bytes(), true)?;
+        let parent = self.writable_dir(parent.ino, name.as_bytes())?;
+        if Node::child(self.db, parent.ino, name.as_bytes())?.is_some() {
+            return Err(Fault::Exists(path.into()));
+        }
+        let setgid = parent.mode & crate::names::node::SETGID != 0;
+        let mut node = Node {
+            ino: output.inode.0,
+            kind: Kind::File,
+            mode: OUTPUT_MODE,
+            uid: owner.uid,
+            gid: if setgid { parent.gid } else { owner.gid },
+            nlink: 1,
+            size: 0,
+            atime: self.now,
+            mtime: self.now,
+            ctime: self.now,
+            rdev: 0,
+            version: 1,
+            object: 0,
+            element: 0,
+            writing: 0,
+            parent: 0,
+            target: Vec::new(),
+        };
+        self.fill(&mut node, placed);
+        self.add_entry(parent, name.as_bytes(), &node)?;
+        node.insert(self.db)?;
+        self.shared.add_files(1);
+        Ok(node)
+    }
+
+    fn name_output_anyway(
+        &mut self,
+        owner: Owner,
+        output: &OutputSpec,
+        placed: &Placed,
+        path: &str,
+    ) -> Result<Node, Fault> {
+        let root = Caller::root();
+        let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
+        let named = match tx.name_output(owner, output, placed, path) {
+            Err(Fault::Database(_) | Fault::Closed) => tx.name_output(owner, output, placed, path),
+            // Its directory is gone or is a file now: the root directory is always there.
+            Err(_) => tx.name_output(owner, output, placed, &format!("/lost+found/{}", output.inode)),
+            named => named,
+        };
+        self.changes.append(&mut tx.changes);
+        named
+    }
+}

@@ -1,0 +1,158 @@
+//! The stored form of a task: JSON in the column `task.spec`, described in `docs/formats-server.md`.
+
+use serde::{Deserialize, Serialize};
+use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, TaskSpec};
+use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
+use tidemill_core::job::Lifetime;
+use tidemill_core::label::{Kernel, Limits};
+use tidemill_core::object::Placed;
+use tidemill_core::time::Span;
+
+/// A task as it is stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StoredTask {
+    pub(crate) name: String,
+    kernel_kind: String,
+    pub(crate) kernel: String,
+    pub(crate) args: Vec<String>,
+    pub(crate) inputs: Vec<StoredInput>,
+    pub(crate) outputs: Vec<StoredOutput>,
+    stdin: Option<String>,
+    stdout: Option<String>,
+    element: Option<u32>,
+    retries: u32,
+    time_ns_max: u64,
+    memory_bytes_max: u64,
+    output_bytes_max: u64,
+    lifetime: StoredLifetime,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StoredLifetime {
+    Keep,
+    Used,
+    AfterNs(u64),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StoredInput {
+    pub(crate) name: String,
+    pub(crate) path: String,
+    pub(crate) origin: StoredOrigin,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StoredOrigin {
+    File { object: u64, element: u32, size: u64 },
+    Awaited,
+    Task { task: u64, output: usize },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct StoredOutput {
+    pub(crate) name: String,
+    pub(crate) path: String,
+    pub(crate) ino: u64,
+}
+
+impl StoredTask {
+    pub(crate) fn new(task: &TaskSpec, lifetime: Lifetime) -> Self {
+        let (kernel_kind, kernel) = match &task.kernel {
+            Kernel::Builtin(name) => ("builtin", name),
+            Kernel::Native { input } => ("native", input),
+            Kernel::Stored { input } => ("stored", input),
+            Kernel::Program(name) => ("program", name),
+        };
+        Self {
+            name: task.name.clone(),
+            kernel_kind: kernel_kind.into(),
+            kernel: kernel.clone(),
+            args: task.args.clone(),
+            inputs: task.inputs.iter().map(input_to_store).collect(),
+            outputs: task.outputs.iter().map(output_to_store).collect(),
+            stdin: task.stdin.clone(),
+            stdout: task.stdout.clone(),
+            element: task.element.map(|element| element.0),
+            retries: task.retries,
+            time_ns_max: task.limits.time.0,
+            memory_bytes_max: task.limits.memory_bytes,
+            output_bytes_max: task.limits.output_bytes,
+            lifetime: match lifetime {
+                Lifetime::Keep => StoredLifetime::Keep,
+                Lifetime::Used => StoredLifetime::Used,
+                Lifetime::After(span) => StoredLifetime::AfterNs(span.0),
+            },
+        }
+    }
+
+    pub(crate) fn lifetime(&self) -> Lifetime {
+        match self.lifetime {
+            StoredLifetime::Keep => Lifetime::Keep,
+            StoredLifetime::Used => Lifetime::Used,
+            StoredLifetime::AfterNs(ns) => Lifetime::After(Span(ns)),
+        }
+    }
+
+    /// For the dispatcher. `None` if the kind of kernel is one that this release does not know.
+    pub(crate) fn task_spec(&self, task: TaskId, uid: u32, ended: Option<Ended>) -> Option<TaskSpec> {
+        let kernel = self.kernel.clone();
+        let kernel = match self.kernel_kind.as_str() {
+            "builtin" => Kernel::Builtin(kernel),
+            "native" => Kernel::Native { input: kernel },
+            "stored" => Kernel::Stored { input: kernel },
+            "program" => Kernel::Program(kernel),
+            _ => return None,
+        };
+        Some(TaskSpec {
+            task,
+            name: self.name.clone(),
+            kernel,
+            args: self.args.clone(),
+            inputs: self.inputs.iter().map(|input| input_from_store(input, uid)).collect(),
+            outputs: self.outputs.iter().map(output_from_store).collect(),
+            stdin: self.stdin.clone(),
+            stdout: self.stdout.clone(),
+            element: self.element.map(ElementId),
+            retries: self.retries,
+            limits: Limits {
+                time: Span(self.time_ns_max),
+                memory_bytes: self.memory_bytes_max,
+                output_bytes: self.output_bytes_max,
+            },
+            ended,
+        })
+    }
+}
+
+fn input_to_store(input: &InputSpec) -> StoredInput {
+    let origin = match input.origin {
+        Origin::File(Placed { object, element, size }) => {
+            StoredOrigin::File { object: object.0, element: element.0, size }
+        }
+        Origin::Awaited => StoredOrigin::Awaited,
+        Origin::Task(task, output) => StoredOrigin::Task { task: task.0, output },
+    };
+    StoredInput { name: input.name.clone(), path: input.path.clone(), origin }
+}
+
+fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
+    let (origin, path) = match input.origin {
+        StoredOrigin::File { object, element, size } => {
+            let placed = Placed { object: ObjectId(object), element: ElementId(element), size };
+            (Origin::File(placed), input.path.clone())
+        }
+        StoredOrigin::Awaited => (Origin::Awaited, super::awaited_key(uid, &input.path)),
+        StoredOrigin::Task { task, output } => (Origin::Task(TaskId(task), output), input.path.clone()),
+    };
+    InputSpec { name: input.name.clone(), path, origin }
+}
+
+fn output_to_store(output: &OutputSpec) -> StoredOutput {
+    StoredOutput { name: output.name.clone(), path: output.path.clone(), ino: output.inode.0 }
+}
+
+fn output_from_store(output: &StoredOutput) -> OutputSpec {
+    OutputSpec { name: output.name.clone(), path: output.path.clone(), inode: Inode(output.ino) }
+}

@@ -1,0 +1,155 @@
+//! Jobs in the database: written when they are accepted, read again after a restart.
+
+use super::queue::{Queue, SqliteQueue, json, parse};
+use super::spec::{StoredOrigin, StoredTask};
+use super::{Accepted, awaited_key};
+use crate::names::Fault;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use tidemill_core::event::{Ended, JobSpec, Origin, TaskState};
+use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::label::Owner;
+use tidemill_core::object::Placed;
+use tidemill_wire::v1::State;
+
+/// Prefix of all columns that say how a job is called and whose it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Heading {
+    pub(crate) name: String,
+    pub(crate) source: String,
+    pub(crate) workdir: String,
+    pub(crate) script: String,
+    pub(crate) submitted: i64,
+}
+
+/// The number that a state is stored as.
+pub(crate) fn state_number(state: State) -> i32 {
+    state.into()
+}
+
+/// Writes an accepted job. The paths of awaited inputs in `accepted` carry no owner yet; they do when
+/// this returns.
+pub(crate) fn insert(db: &Connection, heading: &Heading, accepted: &mut Accepted) -> Result<(), Fault> {
+    let spec = &mut accepted.spec;
+    let (job, owner) = (spec.job.0.cast_signed(), spec.owner);
+    let row = params![
+        job,
+        heading.name,
+        heading.source,
+        heading.workdir,
+        owner.uid,
+        owner.gid,
+        json(&accepted.groups),
+        spec.policy,
+        state_number(State::Running),
+        heading.submitted,
+        heading.script,
+    ];
+    let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11)";
+    db.prepare_cached(sql)?.execute(row)?;
+    let mut tasks = db.prepare_cached("INSERT INTO task(task, job, spec, state, changed) VALUES (?1, ?2, ?3, ?4, 0)")?;
+    let mut awaited = db.prepare_cached("INSERT OR IGNORE INTO awaited(job, path, uid) VALUES (?1, ?2, ?3)")?;
+    for (task, lifetime) in spec.tasks.iter_mut().zip(&accepted.lifetimes) {
+        let stored = json(&StoredTask::new(task, *lifetime));
+        tasks.execute(params![task.task.0.cast_signed(), job, stored, state_number(State::Waiting)])?;
+        for input in task.inputs.iter_mut().filter(|input| input.origin == Origin::Awaited) {
+            awaited.execute(params![job, input.path, owner.uid])?;
+            input.path = awaited_key(owner.uid, &input.path);
+        }
+    }
+    Ok(())
+}
+
+/// All jobs that have not ended.
+pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
+    let sql = "SELECT job, uid, gid, groups, policy FROM job WHERE state = ?1 ORDER BY job";
+    let mut statement = db.prepare(sql)?;
+    let rows = statement.query_map([state_number(State::Running)], |row| {
+        let owner = Owner { uid: row.get(1)?, gid: row.get(2)? };
+        let job = JobId(row.get::<_, i64>(0)?.cast_unsigned());
+        let spec = JobSpec { job, owner, policy: row.get(4)?, tasks: Vec::new() };
+        let groups = parse(&row.get::<_, String>(3)?);
+        Ok(Accepted { spec, groups, lifetimes: Vec::new() })
+    })?;
+    let mut jobs = rows.collect::<Result<Vec<_>, _>>()?;
+    for job in &mut jobs {
+        load_tasks(db, job)?;
+    }
+    Ok(jobs)
+}
+
+fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
+    let resolved = resolved_inputs(db, job.spec.job)?;
+    let uid = job.spec.owner.uid;
+    let mut statement = db.prepare("SELECT task, spec, state, label, tries FROM task WHERE job = ?1 ORDER BY task")?;
+    let mut rows = statement.query([job.spec.job.0.cast_signed()])?;
+    while let Some(row) = rows.next()? {
+        let task = TaskId(row.get::<_, i64>(0)?.cast_unsigned());
+        let text: String = row.get(1)?;
+        let damaged = || Fault::Malformed("a stored task is damaged");
+        let mut stored: StoredTask = serde_json::from_str(&text).map_err(|_| damaged())?;
+        for input in &mut stored.inputs {
+            if let (StoredOrigin::Awaited, Some(placed)) = (input.origin, resolved.get(&input.path)) {
+                let Placed { object, element, size } = *placed;
+                input.origin = StoredOrigin::File { object: object.0, element: element.0, size };
+            }
+        }
+        let label = LabelId(row.get::<_, i64>(3)?.cast_unsigned());
+        let ended = how_ended(db, task, row.get(2)?, label, row.get(4)?)?;
+        job.spec.tasks.push(stored.task_spec(task, uid, ended).ok_or_else(damaged)?);
+        job.lifetimes.push(stored.lifetime());
+    }
+    Ok(())
+}
+
+fn how_ended(db: &Connection, task: TaskId, state: i32, label: LabelId, tries: u32) -> Result<Option<Ended>, Fault> {
+    Ok(match State::try_from(state).unwrap_or(State::Unspecified) {
+        State::Done => Some(Ended::Done(outputs(db, task)?)),
+        State::Failed | State::Cancelled => Some(Ended::Failed),
+        State::Sent | State::Running => SqliteQueue(db).find(label)?.map(|journaled| Ended::Sent {
+            label,
+            element: journaled.element,
+            objects: journaled.objects,
+            tries: tries.saturating_sub(1),
+        }),
+        _ => None,
+    })
+}
+
+/// The outputs of a task that ended well.
+pub(crate) fn outputs(db: &Connection, task: TaskId) -> Result<Vec<Placed>, Fault> {
+    let sql = "SELECT object, element, size FROM task_output WHERE task = ?1 ORDER BY seq";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([task.0.cast_signed()], placed)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+fn placed(row: &rusqlite::Row<'_>) -> rusqlite::Result<Placed> {
+    Ok(Placed {
+        object: ObjectId(row.get::<_, i64>(0)?.cast_unsigned()),
+        element: ElementId(row.get(1)?),
+        size: row.get::<_, i64>(2)?.cast_unsigned(),
+    })
+}
+
+fn resolved_inputs(db: &Connection, job: JobId) -> Result<BTreeMap<String, Placed>, Fault> {
+    let sql = "SELECT object, element, size, path FROM awaited WHERE job = ?1 AND object != -1";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([job.0.cast_signed()], |row| Ok((row.get(3)?, placed(row)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Notes which version of a file that jobs of a user waited for they will read.
+pub(crate) fn resolve_awaited(db: &Connection, uid: u32, path: &str, placed: Placed) -> Result<(), Fault> {
+    let sql = "UPDATE awaited SET object = ?3, element = ?4, size = ?5 WHERE uid = ?1 AND path = ?2 AND object = -1";
+    let Placed { object, element, size } = placed;
+    let row = params![uid, path, object.0.cast_signed(), element.0, size.cast_signed()];
+    db.prepare_cached(sql)?.execute(row)?;
+    Ok(())
+}
+
+/// The stored number of a task's state.
+pub(crate) fn task_state(state: TaskState) -> i32 {
+    state_number(state.into())
+}

@@ -1,0 +1,224 @@
+//! From a script to an accepted job: parsed, resolved against the namespace as its owner sees it, and
+//! written to the database.
+
+use super::store::{self, Heading};
+use super::{Accepted, publish};
+use crate::array::Array;
+use crate::clock;
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Fault, SqliteNames, ids};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, resolve};
+use tidemill_core::label::Owner;
+use tidemill_core::object::Placed;
+use tidemill_wire::v1::Kind;
+
+/// How long elements are waited for when they are asked which programs they have.
+const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
+/// Longest script, in bytes.
+pub(crate) const SCRIPT_BYTES_MAX: usize = 16 << 20;
+
+/// Why a job is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    /// The user can mend it: one line each.
+    #[error("the job script was refused")]
+    Script(Vec<String>),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// A script and whose it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Submission {
+    pub(crate) caller: Caller,
+    pub(crate) script: String,
+    pub(crate) source: String,
+    /// Overrides the script's, if not empty.
+    pub(crate) policy: String,
+}
+
+/// Accepts a job: when this returns it is in the database.
+pub(crate) async fn submit(names: &SqliteNames, array: &Array, what: Submission) -> Result<Accepted, Refused> {
+    let one = |text: String| Refused::Script(vec![text]);
+    if what.script.len() > SCRIPT_BYTES_MAX {
+        return Err(one(format!("{}: the script has more than {SCRIPT_BYTES_MAX} bytes; split the job", what.source)));
+    }
+    let source = if what.source.is_empty() { "job".to_owned() } else { what.source.clone() };
+    let mut job = Job::parse(&source, what.script.as_bytes()).map_err(|errors| one(errors.to_string()))?;
+    if !what.policy.is_empty() {
+        job.policy = Some(what.policy.clone());
+    }
+    if let Some(policy) = &job.policy {
+        tidemill_core::policy::by_name(policy, 0).map_err(|error| one(format!("{source}: {error}")))?;
+    }
+    let programs = ask_for_programs(array, &job).await;
+    let elements = array.elements().into_iter().map(|element| ElementId(element.element)).collect();
+    let mut issued = reserve(names, &job).await?;
+    let owner = Owner { uid: what.caller.uid, gid: what.caller.gid };
+    // Credentials that a mount has checked say nothing about the files that a script names.
+    let caller = publish::caller(owner, &what.caller.groups);
+    let mut accepted = names.database().read(|db| {
+        let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns());
+        let view = View { tx: &tx, programs, elements };
+        Ok(look_around(&job, &view, owner, &mut issued))
+    })?;
+    if let Ok(accepted) = &mut accepted {
+        accepted.groups.clone_from(&what.caller.groups);
+    }
+    let accepted = accepted.map_err(Refused::Script)?;
+    let heading = Heading {
+        name: job.name.clone(),
+        source,
+        workdir: job.workdir.clone(),
+        script: what.script,
+        submitted: clock::now_ns(),
+    };
+    let write = move |db: &rusqlite::Connection| {
+        let mut accepted = accepted;
+        store::insert(db, &heading, &mut accepted)?;
+        Ok(accepted)
+    };
+    Ok(names.database().write(false, write).await?)
+}
+
+fn look_around(job: &Job, view: &View<'_>, owner: Owner, issued: &mut Issued) -> Result<Accepted, Vec<String>> {
+    let spec = resolve(job, issued.job, owner, view, issued).map_err(|errors| vec![errors.to_string()])?;
+    let errors = unwritable(job, view.tx);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let lifetimes = job.tasks.iter().map(|task| task.lifetime).collect();
+    Ok(Accepted { spec, groups: Vec::new(), lifetimes })
+}
+
+/// Outputs in folders where the owner may not write, one line per folder.
+fn unwritable(job: &Job, tx: &Tx<'_>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut errors = Vec::new();
+    for task in &job.tasks {
+        for output in &task.outputs {
+            let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
+            if !seen.insert(dir) {
+                continue;
+            }
+            if let Ok(Some(message)) = publish::obstacle(tx, &output.path, u64::MAX >> 1) {
+                errors.push(format!("{}:{}: task \"{}\": {message}", job.file, output.at, task.name));
+            }
+        }
+    }
+    errors
+}
+
+/// Ids for all tasks and outputs of a job.
+#[derive(Debug)]
+struct Issued {
+    job: JobId,
+    tasks: std::ops::Range<u64>,
+    inodes: std::ops::Range<u64>,
+}
+
+impl Ids for Issued {
+    fn task(&mut self) -> TaskId {
+        TaskId(self.tasks.next().expect("one was reserved for each task"))
+    }
+
+    fn inode(&mut self) -> Inode {
+        Inode(self.inodes.next().expect("one was reserved for each output"))
+    }
+}
+
+async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
+    let tasks = job.tasks.len() as u64;
+    let outputs = job.tasks.iter().map(|task| task.outputs.len() as u64).sum::<u64>();
+    let work = move |db: &rusqlite::Connection| {
+        let job = JobId(ids::reserve(db, "job", 1)?);
+        let task = ids::reserve(db, "task", tasks)?;
+        let inode = ids::reserve(db, "inode", outputs)?;
+        Ok(Issued { job, tasks: task..task + tasks, inodes: inode..inode + outputs })
+    };
+    names.database().write(false, work).await
+}
+
+/// Asks elements for what may be programs. `None` if no element is up: then nobody can say, and the job
+/// waits for one.
+async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> {
+    if array.up().is_empty() {
+        return None;
+    }
+    let names: BTreeSet<String> = job
+        .tasks
+        .iter()
+        .filter(|task| matches!(task.kernel.kind, None | Some(KernelKind::Program)))
+        .map(|task| task.kernel.name.clone())
+        .filter(|name| !tidemill_kernel::is_builtin(name.strip_suffix(".so").unwrap_or(name)))
+        .collect();
+    if names.is_empty() {
+        return Some(names);
+    }
+    let found: BTreeMap<u32, Vec<String>> =
+        array.find_programs(names.into_iter().collect(), PROGRAMS_WAIT).await;
+    // None answered: again nobody can say.
+    (!found.is_empty()).then(|| found.into_values().flatten().collect())
+}
+
+/// The array as the owner of a job sees it.
+struct View<'a> {
+    tx: &'a Tx<'a>,
+    programs: Option<BTreeSet<String>>,
+    elements: BTreeSet<ElementId>,
+}
+
+impl Outside for View<'_> {
+    fn look(&self, path: &str) -> Look {
+        look(self.tx, path)
+    }
+
+    fn is_builtin(&self, name: &str) -> bool {
+        tidemill_kernel::is_builtin(name)
+    }
+
+    fn has_program(&self, name: &str) -> bool {
+        self.programs.as_ref().is_none_or(|programs| programs.contains(name))
+    }
+
+    fn has_element(&self, element: ElementId) -> bool {
+        self.elements.is_empty() || self.elements.contains(&element)
+    }
+}
+
+fn look(tx: &Tx<'_>, path: &str) -> Look {
+    let node = match tx.resolve(path.as_bytes(), true) {
+        Ok(node) => node,
+        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => return Look::Nothing,
+        Err(_) => return Look::Denied,
+    };
+    if node.kind != Kind::File {
+        return Look::Folder;
+    }
+    if !tx.caller.may(&node, crate::names::node::READ) {
+        return Look::Denied;
+    }
+    if node.version == 0 {
+        return Look::Unsealed;
+    }
+    let element = ElementId(node.element().unwrap_or(0));
+    let placed = Placed { object: ObjectId(node.object), element, size: node.size };
+    let executable = if tx.caller.uid == 0 {
+        node.mode & 0o111 != 0
+    } else {
+        tx.caller.may(&node, crate::names::node::SEARCH)
+    };
+    Look::Sealed(Found { placed, executable })
+}
+
+/// The sealed version of a file that the caller may read.
+pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
+    match look(tx, path) {
+        Look::Sealed(found) => Ok(Some(found.placed)),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,139 @@
+//! Jobs and tasks as clients see them, read from the database.
+
+use super::spec::{StoredOrigin, StoredTask};
+use crate::names::Fault;
+use prost::Message;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::{HashMap, HashSet};
+use tidemill_wire::convert::state_name;
+use tidemill_wire::v1::{self, State};
+
+const JOB: &str = "SELECT job, name, source, workdir, uid, policy, state, submitted, ended FROM job";
+
+fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
+    Ok(v1::Job {
+        job: row.get::<_, i64>(0)?.cast_unsigned(),
+        name: row.get(1)?,
+        source: row.get(2)?,
+        workdir: row.get(3)?,
+        uid: row.get(4)?,
+        policy: row.get::<_, Option<String>>(5)?.unwrap_or_default(),
+        state: row.get(6)?,
+        submitted: row.get(7)?,
+        ended: row.get(8)?,
+        ..v1::Job::default()
+    })
+}
+
+/// A job without its tasks.
+pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
+    let sql = format!("{JOB} WHERE job = ?1");
+    let found = db.prepare_cached(&sql)?.query_row([id.cast_signed()], job_row).optional()?;
+    found.map(|job| count(db, job)).transpose()
+}
+
+/// Jobs of a user, or of all; the newest first.
+pub(crate) fn jobs(db: &Connection, uid: Option<u32>, limit: u32) -> Result<Vec<v1::Job>, Fault> {
+    let sql = format!("{JOB} WHERE ?1 IS NULL OR uid = ?1 ORDER BY job DESC LIMIT ?2");
+    let mut statement = db.prepare_cached(&sql)?;
+    let rows = statement.query_map(params![uid, limit], job_row)?.collect::<Result<Vec<_>, _>>()?;
+    rows.into_iter().map(|job| count(db, job)).collect()
+}
+
+fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
+    let sql = "SELECT state, count(*), sum(moved_bytes) FROM task WHERE job = ?1 GROUP BY state";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query([job.job.cast_signed()])?;
+    while let Some(row) = rows.next()? {
+        let state = State::try_from(row.get::<_, i32>(0)?).unwrap_or(State::Unspecified);
+        let tasks: u32 = row.get(1)?;
+        job.tasks_total += tasks;
+        job.tasks_by_state.insert(state_name(state).into(), tasks);
+        job.moved_bytes += row.get::<_, i64>(2)?.cast_unsigned();
+    }
+    Ok(job)
+}
+
+/// Tasks of a job that changed after `after`, in the script's order, and the number of the last change.
+pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
+    let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
+               moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, stderr, changed FROM task \
+               WHERE job = ?1 AND changed > ?2 ORDER BY task";
+    let unresolved = unresolved(db, job)?;
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query([job.cast_signed(), after])?;
+    let mut tasks = Vec::new();
+    let mut last = after;
+    while let Some(row) = rows.next()? {
+        tasks.push(task_row(row, &unresolved)?);
+        last = last.max(row.get(16)?);
+    }
+    Ok((tasks, last))
+}
+
+fn unresolved(db: &Connection, job: u64) -> Result<HashSet<String>, Fault> {
+    let mut statement = db.prepare_cached("SELECT path FROM awaited WHERE job = ?1 AND object = -1")?;
+    let rows = statement.query_map([job.cast_signed()], |row| row.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> rusqlite::Result<v1::Task> {
+    let text: String = row.get(1)?;
+    let stored: Option<StoredTask> = serde_json::from_str(&text).ok();
+    let long = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
+    let mut task = v1::Task {
+        task: long(0)?,
+        state: row.get(2)?,
+        element: row.get(3)?,
+        tries: row.get(4)?,
+        start: row.get(5)?,
+        kernel_start: row.get(6)?,
+        end: row.get(7)?,
+        read_bytes: long(8)?,
+        written_bytes: long(9)?,
+        moved_bytes: long(10)?,
+        cpu_ns: long(11)?,
+        memory_bytes: long(12)?,
+        kernel_hash: row.get(13)?,
+        error: row.get(14)?,
+        stderr: row.get(15)?,
+        ..v1::Task::default()
+    };
+    if let Some(stored) = stored {
+        let waiting = State::try_from(task.state).is_ok_and(|state| state == State::Waiting);
+        task.awaited = stored
+            .inputs
+            .iter()
+            .filter(|input| waiting && matches!(input.origin, StoredOrigin::Awaited))
+            .map(|input| input.path.clone())
+            .filter(|path| unresolved.contains(path))
+            .collect();
+        task.name = stored.name;
+        task.kernel = stored.kernel;
+        task.args = stored.args;
+        task.inputs = stored.inputs.into_iter().map(|input| input.path).collect();
+        task.outputs = stored.outputs.into_iter().map(|output| output.path).collect();
+    }
+    Ok(task)
+}
+
+/// Why the tasks of a job ran where they did.
+pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
+    let names: HashMap<u64, String> =
+        tasks(db, job, -1)?.0.into_iter().map(|task| (task.task, task.name)).collect();
+    let sql = "SELECT body, iif(task.label = decision.label, moved_bytes, 0) FROM decision \
+               JOIN task ON task.task = decision.task WHERE decision.job = ?1 ORDER BY decision.label";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([job.cast_signed()], |row| {
+        Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
+    })?;
+    let mut decisions = Vec::new();
+    for row in rows {
+        let (body, moved_bytes) = row?;
+        let Ok(mut decision) = v1::Decision::decode(body.as_slice()) else { continue };
+        decision.name = names.get(&decision.task).cloned().unwrap_or_default();
+        decision.moved_bytes = moved_bytes;
+        decisions.push(decision);
+    }
+    Ok(decisions)
+}

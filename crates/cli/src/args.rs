@@ -74,6 +74,7 @@ pub(crate) enum Command {
     Report(command::report::Args),
     Server(command::server::Args),
     Element(command::element::Args),
+    Mount(command::mount::Args),
     Completions(command::completions::Args),
 }
 

@@ -74,6 +74,9 @@ pub(crate) enum ElementRole {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Mount {
     pub(crate) path: Option<PathBuf>,
+    pub(crate) in_place: Option<bool>,
+    pub(crate) allow_other: Option<bool>,
+    pub(crate) attr_ttl: Option<u64>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -201,7 +204,7 @@ mod tests {
                 checked += 1;
             }
         }
-        assert!(checked >= 14, "only {checked} keys found in the example");
+        assert!(checked >= 24, "only {checked} keys found in the example");
     }
 
     #[test]

@@ -22,6 +22,8 @@ use std::process::ExitCode;
 pub(crate) const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
+    // Elements start this program again to run kernels; that must come before anything else happens.
+    tidemill_kernel::child::main_if_child();
     let cli = Cli::parse();
     match start(cli) {
         Ok(code) => code,

@@ -10,12 +10,15 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "Examples:
   tidemill down                     mount first, then elements, then the server
-  tidemill down --force             kill what has not ended after 15 seconds
+  tidemill down --force             kill what does not end in time
 
 Nothing is lost: files stay in their folders, jobs go on after the next `tidemill up`.";
 
 /// How long a process may take to end by itself.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long the mount may take, which first waits for open files and seals what was written.
+const MOUNT_PATIENCE: Duration = Duration::from_secs(80);
 
 /// Stop the array that `tidemill up` started
 #[derive(Debug, clap::Args)]
@@ -35,11 +38,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             continue;
         };
         running.signal(Signal::TERM)?;
-        if !running.wait(PATIENCE) {
+        let patience = if name == "mount" { MOUNT_PATIENCE } else { PATIENCE };
+        if !running.wait(patience) {
             anyhow::ensure!(
                 args.force,
                 "{name} has not ended after {} s: process {}; see {}, or give --force to kill it",
-                PATIENCE.as_secs(),
+                patience.as_secs(),
                 running.pid,
                 context.array.log(&name).display()
             );

@@ -11,6 +11,7 @@ pub(crate) mod jobs;
 pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod mkdir;
+pub(crate) mod mount;
 pub(crate) mod mv;
 pub(crate) mod put;
 pub(crate) mod report;
@@ -31,7 +32,7 @@ use std::process::ExitCode;
 /// What the command could not do, as the user is to read it.
 pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<ExitCode> {
     let log = match command {
-        Command::Server(_) | Command::Element(_) => "info",
+        Command::Server(_) | Command::Element(_) | Command::Mount(_) => "info",
         _ => "warn",
     };
     context.start_log(log);
@@ -55,6 +56,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Report(args) => report::run(&args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,
+        Command::Mount(args) => mount::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),
     }
 }

@@ -60,17 +60,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let folder = config.dir.clone();
     let server = tidemill_server::Server::start(config).await.context("can't start the server")?;
     note_address(&folder, server.address())?;
-    let host = match host_cores {
-        0 => None,
-        cores => Some(start_host(&folder, server.socket(), cores).await?),
+    let ended = match host_cores {
+        0 => process::asked_to_end().await.map_err(Into::into),
+        cores => serve_with_host(&folder, server.socket(), cores).await,
     };
-    process::asked_to_end().await?;
     tracing::info!("stopping");
-    if let Some(host) = host {
-        host.stop().await;
-    }
     server.shutdown().await;
-    Ok(ExitCode::SUCCESS)
+    ended.map(|()| ExitCode::SUCCESS)
 }
 
 fn config(args: Args, context: &Context) -> tidemill_server::Config {
@@ -99,10 +95,20 @@ fn note_address(folder: &Path, address: SocketAddr) -> anyhow::Result<()> {
     std::fs::write(&file, format!("http://{address}\n")).with_context(|| file.display().to_string())
 }
 
-async fn start_host(folder: &Path, socket: &Path, cores: u32) -> anyhow::Result<tidemill_element::Element> {
+/// Runs the host element beside the server until we are asked to end. If it fails, the server goes on.
+async fn serve_with_host(folder: &Path, socket: &Path, cores: u32) -> anyhow::Result<()> {
     let server = Endpoint::Unix(socket.to_path_buf());
     let mut config = tidemill_element::Config::new(HOST_ELEMENT, folder.join("host"), server);
     config.role = Role::Host;
     config.cores = cores;
-    element::start(config).await
+    let mut host = element::start(config).await?;
+    let ended = tokio::select! {
+        ended = process::asked_to_end() => ended,
+        error = host.failed() => {
+            tracing::error!(%error, "the server's own cores are lost; the array goes on without them");
+            process::asked_to_end().await
+        }
+    };
+    host.stop().await;
+    Ok(ended?)
 }

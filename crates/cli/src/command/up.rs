@@ -104,8 +104,13 @@ fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
     if args.no_mount {
         return Err("--no-mount was given".into());
     }
-    if !Path::new("/dev/fuse").exists() {
-        return Err("/dev/fuse is missing; use `tidemill put`, `get` and `submit`, or load the kernel module fuse".into());
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+        return Err(format!("/dev/fuse: {error}; use `tidemill put`, `get` and `submit` instead"));
+    }
+    let root = rustix::process::geteuid().is_root();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !root && !std::env::split_paths(&path).any(|folder| folder.join("fusermount3").exists()) {
+        return Err("fusermount3 is missing, which users other than root need; install fuse3".into());
     }
     let path = args.mount.clone().or_else(|| context.config.mount.path.clone());
     let path = path.unwrap_or_else(|| context.array.mount());

@@ -1,0 +1,70 @@
+//! `tidemill mount`: the array as a file system, in the foreground.
+
+use crate::context::Context;
+use crate::process::Foreground;
+use anyhow::Context as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const EXAMPLES: &str = "Examples:
+  tidemill mount /mnt/tidemill
+  tidemill mount /mnt/tidemill --server http://10.0.0.1:7700 --token-file /etc/tidemill.token
+
+Needs /dev/fuse; for users other than root also the program fusermount3 (Debian: fuse3). Mounted by root, all
+users may use it with their own rights; mounted by another user, only that user. Ends on SIGTERM or when it is
+unmounted; files that are open for writing are sealed first.";
+
+/// Mount the array as a file system, in the foreground
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where; made if it is missing [default: DIR/mnt]
+    #[arg(value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
+    path: Option<PathBuf>,
+    /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
+    #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_IN_PLACE")]
+    in_place: Option<bool>,
+    /// Let other users use it, too [default: true for root]
+    #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_ALLOW_OTHER")]
+    allow_other: Option<bool>,
+    /// Seconds that names and attributes are believed if the server does not tell of a change [default: 60]
+    #[arg(long, value_name = "SECONDS", env = "TIDEMILL_MOUNT_ATTR_TTL")]
+    attr_ttl: Option<u64>,
+    #[command(flatten)]
+    foreground: Foreground,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let _running = args.foreground.enter()?;
+    let file = &context.config.mount;
+    let path = args.path.or_else(|| file.path.clone());
+    let path = path.unwrap_or_else(|| context.array.mount());
+    make(&path)?;
+    let endpoint = context.endpoint()?;
+    let token = context.token(&endpoint)?;
+    let mut config = tidemill_mount::Config::new(endpoint, token, path);
+    config.in_place = args.in_place.or(file.in_place).unwrap_or(config.in_place);
+    config.allow_other = args.allow_other.or(file.allow_other).unwrap_or(config.allow_other);
+    if let Some(seconds) = args.attr_ttl.or(file.attr_ttl) {
+        config.attr_ttl = Duration::from_secs(seconds);
+    }
+    // The mount has threads of its own and blocks until it ends.
+    let served = tokio::task::spawn_blocking(move || {
+        let session = tidemill_mount::mount(&config)?;
+        tracing::info!(path = %session.mountpoint().display(), "mounted");
+        session.run()
+    });
+    served.await?.context("the mount failed")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the mount point. One that a killed mount has left can't be looked at, but is there.
+fn make(path: &Path) -> anyhow::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(path).with_context(|| format!("can't make the mount point: {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Brings up an array on this machine and makes a real astronomical mosaic inside it.
+#
+# usage: demo.sh [--down] [--policy POLICY] [--tile WIDTHxHEIGHT] [DIR]
+#
+#   --down     stop the array at the end; otherwise it is left up to look around in
+#   --policy   who chooses elements (default: the array's, input-locality)
+#   --tile     size of the ten images (default 768x640)
+#   DIR        where data and array go (default: demo in the repository)
+#
+# Everything is computed here and now. Only downloads and the ten input images are kept from run to run.
+set -euo pipefail
+repo=$(cd "$(dirname "$0")/.." && pwd)
+
+down=no policy= tile=768x640 dir=$repo/demo
+while [ $# -gt 0 ]; do
+  case $1 in
+    --down) down=yes; shift ;;
+    --policy) policy=${2:?--policy needs a name}; shift 2 ;;
+    --tile) tile=${2:?--tile needs WIDTHxHEIGHT}; shift 2 ;;
+    -*) sed -n '4,9p' "$0" >&2; exit 2 ;;
+    *) dir=$1; shift ;;
+  esac
+done
+
+say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+
+check_rust() {
+  local version
+  version=$(cargo --version 2>/dev/null | cut -d' ' -f2) || version=
+  if [ -z "$version" ] || [ "$(printf '%s\n' 1.90 "$version" | sort -V | head -1)" != 1.90 ]; then
+    echo "demo: Rust 1.90 or newer is needed, found ${version:-none}; Debian 12's own is too old." >&2
+    echo "demo: install it from https://rustup.rs (apt-get install rustup && rustup default stable on newer Debian)" >&2
+    exit 1
+  fi
+}
+
+# Why the array can't be mounted here; nothing if it can.
+no_mount_reason() {
+  if [ ! -e /dev/fuse ]; then
+    echo "/dev/fuse is missing"
+  elif ! { : <> /dev/fuse; } 2>/dev/null; then
+    echo "/dev/fuse can't be opened by $(id -un)"
+  elif [ "$(id -u)" != 0 ] && ! command -v fusermount3 >/dev/null; then
+    echo "not root, and fusermount3 is missing (Debian: apt-get install fuse3)"
+  fi
+}
+
+json() { python3 -c "import json, sys; v = json.load(sys.stdin); print($1)"; }
+
+say "Building"
+check_rust
+(cd "$repo" && cargo build --release --locked -p tidemill-cli)
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+export PATH="$repo/target/release:$PATH" TIDEMILL_DIR="$dir/array"
+# Settings of the user's own arrays are not for this one.
+unset TIDEMILL_SERVER TIDEMILL_TOKEN_FILE TIDEMILL_CONFIG TIDEMILL_MOUNT_PATH
+mount=$dir/array/mnt
+
+say "Getting ten telescope images"
+bash "$repo/examples/montage/get-data.sh" --tile "$tile" "$dir/data"
+
+say "Starting a server, four elements and the server's own cores"
+reason=$(no_mount_reason)
+if [ -z "$reason" ] && ! tidemill up --elements 4 --host-cores 1; then
+  reason="mounting failed, see $dir/array/log/mount.log"
+fi
+if [ -n "$reason" ]; then
+  echo "demo: no mount: $reason. Going on through the client: tidemill put, submit, get."
+  tidemill up --elements 4 --host-cores 1 --no-mount
+fi
+if [ "$down" = yes ]; then
+  trap 'tidemill down' EXIT
+fi
+tidemill status
+
+# A folder of its own for every run: the array refuses to write a job's outputs over files that are there.
+folder=/montage
+for ((n = 2; ; n++)); do
+  tidemill --json ls / | json "any(e['name'] == '${folder#/}' for e in v['entries'])" | grep -q True || break
+  folder=/montage-$n
+done
+
+say "Planning: which images overlap (headers only; every Montage run starts with that)"
+python3 "$repo/examples/montage/plan.py" "$dir/data"
+python3 "$repo/examples/montage/make-job.py" "$dir/data" "$folder"
+script=$dir/data/montage.conf
+if [ -n "$policy" ]; then
+  sed -i "1i policy = \"$policy\";" "$script"
+fi
+
+if [ -z "$reason" ]; then
+  say "Copying the images in: cp ... $mount$folder/"
+  mkdir "$mount$folder"
+  cp "$dir"/data/images/*.fits "$dir"/data/plan/* "$script" "$mount$folder/"
+  tidemill ls -l "$folder"
+  control=$mount/.tidemill/$(id -un)
+  say "Submitting: echo $mount$folder/montage.conf > $control/submit"
+  if ! echo "$mount$folder/montage.conf" > "$control/submit"; then
+    cat "$control/last-error" >&2
+    exit 1
+  fi
+  job=$(tidemill --json jobs | json "max(j['job'] for j in v)")
+else
+  say "Putting the images in: tidemill put ... $folder/"
+  tidemill mkdir "$folder"
+  tidemill put "$dir"/data/images/*.fits "$dir"/data/plan/* "$folder/"
+  tidemill ls -l "$folder"
+  say "Submitting: tidemill submit $script"
+  job=$(tidemill --json submit "$script" | json "v['job']")
+fi
+
+say "Watching: tidemill watch $job"
+if ! tidemill watch "$job"; then
+  tidemill logs "$job" >&2
+  exit 1
+fi
+
+say "What it cost: tidemill report $job"
+tidemill report "$job"
+
+say "What made the mosaic: tidemill lineage $folder/mosaic.png"
+tidemill lineage "$folder/mosaic.png"
+
+say "The mosaic"
+if [ -z "$reason" ]; then
+  picture=$mount$folder/mosaic.png
+  if [ "$down" = yes ]; then
+    cp "$picture" "$dir/mosaic.png"
+    picture=$dir/mosaic.png
+  fi
+else
+  tidemill get "$folder/mosaic.png" "$dir/mosaic.png"
+  picture=$dir/mosaic.png
+fi
+test -s "$picture"
+echo "$picture ($(stat -c %s "$picture") bytes)"
+
+if [ "$down" = no ]; then
+  say "The array is still up"
+  echo "export PATH=$repo/target/release:\$PATH TIDEMILL_DIR=$TIDEMILL_DIR"
+  echo "tidemill status              the elements"
+  echo "tidemill explain $job           why each task ran where it did"
+  echo "tidemill ls -l $folder     which element holds what"
+  [ -n "$reason" ] || echo "ls $mount                    the array as a file system"
+  echo "tidemill down                stop it"
+fi

@@ -4,7 +4,7 @@
 # usage: demo.sh [--down] [--policy POLICY] [--tile WIDTHxHEIGHT] [DIR]
 #
 #   --down     stop the array at the end; otherwise it is left up to look around in
-#   --policy   who chooses elements (default: the array's, input-locality)
+#   --policy   who chooses elements (default: the array's, min-wait)
 #   --tile     size of the ten images (default 768x640)
 #   DIR        where data and array go (default: demo in the repository)
 #

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Own cores that the hybrid policy may use; 0: none [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
-    /// Policy of jobs that name none [default: input-locality]
+    /// Policy of jobs that name none [default: min-wait]
     #[arg(long, value_name = "POLICY", env = "TIDEMILL_SERVER_POLICY")]
     policy: Option<String>,
     /// Seconds after which the work of an element that is away is given to others [default: 10]

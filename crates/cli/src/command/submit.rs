@@ -38,7 +38,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let request = v1::SubmitRequest {
         credentials: Some(credentials()),
         script,
-        source: args.script.display().to_string(),
+        source: source(&args.script),
         policy: args.policy.unwrap_or_default(),
     };
     let reply = server.jobs().submit(request).await;
@@ -60,6 +60,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     }
     context.note(format_args!("follow it: tidemill watch {job}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What errors and the job list call the script.
+fn source(script: &Path) -> String {
+    if script.as_os_str() == "-" {
+        return "standard input".into();
+    }
+    let full = std::path::absolute(script).unwrap_or_else(|_| script.into());
+    full.display().to_string()
 }
 
 fn read(script: &Path) -> anyhow::Result<String> {

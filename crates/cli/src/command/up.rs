@@ -249,8 +249,8 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
     if !done.started.is_empty() {
         lines.push(format!("started: {}", done.started.join(", ")));
     }
-    let elsewhere = context.global.dir.is_some() || context.config.dir.is_some();
-    let tidemill = if elsewhere && context.config.dir.is_none() {
+    let by_flag = context.global.dir.is_some() && std::env::var_os("TIDEMILL_DIR").is_none();
+    let tidemill = if by_flag {
         format!("tidemill --dir {dir}")
     } else {
         "tidemill".to_owned()

@@ -33,7 +33,7 @@ pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()>
             job.name.clone(),
             state(job.state).into(),
             format!("{}/{}", ended_tasks(job), job.tasks_total),
-            job.policy.clone(),
+            policy(job).into(),
             job.uid.to_string(),
             format::time(job.submitted),
             lasted(job.submitted, job.ended),
@@ -50,7 +50,7 @@ impl View for JobView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let job = &self.0;
         writeln!(out, "{}", headline(job))?;
-        writeln!(out, "script {}, files in {}, policy {}", job.source, job.workdir, job.policy)?;
+        writeln!(out, "script {}, files in {}, policy {}", job.source, job.workdir, policy(job))?;
         writeln!(
             out,
             "submitted {} UTC, took {}, {} moved between elements\n",
@@ -174,6 +174,11 @@ pub(crate) fn headline(job: &v1::Job) -> String {
         }
     }
     text
+}
+
+/// The policy's name; jobs that name none take the array's.
+fn policy(job: &v1::Job) -> &str {
+    if job.policy.is_empty() { "default" } else { &job.policy }
 }
 
 /// Tasks at their end, good or bad.

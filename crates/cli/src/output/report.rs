@@ -174,7 +174,7 @@ impl View for ReportView {
         let (read, written) = (format::bytes(self.total.read_bytes), format::bytes(self.total.written_bytes));
         line("between elements", self.total.moved_bytes, "stays inside the array")?;
         line("  of it to the server's cores", self.to_host_bytes, "pulled by elements of role host")?;
-        line("results, if you read them all", self.results.bytes, &self.results.text("output that no task reads, output"))?;
+        line("results, if you read them all", self.results.bytes, &format!("{}, read by no task", self.results.text("file")))?;
         line("left the storage", self.left(), "to the server's cores + results")?;
         line("offline, nothing cached", self.offline(), &format!("{read} inputs of every task + {written} outputs"))?;
         let inputs = format!(

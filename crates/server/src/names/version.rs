@@ -218,7 +218,8 @@ impl Tx<'_> {
         node.element = i64::from(element);
         node.size = op.size;
         node.mtime = self.time(op.mtime);
-        node.ctime = self.now;
+        // The file changed when it was last written to, not when the seal became known.
+        node.ctime = node.ctime.max(node.mtime.min(self.now));
         node.version += 1;
         self.record_version(&node, writer.unwrap_or(self.caller.uid), 0)?;
         self.drop_object(old.0, old.1)?;

@@ -122,3 +122,156 @@ impl FakeElement {
         self.out.send(v1::FromElement { message: Some(message) }).await.unwrap();
     }
 }
+
+/// A task of a label that was received.
+pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
+    let To::Labels(labels) = message else { panic!("no labels: {message:?}") };
+    let analyse = |label: v1::Label| match label.operation {
+        Some(v1::label::Operation::Analyse(analyse)) => (label.id, analyse),
+        other => panic!("no analysis: {other:?}"),
+    };
+    labels.labels.into_iter().map(analyse).collect()
+}
+
+/// An outcome with every output `size` bytes long.
+pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
+    let sealed = |output: &v1::Output| v1::SealedObject { object: output.object, size };
+    v1::LabelOutcome {
+        sealed: analyse.outputs.iter().map(sealed).collect(),
+        start: 10,
+        kernel_start: 20,
+        end: 30,
+        read_bytes: 7,
+        written_bytes: size,
+        kernel_hash: "hash".into(),
+        ..v1::LabelOutcome::default()
+    }
+}
+
+/// An outcome that failed for good.
+pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
+    let failure = v1::FailureReport {
+        kind: kind.into(),
+        code: 1,
+        message: message.into(),
+        stderr: "the end of its standard error".into(),
+    };
+    v1::LabelOutcome { failure: Some(failure), ..v1::LabelOutcome::default() }
+}
+
+impl FakeElement {
+    /// The next labels; questions about programs are answered with all that were asked for.
+    pub async fn labels(&mut self) -> Vec<(u64, v1::Analyse)> {
+        loop {
+            match self.next().await {
+                To::FindPrograms(question) => self.answer(question).await,
+                To::Ack(_) | To::Remove(_) => {}
+                message => return analyses(message),
+            }
+        }
+    }
+
+    pub async fn answer(&self, question: v1::FindPrograms) {
+        let found = question.names.into_iter().filter(|name| !name.contains("missing")).collect();
+        self.send(From::Programs(v1::Programs { request: question.request, found })).await;
+    }
+
+    pub async fn started(&self, label: u64) {
+        self.send(From::Started(v1::Started { label, time: 1, state: "running".into() })).await;
+    }
+
+    pub async fn finished(&self, label: u64, outcome: v1::LabelOutcome) {
+        self.send(From::Finished(v1::Finished { label, outcome: Some(outcome) })).await;
+    }
+
+    /// Waits until these outcomes are acknowledged.
+    pub async fn acknowledged(&mut self, mut labels: Vec<u64>) {
+        while !labels.is_empty() {
+            match self.next().await {
+                To::Ack(ack) => labels.retain(|label| !ack.labels.contains(label)),
+                To::FindPrograms(question) => self.answer(question).await,
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs every label that comes, until the connection ends. Gives labels in the order of their arrival.
+    pub fn serve(mut self) -> tokio::task::JoinHandle<Vec<(u64, v1::Analyse)>> {
+        tokio::spawn(async move {
+            let mut seen = Vec::new();
+            while let Ok(Some(message)) = self.stream.message().await {
+                match message.message {
+                    Some(To::FindPrograms(question)) => self.answer(question).await,
+                    Some(message @ To::Labels(_)) => {
+                        for (label, analyse) in analyses(message) {
+                            self.started(label).await;
+                            self.finished(label, success(&analyse, 5)).await;
+                            seen.push((label, analyse));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            seen
+        })
+    }
+}
+
+/// Makes a sealed file of `size` bytes at a path of the array, as `uid`; gives its object.
+pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64 {
+    use tidemill_wire::v1::name_result::Result as Answer;
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: path.as_bytes().to_vec(),
+        kind: v1::Kind::File.into(),
+        mode: 0o600,
+        ino: ino.0,
+        object: object.0,
+        uid,
+        gid: uid,
+        make_parents: true,
+        ..v1::Create::default()
+    };
+    let Answer::Opened(_) = client.one(&root(), Op::Create(create)).await.unwrap() else { panic!() };
+    let seal = v1::Seal { ino: ino.0, object: object.0, size, mtime: 0 };
+    client.one(&root(), Op::Seal(seal)).await.unwrap();
+    object.0
+}
+
+/// The attributes of a path, if it is there.
+pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
+    use tidemill_wire::v1::name_result::Result as Answer;
+    let resolve = v1::Resolve { path: path.as_bytes().to_vec(), follow: true };
+    match client.one(&root(), Op::Resolve(resolve)).await {
+        Ok(Answer::Entry(entry)) => entry.attr,
+        Ok(other) => panic!("{other:?}"),
+        Err(error) if error.is(rustix::io::Errno::NOENT) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Submits as a user; gives the reply.
+pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply {
+    let credentials = v1::Credentials { uid, gid: uid, groups: Vec::new(), checked: false };
+    let request = v1::SubmitRequest {
+        credentials: Some(credentials),
+        script: script.into(),
+        source: "test.job".into(),
+        policy: String::new(),
+    };
+    client.jobs().submit(request).await.unwrap().into_inner()
+}
+
+/// Waits until a job has ended; gives it with its tasks.
+pub async fn ended(client: &Client, job: u64) -> v1::Job {
+    let get = v1::GetJobRequest { credentials: Some(root()), job };
+    let mut events = client.jobs().watch(get.clone()).await.unwrap().into_inner();
+    while events.message().await.unwrap().is_some() {}
+    client.jobs().get(get).await.unwrap().into_inner()
+}
+
+/// A job as it is now.
+pub async fn job(client: &Client, job: u64) -> v1::Job {
+    let get = v1::GetJobRequest { credentials: Some(root()), job };
+    client.jobs().get(get).await.unwrap().into_inner()
+}

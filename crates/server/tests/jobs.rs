@@ -1,0 +1,336 @@
+//! Jobs from script to names and lineage, with elements that speak the protocol from within the test.
+
+mod array;
+
+use array::{FakeElement, Running, ended, failure, job, root, stat, submit, success, write_file};
+use std::time::Duration;
+use tidemill_wire::v1::{self, State, name_op::Op, to_element::Message as To};
+
+const CHAIN: &str = r#"
+name = "chain"; workdir = "/w";
+tasks = (
+  { name = "first"; kernel = "max"; input = ["in"]; output = ["mid"]; },
+  { name = "second"; kernel = "min"; input = ["mid"]; output = ["out"]; }
+);
+"#;
+
+async fn with_input(dir: &std::path::Path) -> (Running, FakeElement, tidemill_client::Server) {
+    let running = Running::start(dir).await;
+    let element = running.element(0).await;
+    let client = running.client().await;
+    mkdir(&client, "/w", 1000).await;
+    write_file(&client, "/w/in", 100, 1000).await;
+    (running, element, client)
+}
+
+async fn mkdir(client: &tidemill_client::Server, path: &str, uid: u32) {
+    let create = v1::Create {
+        name: path.as_bytes().to_vec(),
+        kind: v1::Kind::Directory.into(),
+        mode: 0o755,
+        uid,
+        gid: uid,
+        ..v1::Create::default()
+    };
+    client.one(&root(), Op::Create(create)).await.unwrap();
+}
+
+async fn unlink(client: &tidemill_client::Server, parent: u64, name: &str) {
+    let unlink = v1::Unlink { parent, name: name.as_bytes().to_vec(), directory: false, time: 0 };
+    client.one(&root(), Op::Unlink(unlink)).await.unwrap();
+}
+
+async fn until(client: &tidemill_client::Server, id: u64, what: impl Fn(&v1::Job) -> bool) -> v1::Job {
+    loop {
+        let now = job(client, id).await;
+        if what(&now) {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_runs_and_its_lineage_outlives_renames_and_rewrites() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_input(dir.path()).await;
+    let input = stat(&client, "/w/in").await.unwrap().object;
+    let worker = element.serve();
+    let reply = submit(&client, 1000, CHAIN).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done));
+    assert_eq!(done.tasks_by_state["done"], 2);
+    assert_eq!((done.tasks[0].kernel_hash.as_str(), done.tasks[0].end), ("hash", 30));
+    let out = stat(&client, "/w/out").await.unwrap();
+    assert_eq!((out.uid, out.mode, out.size, out.version), (1000, 0o644, 5, 1));
+
+    // A rename, and a new version of the input, change nothing of where the output came from.
+    let parent = stat(&client, "/w").await.unwrap().ino;
+    let rename = v1::Rename {
+        parent,
+        name: b"out".to_vec(),
+        new_parent: 1,
+        new_name: b"moved".to_vec(),
+        ..v1::Rename::default()
+    };
+    client.one(&root(), Op::Rename(rename)).await.unwrap();
+    unlink(&client, parent, "in").await;
+    let question = v1::LineageRequest {
+        credentials: Some(array::user(1000)),
+        path: b"/moved".to_vec(),
+        up: true,
+        ..v1::LineageRequest::default()
+    };
+    let lineage = client.lineage().query(question).await.unwrap().into_inner();
+    assert_eq!(lineage.object, out.object);
+    let names: Vec<_> = lineage.runs.iter().map(|run| run.name.as_str()).collect();
+    assert_eq!(names, ["first", "second"]);
+    assert_eq!(lineage.runs[0].inputs, [v1::NamedObject { name: "in".into(), object: input }]);
+    let of = |object| lineage.versions.iter().find(|version| version.object == object).unwrap();
+    assert_eq!((of(out.object).path.as_str(), of(out.object).current_path.as_str()), ("/w/out", "/moved"));
+    assert_eq!((of(input).path.as_str(), of(input).current_path.as_str()), ("/w/in", ""));
+    let down = v1::LineageRequest { object: input, down: true, depth: 1, ..v1::LineageRequest::default() };
+    let down = client.lineage().query(down).await.unwrap().into_inner();
+    assert_eq!(down.runs.len(), 1);
+    let explained = v1::GetJobRequest { credentials: Some(root()), job: reply.job };
+    let explained = client.jobs().explain(explained).await.unwrap().into_inner().decisions;
+    assert_eq!(explained.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["first", "second"]);
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_waits_for_elements_and_for_files_still_to_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    mkdir(&client, "/w", 1000).await;
+    let reply = submit(&client, 1000, CHAIN).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let waiting = until(&client, reply.job, |job| !job.tasks[0].awaited.is_empty()).await;
+    assert_eq!(waiting.tasks[0].awaited, ["/w/in"]);
+    let worker = running.element(3).await.serve();
+    // Written elsewhere, by another user: what the owner may not read does not count.
+    write_file(&client, "/other", 9, 2000).await;
+    let rename = |name: &str, new_parent: u64| v1::Rename {
+        parent: 1,
+        name: name.as_bytes().to_vec(),
+        new_parent,
+        new_name: b"in".to_vec(),
+        ..v1::Rename::default()
+    };
+    let parent = stat(&client, "/w").await.unwrap().ino;
+    client.one(&root(), Op::Rename(rename("other", parent))).await.unwrap();
+    write_file(&client, "/mine", 9, 1000).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(job(&client, reply.job).await.tasks[0].awaited, ["/w/in"]);
+    let object = stat(&client, "/mine").await.unwrap().object;
+    client.one(&root(), Op::Rename(rename("mine", parent))).await.unwrap();
+    assert_eq!(ended(&client, reply.job).await.state, i32::from(State::Done));
+    let inputs = v1::LineageRequest { path: b"/w/mid".to_vec(), up: true, ..v1::LineageRequest::default() };
+    let runs = client.lineage().query(inputs).await.unwrap().into_inner().runs;
+    assert_eq!(runs[0].inputs[0].object, object);
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_server_goes_on_with_its_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, mut element, client) = with_input(dir.path()).await;
+    let reply = submit(&client, 1000, CHAIN).await;
+    let labels = element.labels().await;
+    let (first, analyse) = labels[0].clone();
+    element.started(first).await;
+    until(&client, reply.job, |job| job.tasks[0].state == i32::from(State::Running)).await;
+    drop((element, client));
+    running.crash().await;
+
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let known: Vec<u64> = labels.iter().map(|(label, _)| *label).collect();
+    let mut element = FakeElement::attach(&client, 0, known.clone()).await;
+    // It ended while the server was away, and is told again until it is acknowledged.
+    element.finished(first, success(&analyse, 5)).await;
+    element.finished(first, success(&analyse, 5)).await;
+    element.acknowledged(vec![first]).await;
+    assert!(stat(&client, "/w/mid").await.is_some());
+    let second = match labels.get(1) {
+        Some(label) => label.clone(),
+        None => element.labels().await.remove(0),
+    };
+    drop((element, client));
+    running.crash().await;
+
+    // An element that lost the label is sent it again.
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut element = FakeElement::attach(&client, 0, Vec::new()).await;
+    let again = element.labels().await.remove(0);
+    assert_eq!(again.0, second.0, "the same label, not a new try");
+    assert_eq!(again.1.inputs[0].object, analyse.outputs[0].object);
+    element.finished(again.0, success(&again.1, 6)).await;
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done));
+    assert_eq!(stat(&client, "/w/out").await.unwrap().size, 6);
+    assert_eq!(done.tasks.iter().map(|task| task.tries).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_element_still_has_of_an_ended_job_is_aborted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, mut element, client) = with_input(dir.path()).await;
+    let reply = submit(&client, 1000, CHAIN).await;
+    let (label, analyse) = element.labels().await.remove(0);
+    let get = v1::GetJobRequest { credentials: Some(array::user(1000)), job: reply.job };
+    let cancelled = client.jobs().cancel(get).await.unwrap().into_inner();
+    assert_eq!(cancelled.state, i32::from(State::Cancelled));
+    loop {
+        if let To::Abort(abort) = element.next().await {
+            assert_eq!(abort.label, label);
+            break;
+        }
+    }
+    drop((element, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut element = FakeElement::attach(&client, 0, vec![label]).await;
+    assert!(matches!(element.next().await, To::Abort(abort) if abort.label == label));
+    element.finished(label, success(&analyse, 5)).await;
+    element.acknowledged(vec![label]).await;
+    assert!(stat(&client, "/w/mid").await.is_none(), "a cancelled job makes no files");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_elements_tasks_run_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, mut first, client) = with_input(dir.path()).await;
+    let script = r#"name = "j"; workdir = "/w"; policy = "round-robin";
+        tasks = ({ name = "t"; kernel = "max"; output = ["o"]; input = []; });"#;
+    let reply = submit(&client, 1000, script).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let (label, _) = first.labels().await.remove(0);
+    let worker = running.element(1).await.serve();
+    drop(first);
+    let done = ended(&client, reply.job).await;
+    assert_eq!((done.state, done.tasks[0].element), (i32::from(State::Done), 1));
+    // It comes back and says that it was done there too: nobody wants that any more.
+    let mut first = FakeElement::attach(&client, 0, vec![label]).await;
+    assert!(matches!(first.next().await, To::Abort(abort) if abort.label == label));
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_is_shown_and_cancels_what_depends_on_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_input(dir.path()).await;
+    let reply = submit(&client, 1000, CHAIN).await;
+    let (label, _) = element.labels().await.remove(0);
+    element.finished(label, failure("timeout", "it ran out of time")).await;
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Failed));
+    assert_eq!(done.tasks[0].error, "it ran out of time");
+    assert_eq!(done.tasks[0].stderr, "the end of its standard error");
+    assert_eq!(done.tasks[1].state, i32::from(State::Cancelled));
+    assert!(stat(&client, "/w/mid").await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_came_into_being_is_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_input(dir.path()).await;
+    let reply = submit(&client, 1000, CHAIN).await;
+    let (label, analyse) = element.labels().await.remove(0);
+    let theirs = write_file(&client, "/w/mid", 77, 1000).await;
+    element.finished(label, success(&analyse, 5)).await;
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Failed));
+    assert!(done.tasks[0].error.contains("output /w/mid exists"), "{}", done.tasks[0].error);
+    assert_eq!(stat(&client, "/w/mid").await.unwrap().object, theirs);
+    // What the task had sealed is removed.
+    loop {
+        if let To::Remove(remove) = element.next().await {
+            assert_eq!(remove.objects, [analyse.outputs[0].object]);
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_that_cannot_run_are_refused_with_all_reasons() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_input(dir.path()).await;
+    let worker = element.serve();
+    let script = r#"name = "j"; workdir = "/w"; strict = true;
+        tasks = (
+          { name = "a"; kernel = "missing-program"; input = ["in"]; output = ["x"]; },
+          { name = "b"; kernel = "max"; input = ["nothing"]; output = ["in"]; },
+          { name = "c"; kernel = "echo"; input = ["in"]; output = ["z"]; }
+        );"#;
+    let errors = submit(&client, 1000, script).await.errors.join("\n");
+    for part in ["test.job:3", "\"missing-program\" was not found", "nothing", "exists already"] {
+        assert!(errors.contains(part), "{part} is not in:\n{errors}");
+    }
+    assert!(!errors.contains("task \"c\""), "{errors}");
+    // Another user may neither read the input nor write there.
+    let errors = submit(&client, 2000, CHAIN).await.errors.join("\n");
+    assert!(errors.contains("may not read"), "{errors}");
+    let policy = CHAIN.replace("workdir", "policy = \"best\"; workdir");
+    let errors = submit(&client, 1000, &policy).await.errors.join("\n");
+    assert!(errors.contains("best"), "{errors}");
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_users_jobs_stay_private() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, _element, client) = with_input(dir.path()).await;
+    let id = submit(&client, 1000, CHAIN).await.job;
+    let get = |uid| v1::GetJobRequest { credentials: Some(array::user(uid)), job: id };
+    assert_eq!(client.jobs().get(get(2000)).await.unwrap_err().code(), tonic::Code::PermissionDenied);
+    assert_eq!(client.jobs().cancel(get(2000)).await.unwrap_err().code(), tonic::Code::PermissionDenied);
+    assert_eq!(client.jobs().get(get(1)).await.unwrap_err().code(), tonic::Code::PermissionDenied);
+    client.jobs().get(get(1000)).await.unwrap();
+    let list = v1::ListJobsRequest { credentials: Some(array::user(2000)), everyone: false };
+    assert!(client.jobs().list(list).await.unwrap().into_inner().jobs.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_needed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_input(dir.path()).await;
+    let script = CHAIN.replace("output = [\"mid\"];", "output = [\"mid\"]; lifetime = \"used\";");
+    let reply = submit(&client, 1000, &script).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let mut labels = element.labels().await;
+    let (first, analyse) = labels.remove(0);
+    // The input loses its name while the job runs: its bytes stay.
+    let input = stat(&client, "/w/in").await.unwrap().object;
+    let parent = stat(&client, "/w").await.unwrap().ino;
+    unlink(&client, parent, "in").await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    element.finished(first, success(&analyse, 5)).await;
+    let (second, analyse) = match labels.pop() {
+        Some(label) => label,
+        // No removal may come before: `labels` would skip it, so it is looked for here.
+        None => loop {
+            match element.next().await {
+                To::Labels(message) => break array::analyses(To::Labels(message)).remove(0),
+                To::Remove(remove) => panic!("{:?} removed while needed", remove.objects),
+                _ => {}
+            }
+        },
+    };
+    element.finished(second, success(&analyse, 6)).await;
+    assert_eq!(ended(&client, reply.job).await.state, i32::from(State::Done));
+    let mut removed = Vec::new();
+    while removed.len() < 2 {
+        if let To::Remove(remove) = element.next().await {
+            removed.extend(remove.objects);
+        }
+    }
+    removed.sort_unstable();
+    assert_eq!(removed, [input, analyse.inputs[0].object]);
+    assert!(stat(&client, "/w/mid").await.is_none());
+    assert!(stat(&client, "/w/out").await.is_some());
+}

@@ -18,6 +18,9 @@ pub enum SetupError {
     /// The filter of system calls could not be built.
     #[error("the filter of system calls cannot be built: {0}")]
     Filter(String),
+    /// The process that ends kernels when this one dies.
+    #[error("cannot start the process that ends kernels when this one dies: {0}")]
+    Keeper(#[source] io::Error),
     /// The program that built-in and native kernels run in.
     #[error("cannot open {path}, the program that built-in and native kernels run in: {source}")]
     Child {

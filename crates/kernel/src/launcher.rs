@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::child;
+use crate::child::{self, Keeper};
 use crate::error::{PrepareError, SetupError, SpawnError};
 use crate::prepare::{Prepared, environment, prepare};
 use crate::program;
@@ -28,9 +28,9 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Files that a kernel may have open.
 const OPEN_FILES_MAX: u64 = 4096;
 
-/// Processes that a user other than root may have in all, its other kernels included: the last resort
-/// should a fork bomb outrun the watcher.
-const USER_PROCESSES_MAX: u64 = 16 << 10;
+/// Processes and threads that a user other than root may have in all beside those of one kernel: the last
+/// resort should a fork bomb outrun the watcher.
+const USER_PROCESSES_MAX: u64 = 4096;
 
 /// Processor time that a process may use beyond its time limit on all cores, before the operating system
 /// ends it. It matters only when the element is gone and nobody watches the time.
@@ -73,6 +73,7 @@ pub struct Launcher {
     support: SandboxSupport,
     system: SystemRules,
     child: OwnedFd,
+    keeper: Arc<Keeper>,
 }
 
 impl Launcher {
@@ -103,12 +104,14 @@ impl Launcher {
             path,
             source: error.into(),
         })?;
+        let keeper = Arc::new(Keeper::start(&child).map_err(SetupError::Keeper)?);
         let system = SystemRules::open(&settings.system_paths);
         Ok(Self {
             settings,
             support,
             system,
             child,
+            keeper,
         })
     }
 
@@ -186,6 +189,7 @@ impl Launcher {
             streams: [stdin, stdout, stderr],
             folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
             user: run.user,
+            keeper: self.keeper.announce().map_err(SpawnError::Process)?,
             limits: resource_limits(&run.limits, run.user.is_some_and(|user| user.uid != 0)),
             ruleset: self.ruleset(prepared)?,
             filters: if self.support.seccomp {
@@ -203,6 +207,7 @@ impl Launcher {
             folder: run.folder.clone(),
             given: prepared.given.clone(),
             state: Default::default(),
+            keeper: Arc::clone(&self.keeper),
             stdout: Default::default(),
             stderr: Default::default(),
         });
@@ -314,7 +319,10 @@ fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint
         (libc::RLIMIT_NOFILE, both(OPEN_FILES_MAX)),
     ];
     if counts_processes {
-        all.push((libc::RLIMIT_NPROC, both(USER_PROCESSES_MAX)));
+        all.push((
+            libc::RLIMIT_NPROC,
+            both(USER_PROCESSES_MAX + u64::from(limits.processes)),
+        ));
     }
     all
 }

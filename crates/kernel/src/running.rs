@@ -1,6 +1,6 @@
 //! A kernel that runs: waiting for it, cancelling it, telling how it ended.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -192,6 +192,7 @@ impl Running {
             }
         }
         state.reaped = true;
+        self.watched.keeper.ended(self.watched.pid);
         let end = if libc::WIFSIGNALED(status) {
             End::Signal(libc::WTERMSIG(status))
         } else {
@@ -214,7 +215,7 @@ impl Running {
         };
         while exists() && Instant::now() < until {
             // Those that ended but were not waited for by their parent still count as there.
-            if groups(BTreeSet::from([self.watched.pid])).is_empty() {
+            if groups(&BTreeMap::from([(self.watched.pid, u32::MAX)])).is_empty() {
                 return;
             }
             thread::sleep(LEFT_BEHIND_PAUSE);

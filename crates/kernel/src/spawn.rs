@@ -57,6 +57,8 @@ pub(crate) struct Image {
     pub(crate) limits: Vec<(c_uint, libc::rlimit64)>,
     /// Landlock's rules.
     pub(crate) ruleset: Option<OwnedFd>,
+    /// Where the process announces itself, so that it is killed when its element dies.
+    pub(crate) keeper: OwnedFd,
     /// Filters of system calls.
     pub(crate) filters: Option<&'static Filters>,
 }
@@ -279,6 +281,13 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
     unsafe {
         default_signals();
         done(SESSION, libc::syscall(libc::SYS_setsid))?;
+        let pid = libc::syscall(libc::SYS_getpid) as c_int;
+        let keeper = plan.image.keeper.as_raw_fd();
+        let size = size_of::<c_int>();
+        done(
+            DEATH,
+            libc::syscall(libc::SYS_write, keeper, &raw const pid, size),
+        )?;
         libc::syscall(libc::SYS_umask, 0o022);
         streams(plan.image)?;
         done(

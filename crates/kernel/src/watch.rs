@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::child::Keeper;
 use crate::run::{End, Limits, Tail};
 use crate::spawn::kill_group;
 
@@ -33,6 +34,7 @@ pub(crate) struct Watched {
     /// Device and inode of what lies in the folder but was not written by the kernel.
     pub(crate) given: BTreeSet<(u64, u64)>,
     pub(crate) state: Mutex<State>,
+    pub(crate) keeper: Arc<Keeper>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
 }
@@ -127,6 +129,7 @@ pub(crate) fn watch(run: &Arc<Watched>) {
 
 impl Watcher {
     fn run(&self) {
+        go_first();
         let mut look_at = Instant::now();
         loop {
             let mut runs = self.runs.lock();
@@ -163,6 +166,18 @@ impl Watcher {
     }
 }
 
+/// Lets this thread run before all kernels, however many they are, where this process may ask for that:
+/// among thousands of runnable processes it would not get to kill them. Elsewhere the limit of processes
+/// a user has keeps them from being that many.
+fn go_first() {
+    let priority = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: 0 is the calling thread; the parameter is read during the call.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const priority) } != 0 {
+        tracing::debug!("the watcher of limits runs at the same priority as kernels");
+    }
+}
+
 /// Looks at all that is not time. Runs younger than a tick are let be: most end before it matters.
 fn look(runs: &[Arc<Watched>], now: Instant) {
     let old: Vec<_> = runs
@@ -172,7 +187,11 @@ fn look(runs: &[Arc<Watched>], now: Instant) {
     if old.is_empty() {
         return;
     }
-    let groups = groups(old.iter().map(|run| run.pid).collect());
+    let groups = groups(
+        &old.iter()
+            .map(|run| (run.pid, run.limits.processes))
+            .collect(),
+    );
     for run in old {
         let group = groups.get(&run.pid).copied().unwrap_or_default();
         if group.memory_bytes > run.limits.memory_bytes {
@@ -194,8 +213,9 @@ pub(crate) struct Group {
     pub(crate) processes: u32,
 }
 
-/// Looks all processes over for those of `wanted` groups.
-pub(crate) fn groups(wanted: BTreeSet<i32>) -> BTreeMap<i32, Group> {
+/// Looks all processes over for those of the `wanted` groups. Stops at the first group that has more
+/// processes than is given with it: a fork bomb grows faster than it can be counted.
+pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
     let mut groups = BTreeMap::<i32, Group>::new();
     let Ok(processes) = fs::read_dir("/proc") else {
         return groups;
@@ -216,11 +236,17 @@ pub(crate) fn groups(wanted: BTreeSet<i32>) -> BTreeMap<i32, Group> {
         let Some((state, id)) = state_and_group(&stat) else {
             continue;
         };
-        if !wanted.contains(&id) || matches!(state, "Z" | "X") {
+        let Some(most) = wanted.get(&id) else {
+            continue;
+        };
+        if matches!(state, "Z" | "X") {
             continue;
         }
         let group = groups.entry(id).or_default();
         group.processes += 1;
+        if group.processes > *most {
+            break;
+        }
         if let Ok(status) = fs::read_to_string(process.path().join("status")) {
             group.memory_bytes += kibibytes(&status, "RssAnon:") + kibibytes(&status, "RssShmem:");
         }
@@ -256,7 +282,7 @@ mod tests {
     #[test]
     fn this_process_is_seen_with_its_memory() {
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
-        let seen = groups(BTreeSet::from([group]));
+        let seen = groups(&BTreeMap::from([(group, u32::MAX)]));
         assert!(seen[&group].processes >= 1);
         assert!(seen[&group].memory_bytes > 0);
     }

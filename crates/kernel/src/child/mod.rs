@@ -1,6 +1,7 @@
 //! The child process of built-in and native kernels: the element's own program, started again under the
 //! sandbox with a hidden first argument.
 
+mod keeper;
 mod native;
 
 use std::fs::File;
@@ -9,6 +10,7 @@ use std::io::{self, Write};
 use crate::builtin::{BuiltinError, run_builtin};
 use crate::run::{Code, Run};
 
+pub(crate) use keeper::Keeper;
 pub use native::{ABI_VERSION, NativeError};
 
 /// The hidden first argument.
@@ -97,6 +99,11 @@ pub fn main_if_child() {
     let mut args = std::env::args_os().skip(1);
     if args.next().is_none_or(|mark| mark != MARK) {
         return;
+    }
+    let mut args = args.peekable();
+    if args.peek().is_some_and(|kind| kind == keeper::KIND) {
+        keeper::keep();
+        std::process::exit(0);
     }
     let text = args.map(|arg| arg.to_string_lossy().into_owned());
     let code = match Task::parse(text) {

@@ -1,0 +1,457 @@
+//! How kernels of all kinds are run, and how they end.
+
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use support::{LAUNCHER, Place, exists, finish, is_root, output, start, users};
+use tidemill_kernel::{
+    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User,
+};
+
+#[test]
+fn a_program_sees_its_inputs_and_leaves_its_outputs() {
+    let place = Place::new();
+    for user in users() {
+        let mut run =
+            place.shell("cat a deep/b > out/put; echo $HOME $TMPDIR; echo x > $TMPDIR/t; ls");
+        run.user = user;
+        let a = place.input(&mut run, "a", "one\n");
+        let b = place.input(&mut run, "deep/b", "two\n");
+        run.outputs.push("out/put".into());
+        let folder = run.folder.clone();
+        let (prepared, exit) = finish(run);
+        assert!(exit.success(), "{}", exit.stderr.text());
+        let text = format!("{0} {0}/.tidemill/tmp\na\ndeep\nout\n", folder.display());
+        assert_eq!(exit.stdout.text(), text);
+        assert_eq!(prepared.output("out/put").unwrap(), 8);
+        assert_eq!(fs::read(folder.join("out/put")).unwrap(), b"one\ntwo\n");
+        assert_eq!(exit.usage.written_bytes, 10);
+        assert!(exit.usage.rss_bytes_max > 0 && exit.usage.wall > Duration::ZERO);
+        fs::remove_file(a).unwrap();
+        fs::remove_file(b).unwrap();
+    }
+}
+
+#[test]
+fn standard_streams_can_be_files() {
+    let place = Place::new();
+    for user in users() {
+        let mut run = place.run(Code::Program("/usr/bin/tr".into()), &["a-z", "A-Z"]);
+        run.user = user;
+        let input = place.input(&mut run, "in", "text");
+        run.outputs.push("dir/out".into());
+        run.stdin = Some("in".into());
+        run.stdout = Some("dir/out".into());
+        let (prepared, exit) = finish(run);
+        assert!(exit.success(), "{}", exit.stderr.text());
+        assert_eq!(prepared.output("dir/out").unwrap(), 4);
+        let written = fs::read(prepared.run().folder.join("dir/out")).unwrap();
+        assert_eq!(written, b"TEXT");
+        assert!(exit.stdout.bytes.is_empty());
+        fs::remove_file(input).unwrap();
+    }
+}
+
+#[test]
+fn the_end_of_a_long_standard_error_is_kept() {
+    let place = Place::new();
+    let (_, exit) = finish(place.shell("yes | head -c 1000000 >&2; echo the end >&2; exit 7"));
+    assert_eq!(exit.end, End::Code(7));
+    assert_eq!(exit.stderr.total_bytes, 1_000_008);
+    assert_eq!(exit.stderr.bytes.len(), TAIL_BYTES_MAX);
+    assert!(exit.stderr.text().ends_with("y\nthe end\n"));
+}
+
+#[test]
+fn stored_scripts_and_programs_run_though_sealed() {
+    let place = Place::new();
+    for user in users() {
+        let shell = place.object("object-1", "#!/bin/sh\necho \"$(basename $0)\" \"$@\"\n");
+        let python = place.object(
+            "object-2",
+            "#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n",
+        );
+        let binary = place.object("object-3", fs::read("/bin/echo").unwrap());
+        let mut run = place.run(Code::Program(shell.clone()), &["a b", "c"]);
+        run.user = user;
+        run.inputs.push(RunInput {
+            name: "hello.sh".into(),
+            path: shell.clone(),
+        });
+        assert_eq!(output(run), "hello.sh a b c\n");
+        for (code, text) in [(&python, "['x']\n"), (&binary, "x\n")] {
+            let mut run = place.run(Code::Program(code.clone()), &["x"]);
+            run.user = user;
+            assert_eq!(output(run), text);
+        }
+        for file in [shell, python, binary] {
+            fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn python_works_in_the_sandbox() {
+    let place = Place::new();
+    let script = "import json, math, threading, tempfile, subprocess, os
+with tempfile.TemporaryFile() as f: f.write(b'x')
+t = threading.Thread(target=lambda: None); t.start(); t.join()
+print(subprocess.run(['sh', '-c', 'echo sub'], capture_output=True, text=True).stdout.strip(), math.pi > 3)";
+    for user in users() {
+        let mut run = place.python(script);
+        run.user = user;
+        assert_eq!(output(run), "sub True\n");
+    }
+}
+
+#[test]
+fn endings_are_told_apart() {
+    let place = Place::new();
+    let crash = "kill -SEGV $$";
+    assert_eq!(finish(place.shell(crash)).1.end, End::Signal(libc::SIGSEGV));
+    assert_eq!(finish(place.shell("exit 3")).1.end, End::Code(3));
+    let mut slow = place.shell("echo begun >&2; while :; do :; done");
+    slow.limits.time = Duration::from_millis(400);
+    let limits = slow.limits;
+    let (_, exit) = finish(slow);
+    assert_eq!(exit.end, End::TimeLimit);
+    assert_eq!(exit.stderr.text(), "begun\n");
+    assert!(
+        exit.message(&limits).contains("time limit of 0.4 s"),
+        "{}",
+        exit.message(&limits)
+    );
+    assert!(exit.usage.user_cpu + exit.usage.system_cpu > Duration::ZERO);
+}
+
+#[test]
+fn a_run_can_be_cancelled_and_watched() {
+    let place = Place::new();
+    let (_, running) = start(place.shell("echo begun; echo trouble >&2; sleep 1000"));
+    let control = running.control();
+    let canceller = std::thread::spawn(move || {
+        while control.stdout().text() != "begun\n" || control.stderr().text() != "trouble\n" {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        control.cancel();
+        control
+    });
+    assert_eq!(running.wait().unwrap().end, End::Cancelled);
+    canceller.join().unwrap().cancel();
+}
+
+#[test]
+fn writing_too_much_ends_a_run() {
+    let place = Place::new();
+    let one = "head -c 30000000 /dev/zero > big";
+    let many = "i=0; while :; do i=$((i+1)); head -c 900000 /dev/zero > f$i; done";
+    let ignoring = "trap '' XFSZ; head -c 30000000 /dev/zero > big";
+    let quick = "head -c 900000 /dev/zero > a; head -c 900000 /dev/zero > b";
+    for script in [one, many, ignoring, quick] {
+        for user in users() {
+            let mut run = place.shell(script);
+            run.user = user;
+            run.limits.output_bytes = 1_000_000;
+            let (prepared, exit) = finish(run);
+            assert_eq!(
+                exit.end,
+                End::OutputLimit,
+                "{script}: {}",
+                exit.stderr.text()
+            );
+            fs::remove_dir_all(&prepared.run().folder).unwrap();
+        }
+    }
+    let mut hole = place.shell("truncate -s 900000 hole; head -c 900000 /dev/zero > full");
+    hole.limits.output_bytes = 1_000_000;
+    assert_eq!(finish(hole).1.end, End::Code(0), "holes take no space");
+}
+
+#[test]
+fn wanting_too_much_memory_ends_a_run() {
+    let place = Place::new();
+    let at_once = "x = bytearray(1 << 30)";
+    let slowly = "x = []\nwhile True: x.append(bytearray(1 << 20))";
+    let together = "import os, time
+for i in range(8):
+    if os.fork() == 0: break
+x = bytearray(os.urandom(1) * (40 << 20)); time.sleep(1000)";
+    let shared = "import os, mmap, time
+f = os.memfd_create('m'); os.truncate(f, 1 << 30)
+m = mmap.mmap(f, 1 << 30)
+for i in range(0, 1 << 30, 4096): m[i] = 1
+time.sleep(1000)";
+    for script in [at_once, slowly, together, shared] {
+        let mut run = place.python(script);
+        run.limits.memory_bytes = 100 << 20;
+        run.limits.output_bytes = 2 << 30;
+        let (_, exit) = finish(run);
+        assert_eq!(
+            exit.end,
+            End::MemoryLimit,
+            "{script}: {}",
+            exit.stderr.text()
+        );
+    }
+}
+
+#[test]
+fn a_mapped_input_larger_than_the_memory_limit_can_be_read() {
+    let place = Place::new();
+    let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
+    run.limits.memory_bytes = 32 << 20;
+    let mut data = vec![1_u8; 128 << 20];
+    data[100 << 20] = 9;
+    place.input(&mut run, "big", data);
+    assert_eq!(output(run), "9\n");
+}
+
+#[test]
+fn builtins_read_inputs_and_write_one_output() {
+    let place = Place::new();
+    for user in users() {
+        let mut run = place.run(Code::Builtin("mean".into()), &["dtype=text", "out=f64"]);
+        run.user = user;
+        let input = place.input(&mut run, "a/numbers", "1 2\n3.5 5.5\n");
+        run.outputs.push("b/mean".into());
+        let (prepared, exit) = finish(run);
+        assert!(exit.success(), "{}", exit.stderr.text());
+        assert_eq!(prepared.output("b/mean").unwrap(), 8);
+        let bytes = fs::read(prepared.run().folder.join("b/mean")).unwrap();
+        assert_eq!(bytes, 3.0_f64.to_le_bytes());
+        fs::remove_file(input).unwrap();
+    }
+    let mut wrong = place.run(Code::Builtin("mean".into()), &["type=f64"]);
+    place.input(&mut wrong, "x", "");
+    let (_, exit) = finish(wrong);
+    assert_eq!(exit.end, End::Code(2));
+    assert!(
+        exit.stderr.text().contains("dtype=TYPE, out=text|f64"),
+        "{}",
+        exit.stderr.text()
+    );
+}
+
+/// Builds a native kernel into `place` from C source.
+fn compile(place: &Place, source: &str, name: &str) -> PathBuf {
+    let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let built = place.path(name);
+    let done = Command::new("cc")
+        .args([
+            "-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-I",
+        ])
+        .arg(repository.join("include"))
+        .arg("-o")
+        .arg(&built)
+        .arg(repository.join(source))
+        .status();
+    assert!(
+        done.expect("the C compiler `cc` is needed to test native kernels")
+            .success()
+    );
+    place.object(&format!("{name}.object"), fs::read(&built).unwrap())
+}
+
+#[test]
+fn listing_1_runs_with_a_native_kernel() {
+    let place = Place::new();
+    let library = compile(&place, "../../examples/listing1/getmax.c", "getmax.so");
+    let doubles = |values: &[f64]| {
+        values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    for user in users() {
+        let mut maxima = Vec::new();
+        for values in [&[1.0, 5.0, f64::NAN, 3.0], &[2.0, 9.0, -1.0, 0.0]] {
+            let mut run = place.run(Code::Native(library.clone()), &[]);
+            run.user = user;
+            // The kernel's code is an input of its task, but none that it is handed.
+            run.inputs.push(RunInput {
+                name: "getmax.so".into(),
+                path: library.clone(),
+            });
+            let input = place.input(&mut run, "1.dat", doubles(values));
+            run.outputs.push("1.max".into());
+            let (prepared, exit) = finish(run);
+            assert!(exit.success(), "{:?} {}", exit.end, exit.stderr.text());
+            assert_eq!(prepared.output("1.max").unwrap(), 8);
+            maxima.push(fs::read(prepared.run().folder.join("1.max")).unwrap());
+            fs::remove_file(input).unwrap();
+        }
+        let mut run = place.run(Code::Builtin("mean".into()), &[]);
+        run.user = user;
+        let files: Vec<_> = ["1.max", "2.max"]
+            .iter()
+            .zip(&maxima)
+            .map(|(name, bytes)| place.input(&mut run, name, bytes))
+            .collect();
+        assert_eq!(output(run), "7\n");
+        files.iter().for_each(|file| fs::remove_file(file).unwrap());
+    }
+    let mut empty = place.run(Code::Native(library), &[]);
+    empty.outputs.push("out".into());
+    let (_, exit) = finish(empty);
+    assert_eq!(exit.end, End::Code(1));
+    assert_eq!(exit.stderr.text(), "getmax: the inputs hold no numbers\n");
+}
+
+#[test]
+fn native_kernels_get_arguments_and_cannot_harm() {
+    let place = Place::new();
+    let library = compile(&place, "tests/kernels/probe.c", "probe.so");
+    let mut run = place.run(Code::Native(library.clone()), &["one", "two words"]);
+    place.input(&mut run, "in/put", "abc");
+    place.input(&mut run, "empty", "");
+    run.outputs.push("o/1".into());
+    run.outputs.push("2".into());
+    let (prepared, exit) = finish(run);
+    assert_eq!(exit.end, End::Code(42), "{}", exit.stderr.text());
+    let folder = &prepared.run().folder;
+    assert_eq!(
+        fs::read_to_string(folder.join("o/1")).unwrap(),
+        "one|two words|in/put=3 empty=0 "
+    );
+    assert_eq!(fs::read_to_string(folder.join("2")).unwrap(), "abc");
+    assert_eq!(exit.stderr.text(), "constructor: no network\na message\n");
+    let crash = place.run(Code::Native(library), &["crash"]);
+    assert_eq!(finish(crash).1.end, End::Signal(libc::SIGSEGV));
+    let text = place.object("not-a-library", "hello");
+    let (_, exit) = finish(place.run(Code::Native(text), &[]));
+    assert_eq!(exit.end, End::Code(126));
+    assert!(
+        exit.stderr.text().starts_with("cannot load the kernel"),
+        "{}",
+        exit.stderr.text()
+    );
+}
+
+#[test]
+fn missing_code_is_a_clear_error() {
+    let place = Place::new();
+    let gone = LAUNCHER
+        .prepare(place.run(Code::Program("/usr/bin/no-such".into()), &[]))
+        .unwrap_err();
+    assert!(
+        matches!(gone, PrepareError::Code { .. }) && gone.to_string().contains("/usr/bin/no-such")
+    );
+    let unknown = LAUNCHER
+        .prepare(place.run(Code::Builtin("nean".into()), &[]))
+        .unwrap_err();
+    assert!(
+        unknown
+            .to_string()
+            .contains("grep, linreg, max, mean, min, stddev, wordcount"),
+        "{unknown}"
+    );
+    let script = place.object("script", "#!/no/interpreter\n");
+    let script = LAUNCHER
+        .prepare(place.run(Code::Program(script), &[]))
+        .unwrap_err();
+    assert!(
+        matches!(script, PrepareError::Interpreter { .. }),
+        "{script}"
+    );
+    let text = place.object("text", "just text\n");
+    let prepared = LAUNCHER
+        .prepare(place.run(Code::Program(text), &[]))
+        .unwrap();
+    let text = LAUNCHER.spawn(&prepared).unwrap_err();
+    assert!(
+        matches!(text, SpawnError::Execute { .. }) && text.to_string().contains("#!"),
+        "{text}"
+    );
+    assert_eq!(LAUNCHER.find_program("no-such"), None);
+    assert!(LAUNCHER.find_program("true").is_some());
+}
+
+#[test]
+fn wrong_names_are_clear_errors() {
+    let place = Place::new();
+    let object = place.object("x", "");
+    let refused = |inputs: &[&str], outputs: &[&str]| {
+        let mut run = place.shell("true");
+        run.inputs = inputs
+            .iter()
+            .map(|name| RunInput {
+                name: (*name).into(),
+                path: object.clone(),
+            })
+            .collect();
+        run.outputs = outputs.iter().map(|name| (*name).into()).collect();
+        let folder = run.folder.clone();
+        let error = LAUNCHER.prepare(run).unwrap_err();
+        assert!(
+            !exists(&folder),
+            "nothing is made before all names are checked"
+        );
+        error
+    };
+    for name in ["../x", "/x", "a/../../x", "", "a//b", ".tidemill/x"] {
+        assert!(
+            matches!(refused(&[name], &[]), PrepareError::Name(_)),
+            "{name}"
+        );
+        assert!(
+            matches!(refused(&[], &[name]), PrepareError::Name(_)),
+            "{name}"
+        );
+    }
+    assert!(matches!(
+        refused(&["a"], &["a"]),
+        PrepareError::NameTwice(_)
+    ));
+    assert!(matches!(
+        refused(&["a"], &["a/b"]),
+        PrepareError::NameTwice(_)
+    ));
+    let mut run = place.shell("true");
+    run.stdin = Some("nothing".into());
+    assert!(matches!(
+        LAUNCHER.prepare(run).unwrap_err(),
+        PrepareError::Stream { .. }
+    ));
+}
+
+#[test]
+fn only_plain_files_become_outputs() {
+    let place = Place::new();
+    let script = "ln -s /etc/shadow link; mkdir folder; mkdir real; ln -s real linked; echo x > real/file; \
+                  ln input twice 2>/dev/null || cp input twice";
+    let mut run = place.shell(script);
+    let object = place.input(&mut run, "input", "kept");
+    let (prepared, exit) = finish(run);
+    assert!(exit.success(), "{}", exit.stderr.text());
+    for name in ["link", "folder", "linked/file"] {
+        assert!(
+            matches!(prepared.output(name), Err(OutputError::NotAFile(_))),
+            "{name}"
+        );
+    }
+    assert!(matches!(
+        prepared.output("nothing"),
+        Err(OutputError::Missing(_))
+    ));
+    assert_eq!(prepared.output("real/file").unwrap(), 2);
+    assert_eq!(prepared.output("twice").unwrap(), 4);
+    let inode = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+    assert_ne!(inode(prepared.run().folder.join("twice")), inode(object));
+}
+
+#[test]
+fn a_user_without_root_cannot_be_switched() {
+    if is_root() {
+        // Then switching works, which `users` has tried in the other tests.
+        assert!(LAUNCHER.support().switches_user);
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.shell("true");
+    run.user = Some(User { uid: 1, gid: 1 });
+    assert!(LAUNCHER.prepare(run).is_err());
+}

@@ -1,0 +1,367 @@
+//! What a kernel cannot do, tried by real processes.
+
+mod support;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use support::{Place, finish, is_root, output, skip_without_root, start, users};
+use tidemill_kernel::{Code, End, InputsAs, PrepareError, RunInput, User, sandbox_support};
+
+#[test]
+fn this_host_offers_the_whole_sandbox() {
+    let support = sandbox_support();
+    assert_eq!(support.missing(), Vec::<&str>::new());
+    assert!(support.signals());
+}
+
+#[test]
+fn the_network_is_denied() {
+    let place = Place::new();
+    let script = r#"
+import socket, errno
+for family, kind in [(socket.AF_INET, socket.SOCK_STREAM), (socket.AF_INET, socket.SOCK_DGRAM),
+                     (socket.AF_INET6, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_STREAM),
+                     (16, socket.SOCK_RAW)]:
+    try:
+        socket.socket(family, kind)
+        print("open", family)
+    except OSError as error:
+        assert error.errno == errno.EPERM, error
+a, b = socket.socketpair()
+a.send(b"x"); assert b.recv(1) == b"x"
+print("done")
+"#;
+    for user in users() {
+        let mut run = place.python(script);
+        run.user = user;
+        assert_eq!(output(run), "done\n");
+    }
+}
+
+#[test]
+fn files_of_others_cannot_be_read_listed_or_made() {
+    let place = Place::new();
+    let secret = place.path("secret");
+    fs::write(&secret, "secret").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o666)).unwrap();
+    let open = tempfile::tempdir().unwrap();
+    fs::set_permissions(open.path(), Permissions::from_mode(0o777)).unwrap();
+    for user in users() {
+        let script = format!(
+            "cat /etc/shadow; cat {0}; ls {1}; echo x > {0}; echo x > {1}/new; ln {0} link 2>&1 | grep -c cross-device >&2; ls /root; ls /proc/1; \
+             cat /proc/1/cmdline; ls /tmp; ls /; ls /dev/shm; echo x > /tmp/tidemill-escape",
+            secret.display(),
+            open.path().display()
+        );
+        let mut run = place.shell(&script);
+        run.user = user;
+        let (_, exit) = finish(run);
+        assert_eq!(exit.stdout.text(), "", "{user:?}");
+        let denied = exit
+            .stderr
+            .text()
+            .lines()
+            .filter(|line| line.contains("ermission denied"))
+            .count();
+        assert_eq!(denied, 12, "{user:?}: {}", exit.stderr.text());
+        assert_eq!(fs::read(&secret).unwrap(), b"secret");
+        assert_eq!(fs::read_dir(open.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn an_input_can_be_read_but_not_changed() {
+    let place = Place::new();
+    for user in users() {
+        let script = "cat in/put; echo x > in/put; echo x >> in/put; chmod 666 in/put; \
+                      chown $(id -u) in/put; truncate -s 0 in/put; rm -f in/put";
+        let mut run = place.shell(script);
+        run.user = user;
+        let object = place.input(&mut run, "in/put", "kept");
+        let (_, exit) = finish(run);
+        assert_eq!(exit.stdout.text(), "kept", "{user:?}");
+        assert_eq!(
+            fs::read(&object).unwrap(),
+            b"kept",
+            "{user:?}: {}",
+            exit.stderr.text()
+        );
+        assert_eq!(
+            fs::metadata(&object).unwrap().permissions().mode() & 0o7777,
+            0o444,
+            "{user:?}"
+        );
+        fs::remove_file(&object).unwrap();
+    }
+}
+
+#[test]
+fn linked_inputs_cannot_be_changed_by_their_own_owner() {
+    let place = Place::new();
+    let object = place.path("own");
+    fs::write(&object, "kept").unwrap();
+    let script = "cat input; echo x > input; echo x > $(readlink input); rm -f $(readlink input)";
+    let mut run = place.shell(script);
+    run.inputs.push(RunInput {
+        name: "input".into(),
+        path: object.clone(),
+    });
+    run.inputs_as = InputsAs::HardLink;
+    let refused = support::LAUNCHER.prepare(run.clone()).unwrap_err();
+    assert!(
+        matches!(refused, PrepareError::WritableInput { .. }),
+        "{refused}"
+    );
+    run.inputs_as = InputsAs::Symlink;
+    run.folder = place.path("again");
+    let (_, exit) = finish(run);
+    assert_eq!(exit.stdout.text(), "kept");
+    assert_eq!(
+        fs::read(&object).unwrap(),
+        b"kept",
+        "{}",
+        exit.stderr.text()
+    );
+}
+
+#[test]
+fn a_kernel_has_its_owners_rights_and_no_capabilities() {
+    let place = Place::new();
+    for user in users() {
+        let mut run = place
+            .shell("id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status");
+        run.args[1] = "exec python3 -c 'import os
+print(os.getuid(), os.geteuid(), os.getgid(), os.getgroups())
+print(*[l.strip() for l in open(\"/proc/self/status\") if l.startswith((\"Cap\", \"NoNewPrivs\", \"Seccomp:\"))])
+'"
+        .into();
+        run.user = user;
+        let text = output(run);
+        if let Some(User { uid, gid }) = user {
+            assert!(
+                text.starts_with(&format!("{uid} {uid} {gid} []\n")),
+                "{text}"
+            );
+        }
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            assert!(
+                text.contains(&format!("{set}:\t0000000000000000")),
+                "{text}"
+            );
+        }
+        if is_root() {
+            assert!(text.contains("CapBnd:\t0000000000000000"), "{text}");
+        }
+        assert!(
+            text.contains("NoNewPrivs:\t1") && text.contains("Seccomp:\t2"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_kernel_of_root_cannot_become_another_user() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let script = "import os
+for call in (lambda: os.setuid(65534), lambda: os.setgroups([0]), lambda: os.chroot('.'), lambda: os.mknod('x', 0o60600, 1)):
+    try:
+        call(); print('did')
+    except PermissionError:
+        pass";
+    assert_eq!(output(place.python(script)), "");
+}
+
+#[test]
+fn forbidden_system_calls_fail() {
+    let place = Place::new();
+    let script = r#"
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+def denied(name, *args):
+    ctypes.set_errno(0)
+    result = getattr(libc, name)(*args)
+    assert result == -1 and ctypes.get_errno() == errno.EPERM, (name, result, ctypes.get_errno())
+denied("ptrace", 0, 0, 0, 0)
+denied("unshare", 0x10000000)
+denied("unshare", 0)
+denied("mount", b"none", b".", b"tmpfs", 0, None)
+denied("setsid")
+denied("setpgid", 0, 0)
+denied("prctl", 1, 0, 0, 0, 0)
+denied("setpriority", 0, os.getppid(), 5)
+denied("shmget", 1234, 4096, 0o1600)
+denied("syscall", 425, 8, None)   # io_uring_setup
+denied("syscall", 321, 0, None, 0)  # bpf
+denied("syscall", 0x40000000 | 41, 2, 1, 0)  # socket of x32
+denied("clone", None, None, 0x10000000 | 17, None) if False else None
+child = os.fork()
+if child == 0:
+    os._exit(0 if libc.syscall(56, 0x10000000 | 17, None, None, None, None) == -1 else 1)
+assert os.waitpid(child, 0)[1] == 0
+print("done")
+"#
+    .replace(
+        "denied(\"clone\", None, None, 0x10000000 | 17, None) if False else None\n",
+        "",
+    );
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(output(place.python(&script)), "done\n");
+    }
+}
+
+#[test]
+fn other_processes_cannot_be_signalled() {
+    let place = Place::new();
+    let script = format!(
+        "kill -TERM {} && echo signalled; kill -9 -1 ; echo survived",
+        std::process::id()
+    );
+    let text = output(place.shell(&script));
+    assert!(!text.contains("signalled"), "{text}");
+}
+
+#[test]
+fn no_process_escapes_from_its_group() {
+    let place = Place::new();
+    for escape in [
+        "setsid sleep 1000 & echo $!; sleep 1000",
+        "setsid -f sleep 1000; sleep 1000",
+        "(sleep 1000 & sleep 1000 &) ; sleep 1000",
+        "python3 -c 'import os,time
+if os.fork() == 0:
+    try: os.setsid()
+    except PermissionError: pass
+    try: os.setpgid(0, 0)
+    except PermissionError: pass
+    if os.fork() == 0: time.sleep(1000)
+' ; sleep 1000",
+    ] {
+        let mut run = place.shell(escape);
+        run.limits.time = Duration::from_millis(1500);
+        let (_, running) = start(run);
+        let group = running.pid().cast_signed();
+        let exit = running.wait().unwrap();
+        assert_eq!(exit.end, End::TimeLimit, "{escape}: {}", exit.stderr.text());
+        assert_eq!(live_members(group), Vec::<String>::new(), "{escape}");
+    }
+}
+
+#[test]
+fn what_a_kernel_leaves_behind_is_killed() {
+    let place = Place::new();
+    let (_, running) = start(place.shell("sleep 1000 >/dev/null 2>&1 & echo started"));
+    let group = running.pid().cast_signed();
+    let exit = running.wait().unwrap();
+    assert!(exit.success());
+    assert_eq!(exit.stdout.text(), "started\n");
+    assert_eq!(live_members(group), Vec::<String>::new());
+}
+
+#[test]
+fn a_fork_bomb_is_bounded_and_killed() {
+    let place = Place::new();
+    for user in users() {
+        let mut run = place.shell("f() { f | f & }; f; sleep 1000");
+        run.user = user;
+        run.limits.processes = 100;
+        run.limits.time = Duration::from_secs(20);
+        let (_, running) = start(run);
+        let group = running.pid().cast_signed();
+        let exit = running.wait().unwrap();
+        assert_eq!(exit.end, End::ProcessLimit, "{}", exit.stderr.text());
+        assert_eq!(live_members(group), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn nothing_of_the_element_is_open_or_known_in_a_kernel() {
+    let place = Place::new();
+    // An open file without close-on-exec, as a careless library would leave it.
+    let file = fs::File::open("/etc/passwd").unwrap();
+    let copy = rustix::io::dup(&file).unwrap();
+    assert!(
+        !rustix::io::fcntl_getfd(&copy)
+            .unwrap()
+            .contains(rustix::io::FdFlags::CLOEXEC)
+    );
+    let mut run =
+        place.python("import os; print(sorted(os.environ)); print(os.listdir('/proc/self/fd'))");
+    run.environment.push(("TIDEMILL_TASK".into(), "one".into()));
+    let text = output(run);
+    let (environment, open) = text.split_once('\n').unwrap();
+    // Python itself adds LC_CTYPE when the locale is C.
+    let environment = environment.replace("'LC_CTYPE', ", "");
+    assert_eq!(
+        environment,
+        "['HOME', 'LANG', 'PATH', 'PWD', 'TIDEMILL_TASK', 'TMPDIR']"
+    );
+    // The fourth is the folder being listed.
+    assert_eq!(open, "['0', '1', '2', '3']\n");
+    drop(copy);
+}
+
+#[test]
+fn kernels_die_with_their_element() {
+    // This test's own binary plays the element: it starts a kernel that sleeps, and is killed.
+    if let Ok(folder) = std::env::var("PLAY_ELEMENT") {
+        let mut run =
+            tidemill_kernel::Run::new(Code::Program("/bin/sh".into()), format!("{folder}/run"));
+        run.args = vec!["-c".into(), "sleep 1000 & echo > ready; sleep 1000".into()];
+        run.inputs_as = InputsAs::Symlink;
+        run.user = is_root().then_some(User {
+            uid: 1000,
+            gid: 1000,
+        });
+        let (_, running) = start(run);
+        fs::write(format!("{folder}/new"), running.pid().to_string()).unwrap();
+        fs::rename(format!("{folder}/new"), format!("{folder}/pid")).unwrap();
+        let _ = running.wait();
+        return;
+    }
+    let place = Place::new();
+    let mut element = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kernels_die_with_their_element"])
+        .env("PLAY_ELEMENT", place.folder.path())
+        .spawn()
+        .unwrap();
+    let file = place.path("pid");
+    wait_until("the kernel runs", || {
+        file.exists() && place.path("run/ready").exists()
+    });
+    let group: i32 = fs::read_to_string(&file).unwrap().parse().unwrap();
+    wait_until("its processes run", || live_members(group).len() == 3);
+    element.kill().unwrap();
+    element.wait().unwrap();
+    wait_until("the kernel is dead", || live_members(group).is_empty());
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(30),
+            "waited in vain until {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The processes of a group that have not ended.
+fn live_members(group: i32) -> Vec<String> {
+    let mut members = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+        if fields[2] == group.to_string() && fields[0] != "Z" {
+            members.push(stat.clone());
+        }
+    }
+    members
+}

@@ -1,0 +1,134 @@
+//! A workplace for tests with real processes: a folder like an element's, and runs in it.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tidemill_kernel::{Code, Exit, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User};
+
+/// The user that object files belong to.
+pub(crate) const STORE: u32 = 65534;
+
+pub(crate) static LAUNCHER: LazyLock<Launcher> =
+    LazyLock::new(|| Launcher::new(Settings::default()).unwrap());
+
+pub(crate) fn is_root() -> bool {
+    // The owner of a fresh file is this process's user.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::os::unix::fs::MetadataExt::uid(&file.as_file().metadata().unwrap()) == 0
+}
+
+/// Says that a test cannot run here. CI runs as root, so nothing is skipped there.
+pub(crate) fn skip_without_root() -> bool {
+    if !is_root() {
+        eprintln!("SKIPPED: this test switches users, which needs root");
+    }
+    !is_root()
+}
+
+/// An element's folder with objects and private folders.
+pub(crate) struct Place {
+    pub(crate) folder: TempDir,
+    runs: std::cell::Cell<u32>,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        // Users must reach their private folders through it.
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
+        Self {
+            folder,
+            runs: std::cell::Cell::new(0),
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A sealed object: where this process is root it belongs to the store's user.
+    pub(crate) fn object(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+        if is_root() {
+            chown(&path, Some(STORE), Some(STORE)).unwrap();
+        }
+        path
+    }
+
+    pub(crate) fn run(&self, code: Code, args: &[&str]) -> Run {
+        let number = self.runs.get();
+        self.runs.set(number + 1);
+        let mut run = Run::new(code, self.path(&format!("run-{number}")));
+        run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        run.limits.time = Duration::from_secs(60);
+        run.inputs_as = if is_root() {
+            InputsAs::HardLink
+        } else {
+            InputsAs::Symlink
+        };
+        run
+    }
+
+    /// A shell script given as an argument.
+    pub(crate) fn shell(&self, script: &str) -> Run {
+        self.run(Code::Program("/bin/sh".into()), &["-c", script])
+    }
+
+    pub(crate) fn python(&self, script: &str) -> Run {
+        self.run(Code::Program("/usr/bin/python3".into()), &["-c", script])
+    }
+
+    pub(crate) fn input(&self, run: &mut Run, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.object(&format!("object-{}", name.replace('/', "-")), content);
+        run.inputs.push(RunInput {
+            name: name.into(),
+            path: path.clone(),
+        });
+        path
+    }
+}
+
+pub(crate) fn start(run: Run) -> (Prepared, tidemill_kernel::Running) {
+    let prepared = LAUNCHER.prepare(run).unwrap();
+    let running = LAUNCHER.spawn(&prepared).unwrap();
+    (prepared, running)
+}
+
+pub(crate) fn finish(run: Run) -> (Prepared, Exit) {
+    let (prepared, running) = start(run);
+    (prepared, running.wait().unwrap())
+}
+
+/// Runs it and gives what it printed; it must end well.
+pub(crate) fn output(run: Run) -> String {
+    let (_, exit) = finish(run);
+    assert!(exit.success(), "{:?}: {}", exit.end, exit.stderr.text());
+    exit.stdout.text()
+}
+
+/// The users to try things as.
+pub(crate) fn users() -> Vec<Option<User>> {
+    if is_root() {
+        vec![
+            None,
+            Some(User {
+                uid: 1000,
+                gid: 1000,
+            }),
+        ]
+    } else {
+        vec![None]
+    }
+}
+
+pub(crate) fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}

@@ -20,7 +20,9 @@ const GROUPS_KEPT: Duration = Duration::from_secs(30);
 /// Random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    rand::rngs::OsRng.try_fill_bytes(&mut bytes).expect("the operating system gives random bytes");
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut bytes)
+        .expect("the operating system gives random bytes");
     bytes
 }
 
@@ -49,21 +51,41 @@ impl Access {
             _ => make_token(token_file)?,
         };
         let own_uid = rustix::process::geteuid().as_raw();
-        Ok(Self { token, own_uid, groups: Mutex::default() })
+        Ok(Self {
+            token,
+            own_uid,
+            groups: Mutex::default(),
+        })
     }
 
     /// Who is at the other end of the connection.
     pub(crate) fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
-        let shown = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
-        let bearer = shown.and_then(|value| value.strip_prefix("Bearer ")).map(str::trim);
+        let shown = request
+            .metadata()
+            .get("authorization")
+            .and_then(|value| value.to_str().ok());
+        let bearer = shown
+            .and_then(|value| value.strip_prefix("Bearer "))
+            .map(str::trim);
         let token = bearer.is_some_and(|token| same(token.as_bytes(), self.token.as_bytes()));
-        let local = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        let local = request
+            .extensions()
+            .get::<UdsConnectInfo>()
+            .and_then(|info| info.peer_cred);
         match local {
             Some(cred) => {
                 let trusted = token || cred.uid() == 0 || cred.uid() == self.own_uid;
-                Ok(Peer { trusted, uid: cred.uid(), gid: cred.gid() })
+                Ok(Peer {
+                    trusted,
+                    uid: cred.uid(),
+                    gid: cred.gid(),
+                })
             }
-            None if token => Ok(Peer { trusted: true, uid: 0, gid: 0 }),
+            None if token => Ok(Peer {
+                trusted: true,
+                uid: 0,
+                gid: 0,
+            }),
             None => Err(Status::unauthenticated(
                 "no array token, or a wrong one: give the content of the file `token` in the server's folder",
             )),
@@ -136,14 +158,26 @@ fn groups_in(passwd: &str, group: &str, uid: u32) -> Vec<u32> {
     let member = |line: &str| {
         let mut fields = line.split(':').skip(2);
         let gid = fields.next()?.parse().ok()?;
-        fields.next()?.split(',').any(|name| name.trim() == user).then_some(gid)
+        fields
+            .next()?
+            .split(',')
+            .any(|name| name.trim() == user)
+            .then_some(gid)
     };
     group.lines().filter_map(member).collect()
 }
 
 fn make_token(path: &Path) -> std::io::Result<String> {
-    let token: String = random::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let token: String = random::<32>()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
     file.write_all(token.as_bytes())?;
     file.sync_all()?;
     Ok(token)
@@ -171,7 +205,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let first = Access::open(&path).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(first.token, Access::open(&path).unwrap().token);
     }
@@ -181,14 +216,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let access = Access::open(&dir.path().join("token")).unwrap();
         let mut request = Request::new(());
-        assert_eq!(access.peer(&request).unwrap_err().code(), tonic::Code::Unauthenticated);
-        request.metadata_mut().insert("authorization", "Bearer nonsense".parse().unwrap());
+        assert_eq!(
+            access.peer(&request).unwrap_err().code(),
+            tonic::Code::Unauthenticated
+        );
+        request
+            .metadata_mut()
+            .insert("authorization", "Bearer nonsense".parse().unwrap());
         assert!(access.peer(&request).is_err());
         let good = format!("Bearer {}", access.token).parse().unwrap();
         request.metadata_mut().insert("authorization", good);
         assert!(access.peer(&request).unwrap().trusted);
-        let claimed = v1::Credentials { uid: 5, gid: 6, groups: vec![7], checked: true };
+        let claimed = v1::Credentials {
+            uid: 5,
+            gid: 6,
+            groups: vec![7],
+            checked: true,
+        };
         let caller = access.caller(&request, Some(&claimed)).unwrap();
-        assert_eq!((caller.uid, caller.checked, caller.trusted), (5, true, true));
+        assert_eq!(
+            (caller.uid, caller.checked, caller.trusted),
+            (5, true, true)
+        );
     }
 }

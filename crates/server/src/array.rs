@@ -24,7 +24,10 @@ const OUTBOX_MAX: usize = 4096;
 #[derive(Debug)]
 pub(crate) enum Report {
     /// It joined or came back, and knows these labels.
-    Up { element: v1::Element, labels: Vec<u64> },
+    Up {
+        element: v1::Element,
+        labels: Vec<u64>,
+    },
     /// It has been away for longer than the array waits.
     Down { element: u32 },
     /// A new status.
@@ -32,7 +35,11 @@ pub(crate) enum Report {
     /// It began a label.
     Started { element: u32, label: u64 },
     /// It ended a label.
-    Finished { element: u32, label: u64, outcome: v1::LabelOutcome },
+    Finished {
+        element: u32,
+        label: u64,
+        outcome: v1::LabelOutcome,
+    },
 }
 
 /// One element.
@@ -74,7 +81,11 @@ pub(crate) struct Settings {
 }
 
 impl Array {
-    pub(crate) fn new(shared: Arc<Shared>, settings: Settings, reports: std::sync::mpsc::Sender<Incoming>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        settings: Settings,
+        reports: std::sync::mpsc::Sender<Incoming>,
+    ) -> Self {
         Self {
             slots: Mutex::default(),
             shared,
@@ -101,19 +112,30 @@ impl Array {
 
     /// All elements that were ever seen since the server started, with `up` set as it is now.
     pub(crate) fn elements(&self) -> Vec<v1::Element> {
-        self.slots.lock().values().map(|slot| slot.status.clone()).collect()
+        self.slots
+            .lock()
+            .values()
+            .map(|slot| slot.status.clone())
+            .collect()
     }
 
     /// Elements that are up.
     pub(crate) fn up(&self) -> Vec<u32> {
         let slots = self.slots.lock();
-        slots.iter().filter(|(_, slot)| slot.connection.is_some()).map(|(&id, _)| id).collect()
+        slots
+            .iter()
+            .filter(|(_, slot)| slot.connection.is_some())
+            .map(|(&id, _)| id)
+            .collect()
     }
 
     /// Counts the connections of an element that is up.
     pub(crate) fn epoch(&self, element: u32) -> Option<u64> {
         let slots = self.slots.lock();
-        slots.get(&element).filter(|slot| slot.connection.is_some()).map(|slot| slot.epoch)
+        slots
+            .get(&element)
+            .filter(|slot| slot.connection.is_some())
+            .map(|slot| slot.epoch)
     }
 
     /// The server's own right to seal what a lost mount was writing.
@@ -126,12 +148,21 @@ impl Array {
     /// form, when the element is back.
     pub(crate) fn send(&self, element: u32, message: To) -> bool {
         let mut slots = self.slots.lock();
-        let Some(slot) = slots.get_mut(&element) else { return false };
-        let Some(connection) = &slot.connection else { return false };
-        match connection.outbox.try_send(v1::ToElement { message: Some(message) }) {
+        let Some(slot) = slots.get_mut(&element) else {
+            return false;
+        };
+        let Some(connection) = &slot.connection else {
+            return false;
+        };
+        match connection.outbox.try_send(v1::ToElement {
+            message: Some(message),
+        }) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::warn!(element, "an element reads too slowly; its connection is ended");
+                tracing::warn!(
+                    element,
+                    "an element reads too slowly; its connection is ended"
+                );
                 let _ = connection.end.send(true);
                 false
             }
@@ -161,14 +192,30 @@ impl Array {
                 }
                 None => 1,
             };
-            let welcome = v1::Welcome { array_id: self.array_id, key: self.shared.key().as_bytes().to_vec() };
-            let _ = outbox.try_send(v1::ToElement { message: Some(To::Welcome(welcome)) });
+            let welcome = v1::Welcome {
+                array_id: self.array_id,
+                key: self.shared.key().as_bytes().to_vec(),
+            };
+            let _ = outbox.try_send(v1::ToElement {
+                message: Some(To::Welcome(welcome)),
+            });
             let connection = Some(Connection { outbox, end });
-            slots.insert(id, Slot { status: element.clone(), connection, epoch, left: Instant::now() });
+            slots.insert(
+                id,
+                Slot {
+                    status: element.clone(),
+                    connection,
+                    epoch,
+                    left: Instant::now(),
+                },
+            );
             epoch
         };
         tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
-        self.report(Report::Up { element, labels: hello.labels });
+        self.report(Report::Up {
+            element,
+            labels: hello.labels,
+        });
         self.refresh();
         self.tell_peers();
         Ok((id, epoch, ended))
@@ -187,8 +234,12 @@ impl Array {
                 "the element's folder belongs to another array; give it an empty folder or the right server",
             ));
         }
-        let element = hello.element.clone().ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
-        tidemill_wire::convert::parse_role(&element.role).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let element = hello
+            .element
+            .clone()
+            .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
+        tidemill_wire::convert::parse_role(&element.role)
+            .map_err(|e| Status::invalid_argument(e.to_string()))?;
         Ok(element)
     }
 
@@ -208,16 +259,26 @@ impl Array {
                 self.complete(&mut status);
                 {
                     let mut slots = self.slots.lock();
-                    let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else { return };
+                    let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch)
+                    else {
+                        return;
+                    };
                     slot.status = status.clone();
                 }
                 self.refresh();
                 self.report(Report::Status { element: status });
             }
-            From::Started(started) => self.report(Report::Started { element, label: started.label }),
+            From::Started(started) => self.report(Report::Started {
+                element,
+                label: started.label,
+            }),
             From::Finished(finished) => {
                 let outcome = finished.outcome.unwrap_or_default();
-                self.report(Report::Finished { element, label: finished.label, outcome });
+                self.report(Report::Finished {
+                    element,
+                    label: finished.label,
+                    outcome,
+                });
             }
             From::Programs(programs) => {
                 if let Some(asker) = self.questions.lock().get(&programs.request) {
@@ -231,7 +292,9 @@ impl Array {
     pub(crate) fn leave(self: &Arc<Self>, element: u32, epoch: u64) {
         {
             let mut slots = self.slots.lock();
-            let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else { return };
+            let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
+                return;
+            };
             slot.connection = None;
             slot.status.up = false;
             slot.left = Instant::now();
@@ -242,7 +305,11 @@ impl Array {
         let array = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(array.element_timeout).await;
-            let away = array.slots.lock().get(&element).is_some_and(|slot| slot.epoch == epoch);
+            let away = array
+                .slots
+                .lock()
+                .get(&element)
+                .is_some_and(|slot| slot.epoch == epoch);
             if away {
                 tracing::warn!(element, "element is lost; its labels are given elsewhere");
                 array.report(Report::Down { element });
@@ -264,28 +331,47 @@ impl Array {
             }
             rooms.capacity_bytes += slot.status.capacity_bytes;
             let element = ElementId(slot.status.element);
-            rooms.store.push(Room { element, free_bytes: slot.status.free_bytes });
+            rooms.store.push(Room {
+                element,
+                free_bytes: slot.status.free_bytes,
+            });
         }
         self.shared.set_rooms(rooms);
     }
 
     /// Tells every element where the others are.
     fn tell_peers(&self) {
-        let elements: Vec<_> = self.elements().into_iter().filter(|element| element.up).collect();
+        let elements: Vec<_> = self
+            .elements()
+            .into_iter()
+            .filter(|element| element.up)
+            .collect();
         for id in self.up() {
-            self.send(id, To::Peers(v1::Peers { elements: elements.clone() }));
+            self.send(
+                id,
+                To::Peers(v1::Peers {
+                    elements: elements.clone(),
+                }),
+            );
         }
     }
 
     /// Asks the elements that are up which of these programs they have; gives what each that answers in
     /// time has.
-    pub(crate) async fn find_programs(&self, names: Vec<String>, wait: Duration) -> BTreeMap<u32, Vec<String>> {
+    pub(crate) async fn find_programs(
+        &self,
+        names: Vec<String>,
+        wait: Duration,
+    ) -> BTreeMap<u32, Vec<String>> {
         let request = self.next_question.fetch_add(1, Ordering::Relaxed);
         let (sender, mut answers) = mpsc::unbounded_channel();
         self.questions.lock().insert(request, sender);
         let mut asked = 0;
         for element in self.up() {
-            let question = v1::FindPrograms { request, names: names.clone() };
+            let question = v1::FindPrograms {
+                request,
+                names: names.clone(),
+            };
             asked += usize::from(self.send(element, To::FindPrograms(question)));
         }
         let mut found = BTreeMap::new();

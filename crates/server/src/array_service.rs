@@ -22,7 +22,10 @@ type ToElements = Pin<Box<dyn Stream<Item = Result<v1::ToElement, Status>> + Sen
 
 #[tonic::async_trait]
 impl v1::array_server::Array for ArrayService {
-    async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+    async fn status(
+        &self,
+        request: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusReply>, Status> {
         self.access.peer(&request)?;
         Ok(Response::new(v1::StatusReply {
             version: tidemill_wire::PROTOCOL_VERSION,
@@ -36,7 +39,10 @@ impl v1::array_server::Array for ArrayService {
 
     type AttachStream = ToElements;
 
-    async fn attach(&self, request: Request<Streaming<v1::FromElement>>) -> Result<Response<ToElements>, Status> {
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::FromElement>>,
+    ) -> Result<Response<ToElements>, Status> {
         self.access.need_trusted(&request)?;
         let mut stream = request.into_inner();
         let first = stream.message().await?.and_then(|message| message.message);
@@ -53,7 +59,9 @@ impl v1::array_server::Array for ArrayService {
                     _ = ended.changed() => break,
                 };
                 match message {
-                    Ok(Some(v1::FromElement { message: Some(message) })) => {
+                    Ok(Some(v1::FromElement {
+                        message: Some(message),
+                    })) => {
                         array.on_message(element, epoch, message);
                     }
                     Ok(Some(_)) => {}
@@ -62,6 +70,8 @@ impl v1::array_server::Array for ArrayService {
             }
             array.leave(element, epoch);
         });
-        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok))))
+        Ok(Response::new(Box::pin(
+            tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok),
+        )))
     }
 }

@@ -28,8 +28,13 @@ pub(crate) struct LineageService {
 
 #[tonic::async_trait]
 impl v1::lineage_server::Lineage for LineageService {
-    async fn query(&self, request: Request<v1::LineageRequest>) -> Result<Response<v1::LineageReply>, Status> {
-        let caller = self.access.caller(&request, request.get_ref().credentials.as_ref())?;
+    async fn query(
+        &self,
+        request: Request<v1::LineageRequest>,
+    ) -> Result<Response<v1::LineageReply>, Status> {
+        let caller = self
+            .access
+            .caller(&request, request.get_ref().credentials.as_ref())?;
         let question = request.into_inner();
         let names = self.names.clone();
         // A large graph takes a while to read.
@@ -45,13 +50,28 @@ impl v1::lineage_server::Lineage for LineageService {
 }
 
 fn query(tx: &Tx<'_>, question: &v1::LineageRequest) -> Result<v1::LineageReply, Fault> {
-    let object = if question.object == 0 { object_at(tx, &question.path)? } else { question.object };
-    let first = version(tx.db, object)?
-        .ok_or_else(|| Fault::NotFound(format!("object {object} has no lineage: it was never sealed")))?;
+    let object = if question.object == 0 {
+        object_at(tx, &question.path)?
+    } else {
+        question.object
+    };
+    let first = version(tx.db, object)?.ok_or_else(|| {
+        Fault::NotFound(format!(
+            "object {object} has no lineage: it was never sealed"
+        ))
+    })?;
     check(tx, &first)?;
-    let mut walk = Walk { db: tx.db, versions: BTreeMap::new(), runs: BTreeMap::new() };
+    let mut walk = Walk {
+        db: tx.db,
+        versions: BTreeMap::new(),
+        runs: BTreeMap::new(),
+    };
     walk.versions.insert(object, first);
-    let depth = if question.depth == 0 { usize::MAX } else { question.depth as usize };
+    let depth = if question.depth == 0 {
+        usize::MAX
+    } else {
+        question.depth as usize
+    };
     if question.up {
         walk.go(object, depth, Walk::up)?;
     }
@@ -70,7 +90,9 @@ fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
     tx.need(&node, READ, &String::from_utf8_lossy(path))?;
     if node.object == 0 {
         let path = String::from_utf8_lossy(path);
-        return Err(Fault::NotFound(format!("{path} has no lineage: it has no sealed version with bytes")));
+        return Err(Fault::NotFound(format!(
+            "{path} has no lineage: it has no sealed version with bytes"
+        )));
     }
     Ok(node.object)
 }
@@ -125,20 +147,29 @@ impl Walk<'_> {
     fn up(&mut self, object: u64) -> Result<Vec<u64>, Fault> {
         let task = self.versions.get(&object).map_or(0, |version| version.task);
         self.take_run(task)?;
-        let inputs = self.runs.get(&task).map(|run| run.inputs.clone()).unwrap_or_default();
+        let inputs = self
+            .runs
+            .get(&task)
+            .map(|run| run.inputs.clone())
+            .unwrap_or_default();
         self.take(&inputs)
     }
 
     /// What tasks that read an object made.
     fn down(&mut self, object: u64) -> Result<Vec<u64>, Fault> {
-        let mut statement =
-            self.db.prepare_cached("SELECT DISTINCT task FROM task_input WHERE object = ?1 ORDER BY task")?;
+        let mut statement = self.db.prepare_cached(
+            "SELECT DISTINCT task FROM task_input WHERE object = ?1 ORDER BY task",
+        )?;
         let tasks = statement.query_map([object.cast_signed()], |row| row.get::<_, i64>(0))?;
         let tasks = tasks.collect::<Result<Vec<_>, _>>()?;
         let mut made = Vec::new();
         for task in tasks.into_iter().map(i64::cast_unsigned) {
             self.take_run(task)?;
-            let outputs = self.runs.get(&task).map(|run| run.outputs.clone()).unwrap_or_default();
+            let outputs = self
+                .runs
+                .get(&task)
+                .map(|run| run.outputs.clone())
+                .unwrap_or_default();
             made.extend(self.take(&outputs)?);
         }
         Ok(made)
@@ -172,21 +203,25 @@ fn long(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
 
 fn version(db: &Connection, object: u64) -> Result<Option<v1::Version>, Fault> {
     let sql = "SELECT path, size, ino, version, uid, sealed_at, element, task FROM version WHERE object = ?1";
-    let found = db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| {
-        Ok(v1::Version {
-            object,
-            path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(0)?).into_owned(),
-            size: long(row, 1)?,
-            ino: long(row, 2)?,
-            version: long(row, 3)?,
-            uid: row.get(4)?,
-            sealed_at: row.get(5)?,
-            element: row.get(6)?,
-            task: long(row, 7)?,
-            current_path: String::new(),
-        })
-    });
-    let Some(mut version) = found.optional()? else { return Ok(None) };
+    let found = db
+        .prepare_cached(sql)?
+        .query_row([object.cast_signed()], |row| {
+            Ok(v1::Version {
+                object,
+                path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(0)?).into_owned(),
+                size: long(row, 1)?,
+                ino: long(row, 2)?,
+                version: long(row, 3)?,
+                uid: row.get(4)?,
+                sealed_at: row.get(5)?,
+                element: row.get(6)?,
+                task: long(row, 7)?,
+                current_path: String::new(),
+            })
+        });
+    let Some(mut version) = found.optional()? else {
+        return Ok(None);
+    };
     let node = Node::find(db, version.ino)?;
     if node.is_some_and(|node| node.object == object) {
         let path = path_of(db, version.ino)?.unwrap_or_default();
@@ -198,48 +233,74 @@ fn version(db: &Connection, object: u64) -> Result<Option<v1::Version>, Fault> {
 fn run(db: &Connection, task: u64) -> Result<Option<v1::Run>, Fault> {
     let sql = "SELECT task.job, job.name, spec, kernel_hash, element, uid, start, end, read_bytes, written_bytes, \
                moved_bytes FROM task JOIN job ON job.job = task.job WHERE task = ?1";
-    let found = db.prepare_cached(sql)?.query_row([task.cast_signed()], |row| {
-        let stored: Option<StoredTask> = serde_json::from_str(&row.get::<_, String>(2)?).ok();
-        let (name, kernel, args) = stored.map(|task| (task.name, task.kernel, task.args)).unwrap_or_default();
-        Ok(v1::Run {
-            task,
-            job: long(row, 0)?,
-            job_name: row.get(1)?,
-            name,
-            kernel,
-            kernel_hash: row.get(3)?,
-            args,
-            element: row.get(4)?,
-            uid: row.get(5)?,
-            start: row.get(6)?,
-            end: row.get(7)?,
-            read_bytes: long(row, 8)?,
-            written_bytes: long(row, 9)?,
-            moved_bytes: long(row, 10)?,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-        })
-    });
-    let Some(mut run) = found.optional()? else { return Ok(None) };
-    run.inputs = named(db, "SELECT name, object FROM task_input WHERE task = ?1 ORDER BY seq", task)?;
-    run.outputs = named(db, "SELECT name, object FROM task_output WHERE task = ?1 ORDER BY seq", task)?;
+    let found = db
+        .prepare_cached(sql)?
+        .query_row([task.cast_signed()], |row| {
+            let stored: Option<StoredTask> = serde_json::from_str(&row.get::<_, String>(2)?).ok();
+            let (name, kernel, args) = stored
+                .map(|task| (task.name, task.kernel, task.args))
+                .unwrap_or_default();
+            Ok(v1::Run {
+                task,
+                job: long(row, 0)?,
+                job_name: row.get(1)?,
+                name,
+                kernel,
+                kernel_hash: row.get(3)?,
+                args,
+                element: row.get(4)?,
+                uid: row.get(5)?,
+                start: row.get(6)?,
+                end: row.get(7)?,
+                read_bytes: long(row, 8)?,
+                written_bytes: long(row, 9)?,
+                moved_bytes: long(row, 10)?,
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+            })
+        });
+    let Some(mut run) = found.optional()? else {
+        return Ok(None);
+    };
+    run.inputs = named(
+        db,
+        "SELECT name, object FROM task_input WHERE task = ?1 ORDER BY seq",
+        task,
+    )?;
+    run.outputs = named(
+        db,
+        "SELECT name, object FROM task_output WHERE task = ?1 ORDER BY seq",
+        task,
+    )?;
     Ok(Some(run))
 }
 
 fn named(db: &Connection, sql: &str, task: u64) -> Result<Vec<v1::NamedObject>, Fault> {
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([task.cast_signed()], |row| {
-        Ok(v1::NamedObject { name: row.get(0)?, object: long(row, 1)? })
+        Ok(v1::NamedObject {
+            name: row.get(0)?,
+            object: long(row, 1)?,
+        })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// What made an object, as JSON: the answer of the attribute `user.tidemill.lineage`.
 pub(crate) fn summary(db: &Connection, object: u64) -> Result<String, Fault> {
-    let Some(version) = version(db, object)? else { return Ok("null".into()) };
-    let run = if version.task == 0 { None } else { run(db, version.task)? };
+    let Some(version) = version(db, object)? else {
+        return Ok("null".into());
+    };
+    let run = if version.task == 0 {
+        None
+    } else {
+        run(db, version.task)?
+    };
     let list = |objects: &[v1::NamedObject]| -> Vec<serde_json::Value> {
-        objects.iter().map(|o| serde_json::json!({"name": o.name, "object": o.object})).collect()
+        objects
+            .iter()
+            .map(|o| serde_json::json!({"name": o.name, "object": o.object}))
+            .collect()
     };
     let run = run.map(|run| {
         serde_json::json!({

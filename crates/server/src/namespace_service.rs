@@ -36,43 +36,75 @@ type Invalidations = Pin<Box<dyn Stream<Item = Result<v1::Invalidation, Status>>
 
 #[tonic::async_trait]
 impl v1::names_server::Names for NamespaceService {
-    async fn apply(&self, request: Request<v1::NameRequest>) -> Result<Response<v1::NameReply>, Status> {
-        let caller = self.access.caller(&request, request.get_ref().credentials.as_ref())?;
+    async fn apply(
+        &self,
+        request: Request<v1::NameRequest>,
+    ) -> Result<Response<v1::NameReply>, Status> {
+        let caller = self
+            .access
+            .caller(&request, request.get_ref().credentials.as_ref())?;
         let message = request.into_inner();
         let session = if caller.trusted { message.session } else { 0 };
-        let request = NamesRequest { caller, session, durable: message.durable, ops: message.ops };
-        let results = self.names.apply(request).await.map_err(|fault| refused(&fault))?;
+        let request = NamesRequest {
+            caller,
+            session,
+            durable: message.durable,
+            ops: message.ops,
+        };
+        let results = self
+            .names
+            .apply(request)
+            .await
+            .map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::NameReply { results }))
     }
 
-    async fn reserve(&self, request: Request<v1::ReserveRequest>) -> Result<Response<v1::ReserveReply>, Status> {
+    async fn reserve(
+        &self,
+        request: Request<v1::ReserveRequest>,
+    ) -> Result<Response<v1::ReserveReply>, Status> {
         let caller = self.access.caller(&request, None)?;
         let v1::ReserveRequest { inodes, objects } = request.into_inner();
         let ids = self.names.reserve(caller, inodes, objects).await;
         let (first_inode, first_object) = ids.map_err(|fault| refused(&fault))?;
-        Ok(Response::new(v1::ReserveReply { first_inode, first_object }))
+        Ok(Response::new(v1::ReserveReply {
+            first_inode,
+            first_object,
+        }))
     }
 
     type WatchStream = Invalidations;
 
-    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Invalidations>, Status> {
+    async fn watch(
+        &self,
+        request: Request<v1::WatchRequest>,
+    ) -> Result<Response<Invalidations>, Status> {
         self.access.need_trusted(&request)?;
         // Before the session is given out, so that no change can fall between.
         let changes = self.names.changes();
         let session = match request.into_inner().session {
-            0 => self.names.new_session().await.map_err(|fault| refused(&fault))?,
+            0 => self
+                .names
+                .new_session()
+                .await
+                .map_err(|fault| refused(&fault))?,
             known => known,
         };
         let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
         let presence = self.sessions.arrive(session);
         tokio::spawn(async move {
-            let first = v1::Invalidation { session, ..v1::Invalidation::default() };
+            let first = v1::Invalidation {
+                session,
+                ..v1::Invalidation::default()
+            };
             if sender.send(Ok(first)).await.is_ok() {
                 forward(changes, session, &sender).await;
             }
             drop(presence);
         });
-        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
+        Ok(Response::new(Box::pin(
+            tokio_stream::wrappers::ReceiverStream::new(receiver),
+        )))
     }
 }
 
@@ -90,7 +122,10 @@ async fn forward(
             Ok(changed) if changed.session == session => continue,
             Ok(changed) => changed.changes.iter().filter_map(invalidation).collect(),
             Err(RecvError::Lagged(_)) => {
-                vec![v1::Invalidation { everything: true, ..v1::Invalidation::default() }]
+                vec![v1::Invalidation {
+                    everything: true,
+                    ..v1::Invalidation::default()
+                }]
             }
             Err(RecvError::Closed) => return,
         };
@@ -104,10 +139,15 @@ async fn forward(
 
 fn invalidation(change: &Change) -> Option<v1::Invalidation> {
     match change {
-        Change::Node(ino) => Some(v1::Invalidation { ino: *ino, ..v1::Invalidation::default() }),
-        Change::Entry(parent, name) => {
-            Some(v1::Invalidation { parent: *parent, name: name.clone(), ..v1::Invalidation::default() })
-        }
+        Change::Node(ino) => Some(v1::Invalidation {
+            ino: *ino,
+            ..v1::Invalidation::default()
+        }),
+        Change::Entry(parent, name) => Some(v1::Invalidation {
+            parent: *parent,
+            name: name.clone(),
+            ..v1::Invalidation::default()
+        }),
         Change::Sealed(_) | Change::Moved => None,
     }
 }

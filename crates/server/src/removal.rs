@@ -16,8 +16,9 @@ use tidemill_wire::v1::{self, to_element::Message as To};
 const PERIOD: Duration = Duration::from_millis(500);
 /// An object rests this long before it is removed, so that an open that just saw it can hold it.
 const REST_NS: i64 = 1_000_000_000;
-/// After a start, mounts get this long to say again what they have open.
-pub(crate) const START_GRACE: Duration = Duration::from_secs(15);
+/// After a start, mounts get this long to say again what they have open; what was to be removed before the
+/// start rests until then.
+const START_GRACE_NS: i64 = 15 * 1_000_000_000;
 /// What was sent and not heard of again for this long, on a connection that still stands, is done.
 const SETTLED: Duration = Duration::from_secs(30);
 /// Objects looked at in one go, per element.
@@ -32,17 +33,28 @@ struct Sent {
 }
 
 /// Carries out removals for ever.
-pub(crate) async fn run(database: Arc<Database>, shared: Arc<Shared>, array: Arc<Array>, grace: Duration) {
-    tokio::time::sleep(grace).await;
+pub(crate) async fn run(database: Arc<Database>, shared: Arc<Shared>, array: Arc<Array>) {
+    let started = clock::now_ns();
     let mut sent: BTreeMap<u32, Vec<Sent>> = BTreeMap::new();
     loop {
         tokio::time::sleep(PERIOD).await;
         for element in array.up() {
-            let Some(epoch) = array.epoch(element) else { continue };
+            let Some(epoch) = array.epoch(element) else {
+                continue;
+            };
             let batches = sent.entry(element).or_default();
             // Batches of a broken connection may have been lost: they count as unsent.
             batches.retain(|batch| batch.epoch == epoch);
-            if let Err(fault) = one_element(&database, &shared, &array, element, epoch, batches).await {
+            if let Err(fault) = one_element(
+                &database,
+                &shared,
+                &array,
+                (element, epoch),
+                batches,
+                started,
+            )
+            .await
+            {
                 tracing::warn!(element, %fault, "removals are put off");
             }
         }
@@ -53,33 +65,53 @@ async fn one_element(
     database: &Database,
     shared: &Shared,
     array: &Array,
-    element: u32,
-    epoch: u64,
+    (element, epoch): (u32, u64),
     batches: &mut Vec<Sent>,
+    started: i64,
 ) -> Result<(), Fault> {
-    let settled: Vec<u64> = batches.extract_if(.., |batch| batch.at.elapsed() > SETTLED).flat_map(|b| b.objects).collect();
+    let settled: Vec<u64> = batches
+        .extract_if(.., |batch| batch.at.elapsed() > SETTLED)
+        .flat_map(|b| b.objects)
+        .collect();
     if !settled.is_empty() {
         forget(database, settled).await?;
     }
-    let on_the_way: std::collections::BTreeSet<u64> =
-        batches.iter().flat_map(|batch| batch.objects.iter().copied()).collect();
-    let mut objects = due(database, element)?;
+    let on_the_way: std::collections::BTreeSet<u64> = batches
+        .iter()
+        .flat_map(|batch| batch.objects.iter().copied())
+        .collect();
+    let mut objects = due(database, element, started)?;
     objects.retain(|&object| !on_the_way.contains(&object) && !shared.object_held(object));
     if objects.is_empty() {
         return Ok(());
     }
-    if array.send(element, To::Remove(v1::RemoveObjects { objects: objects.clone() })) {
-        batches.push(Sent { epoch, objects, at: std::time::Instant::now() });
+    if array.send(
+        element,
+        To::Remove(v1::RemoveObjects {
+            objects: objects.clone(),
+        }),
+    ) {
+        batches.push(Sent {
+            epoch,
+            objects,
+            at: std::time::Instant::now(),
+        });
     }
     Ok(())
 }
 
-fn due(database: &Database, element: u32) -> Result<Vec<u64>, Fault> {
-    let before = clock::now_ns() - REST_NS;
+fn due(database: &Database, element: u32, started: i64) -> Result<Vec<u64>, Fault> {
+    let now = clock::now_ns();
+    let before = now - REST_NS;
+    let after = if now - started < START_GRACE_NS {
+        started
+    } else {
+        0
+    };
     database.read(|db| {
-        let sql = "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 LIMIT ?3";
+        let sql = "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3 LIMIT ?4";
         let mut statement = db.prepare_cached(sql)?;
-        let rows = statement.query_map(params![element, before, BATCH_MAX], |row| row.get::<_, i64>(0))?;
+        let rows = statement.query_map(params![element, before, after, BATCH_MAX], |row| row.get::<_, i64>(0))?;
         Ok(rows.map(|object| object.map(i64::cast_unsigned)).collect::<Result<_, _>>()?)
     })
 }

@@ -124,7 +124,10 @@ impl Server {
         let lock = prepare(&dir)?;
         let token = dir.join("token");
         let access = Arc::new(Access::open(&token).map_err(|source| file(&token, source))?);
-        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let owner = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
@@ -136,12 +139,16 @@ impl Server {
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(names.shared().clone(), settings, driver.clone()));
         let signals = Signals::default();
-        let worker = start_driver(&names, &array, &signals, &config.default_policy, incoming).await?;
+        let worker =
+            start_driver(&names, &array, &signals, &config.default_policy, incoming).await?;
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
         let sessions = Sessions::new(names.clone() as Arc<dyn Names>, array.clone());
-        let namespace =
-            NamespaceService { names: names.clone(), access: access.clone(), sessions: sessions.clone() };
+        let namespace = NamespaceService {
+            names: names.clone(),
+            access: access.clone(),
+            sessions: sessions.clone(),
+        };
         let jobs = JobService {
             names: names.clone(),
             array: array.clone(),
@@ -149,12 +156,18 @@ impl Server {
             driver: driver.clone(),
             signals: signals.clone(),
         };
-        let lineage = LineageService { names: names.clone(), access: access.clone() };
+        let lineage = LineageService {
+            names: names.clone(),
+            access: access.clone(),
+        };
         let elements = ArrayService {
             array: array.clone(),
             access,
             default_policy: config.default_policy.clone(),
-            policies: tidemill_core::policy::NAMES.iter().map(|&name| name.to_owned()).collect(),
+            policies: tidemill_core::policy::NAMES
+                .iter()
+                .map(|&name| name.to_owned())
+                .collect(),
             started: clock::now_ns(),
         };
         let routes = routes(namespace, jobs, lineage, elements);
@@ -163,14 +176,27 @@ impl Server {
         let (address, mut tasks) = listen(config.listen, &socket, routes, &stopped).await?;
         tasks.push(tokio::spawn(until(
             stopped,
-            removal::run(names.database().clone(), names.shared().clone(), array, removal::START_GRACE),
+            removal::run(names.database().clone(), names.shared().clone(), array),
         )));
-        tasks.push(tokio::spawn(until(stop.subscribe(), expiry::run(names.clone()))));
+        tasks.push(tokio::spawn(until(
+            stop.subscribe(),
+            expiry::run(names.clone()),
+        )));
         let forward = forward_changes(names.changes(), signals, driver.clone());
         tasks.push(tokio::spawn(until(stop.subscribe(), forward)));
         forget_old_sessions(&names, &sessions)?;
         tracing::info!(%address, socket = %socket.display(), "server is up");
-        Ok(Self { address, socket, token, stop, tasks, names, driver, worker: Some(worker), _lock: lock })
+        Ok(Self {
+            address,
+            socket,
+            token,
+            stop,
+            tasks,
+            names,
+            driver,
+            worker: Some(worker),
+            _lock: lock,
+        })
     }
 
     /// The TCP address it listens on.
@@ -242,19 +268,35 @@ fn routes(
     array: ArrayService,
 ) -> Routes {
     let max = MESSAGE_BYTES_MAX;
-    let names = NamesServer::new(names).max_decoding_message_size(max).max_encoding_message_size(max);
-    let jobs = JobsServer::new(jobs).max_decoding_message_size(max).max_encoding_message_size(max);
+    let names = NamesServer::new(names)
+        .max_decoding_message_size(max)
+        .max_encoding_message_size(max);
+    let jobs = JobsServer::new(jobs)
+        .max_decoding_message_size(max)
+        .max_encoding_message_size(max);
     let lineage = LineageServer::new(lineage).max_encoding_message_size(max);
-    let array = ArrayServer::new(array).max_decoding_message_size(max).max_encoding_message_size(max);
-    Routes::new(names).add_service(jobs).add_service(lineage).add_service(array)
+    let array = ArrayServer::new(array)
+        .max_decoding_message_size(max)
+        .max_encoding_message_size(max);
+    Routes::new(names)
+        .add_service(jobs)
+        .add_service(lineage)
+        .add_service(array)
 }
 
 /// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told
 /// once.
-async fn forward_changes(mut changes: Receiver<Arc<Changed>>, signals: Signals, driver: Sender<Incoming>) {
+async fn forward_changes(
+    mut changes: Receiver<Arc<Changed>>,
+    signals: Signals,
+    driver: Sender<Incoming>,
+) {
     loop {
         let relevant = match changes.recv().await {
-            Ok(changed) => changed.changes.iter().any(|c| matches!(c, Change::Sealed(_) | Change::Moved)),
+            Ok(changed) => changed
+                .changes
+                .iter()
+                .any(|c| matches!(c, Change::Sealed(_) | Change::Moved)),
             Err(RecvError::Lagged(_)) => true,
             Err(RecvError::Closed) => return,
         };
@@ -278,16 +320,26 @@ async fn until(mut stopped: watch::Receiver<bool>, work: impl Future<Output = ()
 }
 
 fn file(path: &Path, source: std::io::Error) -> StartError {
-    StartError::File { path: path.display().to_string(), source }
+    StartError::File {
+        path: path.display().to_string(),
+        source,
+    }
 }
 
 /// Makes the folder with a private database file and locks it against a second server.
 fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
     let mut options = std::fs::OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600);
     let database = dir.join("server.db");
-    options.open(&database).map_err(|source| file(&database, source))?;
+    options
+        .open(&database)
+        .map_err(|source| file(&database, source))?;
     let path = dir.join("server.lock");
     let lock = options.open(&path).map_err(|source| file(&path, source))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
@@ -301,7 +353,10 @@ async fn listen(
     routes: Routes,
     stopped: &watch::Receiver<bool>,
 ) -> Result<(SocketAddr, Vec<JoinHandle<()>>), StartError> {
-    let refused = |source| StartError::Listen { address: address.to_string(), source };
+    let refused = |source| StartError::Listen {
+        address: address.to_string(),
+        source,
+    };
     let tcp = TcpListener::bind(address).await.map_err(refused)?;
     let bound = tcp.local_addr().map_err(refused)?;
     // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
@@ -312,7 +367,9 @@ async fn listen(
         .map_err(|source| file(socket, source))?;
     let tcp = tonic::transport::server::TcpIncoming::from(tcp).with_nodelay(Some(true));
     let unix = tokio_stream::wrappers::UnixListenerStream::new(unix);
-    let over_tcp = builder().add_routes(routes.clone()).serve_with_incoming(tcp);
+    let over_tcp = builder()
+        .add_routes(routes.clone())
+        .serve_with_incoming(tcp);
     let over_unix = builder().add_routes(routes).serve_with_incoming(unix);
     let tasks = vec![
         tokio::spawn(until(stopped.clone(), async move { log(over_tcp.await) })),
@@ -338,9 +395,13 @@ fn log(result: Result<(), tonic::transport::Error>) {
 /// Mounts that had something open when the server stopped get the usual time to come back.
 fn forget_old_sessions(names: &SqliteNames, sessions: &Sessions) -> Result<(), StartError> {
     let known: Vec<u64> = names.database().read(|db| {
-        let mut statement = db.prepare_cached("SELECT DISTINCT session FROM writing WHERE session != 0 UNION SELECT 0")?;
+        let mut statement = db.prepare_cached(
+            "SELECT DISTINCT session FROM writing WHERE session != 0 UNION SELECT 0",
+        )?;
         let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
-        Ok(rows.map(|session| session.map(i64::cast_unsigned)).collect::<Result<_, _>>()?)
+        Ok(rows
+            .map(|session| session.map(i64::cast_unsigned))
+            .collect::<Result<_, _>>()?)
     })?;
     for session in known {
         let sessions = sessions.clone();

@@ -39,13 +39,21 @@ impl Drop for Presence {
 
 impl Sessions {
     pub(crate) fn new(names: Arc<dyn Names>, array: Arc<Array>) -> Self {
-        Self { present: Arc::default(), names, array, objects: Objects::new() }
+        Self {
+            present: Arc::default(),
+            names,
+            array,
+            objects: Objects::new(),
+        }
     }
 
     /// A mount's stream begins.
     pub(crate) fn arrive(&self, session: u64) -> Presence {
         *self.present.lock().entry(session).or_default() += 1;
-        Presence { session, sessions: self.clone() }
+        Presence {
+            session,
+            sessions: self.clone(),
+        }
     }
 
     fn leave(self, session: u64) {
@@ -80,13 +88,35 @@ impl Sessions {
 
     /// A mount died while it was writing: what reached the element is sealed, as if it had closed the file.
     async fn finish(&self, version: Unfinished) {
-        let Unfinished { ino, object, element } = version;
-        let Some(url) = self.array.url(element) else { return };
-        let body = SealBody { inode: ino, path: String::new(), uid: 0, gid: 0, mode: 0o644, durable: false };
+        let Unfinished {
+            ino,
+            object,
+            element,
+        } = version;
+        let Some(url) = self.array.url(element) else {
+            return;
+        };
+        let body = SealBody {
+            inode: ino,
+            path: String::new(),
+            uid: 0,
+            gid: 0,
+            mode: 0o644,
+            durable: false,
+        };
         let capability = self.array.sign_for_server(element, object);
-        let remote = Remote { url: url.into(), object: ObjectId(object), capability };
+        let remote = Remote {
+            url: url.into(),
+            object: ObjectId(object),
+            capability,
+        };
         let op = match self.objects.seal(&remote, &body).await {
-            Ok(size) => Op::Seal(v1::Seal { ino, object, size, mtime: 0 }),
+            Ok(size) => Op::Seal(v1::Seal {
+                ino,
+                object,
+                size,
+                mtime: 0,
+            }),
             Err(tidemill_client::Error::ElementRefused { status: 404, .. }) => {
                 Op::Abandon(v1::Abandon { ino, object })
             }

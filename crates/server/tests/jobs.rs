@@ -36,11 +36,20 @@ async fn mkdir(client: &tidemill_client::Server, path: &str, uid: u32) {
 }
 
 async fn unlink(client: &tidemill_client::Server, parent: u64, name: &str) {
-    let unlink = v1::Unlink { parent, name: name.as_bytes().to_vec(), directory: false, time: 0 };
+    let unlink = v1::Unlink {
+        parent,
+        name: name.as_bytes().to_vec(),
+        directory: false,
+        time: 0,
+    };
     client.one(&root(), Op::Unlink(unlink)).await.unwrap();
 }
 
-async fn until(client: &tidemill_client::Server, id: u64, what: impl Fn(&v1::Job) -> bool) -> v1::Job {
+async fn until(
+    client: &tidemill_client::Server,
+    id: u64,
+    what: impl Fn(&v1::Job) -> bool,
+) -> v1::Job {
     loop {
         let now = job(client, id).await;
         if what(&now) {
@@ -61,9 +70,15 @@ async fn a_job_runs_and_its_lineage_outlives_renames_and_rewrites() {
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done));
     assert_eq!(done.tasks_by_state["done"], 2);
-    assert_eq!((done.tasks[0].kernel_hash.as_str(), done.tasks[0].end), ("hash", 30));
+    assert_eq!(
+        (done.tasks[0].kernel_hash.as_str(), done.tasks[0].end),
+        ("hash", 30)
+    );
     let out = stat(&client, "/w/out").await.unwrap();
-    assert_eq!((out.uid, out.mode, out.size, out.version), (1000, 0o644, 5, 1));
+    assert_eq!(
+        (out.uid, out.mode, out.size, out.version),
+        (1000, 0o644, 5, 1)
+    );
 
     // A rename, and a new version of the input, change nothing of where the output came from.
     let parent = stat(&client, "/w").await.unwrap().ino;
@@ -86,16 +101,57 @@ async fn a_job_runs_and_its_lineage_outlives_renames_and_rewrites() {
     assert_eq!(lineage.object, out.object);
     let names: Vec<_> = lineage.runs.iter().map(|run| run.name.as_str()).collect();
     assert_eq!(names, ["first", "second"]);
-    assert_eq!(lineage.runs[0].inputs, [v1::NamedObject { name: "in".into(), object: input }]);
-    let of = |object| lineage.versions.iter().find(|version| version.object == object).unwrap();
-    assert_eq!((of(out.object).path.as_str(), of(out.object).current_path.as_str()), ("/w/out", "/moved"));
-    assert_eq!((of(input).path.as_str(), of(input).current_path.as_str()), ("/w/in", ""));
-    let down = v1::LineageRequest { object: input, down: true, depth: 1, ..v1::LineageRequest::default() };
+    assert_eq!(
+        lineage.runs[0].inputs,
+        [v1::NamedObject {
+            name: "in".into(),
+            object: input
+        }]
+    );
+    let of = |object| {
+        lineage
+            .versions
+            .iter()
+            .find(|version| version.object == object)
+            .unwrap()
+    };
+    assert_eq!(
+        (
+            of(out.object).path.as_str(),
+            of(out.object).current_path.as_str()
+        ),
+        ("/w/out", "/moved")
+    );
+    assert_eq!(
+        (of(input).path.as_str(), of(input).current_path.as_str()),
+        ("/w/in", "")
+    );
+    let down = v1::LineageRequest {
+        object: input,
+        down: true,
+        depth: 1,
+        ..v1::LineageRequest::default()
+    };
     let down = client.lineage().query(down).await.unwrap().into_inner();
     assert_eq!(down.runs.len(), 1);
-    let explained = v1::GetJobRequest { credentials: Some(root()), job: reply.job };
-    let explained = client.jobs().explain(explained).await.unwrap().into_inner().decisions;
-    assert_eq!(explained.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["first", "second"]);
+    let explained = v1::GetJobRequest {
+        credentials: Some(root()),
+        job: reply.job,
+    };
+    let explained = client
+        .jobs()
+        .explain(explained)
+        .await
+        .unwrap()
+        .into_inner()
+        .decisions;
+    assert_eq!(
+        explained
+            .iter()
+            .map(|d| d.name.as_str())
+            .collect::<Vec<_>>(),
+        ["first", "second"]
+    );
     worker.abort();
 }
 
@@ -120,15 +176,34 @@ async fn a_job_waits_for_elements_and_for_files_still_to_be_written() {
         ..v1::Rename::default()
     };
     let parent = stat(&client, "/w").await.unwrap().ino;
-    client.one(&root(), Op::Rename(rename("other", parent))).await.unwrap();
+    client
+        .one(&root(), Op::Rename(rename("other", parent)))
+        .await
+        .unwrap();
     write_file(&client, "/mine", 9, 1000).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(job(&client, reply.job).await.tasks[0].awaited, ["/w/in"]);
     let object = stat(&client, "/mine").await.unwrap().object;
-    client.one(&root(), Op::Rename(rename("mine", parent))).await.unwrap();
-    assert_eq!(ended(&client, reply.job).await.state, i32::from(State::Done));
-    let inputs = v1::LineageRequest { path: b"/w/mid".to_vec(), up: true, ..v1::LineageRequest::default() };
-    let runs = client.lineage().query(inputs).await.unwrap().into_inner().runs;
+    client
+        .one(&root(), Op::Rename(rename("mine", parent)))
+        .await
+        .unwrap();
+    assert_eq!(
+        ended(&client, reply.job).await.state,
+        i32::from(State::Done)
+    );
+    let inputs = v1::LineageRequest {
+        path: b"/w/mid".to_vec(),
+        up: true,
+        ..v1::LineageRequest::default()
+    };
+    let runs = client
+        .lineage()
+        .query(inputs)
+        .await
+        .unwrap()
+        .into_inner()
+        .runs;
     assert_eq!(runs[0].inputs[0].object, object);
     worker.abort();
 }
@@ -141,7 +216,10 @@ async fn a_killed_server_goes_on_with_its_jobs() {
     let labels = element.labels().await;
     let (first, analyse) = labels[0].clone();
     element.started(first).await;
-    until(&client, reply.job, |job| job.tasks[0].state == i32::from(State::Running)).await;
+    until(&client, reply.job, |job| {
+        job.tasks[0].state == i32::from(State::Running)
+    })
+    .await;
     drop((element, client));
     running.crash().await;
 
@@ -172,7 +250,10 @@ async fn a_killed_server_goes_on_with_its_jobs() {
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Done));
     assert_eq!(stat(&client, "/w/out").await.unwrap().size, 6);
-    assert_eq!(done.tasks.iter().map(|task| task.tries).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(
+        done.tasks.iter().map(|task| task.tries).collect::<Vec<_>>(),
+        [1, 1]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,7 +262,10 @@ async fn what_an_element_still_has_of_an_ended_job_is_aborted() {
     let (running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
     let (label, analyse) = element.labels().await.remove(0);
-    let get = v1::GetJobRequest { credentials: Some(array::user(1000)), job: reply.job };
+    let get = v1::GetJobRequest {
+        credentials: Some(array::user(1000)),
+        job: reply.job,
+    };
     let cancelled = client.jobs().cancel(get).await.unwrap().into_inner();
     assert_eq!(cancelled.state, i32::from(State::Cancelled));
     loop {
@@ -198,7 +282,10 @@ async fn what_an_element_still_has_of_an_ended_job_is_aborted() {
     assert!(matches!(element.next().await, To::Abort(abort) if abort.label == label));
     element.finished(label, success(&analyse, 5)).await;
     element.acknowledged(vec![label]).await;
-    assert!(stat(&client, "/w/mid").await.is_none(), "a cancelled job makes no files");
+    assert!(
+        stat(&client, "/w/mid").await.is_none(),
+        "a cancelled job makes no files"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,7 +300,10 @@ async fn a_lost_elements_tasks_run_elsewhere() {
     let worker = running.element(1).await.serve();
     drop(first);
     let done = ended(&client, reply.job).await;
-    assert_eq!((done.state, done.tasks[0].element), (i32::from(State::Done), 1));
+    assert_eq!(
+        (done.state, done.tasks[0].element),
+        (i32::from(State::Done), 1)
+    );
     // It comes back and says that it was done there too: nobody wants that any more.
     let mut first = FakeElement::attach(&client, 0, vec![label]).await;
     assert!(matches!(first.next().await, To::Abort(abort) if abort.label == label));
@@ -226,7 +316,9 @@ async fn a_failure_is_shown_and_cancels_what_depends_on_it() {
     let (_running, mut element, client) = with_input(dir.path()).await;
     let reply = submit(&client, 1000, CHAIN).await;
     let (label, _) = element.labels().await.remove(0);
-    element.finished(label, failure("timeout", "it ran out of time")).await;
+    element
+        .finished(label, failure("timeout", "it ran out of time"))
+        .await;
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Failed));
     assert_eq!(done.tasks[0].error, "it ran out of time");
@@ -245,7 +337,11 @@ async fn an_output_that_came_into_being_is_not_touched() {
     element.finished(label, success(&analyse, 5)).await;
     let done = ended(&client, reply.job).await;
     assert_eq!(done.state, i32::from(State::Failed));
-    assert!(done.tasks[0].error.contains("output /w/mid exists"), "{}", done.tasks[0].error);
+    assert!(
+        done.tasks[0].error.contains("output /w/mid exists"),
+        "{}",
+        done.tasks[0].error
+    );
     assert_eq!(stat(&client, "/w/mid").await.unwrap().object, theirs);
     // What the task had sealed is removed.
     loop {
@@ -268,7 +364,12 @@ async fn scripts_that_cannot_run_are_refused_with_all_reasons() {
           { name = "c"; kernel = "echo"; input = ["in"]; output = ["z"]; }
         );"#;
     let errors = submit(&client, 1000, script).await.errors.join("\n");
-    for part in ["test.job:3", "\"missing-program\" was not found", "nothing", "exists already"] {
+    for part in [
+        "test.job:3",
+        "\"missing-program\" was not found",
+        "nothing",
+        "exists already",
+    ] {
         assert!(errors.contains(part), "{part} is not in:\n{errors}");
     }
     assert!(!errors.contains("task \"c\""), "{errors}");
@@ -286,20 +387,47 @@ async fn other_users_jobs_stay_private() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _element, client) = with_input(dir.path()).await;
     let id = submit(&client, 1000, CHAIN).await.job;
-    let get = |uid| v1::GetJobRequest { credentials: Some(array::user(uid)), job: id };
-    assert_eq!(client.jobs().get(get(2000)).await.unwrap_err().code(), tonic::Code::PermissionDenied);
-    assert_eq!(client.jobs().cancel(get(2000)).await.unwrap_err().code(), tonic::Code::PermissionDenied);
-    assert_eq!(client.jobs().get(get(1)).await.unwrap_err().code(), tonic::Code::PermissionDenied);
+    let get = |uid| v1::GetJobRequest {
+        credentials: Some(array::user(uid)),
+        job: id,
+    };
+    assert_eq!(
+        client.jobs().get(get(2000)).await.unwrap_err().code(),
+        tonic::Code::PermissionDenied
+    );
+    assert_eq!(
+        client.jobs().cancel(get(2000)).await.unwrap_err().code(),
+        tonic::Code::PermissionDenied
+    );
+    assert_eq!(
+        client.jobs().get(get(1)).await.unwrap_err().code(),
+        tonic::Code::PermissionDenied
+    );
     client.jobs().get(get(1000)).await.unwrap();
-    let list = v1::ListJobsRequest { credentials: Some(array::user(2000)), everyone: false };
-    assert!(client.jobs().list(list).await.unwrap().into_inner().jobs.is_empty());
+    let list = v1::ListJobsRequest {
+        credentials: Some(array::user(2000)),
+        everyone: false,
+    };
+    assert!(
+        client
+            .jobs()
+            .list(list)
+            .await
+            .unwrap()
+            .into_inner()
+            .jobs
+            .is_empty()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_needed() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;
-    let script = CHAIN.replace("output = [\"mid\"];", "output = [\"mid\"]; lifetime = \"used\";");
+    let script = CHAIN.replace(
+        "output = [\"mid\"];",
+        "output = [\"mid\"]; lifetime = \"used\";",
+    );
     let reply = submit(&client, 1000, &script).await;
     assert_eq!(reply.errors, Vec::<String>::new());
     let mut labels = element.labels().await;
@@ -322,7 +450,10 @@ async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_need
         },
     };
     element.finished(second, success(&analyse, 6)).await;
-    assert_eq!(ended(&client, reply.job).await.state, i32::from(State::Done));
+    assert_eq!(
+        ended(&client, reply.job).await.state,
+        i32::from(State::Done)
+    );
     let mut removed = Vec::new();
     while removed.len() < 2 {
         if let To::Remove(remove) = element.next().await {

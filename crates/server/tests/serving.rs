@@ -7,7 +7,10 @@ use tidemill_client::{Endpoint, Server as Client};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 fn lookup(name: &str) -> Op {
-    Op::Lookup(v1::Lookup { parent: 1, name: name.as_bytes().to_vec() })
+    Op::Lookup(v1::Lookup {
+        parent: 1,
+        name: name.as_bytes().to_vec(),
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,12 +29,21 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
         object: object.0,
         ..v1::Create::default()
     };
-    let Answer::Opened(opened) = client.one(&root(), Op::Create(create.clone())).await.unwrap() else {
+    let Answer::Opened(opened) = client
+        .one(&root(), Op::Create(create.clone()))
+        .await
+        .unwrap()
+    else {
         panic!("not opened")
     };
     assert_eq!((opened.element, opened.object), (0, object.0));
     assert!(!opened.capability.is_empty());
-    let seal = v1::Seal { ino: ino.0, object: object.0, size: 12, mtime: 5 };
+    let seal = v1::Seal {
+        ino: ino.0,
+        object: object.0,
+        size: 12,
+        mtime: 5,
+    };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
     client.one(&root(), Op::Seal(seal)).await.unwrap();
@@ -40,9 +52,14 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
 
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let Answer::Entry(entry) = client.one(&root(), lookup("a")).await.unwrap() else { panic!("no entry") };
+    let Answer::Entry(entry) = client.one(&root(), lookup("a")).await.unwrap() else {
+        panic!("no entry")
+    };
     let attr = entry.attr.unwrap();
-    assert_eq!((attr.size, attr.version, attr.object, attr.mtime), (12, 1, object.0, 5));
+    assert_eq!(
+        (attr.size, attr.version, attr.object, attr.mtime),
+        (12, 1, object.0, 5)
+    );
     let (later, _) = client.reserve(1, 1).await.unwrap();
     assert!(later.0 > ino.0, "ids are never given twice");
 }
@@ -51,7 +68,9 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
 async fn tcp_needs_the_token() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let endpoint: Endpoint = format!("http://{}", running.server().address()).parse().unwrap();
+    let endpoint: Endpoint = format!("http://{}", running.server().address())
+        .parse()
+        .unwrap();
     assert!(Client::connect(&endpoint, None).await.is_err());
     assert!(Client::connect(&endpoint, Some("wrong")).await.is_err());
     let token = std::fs::read_to_string(running.server().token_file()).unwrap();
@@ -63,21 +82,30 @@ async fn a_mount_hears_of_others_changes_and_not_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
-    let mut watch =
-        client.names().watch(v1::WatchRequest { session: 0 }).await.unwrap().into_inner();
+    let mut watch = client
+        .names()
+        .watch(v1::WatchRequest { session: 0 })
+        .await
+        .unwrap()
+        .into_inner();
     let session = watch.message().await.unwrap().unwrap().session;
     assert_ne!(session, 0);
     for (session, name) in [(session, "mine"), (0, "theirs")] {
         let request = v1::NameRequest {
             credentials: Some(root()),
-            ops: vec![v1::NameOp { op: Some(file_op(name)) }],
+            ops: vec![v1::NameOp {
+                op: Some(file_op(name)),
+            }],
             session,
             durable: true,
         };
         client.apply(request).await.unwrap();
     }
     let first = watch.message().await.unwrap().unwrap();
-    assert_eq!((first.parent, first.name.as_slice()), (1, b"theirs".as_slice()));
+    assert_eq!(
+        (first.parent, first.name.as_slice()),
+        (1, b"theirs".as_slice())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

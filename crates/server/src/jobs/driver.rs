@@ -48,7 +48,10 @@ pub(crate) struct Signals {
 
 impl Default for Signals {
     fn default() -> Self {
-        Self { awaiting: Arc::default(), changes: tokio::sync::watch::Sender::new(0) }
+        Self {
+            awaiting: Arc::default(),
+            changes: tokio::sync::watch::Sender::new(0),
+        }
     }
 }
 
@@ -142,12 +145,23 @@ impl Driver {
         default_policy: &str,
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
-        let blocks = Blocks { database: database.clone(), labels: 0..0, objects: 0..0 };
-        let config = Config { policy: default_policy.into(), seed: u64::from_le_bytes(crate::access::random()) };
+        let blocks = Blocks {
+            database: database.clone(),
+            labels: 0..0,
+            objects: 0..0,
+        };
+        let config = Config {
+            policy: default_policy.into(),
+            seed: u64::from_le_bytes(crate::access::random()),
+        };
         let dispatcher = Dispatcher::new(config, Box::new(blocks))
             .map_err(|_| Fault::Malformed("the default policy does not exist"))?;
         let change = database.read(|db| {
-            Ok(db.query_row("SELECT coalesce(max(changed), 0) FROM task", [], |row| row.get(0))?)
+            Ok(
+                db.query_row("SELECT coalesce(max(changed), 0) FROM task", [], |row| {
+                    row.get(0)
+                })?,
+            )
         })?;
         let mut driver = Self {
             dispatcher,
@@ -198,7 +212,11 @@ impl Driver {
                 }
                 self.on(message, &mut steps, &mut outbox);
                 taken += 1;
-                next = if taken < BATCH_MAX { incoming.try_recv().ok() } else { None };
+                next = if taken < BATCH_MAX {
+                    incoming.try_recv().ok()
+                } else {
+                    None
+                };
             }
             if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
                 self.look_for_awaited(&mut steps, &mut outbox);
@@ -227,12 +245,22 @@ impl Driver {
         }
         for task in &job.spec.tasks {
             self.owners.insert(task.task, job.spec.job);
-            for input in task.inputs.iter().filter(|input| input.origin == Origin::Awaited) {
+            for input in task
+                .inputs
+                .iter()
+                .filter(|input| input.origin == Origin::Awaited)
+            {
                 if let Some((_, path)) = input.path.split_once(':') {
-                    let waiting = self.awaited.entry((job.spec.owner.uid, path.into())).or_insert_with(|| {
-                        let caller = publish::caller(job.spec.owner, &job.groups);
-                        Waiting { caller, jobs: BTreeSet::new() }
-                    });
+                    let waiting = self
+                        .awaited
+                        .entry((job.spec.owner.uid, path.into()))
+                        .or_insert_with(|| {
+                            let caller = publish::caller(job.spec.owner, &job.groups);
+                            Waiting {
+                                caller,
+                                jobs: BTreeSet::new(),
+                            }
+                        });
                     waiting.jobs.insert(job.spec.job);
                     self.look = true;
                 }
@@ -246,28 +274,42 @@ impl Driver {
         match report {
             Report::Up { element, labels } => {
                 let id = ElementId(element.element);
-                let Ok(view) = ElementView::try_from(&element) else { return };
+                let Ok(view) = ElementView::try_from(&element) else {
+                    return;
+                };
                 self.feed(Event::ElementUp { element: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
             }
             Report::Down { element } => {
-                self.feed(Event::ElementDown { element: ElementId(element) }, steps, outbox);
+                self.feed(
+                    Event::ElementDown {
+                        element: ElementId(element),
+                    },
+                    steps,
+                    outbox,
+                );
             }
             Report::Status { element } => {
                 let id = ElementId(element.element);
-                let Ok(view) = ElementView::try_from(&element) else { return };
+                let Ok(view) = ElementView::try_from(&element) else {
+                    return;
+                };
                 self.feed(Event::ElementStatus { element: id, view }, steps, outbox);
             }
             Report::Started { element, label } => {
                 let (element, label) = (ElementId(element), LabelId(label));
                 self.feed(Event::Started { element, label }, steps, outbox);
             }
-            Report::Finished { element, label, outcome } => {
-                match Outcome::try_from(&outcome) {
-                    Ok(outcome) => self.on_finished(ElementId(element), LabelId(label), outcome, steps, outbox),
-                    Err(error) => tracing::warn!(element, label, %error, "an outcome makes no sense"),
+            Report::Finished {
+                element,
+                label,
+                outcome,
+            } => match Outcome::try_from(&outcome) {
+                Ok(outcome) => {
+                    self.on_finished(ElementId(element), LabelId(label), outcome, steps, outbox)
                 }
-            }
+                Err(error) => tracing::warn!(element, label, %error, "an outcome makes no sense"),
+            },
         }
     }
 
@@ -276,8 +318,13 @@ impl Driver {
     fn resync(&mut self, element: ElementId, known: &[u64], outbox: &mut Outbox) {
         let known: BTreeSet<u64> = known.iter().copied().collect();
         let mut labels = self.dispatcher.labels(element);
-        for &label in known.iter().filter(|&&label| labels.iter().all(|have| have.id.0 != label)) {
-            outbox.messages.push((element.0, To::Abort(v1::AbortLabel { label })));
+        for &label in known
+            .iter()
+            .filter(|&&label| labels.iter().all(|have| have.id.0 != label))
+        {
+            outbox
+                .messages
+                .push((element.0, To::Abort(v1::AbortLabel { label })));
         }
         labels.retain(|label| !known.contains(&label.id.0));
         if !labels.is_empty() {
@@ -295,9 +342,21 @@ impl Driver {
     ) {
         let task = self.dispatcher.task_of(label);
         let told = self.unless_in_the_way(task, &outcome);
-        let unsettled = Unsettled { element, task, outcome: Box::new(outcome) };
+        let unsettled = Unsettled {
+            element,
+            task,
+            outcome: Box::new(outcome),
+        };
         self.unsettled.insert(label, unsettled);
-        self.feed(Event::Finished { element, label, outcome: Box::new(told) }, steps, outbox);
+        self.feed(
+            Event::Finished {
+                element,
+                label,
+                outcome: Box::new(told),
+            },
+            steps,
+            outbox,
+        );
         self.settle(steps, outbox);
     }
 
@@ -305,9 +364,13 @@ impl Driver {
     /// failure.
     fn unless_in_the_way(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
         let told = outcome.clone();
-        let Some(task) = task.filter(|_| outcome.result.is_ok()) else { return told };
+        let Some(task) = task.filter(|_| outcome.result.is_ok()) else {
+            return told;
+        };
         let memo = self.owners.get(&task).and_then(|job| self.jobs.get(job));
-        let Some((memo, outputs)) = memo.and_then(|memo| Some((memo, &memo.tasks.get(&task)?.outputs))) else {
+        let Some((memo, outputs)) =
+            memo.and_then(|memo| Some((memo, &memo.tasks.get(&task)?.outputs)))
+        else {
             return told;
         };
         let caller = publish::caller(memo.owner, &memo.groups);
@@ -322,8 +385,15 @@ impl Driver {
         });
         match checked {
             Ok(Some(message)) => {
-                let failure = Failure { kind: FailureKind::MissingOutput, message, stderr: String::new() };
-                Outcome { result: Err(failure), ..told }
+                let failure = Failure {
+                    kind: FailureKind::MissingOutput,
+                    message,
+                    stderr: String::new(),
+                };
+                Outcome {
+                    result: Err(failure),
+                    ..told
+                }
             }
             Ok(None) => told,
             Err(fault) => {
@@ -335,15 +405,39 @@ impl Driver {
 
     /// Acknowledges outcomes that the dispatcher has made its decision about.
     fn settle(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
-        let settled: Vec<LabelId> =
-            self.unsettled.keys().copied().filter(|&label| self.dispatcher.task_of(label).is_none()).collect();
+        let settled: Vec<LabelId> = self
+            .unsettled
+            .keys()
+            .copied()
+            .filter(|&label| self.dispatcher.task_of(label).is_none())
+            .collect();
         for label in settled {
-            let Some(Unsettled { element, task, outcome }) = self.unsettled.remove(&label) else { continue };
-            let sealed = outcome.result.iter().flatten().map(|sealed| sealed.object).collect();
+            let Some(Unsettled {
+                element,
+                task,
+                outcome,
+            }) = self.unsettled.remove(&label)
+            else {
+                continue;
+            };
+            let sealed = outcome
+                .result
+                .iter()
+                .flatten()
+                .map(|sealed| sealed.object)
+                .collect();
             if let Some(task) = task {
-                steps.push(Step::Measured { task, element, outcome });
+                steps.push(Step::Measured {
+                    task,
+                    element,
+                    outcome,
+                });
             }
-            steps.push(Step::Settle { label, element, sealed });
+            steps.push(Step::Settle {
+                label,
+                element,
+                sealed,
+            });
             outbox.acks.entry(element.0).or_default().push(label.0);
         }
     }
@@ -360,19 +454,40 @@ impl Driver {
         match action {
             Action::Send { element, labels } => {
                 self.send(element, &labels, outbox);
-                steps.extend(labels.into_iter().map(|label| Step::Journal { element, label }));
+                steps.extend(
+                    labels
+                        .into_iter()
+                        .map(|label| Step::Journal { element, label }),
+                );
             }
             Action::Abort { element, label } => {
-                outbox.messages.push((element.0, To::Abort(v1::AbortLabel { label: label.0 })));
+                outbox
+                    .messages
+                    .push((element.0, To::Abort(v1::AbortLabel { label: label.0 })));
             }
             Action::Decided(decision) => {
                 if let Some(&job) = self.owners.get(&decision.task) {
                     steps.push(Step::Decided { job, decision });
                 }
             }
-            Action::Publish { task, label, outputs } => self.publish(task, label, &outputs, steps),
-            Action::Task { task, state, tries, failure, .. } => {
-                steps.push(Step::Task { task, state, tries, failure });
+            Action::Publish {
+                task,
+                label,
+                outputs,
+            } => self.publish(task, label, &outputs, steps),
+            Action::Task {
+                task,
+                state,
+                tries,
+                failure,
+                ..
+            } => {
+                steps.push(Step::Task {
+                    task,
+                    state,
+                    tries,
+                    failure,
+                });
             }
             Action::Job { job, state, at } => {
                 steps.push(Step::Job { job, state, at });
@@ -385,8 +500,13 @@ impl Driver {
     }
 
     fn send(&self, element: ElementId, labels: &[Label], outbox: &mut Outbox) {
-        let labels = labels.iter().map(|label| self.signed(element, label)).collect();
-        outbox.messages.push((element.0, To::Labels(v1::Labels { labels })));
+        let labels = labels
+            .iter()
+            .map(|label| self.signed(element, label))
+            .collect();
+        outbox
+            .messages
+            .push((element.0, To::Labels(v1::Labels { labels })));
     }
 
     /// The label as it is sent: with the right to pull each input that is elsewhere.
@@ -395,11 +515,14 @@ impl Driver {
         let sign = |input: &mut v1::Input| {
             if input.element != element.0 {
                 input.capability =
-                    self.shared.sign(input.element, input.object, rights::READ, label.owner.uid);
+                    self.shared
+                        .sign(input.element, input.object, rights::READ, label.owner.uid);
             }
         };
         match &mut message.operation {
-            Some(v1::label::Operation::Analyse(analyse)) => analyse.inputs.iter_mut().for_each(sign),
+            Some(v1::label::Operation::Analyse(analyse)) => {
+                analyse.inputs.iter_mut().for_each(sign)
+            }
             Some(v1::label::Operation::Copy(copy)) => copy.from.iter_mut().for_each(sign),
             Some(v1::label::Operation::Remove(_)) | None => {}
         }
@@ -407,9 +530,15 @@ impl Driver {
     }
 
     fn publish(&mut self, task: TaskId, label: LabelId, outputs: &[Placed], steps: &mut Vec<Step>) {
-        let Some(&job) = self.owners.get(&task) else { return };
-        let Some(memo) = self.jobs.get_mut(&job) else { return };
-        let Some(of) = memo.tasks.get(&task) else { return };
+        let Some(&job) = self.owners.get(&task) else {
+            return;
+        };
+        let Some(memo) = self.jobs.get_mut(&job) else {
+            return;
+        };
+        let Some(of) = memo.tasks.get(&task) else {
+            return;
+        };
         for placed in outputs {
             self.shared.pin(placed.object.0);
         }
@@ -419,16 +548,27 @@ impl Driver {
             label,
             owner: memo.owner,
             groups: memo.groups.clone(),
-            outputs: of.outputs.iter().cloned().zip(outputs.iter().copied()).collect(),
+            outputs: of
+                .outputs
+                .iter()
+                .cloned()
+                .zip(outputs.iter().copied())
+                .collect(),
             lifetime: of.lifetime,
         };
         steps.push(Step::Publish(Box::new(publishing)));
         let unused = memo.on_done(task, outputs);
-        steps.extend(unused.into_iter().map(|(ino, object)| Step::Expire { ino, object }));
+        steps.extend(
+            unused
+                .into_iter()
+                .map(|(ino, object)| Step::Expire { ino, object }),
+        );
     }
 
     fn end_job(&mut self, job: JobId) {
-        let Some(memo) = self.jobs.remove(&job) else { return };
+        let Some(memo) = self.jobs.remove(&job) else {
+            return;
+        };
         for object in &memo.pins {
             self.shared.unpin(object.0);
         }
@@ -478,10 +618,17 @@ impl Driver {
     fn finish(&mut self, steps: Vec<Step>, mut outbox: Outbox) -> Result<(), Fault> {
         if !steps.is_empty() {
             self.change += 1;
-            let batch = Arc::new(Batch { steps, change: self.change, now: clock::now_ns() });
+            let batch = Arc::new(Batch {
+                steps,
+                change: self.change,
+                now: clock::now_ns(),
+            });
             let changes = loop {
                 let (batch, shared) = (batch.clone(), self.shared.clone());
-                match self.database.write_blocking(move |db| persist::write(db, &shared, &batch)) {
+                match self
+                    .database
+                    .write_blocking(move |db| persist::write(db, &shared, &batch))
+                {
                     Ok(changes) => break changes,
                     Err(Fault::Closed) => return Err(Fault::Closed),
                     Err(fault) => {
@@ -490,10 +637,15 @@ impl Driver {
                     }
                 }
             };
-            self.names.tell(Changed { session: 0, changes });
+            self.names.tell(Changed {
+                session: 0,
+                changes,
+            });
             self.signals.changes.send_replace(self.change);
         }
-        self.signals.awaiting.store(!self.awaited.is_empty(), Ordering::Relaxed);
+        self.signals
+            .awaiting
+            .store(!self.awaited.is_empty(), Ordering::Relaxed);
         for (element, message) in outbox.messages.drain(..) {
             self.array.send(element, message);
         }

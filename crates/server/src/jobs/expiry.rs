@@ -43,7 +43,10 @@ async fn once(database: &Database, shared: &Arc<Shared>, names: &SqliteNames) ->
         Ok(tx.changes)
     };
     let changes: Vec<Change> = database.write(false, work).await?;
-    names.tell(Changed { session: 0, changes });
+    names.tell(Changed {
+        session: 0,
+        changes,
+    });
     Ok(())
 }
 
@@ -58,15 +61,25 @@ impl Tx<'_> {
     fn expire(&mut self, ino: i64, object: i64) -> Result<(), Fault> {
         let sql = "DELETE FROM expiry WHERE ino = ?1 AND object = ?2";
         self.db.prepare_cached(sql)?.execute([ino, object])?;
-        let Some(node) = Node::find(self.db, ino.cast_unsigned())? else { return Ok(()) };
+        let Some(node) = Node::find(self.db, ino.cast_unsigned())? else {
+            return Ok(());
+        };
         if node.object != object.cast_unsigned() || node.writing != 0 {
             return Ok(());
         }
-        let mut statement = self.db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
-        let rows = statement.query_map(params![ino], |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))?;
+        let mut statement = self
+            .db
+            .prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
+        let rows =
+            statement.query_map(params![ino], |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))?;
         for (parent, name) in rows.collect::<Result<Vec<_>, _>>()? {
             let parent = parent.cast_unsigned();
-            self.unlink(&v1::Unlink { parent, name, directory: false, time: self.now })?;
+            self.unlink(&v1::Unlink {
+                parent,
+                name,
+                directory: false,
+                time: self.now,
+            })?;
         }
         Ok(())
     }

@@ -36,8 +36,12 @@ pub(crate) struct TaskMemo {
 impl Memo {
     pub(crate) fn new(accepted: &Accepted) -> Self {
         let spec = &accepted.spec;
-        let mut memo =
-            Self { owner: spec.owner, groups: accepted.groups.clone(), tasks: BTreeMap::new(), pins: Vec::new() };
+        let mut memo = Self {
+            owner: spec.owner,
+            groups: accepted.groups.clone(),
+            tasks: BTreeMap::new(),
+            pins: Vec::new(),
+        };
         for (task, lifetime) in spec.tasks.iter().zip(&accepted.lifetimes) {
             let mut makers = Vec::new();
             for input in &task.inputs {
@@ -55,8 +59,15 @@ impl Memo {
             let done = matches!(task.ended, Some(Ended::Done(_)));
             let outputs = task.outputs.clone();
             let lifetime = *lifetime;
-            let task_memo =
-                TaskMemo { outputs, lifetime, makers, readers_left: 0, read_by_any: false, done, sealed };
+            let task_memo = TaskMemo {
+                outputs,
+                lifetime,
+                makers,
+                readers_left: 0,
+                read_by_any: false,
+                done,
+                sealed,
+            };
             memo.tasks.insert(task.task, task_memo);
         }
         memo.count_readers();
@@ -81,7 +92,9 @@ impl Memo {
     /// long as somebody was to read them, and that nobody will any more.
     pub(crate) fn on_done(&mut self, id: TaskId, sealed: &[Placed]) -> Vec<(u64, u64)> {
         self.pins.extend(sealed.iter().map(|placed| placed.object));
-        let Some(task) = self.tasks.get_mut(&id) else { return Vec::new() };
+        let Some(task) = self.tasks.get_mut(&id) else {
+            return Vec::new();
+        };
         task.sealed = sealed.to_vec();
         let again = std::mem::replace(&mut task.done, true);
         let mut candidates = vec![id];
@@ -94,7 +107,10 @@ impl Memo {
             }
             candidates.extend(makers);
         }
-        let unused = candidates.iter().filter_map(|id| self.tasks.get(id)).filter(|task| task.unused());
+        let unused = candidates
+            .iter()
+            .filter_map(|id| self.tasks.get(id))
+            .filter(|task| task.unused());
         unused
             .flat_map(|task| task.outputs.iter().zip(&task.sealed))
             .map(|(output, placed)| (output.inode.0, placed.object.0))

@@ -25,23 +25,47 @@ pub(crate) enum Step {
     /// A label is about to be sent.
     Journal { element: ElementId, label: Label },
     /// A task's state.
-    Task { task: TaskId, state: TaskState, tries: u32, failure: Option<Failure> },
+    Task {
+        task: TaskId,
+        state: TaskState,
+        tries: u32,
+        failure: Option<Failure>,
+    },
     /// A job's state.
-    Job { job: JobId, state: JobState, at: Time },
+    Job {
+        job: JobId,
+        state: JobState,
+        at: Time,
+    },
     /// Why a task went where.
     Decided { job: JobId, decision: Box<Decision> },
     /// A task ended well.
     Publish(Box<Publishing>),
     /// What a run used, however it ended.
-    Measured { task: TaskId, element: ElementId, outcome: Box<Outcome> },
+    Measured {
+        task: TaskId,
+        element: ElementId,
+        outcome: Box<Outcome>,
+    },
     /// A version is to go, with its names.
     Expire { ino: u64, object: u64 },
     /// Objects that no name will have.
-    Remove { element: ElementId, objects: Vec<ObjectId> },
+    Remove {
+        element: ElementId,
+        objects: Vec<ObjectId>,
+    },
     /// A file that a user's jobs waited for is there.
-    Resolved { uid: u32, path: String, placed: Placed },
+    Resolved {
+        uid: u32,
+        path: String,
+        placed: Placed,
+    },
     /// A label's end is known; what it sealed and nothing has taken up goes.
-    Settle { label: LabelId, element: ElementId, sealed: Vec<ObjectId> },
+    Settle {
+        label: LabelId,
+        element: ElementId,
+        sealed: Vec<ObjectId>,
+    },
 }
 
 /// A batch of steps, and the number of changes before it.
@@ -55,7 +79,13 @@ pub(crate) struct Batch {
 /// Writes a batch; gives what changed in the namespace.
 pub(crate) fn write(db: &Connection, shared: &Shared, batch: &Batch) -> Result<Vec<Change>, Fault> {
     let last = last_states(&batch.steps);
-    let mut writer = Writer { db, shared, now: batch.now, change: batch.change, changes: Vec::new() };
+    let mut writer = Writer {
+        db,
+        shared,
+        now: batch.now,
+        change: batch.change,
+        changes: Vec::new(),
+    };
     for (index, step) in batch.steps.iter().enumerate() {
         writer.step(step, last.contains(&index))?;
     }
@@ -88,11 +118,20 @@ impl Writer<'_> {
     fn step(&mut self, step: &Step, last: bool) -> Result<(), Fault> {
         match step {
             Step::Journal { element, label } => SqliteQueue(self.db).journal(*element, label),
-            Step::Task { task, state, tries, failure } => {
+            Step::Task {
+                task,
+                state,
+                tries,
+                failure,
+            } => {
                 if let Some(failure) = failure {
                     self.failure(*task, failure)?;
                 }
-                if last { self.task(*task, *state, *tries) } else { Ok(()) }
+                if last {
+                    self.task(*task, *state, *tries)
+                } else {
+                    Ok(())
+                }
             }
             Step::Job { job, state, at } => self.job(*job, *state, *at),
             Step::Decided { job, decision } => self.decided(*job, decision),
@@ -101,11 +140,19 @@ impl Writer<'_> {
                 self.changes.extend(changes);
                 Ok(())
             }
-            Step::Measured { task, element, outcome } => self.measured(*task, *element, outcome),
+            Step::Measured {
+                task,
+                element,
+                outcome,
+            } => self.measured(*task, *element, outcome),
             Step::Expire { ino, object } => publish::expire(self.db, *ino, *object, self.now),
             Step::Remove { element, objects } => self.remove(*element, objects),
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
-            Step::Settle { label, element, sealed } => self.settle(*label, *element, sealed),
+            Step::Settle {
+                label,
+                element,
+                sealed,
+            } => self.settle(*label, *element, sealed),
         }
     }
 
@@ -120,15 +167,27 @@ impl Writer<'_> {
         // What an earlier try failed of is of no concern once the task has ended well.
         let sql = "UPDATE task SET state = ?2, tries = ?3, changed = ?4, error = iif(?5, '', error), \
                    stderr = iif(?5, '', stderr) WHERE task = ?1";
-        let row = params![task.0.cast_signed(), task_state(state), tries, self.change, state == TaskState::Done];
+        let row = params![
+            task.0.cast_signed(),
+            task_state(state),
+            tries,
+            self.change,
+            state == TaskState::Done
+        ];
         self.db.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
     fn job(&self, job: JobId, state: JobState, at: Time) -> Result<(), Fault> {
-        let ended = if state == JobState::Running { 0 } else { time_to_wire(at) };
+        let ended = if state == JobState::Running {
+            0
+        } else {
+            time_to_wire(at)
+        };
         let row = params![job.0.cast_signed(), state_number(State::from(state)), ended];
-        self.db.prepare_cached("UPDATE job SET state = ?2, ended = ?3 WHERE job = ?1")?.execute(row)?;
+        self.db
+            .prepare_cached("UPDATE job SET state = ?2, ended = ?3 WHERE job = ?1")?
+            .execute(row)?;
         Ok(())
     }
 
@@ -139,7 +198,9 @@ impl Writer<'_> {
             decision.task.0.cast_signed(),
             v1::Decision::from(decision).encode_to_vec(),
         ];
-        self.db.prepare_cached("INSERT OR REPLACE INTO decision VALUES (?1, ?2, ?3, ?4)")?.execute(row)?;
+        self.db
+            .prepare_cached("INSERT OR REPLACE INTO decision VALUES (?1, ?2, ?3, ?4)")?
+            .execute(row)?;
         Ok(())
     }
 
@@ -175,7 +236,9 @@ impl Writer<'_> {
 
     fn settle(&self, label: LabelId, element: ElementId, sealed: &[ObjectId]) -> Result<(), Fault> {
         SqliteQueue(self.db).settle(label)?;
-        let mut known = self.db.prepare_cached("SELECT 1 FROM version WHERE object = ?1")?;
+        let mut known = self
+            .db
+            .prepare_cached("SELECT 1 FROM version WHERE object = ?1")?;
         for &object in sealed {
             if !known.exists([object.0.cast_signed()])? {
                 self.remove(element, &[object])?;

@@ -30,7 +30,13 @@ pub(crate) struct Publishing {
 
 /// The owner of a job as a caller whose permissions are checked.
 pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
-    Caller { uid: owner.uid, gid: owner.gid, groups: groups.to_vec(), checked: false, trusted: true }
+    Caller {
+        uid: owner.uid,
+        gid: owner.gid,
+        groups: groups.to_vec(),
+        checked: false,
+        trusted: true,
+    }
 }
 
 fn split(path: &str) -> (&str, &str) {
@@ -47,14 +53,23 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
     match tx.resolve(path.as_bytes(), false) {
-        Ok(_) => return Ok(Some(format!("output {path} exists: it came into being while the task ran"))),
+        Ok(_) => {
+            return Ok(Some(format!(
+                "output {path} exists: it came into being while the task ran"
+            )));
+        }
         Err(Fault::NotFound(_)) => {}
         Err(fault) => return refused(fault),
     }
     let mut dir = split(path).0;
     loop {
         match tx.resolve(dir.as_bytes(), true) {
-            Ok(node) => return tx.writable_dir(node.ino, dir.as_bytes()).map(|_| None).or_else(refused),
+            Ok(node) => {
+                return tx
+                    .writable_dir(node.ino, dir.as_bytes())
+                    .map(|_| None)
+                    .or_else(refused);
+            }
             Err(Fault::NotFound(_)) => dir = split(dir).0,
             Err(fault) => return refused(fault),
         }
@@ -95,21 +110,35 @@ pub(crate) fn publish(
 /// Has a version of a file removed at a time, with all names of the file.
 pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<(), Fault> {
     let row = params![ino.cast_signed(), object.cast_signed(), at];
-    db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?.execute(row)?;
+    db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?
+        .execute(row)?;
     Ok(())
 }
 
 fn record_inputs(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
-    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else { return Ok(()) };
-    let mut statement = db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4)")?;
+    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else {
+        return Ok(());
+    };
+    let mut statement =
+        db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4)")?;
     for (seq, (name, object)) in (0_u32..).zip(&journaled.inputs) {
-        statement.execute(params![publishing.task.0.cast_signed(), seq, name, object.cast_signed()])?;
+        statement.execute(params![
+            publishing.task.0.cast_signed(),
+            seq,
+            name,
+            object.cast_signed()
+        ])?;
     }
     Ok(())
 }
 
 impl Tx<'_> {
-    fn publish_one(&mut self, of: &Publishing, output: &OutputSpec, placed: &Placed) -> Result<(), Fault> {
+    fn publish_one(
+        &mut self,
+        of: &Publishing,
+        output: &OutputSpec,
+        placed: &Placed,
+    ) -> Result<(), Fault> {
         let (uid, task) = (of.owner.uid, of.task.0);
         if let Some(mut node) = Node::find(self.db, output.inode.0)? {
             // The task ran again because its first outputs were lost.
@@ -121,7 +150,8 @@ impl Tx<'_> {
             self.fill(&mut node, placed);
             self.record_version(&node, uid, task)?;
             node.update(self.db)?;
-            self.changes.extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
+            self.changes
+                .extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
             return Ok(());
         }
         let named = self.name_output(of.owner, output, placed, &output.path);
@@ -202,7 +232,12 @@ impl Tx<'_> {
         let named = match tx.name_output(owner, output, placed, path) {
             Err(Fault::Database(_) | Fault::Closed) => tx.name_output(owner, output, placed, path),
             // Its directory is gone or is a file now: the root directory is always there.
-            Err(_) => tx.name_output(owner, output, placed, &format!("/lost+found/{}", output.inode)),
+            Err(_) => tx.name_output(
+                owner,
+                output,
+                placed,
+                &format!("/lost+found/{}", output.inode),
+            ),
             named => named,
         };
         self.changes.append(&mut tx.changes);

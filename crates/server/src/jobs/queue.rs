@@ -33,10 +33,19 @@ pub(crate) struct SqliteQueue<'a>(pub(crate) &'a Connection);
 
 impl Queue for SqliteQueue<'_> {
     fn journal(&self, element: ElementId, label: &Label) -> Result<(), Fault> {
-        let Operation::Analyse(analysis) = &label.operation else { return Ok(()) };
-        let objects: Vec<u64> = analysis.outputs.iter().map(|output| output.object.0).collect();
-        let inputs: Vec<(&str, u64)> =
-            analysis.inputs.iter().map(|input| (input.name.as_str(), input.object.0)).collect();
+        let Operation::Analyse(analysis) = &label.operation else {
+            return Ok(());
+        };
+        let objects: Vec<u64> = analysis
+            .outputs
+            .iter()
+            .map(|output| output.object.0)
+            .collect();
+        let inputs: Vec<(&str, u64)> = analysis
+            .inputs
+            .iter()
+            .map(|input| (input.name.as_str(), input.object.0))
+            .collect();
         let row = params![
             label.id.0.cast_signed(),
             analysis.task.0.cast_signed(),
@@ -48,27 +57,36 @@ impl Queue for SqliteQueue<'_> {
         let sql = "INSERT OR REPLACE INTO label VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
         self.0.prepare_cached(sql)?.execute(row)?;
         let sql = "UPDATE task SET label = ?2, element = ?3 WHERE task = ?1";
-        let row = params![analysis.task.0.cast_signed(), label.id.0.cast_signed(), element.0];
+        let row = params![
+            analysis.task.0.cast_signed(),
+            label.id.0.cast_signed(),
+            element.0
+        ];
         self.0.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
     fn find(&self, label: LabelId) -> Result<Option<Journaled>, Fault> {
         let sql = "SELECT task, element, objects, inputs FROM label WHERE label = ?1";
-        let found = self.0.prepare_cached(sql)?.query_row([label.0.cast_signed()], |row| {
-            let objects: Vec<u64> = parse(&row.get::<_, String>(2)?);
-            Ok(Journaled {
-                task: TaskId(row.get::<_, i64>(0)?.cast_unsigned()),
-                element: ElementId(row.get(1)?),
-                objects: objects.into_iter().map(ObjectId).collect(),
-                inputs: parse(&row.get::<_, String>(3)?),
-            })
-        });
+        let found = self
+            .0
+            .prepare_cached(sql)?
+            .query_row([label.0.cast_signed()], |row| {
+                let objects: Vec<u64> = parse(&row.get::<_, String>(2)?);
+                Ok(Journaled {
+                    task: TaskId(row.get::<_, i64>(0)?.cast_unsigned()),
+                    element: ElementId(row.get(1)?),
+                    objects: objects.into_iter().map(ObjectId).collect(),
+                    inputs: parse(&row.get::<_, String>(3)?),
+                })
+            });
         Ok(found.optional()?)
     }
 
     fn settle(&self, label: LabelId) -> Result<(), Fault> {
-        self.0.prepare_cached("DELETE FROM label WHERE label = ?1")?.execute([label.0.cast_signed()])?;
+        self.0
+            .prepare_cached("DELETE FROM label WHERE label = ?1")?
+            .execute([label.0.cast_signed()])?;
         Ok(())
     }
 }

@@ -32,25 +32,47 @@ pub(crate) struct JobService {
 
 impl JobService {
     fn tell(&self, message: Incoming) -> Result<(), Status> {
-        self.driver.send(message).map_err(|_| refused(&Fault::Closed))
+        self.driver
+            .send(message)
+            .map_err(|_| refused(&Fault::Closed))
     }
 
     /// The job, if the caller may see it.
-    fn own<T>(&self, request: &Request<T>, credentials: Option<&v1::Credentials>, id: u64) -> Result<v1::Job, Status> {
+    fn own<T>(
+        &self,
+        request: &Request<T>,
+        credentials: Option<&v1::Credentials>,
+        id: u64,
+    ) -> Result<v1::Job, Status> {
         let caller = self.access.caller(request, credentials)?;
-        let job = self.names.database().read(|db| view::job(db, id)).map_err(|fault| refused(&fault))?;
-        let job = job.ok_or_else(|| Status::not_found(format!("there is no job {id}; see `tidemill jobs`")))?;
+        let job = self
+            .names
+            .database()
+            .read(|db| view::job(db, id))
+            .map_err(|fault| refused(&fault))?;
+        let job = job.ok_or_else(|| {
+            Status::not_found(format!("there is no job {id}; see `tidemill jobs`"))
+        })?;
         if may_see(&caller, &job) {
             Ok(job)
         } else {
-            Err(Status::permission_denied(format!("job {id} belongs to user {}", job.uid)))
+            Err(Status::permission_denied(format!(
+                "job {id} belongs to user {}",
+                job.uid
+            )))
         }
     }
 
     fn event(&self, job: u64, after: i64) -> Result<(v1::JobEvent, i64), Fault> {
         self.names.database().read(|db| {
             let (changed, last) = view::tasks(db, job, after)?;
-            Ok((v1::JobEvent { job: view::job(db, job)?, changed }, last))
+            Ok((
+                v1::JobEvent {
+                    job: view::job(db, job)?,
+                    changed,
+                },
+                last,
+            ))
         })
     }
 }
@@ -60,46 +82,86 @@ fn may_see(caller: &Caller, job: &v1::Job) -> bool {
 }
 
 fn ended(job: &v1::Job) -> bool {
-    matches!(State::try_from(job.state), Ok(State::Done | State::Failed | State::Cancelled))
+    matches!(
+        State::try_from(job.state),
+        Ok(State::Done | State::Failed | State::Cancelled)
+    )
 }
 
 type Events = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl v1::jobs_server::Jobs for JobService {
-    async fn submit(&self, request: Request<v1::SubmitRequest>) -> Result<Response<v1::SubmitReply>, Status> {
-        let caller = self.access.caller(&request, request.get_ref().credentials.as_ref())?;
-        let v1::SubmitRequest { script, source, policy, .. } = request.into_inner();
-        let submission = Submission { caller, script, source, policy };
+    async fn submit(
+        &self,
+        request: Request<v1::SubmitRequest>,
+    ) -> Result<Response<v1::SubmitReply>, Status> {
+        let caller = self
+            .access
+            .caller(&request, request.get_ref().credentials.as_ref())?;
+        let v1::SubmitRequest {
+            script,
+            source,
+            policy,
+            ..
+        } = request.into_inner();
+        let submission = Submission {
+            caller,
+            script,
+            source,
+            policy,
+        };
         match submit(&self.names, &self.array, submission).await {
             Ok(accepted) => {
                 let job = accepted.spec.job.0;
                 self.tell(Incoming::Submitted(Box::new(accepted)))?;
-                Ok(Response::new(v1::SubmitReply { job, errors: Vec::new() }))
+                Ok(Response::new(v1::SubmitReply {
+                    job,
+                    errors: Vec::new(),
+                }))
             }
             Err(Refused::Script(errors)) => {
-                let errors = errors.iter().flat_map(|text| text.lines()).map(str::to_owned).collect();
+                let errors = errors
+                    .iter()
+                    .flat_map(|text| text.lines())
+                    .map(str::to_owned)
+                    .collect();
                 Ok(Response::new(v1::SubmitReply { job: 0, errors }))
             }
             Err(Refused::Fault(fault)) => Err(refused(&fault)),
         }
     }
 
-    async fn list(&self, request: Request<v1::ListJobsRequest>) -> Result<Response<v1::ListJobsReply>, Status> {
-        let caller = self.access.caller(&request, request.get_ref().credentials.as_ref())?;
+    async fn list(
+        &self,
+        request: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsReply>, Status> {
+        let caller = self
+            .access
+            .caller(&request, request.get_ref().credentials.as_ref())?;
         let everyone = request.get_ref().everyone;
         if everyone && caller.uid != 0 && !caller.trusted {
-            return Err(Status::permission_denied("only root may see the jobs of all users"));
+            return Err(Status::permission_denied(
+                "only root may see the jobs of all users",
+            ));
         }
         let uid = (!everyone).then_some(caller.uid);
-        let jobs = self.names.database().read(|db| view::jobs(db, uid, JOBS_MAX));
-        Ok(Response::new(v1::ListJobsReply { jobs: jobs.map_err(|fault| refused(&fault))? }))
+        let jobs = self
+            .names
+            .database()
+            .read(|db| view::jobs(db, uid, JOBS_MAX));
+        Ok(Response::new(v1::ListJobsReply {
+            jobs: jobs.map_err(|fault| refused(&fault))?,
+        }))
     }
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
         let message = request.get_ref();
         let mut job = self.own(&request, message.credentials.as_ref(), message.job)?;
-        let tasks = self.names.database().read(|db| view::tasks(db, job.job, -1));
+        let tasks = self
+            .names
+            .database()
+            .read(|db| view::tasks(db, job.job, -1));
         job.tasks = tasks.map_err(|fault| refused(&fault))?.0;
         Ok(Response::new(job))
     }
@@ -108,7 +170,9 @@ impl v1::jobs_server::Jobs for JobService {
 
     async fn watch(&self, request: Request<v1::GetJobRequest>) -> Result<Response<Events>, Status> {
         let message = request.get_ref();
-        let id = self.own(&request, message.credentials.as_ref(), message.job)?.job;
+        let id = self
+            .own(&request, message.credentials.as_ref(), message.job)?
+            .job;
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
         let service = self.clone();
         let mut changes = self.signals.changes.subscribe();
@@ -125,7 +189,9 @@ impl v1::jobs_server::Jobs for JobService {
                     }
                 };
                 let over = event.job.as_ref().is_none_or(ended);
-                if after < 0 && let Some(job) = &mut event.job {
+                if after < 0
+                    && let Some(job) = &mut event.job
+                {
                     job.tasks = std::mem::take(&mut event.changed);
                 }
                 let news = after < 0 || over || !event.changed.is_empty();
@@ -140,10 +206,15 @@ impl v1::jobs_server::Jobs for JobService {
                 }
             }
         });
-        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
+        Ok(Response::new(Box::pin(
+            tokio_stream::wrappers::ReceiverStream::new(receiver),
+        )))
     }
 
-    async fn cancel(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
+    async fn cancel(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::Job>, Status> {
         let message = request.get_ref();
         let mut job = self.own(&request, message.credentials.as_ref(), message.job)?;
         let mut changes = self.signals.changes.subscribe();
@@ -151,16 +222,26 @@ impl v1::jobs_server::Jobs for JobService {
             self.tell(Incoming::Cancel(JobId(job.job)))?;
         }
         while !ended(&job) {
-            changes.changed().await.map_err(|_| refused(&Fault::Closed))?;
+            changes
+                .changed()
+                .await
+                .map_err(|_| refused(&Fault::Closed))?;
             job = self.own(&request, request.get_ref().credentials.as_ref(), job.job)?;
         }
         Ok(Response::new(job))
     }
 
-    async fn explain(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::ExplainReply>, Status> {
+    async fn explain(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::ExplainReply>, Status> {
         let message = request.get_ref();
-        let job = self.own(&request, message.credentials.as_ref(), message.job)?.job;
+        let job = self
+            .own(&request, message.credentials.as_ref(), message.job)?
+            .job;
         let decisions = self.names.database().read(|db| view::decisions(db, job));
-        Ok(Response::new(v1::ExplainReply { decisions: decisions.map_err(|fault| refused(&fault))? }))
+        Ok(Response::new(v1::ExplainReply {
+            decisions: decisions.map_err(|fault| refused(&fault))?,
+        }))
     }
 }

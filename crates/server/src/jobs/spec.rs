@@ -45,9 +45,16 @@ pub(crate) struct StoredInput {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoredOrigin {
-    File { object: u64, element: u32, size: u64 },
+    File {
+        object: u64,
+        element: u32,
+        size: u64,
+    },
     Awaited,
-    Task { task: u64, output: usize },
+    Task {
+        task: u64,
+        output: usize,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,7 +103,12 @@ impl StoredTask {
     }
 
     /// For the dispatcher. `None` if the kind of kernel is one that this release does not know.
-    pub(crate) fn task_spec(&self, task: TaskId, uid: u32, ended: Option<Ended>) -> Option<TaskSpec> {
+    pub(crate) fn task_spec(
+        &self,
+        task: TaskId,
+        uid: u32,
+        ended: Option<Ended>,
+    ) -> Option<TaskSpec> {
         let kernel = self.kernel.clone();
         let kernel = match self.kernel_kind.as_str() {
             "builtin" => Kernel::Builtin(kernel),
@@ -110,7 +122,11 @@ impl StoredTask {
             name: self.name.clone(),
             kernel,
             args: self.args.clone(),
-            inputs: self.inputs.iter().map(|input| input_from_store(input, uid)).collect(),
+            inputs: self
+                .inputs
+                .iter()
+                .map(|input| input_from_store(input, uid))
+                .collect(),
             outputs: self.outputs.iter().map(output_from_store).collect(),
             stdin: self.stdin.clone(),
             stdout: self.stdout.clone(),
@@ -128,31 +144,66 @@ impl StoredTask {
 
 fn input_to_store(input: &InputSpec) -> StoredInput {
     let origin = match input.origin {
-        Origin::File(Placed { object, element, size }) => {
-            StoredOrigin::File { object: object.0, element: element.0, size }
-        }
+        Origin::File(Placed {
+            object,
+            element,
+            size,
+        }) => StoredOrigin::File {
+            object: object.0,
+            element: element.0,
+            size,
+        },
         Origin::Awaited => StoredOrigin::Awaited,
-        Origin::Task(task, output) => StoredOrigin::Task { task: task.0, output },
+        Origin::Task(task, output) => StoredOrigin::Task {
+            task: task.0,
+            output,
+        },
     };
-    StoredInput { name: input.name.clone(), path: input.path.clone(), origin }
+    StoredInput {
+        name: input.name.clone(),
+        path: input.path.clone(),
+        origin,
+    }
 }
 
 fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
     let (origin, path) = match input.origin {
-        StoredOrigin::File { object, element, size } => {
-            let placed = Placed { object: ObjectId(object), element: ElementId(element), size };
+        StoredOrigin::File {
+            object,
+            element,
+            size,
+        } => {
+            let placed = Placed {
+                object: ObjectId(object),
+                element: ElementId(element),
+                size,
+            };
             (Origin::File(placed), input.path.clone())
         }
         StoredOrigin::Awaited => (Origin::Awaited, super::awaited_key(uid, &input.path)),
-        StoredOrigin::Task { task, output } => (Origin::Task(TaskId(task), output), input.path.clone()),
+        StoredOrigin::Task { task, output } => {
+            (Origin::Task(TaskId(task), output), input.path.clone())
+        }
     };
-    InputSpec { name: input.name.clone(), path, origin }
+    InputSpec {
+        name: input.name.clone(),
+        path,
+        origin,
+    }
 }
 
 fn output_to_store(output: &OutputSpec) -> StoredOutput {
-    StoredOutput { name: output.name.clone(), path: output.path.clone(), ino: output.inode.0 }
+    StoredOutput {
+        name: output.name.clone(),
+        path: output.path.clone(),
+        ino: output.inode.0,
+    }
 }
 
 fn output_from_store(output: &StoredOutput) -> OutputSpec {
-    OutputSpec { name: output.name.clone(), path: output.path.clone(), inode: Inode(output.ino) }
+    OutputSpec {
+        name: output.name.clone(),
+        path: output.path.clone(),
+        inode: Inode(output.ino),
+    }
 }

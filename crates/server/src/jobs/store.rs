@@ -29,7 +29,11 @@ pub(crate) fn state_number(state: State) -> i32 {
 
 /// Writes an accepted job. The paths of awaited inputs in `accepted` carry no owner yet; they do when
 /// this returns.
-pub(crate) fn insert(db: &Connection, heading: &Heading, accepted: &mut Accepted) -> Result<(), Fault> {
+pub(crate) fn insert(
+    db: &Connection,
+    heading: &Heading,
+    accepted: &mut Accepted,
+) -> Result<(), Fault> {
     let spec = &mut accepted.spec;
     let (job, owner) = (spec.job.0.cast_signed(), spec.owner);
     let row = params![
@@ -48,12 +52,24 @@ pub(crate) fn insert(db: &Connection, heading: &Heading, accepted: &mut Accepted
     let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11)";
     db.prepare_cached(sql)?.execute(row)?;
-    let mut tasks = db.prepare_cached("INSERT INTO task(task, job, spec, state, changed) VALUES (?1, ?2, ?3, ?4, 0)")?;
-    let mut awaited = db.prepare_cached("INSERT OR IGNORE INTO awaited(job, path, uid) VALUES (?1, ?2, ?3)")?;
+    let mut tasks = db.prepare_cached(
+        "INSERT INTO task(task, job, spec, state, changed) VALUES (?1, ?2, ?3, ?4, 0)",
+    )?;
+    let mut awaited =
+        db.prepare_cached("INSERT OR IGNORE INTO awaited(job, path, uid) VALUES (?1, ?2, ?3)")?;
     for (task, lifetime) in spec.tasks.iter_mut().zip(&accepted.lifetimes) {
         let stored = json(&StoredTask::new(task, *lifetime));
-        tasks.execute(params![task.task.0.cast_signed(), job, stored, state_number(State::Waiting)])?;
-        for input in task.inputs.iter_mut().filter(|input| input.origin == Origin::Awaited) {
+        tasks.execute(params![
+            task.task.0.cast_signed(),
+            job,
+            stored,
+            state_number(State::Waiting)
+        ])?;
+        for input in task
+            .inputs
+            .iter_mut()
+            .filter(|input| input.origin == Origin::Awaited)
+        {
             awaited.execute(params![job, input.path, owner.uid])?;
             input.path = awaited_key(owner.uid, &input.path);
         }
@@ -66,11 +82,23 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
     let sql = "SELECT job, uid, gid, groups, policy FROM job WHERE state = ?1 ORDER BY job";
     let mut statement = db.prepare(sql)?;
     let rows = statement.query_map([state_number(State::Running)], |row| {
-        let owner = Owner { uid: row.get(1)?, gid: row.get(2)? };
+        let owner = Owner {
+            uid: row.get(1)?,
+            gid: row.get(2)?,
+        };
         let job = JobId(row.get::<_, i64>(0)?.cast_unsigned());
-        let spec = JobSpec { job, owner, policy: row.get(4)?, tasks: Vec::new() };
+        let spec = JobSpec {
+            job,
+            owner,
+            policy: row.get(4)?,
+            tasks: Vec::new(),
+        };
         let groups = parse(&row.get::<_, String>(3)?);
-        Ok(Accepted { spec, groups, lifetimes: Vec::new() })
+        Ok(Accepted {
+            spec,
+            groups,
+            lifetimes: Vec::new(),
+        })
     })?;
     let mut jobs = rows.collect::<Result<Vec<_>, _>>()?;
     for job in &mut jobs {
@@ -82,7 +110,8 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
 fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
     let resolved = resolved_inputs(db, job.spec.job)?;
     let uid = job.spec.owner.uid;
-    let mut statement = db.prepare("SELECT task, spec, state, label, tries FROM task WHERE job = ?1 ORDER BY task")?;
+    let mut statement = db
+        .prepare("SELECT task, spec, state, label, tries FROM task WHERE job = ?1 ORDER BY task")?;
     let mut rows = statement.query([job.spec.job.0.cast_signed()])?;
     while let Some(row) = rows.next()? {
         let task = TaskId(row.get::<_, i64>(0)?.cast_unsigned());
@@ -90,20 +119,37 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         let damaged = || Fault::Malformed("a stored task is damaged");
         let mut stored: StoredTask = serde_json::from_str(&text).map_err(|_| damaged())?;
         for input in &mut stored.inputs {
-            if let (StoredOrigin::Awaited, Some(placed)) = (input.origin, resolved.get(&input.path)) {
-                let Placed { object, element, size } = *placed;
-                input.origin = StoredOrigin::File { object: object.0, element: element.0, size };
+            if let (StoredOrigin::Awaited, Some(placed)) = (input.origin, resolved.get(&input.path))
+            {
+                let Placed {
+                    object,
+                    element,
+                    size,
+                } = *placed;
+                input.origin = StoredOrigin::File {
+                    object: object.0,
+                    element: element.0,
+                    size,
+                };
             }
         }
         let label = LabelId(row.get::<_, i64>(3)?.cast_unsigned());
         let ended = how_ended(db, task, row.get(2)?, label, row.get(4)?)?;
-        job.spec.tasks.push(stored.task_spec(task, uid, ended).ok_or_else(damaged)?);
+        job.spec
+            .tasks
+            .push(stored.task_spec(task, uid, ended).ok_or_else(damaged)?);
         job.lifetimes.push(stored.lifetime());
     }
     Ok(())
 }
 
-fn how_ended(db: &Connection, task: TaskId, state: i32, label: LabelId, tries: u32) -> Result<Option<Ended>, Fault> {
+fn how_ended(
+    db: &Connection,
+    task: TaskId,
+    state: i32,
+    label: LabelId,
+    tries: u32,
+) -> Result<Option<Ended>, Fault> {
     Ok(match State::try_from(state).unwrap_or(State::Unspecified) {
         State::Done => Some(Ended::Done(outputs(db, task)?)),
         State::Failed | State::Cancelled => Some(Ended::Failed),
@@ -141,10 +187,25 @@ fn resolved_inputs(db: &Connection, job: JobId) -> Result<BTreeMap<String, Place
 }
 
 /// Notes which version of a file that jobs of a user waited for they will read.
-pub(crate) fn resolve_awaited(db: &Connection, uid: u32, path: &str, placed: Placed) -> Result<(), Fault> {
+pub(crate) fn resolve_awaited(
+    db: &Connection,
+    uid: u32,
+    path: &str,
+    placed: Placed,
+) -> Result<(), Fault> {
     let sql = "UPDATE awaited SET object = ?3, element = ?4, size = ?5 WHERE uid = ?1 AND path = ?2 AND object = -1";
-    let Placed { object, element, size } = placed;
-    let row = params![uid, path, object.0.cast_signed(), element.0, size.cast_signed()];
+    let Placed {
+        object,
+        element,
+        size,
+    } = placed;
+    let row = params![
+        uid,
+        path,
+        object.0.cast_signed(),
+        element.0,
+        size.cast_signed()
+    ];
     db.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }

@@ -42,28 +42,52 @@ pub(crate) struct Submission {
 }
 
 /// Accepts a job: when this returns it is in the database.
-pub(crate) async fn submit(names: &SqliteNames, array: &Array, what: Submission) -> Result<Accepted, Refused> {
+pub(crate) async fn submit(
+    names: &SqliteNames,
+    array: &Array,
+    what: Submission,
+) -> Result<Accepted, Refused> {
     let one = |text: String| Refused::Script(vec![text]);
     if what.script.len() > SCRIPT_BYTES_MAX {
-        return Err(one(format!("{}: the script has more than {SCRIPT_BYTES_MAX} bytes; split the job", what.source)));
+        return Err(one(format!(
+            "{}: the script has more than {SCRIPT_BYTES_MAX} bytes; split the job",
+            what.source
+        )));
     }
-    let source = if what.source.is_empty() { "job".to_owned() } else { what.source.clone() };
-    let mut job = Job::parse(&source, what.script.as_bytes()).map_err(|errors| one(errors.to_string()))?;
+    let source = if what.source.is_empty() {
+        "job".to_owned()
+    } else {
+        what.source.clone()
+    };
+    let mut job =
+        Job::parse(&source, what.script.as_bytes()).map_err(|errors| one(errors.to_string()))?;
     if !what.policy.is_empty() {
         job.policy = Some(what.policy.clone());
     }
     if let Some(policy) = &job.policy {
-        tidemill_core::policy::by_name(policy, 0).map_err(|error| one(format!("{source}: {error}")))?;
+        tidemill_core::policy::by_name(policy, 0)
+            .map_err(|error| one(format!("{source}: {error}")))?;
     }
     let programs = ask_for_programs(array, &job).await;
-    let elements = array.elements().into_iter().map(|element| ElementId(element.element)).collect();
+    let elements = array
+        .elements()
+        .into_iter()
+        .map(|element| ElementId(element.element))
+        .collect();
     let mut issued = reserve(names, &job).await?;
-    let owner = Owner { uid: what.caller.uid, gid: what.caller.gid };
+    let owner = Owner {
+        uid: what.caller.uid,
+        gid: what.caller.gid,
+    };
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
     let mut accepted = names.database().read(|db| {
         let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns());
-        let view = View { tx: &tx, programs, elements };
+        let view = View {
+            tx: &tx,
+            programs,
+            elements,
+        };
         Ok(look_around(&job, &view, owner, &mut issued))
     })?;
     if let Ok(accepted) = &mut accepted {
@@ -85,14 +109,24 @@ pub(crate) async fn submit(names: &SqliteNames, array: &Array, what: Submission)
     Ok(names.database().write(false, write).await?)
 }
 
-fn look_around(job: &Job, view: &View<'_>, owner: Owner, issued: &mut Issued) -> Result<Accepted, Vec<String>> {
-    let spec = resolve(job, issued.job, owner, view, issued).map_err(|errors| vec![errors.to_string()])?;
+fn look_around(
+    job: &Job,
+    view: &View<'_>,
+    owner: Owner,
+    issued: &mut Issued,
+) -> Result<Accepted, Vec<String>> {
+    let spec =
+        resolve(job, issued.job, owner, view, issued).map_err(|errors| vec![errors.to_string()])?;
     let errors = unwritable(job, view.tx);
     if !errors.is_empty() {
         return Err(errors);
     }
     let lifetimes = job.tasks.iter().map(|task| task.lifetime).collect();
-    Ok(Accepted { spec, groups: Vec::new(), lifetimes })
+    Ok(Accepted {
+        spec,
+        groups: Vec::new(),
+        lifetimes,
+    })
 }
 
 /// Outputs in folders where the owner may not write, one line per folder.
@@ -106,7 +140,10 @@ fn unwritable(job: &Job, tx: &Tx<'_>) -> Vec<String> {
                 continue;
             }
             if let Ok(Some(message)) = publish::obstacle(tx, &output.path, u64::MAX >> 1) {
-                errors.push(format!("{}:{}: task \"{}\": {message}", job.file, output.at, task.name));
+                errors.push(format!(
+                    "{}:{}: task \"{}\": {message}",
+                    job.file, output.at, task.name
+                ));
             }
         }
     }
@@ -127,18 +164,30 @@ impl Ids for Issued {
     }
 
     fn inode(&mut self) -> Inode {
-        Inode(self.inodes.next().expect("one was reserved for each output"))
+        Inode(
+            self.inodes
+                .next()
+                .expect("one was reserved for each output"),
+        )
     }
 }
 
 async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     let tasks = job.tasks.len() as u64;
-    let outputs = job.tasks.iter().map(|task| task.outputs.len() as u64).sum::<u64>();
+    let outputs = job
+        .tasks
+        .iter()
+        .map(|task| task.outputs.len() as u64)
+        .sum::<u64>();
     let work = move |db: &rusqlite::Connection| {
         let job = JobId(ids::reserve(db, "job", 1)?);
         let task = ids::reserve(db, "task", tasks)?;
         let inode = ids::reserve(db, "inode", outputs)?;
-        Ok(Issued { job, tasks: task..task + tasks, inodes: inode..inode + outputs })
+        Ok(Issued {
+            job,
+            tasks: task..task + tasks,
+            inodes: inode..inode + outputs,
+        })
     };
     names.database().write(false, work).await
 }
@@ -159,8 +208,9 @@ async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> 
     if names.is_empty() {
         return Some(names);
     }
-    let found: BTreeMap<u32, Vec<String>> =
-        array.find_programs(names.into_iter().collect(), PROGRAMS_WAIT).await;
+    let found: BTreeMap<u32, Vec<String>> = array
+        .find_programs(names.into_iter().collect(), PROGRAMS_WAIT)
+        .await;
     // None answered: again nobody can say.
     (!found.is_empty()).then(|| found.into_values().flatten().collect())
 }
@@ -182,7 +232,9 @@ impl Outside for View<'_> {
     }
 
     fn has_program(&self, name: &str) -> bool {
-        self.programs.as_ref().is_none_or(|programs| programs.contains(name))
+        self.programs
+            .as_ref()
+            .is_none_or(|programs| programs.contains(name))
     }
 
     fn has_element(&self, element: ElementId) -> bool {
@@ -206,7 +258,11 @@ fn look(tx: &Tx<'_>, path: &str) -> Look {
         return Look::Unsealed;
     }
     let element = ElementId(node.element().unwrap_or(0));
-    let placed = Placed { object: ObjectId(node.object), element, size: node.size };
+    let placed = Placed {
+        object: ObjectId(node.object),
+        element,
+        size: node.size,
+    };
     let executable = if tx.caller.uid == 0 {
         node.mode & 0o111 != 0
     } else {

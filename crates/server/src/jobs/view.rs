@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 
-const JOB: &str = "SELECT job, name, source, workdir, uid, policy, state, submitted, ended FROM job";
+const JOB: &str =
+    "SELECT job, name, source, workdir, uid, policy, state, submitted, ended FROM job";
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
     Ok(v1::Job {
@@ -28,7 +29,10 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
 /// A job without its tasks.
 pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
     let sql = format!("{JOB} WHERE job = ?1");
-    let found = db.prepare_cached(&sql)?.query_row([id.cast_signed()], job_row).optional()?;
+    let found = db
+        .prepare_cached(&sql)?
+        .query_row([id.cast_signed()], job_row)
+        .optional()?;
     found.map(|job| count(db, job)).transpose()
 }
 
@@ -36,7 +40,9 @@ pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
 pub(crate) fn jobs(db: &Connection, uid: Option<u32>, limit: u32) -> Result<Vec<v1::Job>, Fault> {
     let sql = format!("{JOB} WHERE ?1 IS NULL OR uid = ?1 ORDER BY job DESC LIMIT ?2");
     let mut statement = db.prepare_cached(&sql)?;
-    let rows = statement.query_map(params![uid, limit], job_row)?.collect::<Result<Vec<_>, _>>()?;
+    let rows = statement
+        .query_map(params![uid, limit], job_row)?
+        .collect::<Result<Vec<_>, _>>()?;
     rows.into_iter().map(|job| count(db, job)).collect()
 }
 
@@ -72,7 +78,8 @@ pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Ta
 }
 
 fn unresolved(db: &Connection, job: u64) -> Result<HashSet<String>, Fault> {
-    let mut statement = db.prepare_cached("SELECT path FROM awaited WHERE job = ?1 AND object = -1")?;
+    let mut statement =
+        db.prepare_cached("SELECT path FROM awaited WHERE job = ?1 AND object = -1")?;
     let rows = statement.query_map([job.cast_signed()], |row| row.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
@@ -112,25 +119,37 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> rusqlite::Result<v1:
         task.kernel = stored.kernel;
         task.args = stored.args;
         task.inputs = stored.inputs.into_iter().map(|input| input.path).collect();
-        task.outputs = stored.outputs.into_iter().map(|output| output.path).collect();
+        task.outputs = stored
+            .outputs
+            .into_iter()
+            .map(|output| output.path)
+            .collect();
     }
     Ok(task)
 }
 
 /// Why the tasks of a job ran where they did.
 pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
-    let names: HashMap<u64, String> =
-        tasks(db, job, -1)?.0.into_iter().map(|task| (task.task, task.name)).collect();
+    let names: HashMap<u64, String> = tasks(db, job, -1)?
+        .0
+        .into_iter()
+        .map(|task| (task.task, task.name))
+        .collect();
     let sql = "SELECT body, iif(task.label = decision.label, moved_bytes, 0) FROM decision \
                JOIN task ON task.task = decision.task WHERE decision.job = ?1 ORDER BY decision.label";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.cast_signed()], |row| {
-        Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
+        Ok((
+            row.get::<_, Vec<u8>>(0)?,
+            row.get::<_, i64>(1)?.cast_unsigned(),
+        ))
     })?;
     let mut decisions = Vec::new();
     for row in rows {
         let (body, moved_bytes) = row?;
-        let Ok(mut decision) = v1::Decision::decode(body.as_slice()) else { continue };
+        let Ok(mut decision) = v1::Decision::decode(body.as_slice()) else {
+            continue;
+        };
         decision.name = names.get(&decision.task).cloned().unwrap_or_default();
         decision.moved_bytes = moved_bytes;
         decisions.push(decision);

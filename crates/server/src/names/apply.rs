@@ -26,13 +26,23 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
 
 impl Tx<'_> {
     /// Carries out operations until one fails.
-    pub(crate) fn apply_all(&mut self, ops: &[v1::NameOp], reading: bool) -> Result<Vec<v1::NameResult>, Fault> {
+    pub(crate) fn apply_all(
+        &mut self,
+        ops: &[v1::NameOp],
+        reading: bool,
+    ) -> Result<Vec<v1::NameResult>, Fault> {
         let mut results = Vec::with_capacity(ops.len());
         for op in ops {
-            let result = if reading || only_reads(op) { self.apply(op) } else { self.apply_whole(op)? };
+            let result = if reading || only_reads(op) {
+                self.apply(op)
+            } else {
+                self.apply_whole(op)?
+            };
             let failed = result.is_err();
             let answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
-            results.push(v1::NameResult { result: Some(answer) });
+            results.push(v1::NameResult {
+                result: Some(answer),
+            });
             if failed {
                 break;
             }
@@ -54,7 +64,11 @@ impl Tx<'_> {
     }
 
     fn apply(&mut self, op: &v1::NameOp) -> Result<Answer, Fault> {
-        match op.op.as_ref().ok_or(Fault::Malformed("an operation is empty"))? {
+        match op
+            .op
+            .as_ref()
+            .ok_or(Fault::Malformed("an operation is empty"))?
+        {
             Op::Lookup(op) => self.lookup(op),
             Op::Resolve(op) => self.resolve_path(op),
             Op::GetAttr(op) => self.get_attr(op),

@@ -9,8 +9,12 @@ use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 /// The folder attribute: new files below this directory go to that element. On a file: where it is.
 pub(crate) const FOLDER_ELEMENT: &[u8] = b"user.tidemill.element";
 /// Attributes that the array answers.
-const VIRTUAL: [&[u8]; 4] =
-    [b"user.tidemill.lineage", b"user.tidemill.object", b"user.tidemill.version", b"user.tidemill.task"];
+const VIRTUAL: [&[u8]; 4] = [
+    b"user.tidemill.lineage",
+    b"user.tidemill.object",
+    b"user.tidemill.version",
+    b"user.tidemill.task",
+];
 /// Longest value of an extended attribute, in bytes.
 const VALUE_MAX: usize = 65_536;
 
@@ -32,7 +36,11 @@ impl Tx<'_> {
             // As Linux does: a program must not keep special rights under a new owner.
             if !node.is_dir() && op.mode.is_none() {
                 let group_exec = node.mode & 0o010 != 0;
-                node.mode &= if group_exec { !(SETUID | SETGID) } else { !SETUID };
+                node.mode &= if group_exec {
+                    !(SETUID | SETGID)
+                } else {
+                    !SETUID
+                };
             }
         }
         if let Some(mode) = op.mode {
@@ -55,7 +63,9 @@ impl Tx<'_> {
             return Ok(());
         }
         let new_owner = op.uid.is_some_and(|uid| uid != node.uid);
-        let strange_group = op.gid.is_some_and(|gid| gid != node.gid && !self.caller.in_group(gid));
+        let strange_group = op
+            .gid
+            .is_some_and(|gid| gid != node.gid && !self.caller.in_group(gid));
         if new_owner || strange_group {
             return Err(Fault::NotOwner(format!("inode {}", node.ino)));
         }
@@ -78,7 +88,11 @@ impl Tx<'_> {
     fn stored(&self, ino: u64, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
         let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
         let row = params![ino.cast_signed(), name];
-        Ok(self.db.prepare_cached(sql)?.query_row(row, |row| row.get(0)).optional()?)
+        Ok(self
+            .db
+            .prepare_cached(sql)?
+            .query_row(row, |row| row.get(0))
+            .optional()?)
     }
 
     fn answered(&self, node: &Node, name: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
@@ -89,7 +103,9 @@ impl Tx<'_> {
         Ok(match name {
             b"user.tidemill.version" => number(node.version),
             b"user.tidemill.object" if node.object != 0 => number(node.object),
-            FOLDER_ELEMENT => node.element().and_then(|element| number(u64::from(element))),
+            FOLDER_ELEMENT => node
+                .element()
+                .and_then(|element| number(u64::from(element))),
             b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
             b"user.tidemill.lineage" if node.object != 0 => {
                 Some(crate::lineage::summary(self.db, node.object)?.into_bytes())
@@ -100,8 +116,11 @@ impl Tx<'_> {
 
     fn task_of(&self, object: u64) -> Result<Option<u64>, Fault> {
         let sql = "SELECT task FROM version WHERE object = ?1 AND task != 0";
-        let found: Option<i64> =
-            self.db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| row.get(0)).optional()?;
+        let found: Option<i64> = self
+            .db
+            .prepare_cached(sql)?
+            .query_row([object.cast_signed()], |row| row.get(0))
+            .optional()?;
         Ok(found.map(i64::cast_unsigned))
     }
 
@@ -127,7 +146,9 @@ impl Tx<'_> {
             self.shared.set_folder_elements();
         }
         let row = params![node.ino.cast_signed(), op.name, op.value];
-        self.db.prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?.execute(row)?;
+        self.db
+            .prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?
+            .execute(row)?;
         self.touch(node)
     }
 
@@ -136,7 +157,10 @@ impl Tx<'_> {
         self.need_write(&node)?;
         self.check_settable(&node, &op.name)?;
         let row = params![node.ino.cast_signed(), op.name];
-        let removed = self.db.prepare_cached("DELETE FROM xattr WHERE ino = ?1 AND name = ?2")?.execute(row)?;
+        let removed = self
+            .db
+            .prepare_cached("DELETE FROM xattr WHERE ino = ?1 AND name = ?2")?
+            .execute(row)?;
         if removed == 0 {
             return Err(Fault::NoAttribute(shown(&op.name)));
         }
@@ -164,9 +188,13 @@ impl Tx<'_> {
     /// Only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array answers.
     pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
         let node = self.reach(op.ino)?;
-        let mut statement = self.db.prepare_cached("SELECT name FROM xattr WHERE ino = ?1 ORDER BY name")?;
+        let mut statement = self
+            .db
+            .prepare_cached("SELECT name FROM xattr WHERE ino = ?1 ORDER BY name")?;
         let names = statement.query_map([node.ino.cast_signed()], |row| row.get(0))?;
-        Ok(Answer::Names(v1::NameList { names: names.collect::<Result<_, _>>()? }))
+        Ok(Answer::Names(v1::NameList {
+            names: names.collect::<Result<_, _>>()?,
+        }))
     }
 
     pub(crate) fn stat_fs(&self) -> Answer {

@@ -40,27 +40,41 @@ pub(crate) struct Database {
 
 impl std::fmt::Debug for Database {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Database").field("readers", &self.readers.len()).finish_non_exhaustive()
+        f.debug_struct("Database")
+            .field("readers", &self.readers.len())
+            .finish_non_exhaustive()
     }
 }
 
 impl Database {
-    /// Opens or makes it and starts the writer.
-    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
-        let connection = schema::open_writer(path)?;
-        let readers: Result<Vec<_>, _> =
-            (0..READERS).map(|_| schema::open_reader(path).map(Mutex::new)).collect();
+    /// Opens or makes it, does `first` in a transaction of its own and starts the writer.
+    pub(crate) fn open<T>(
+        path: &Path,
+        first: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<(Self, T), OpenError> {
+        let mut connection = schema::open_writer(path)?;
+        let at = |fault: Fault| OpenError::Content {
+            path: path.display().to_string(),
+            reason: fault.to_string(),
+        };
+        let transaction = connection.transaction().map_err(|error| at(error.into()))?;
+        let done = first(&transaction).map_err(at)?;
+        transaction.commit().map_err(|error| at(error.into()))?;
+        let readers: Result<Vec<_>, _> = (0..READERS)
+            .map(|_| schema::open_reader(path).map(Mutex::new))
+            .collect();
         let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
         let wal = PathBuf::from(wal);
         let writer = std::thread::spawn(move || write_loop(connection, &receiver, &wal));
-        Ok(Self {
+        let database = Self {
             queue: Mutex::new(Some(sender)),
             readers: readers?,
             next_reader: std::sync::atomic::AtomicUsize::new(0),
             writer: Mutex::new(Some(writer)),
-        })
+        };
+        Ok((database, done))
     }
 
     fn submit<T: Send + 'static>(
@@ -72,12 +86,18 @@ impl Database {
         let work: Work = Box::new(move |connection| {
             let result = savepoint(connection, work);
             Box::new(move |committed| {
-                let result = if committed { result } else { result.and(Err(Fault::Closed)) };
+                let result = if committed {
+                    result
+                } else {
+                    result.and(Err(Fault::Closed))
+                };
                 let _ = sender.send(result);
             })
         });
         let queue = self.queue.lock().clone().ok_or(Fault::Closed)?;
-        queue.send(Piece { work, durable }).map_err(|_| Fault::Closed)?;
+        queue
+            .send(Piece { work, durable })
+            .map_err(|_| Fault::Closed)?;
         Ok(receiver)
     }
 
@@ -87,7 +107,9 @@ impl Database {
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
-        self.submit(durable, work)?.await.map_err(|_| Fault::Closed)?
+        self.submit(durable, work)?
+            .await
+            .map_err(|_| Fault::Closed)?
     }
 
     /// As [`Self::write`], for threads outside the runtime.
@@ -95,12 +117,19 @@ impl Database {
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
-        self.submit(false, work)?.blocking_recv().map_err(|_| Fault::Closed)?
+        self.submit(false, work)?
+            .blocking_recv()
+            .map_err(|_| Fault::Closed)?
     }
 
     /// Runs `work` on a reading connection within one view of the database.
-    pub(crate) fn read<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Fault>) -> Result<T, Fault> {
-        let start = self.next_reader.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    pub(crate) fn read<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let start = self
+            .next_reader
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let free = (0..READERS).find_map(|i| self.readers[(start + i) % READERS].try_lock());
         let mut connection = free.unwrap_or_else(|| self.readers[start % READERS].lock());
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
@@ -130,7 +159,9 @@ fn savepoint<T>(
     connection.prepare_cached("SAVEPOINT piece")?.execute([])?;
     let result = work(connection);
     if result.is_err() {
-        connection.prepare_cached("ROLLBACK TO piece")?.execute([])?;
+        connection
+            .prepare_cached("ROLLBACK TO piece")?
+            .execute([])?;
     }
     connection.prepare_cached("RELEASE piece")?.execute([])?;
     result
@@ -148,7 +179,10 @@ fn write_loop(connection: Connection, queue: &mpsc::Receiver<Piece>, wal: &Path)
         }
         let mut answers = vec![(first.work)(&connection)];
         // SQLite may have ended the transaction itself (disk full): nothing more may go in then.
-        while answers.len() < BATCH_MAX && started.elapsed() < BATCH_TIME_MAX && !connection.is_autocommit() {
+        while answers.len() < BATCH_MAX
+            && started.elapsed() < BATCH_TIME_MAX
+            && !connection.is_autocommit()
+        {
             let Ok(piece) = queue.try_recv() else { break };
             durable |= piece.durable;
             answers.push((piece.work)(&connection));

@@ -101,7 +101,9 @@ impl Fault {
             Self::NotOwner(_) | Self::DirectoryLink(_) | Self::AttributeReadOnly(_) => Errno::PERM,
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Loop(_) => Errno::LOOP,
-            Self::BadName(_) | Self::IntoItself(_) | Self::Malformed(_) | Self::BadElement(_) => Errno::INVAL,
+            Self::BadName(_) | Self::IntoItself(_) | Self::Malformed(_) | Self::BadElement(_) => {
+                Errno::INVAL
+            }
             Self::Busy(_) => Errno::TXTBSY,
             Self::Stale(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
@@ -122,6 +124,9 @@ fn full(error: &rusqlite::Error) -> bool {
 
 impl From<&Fault> for v1::NameError {
     fn from(fault: &Fault) -> Self {
-        Self { errno: fault.errno().raw_os_error(), message: fault.to_string() }
+        Self {
+            errno: fault.errno().raw_os_error(),
+            message: fault.to_string(),
+        }
     }
 }

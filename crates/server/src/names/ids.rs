@@ -12,8 +12,9 @@ pub(crate) const RESERVE_MAX: u32 = 1 << 20;
 /// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`); gives the first.
 pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
     let sql = "UPDATE counter SET next = next + ?2 WHERE name = ?1 RETURNING next - ?2";
-    let first: i64 =
-        db.prepare_cached(sql)?.query_row(params![kind, count.cast_signed()], |row| row.get(0))?;
+    let first: i64 = db
+        .prepare_cached(sql)?
+        .query_row(params![kind, count.cast_signed()], |row| row.get(0))?;
     Ok(first.cast_unsigned())
 }
 
@@ -30,8 +31,15 @@ pub(crate) fn reserve_for(
     let inode = reserve(db, "inode", u64::from(inodes))?;
     let object = reserve(db, "object", u64::from(objects.max(1)))?;
     if !caller.trusted {
-        let row = params![object.cast_signed(), objects, inode.cast_signed(), inodes, caller.uid];
-        db.prepare_cached("INSERT INTO reservation VALUES (?1, ?2, ?3, ?4, ?5)")?.execute(row)?;
+        let row = params![
+            object.cast_signed(),
+            objects,
+            inode.cast_signed(),
+            inodes,
+            caller.uid
+        ];
+        db.prepare_cached("INSERT INTO reservation VALUES (?1, ?2, ?3, ?4, ?5)")?
+            .execute(row)?;
     }
     Ok((inode, object))
 }
@@ -47,7 +55,9 @@ impl Tx<'_> {
         } else {
             let sql = "SELECT 1 FROM reservation WHERE uid = ?1 AND ?2 >= first_inode \
                        AND ?2 < first_inode + inodes";
-            self.db.prepare_cached(sql)?.exists(params![self.caller.uid, ino.cast_signed()])?
+            self.db
+                .prepare_cached(sql)?
+                .exists(params![self.caller.uid, ino.cast_signed()])?
         };
         let used = self
             .db
@@ -55,8 +65,12 @@ impl Tx<'_> {
             .exists([ino.cast_signed()])?;
         match (fine, used) {
             (true, false) => Ok(ino),
-            (_, true) => Err(Fault::Malformed("the inode id is in use; reserve ids first")),
-            _ => Err(Fault::Malformed("the inode id is not reserved; reserve ids first")),
+            (_, true) => Err(Fault::Malformed(
+                "the inode id is in use; reserve ids first",
+            )),
+            _ => Err(Fault::Malformed(
+                "the inode id is not reserved; reserve ids first",
+            )),
         }
     }
 
@@ -67,21 +81,35 @@ impl Tx<'_> {
         } else {
             let sql = "SELECT 1 FROM reservation WHERE uid = ?1 AND ?2 >= first_object \
                        AND ?2 < first_object + objects";
-            self.db.prepare_cached(sql)?.exists(params![self.caller.uid, object.cast_signed()])?
+            self.db
+                .prepare_cached(sql)?
+                .exists(params![self.caller.uid, object.cast_signed()])?
         };
         if !fine {
-            return Err(Fault::Malformed("the object id is not reserved; reserve ids first"));
+            return Err(Fault::Malformed(
+                "the object id is not reserved; reserve ids first",
+            ));
         }
         let sql = "SELECT 1 FROM version WHERE object = ?1 UNION ALL SELECT 1 FROM writing WHERE object = ?1 \
                    UNION ALL SELECT 1 FROM removal WHERE object = ?1";
-        if self.db.prepare_cached(sql)?.exists([object.cast_signed()])? {
-            return Err(Fault::Malformed("the object id was used before; take a fresh one"));
+        if self
+            .db
+            .prepare_cached(sql)?
+            .exists([object.cast_signed()])?
+        {
+            return Err(Fault::Malformed(
+                "the object id was used before; take a fresh one",
+            ));
         }
         Ok(())
     }
 
     fn next_id(&self, kind: &str) -> Result<u64, Fault> {
-        let mut statement = self.db.prepare_cached("SELECT next FROM counter WHERE name = ?1")?;
-        Ok(statement.query_row([kind], |row| row.get::<_, i64>(0))?.cast_unsigned())
+        let mut statement = self
+            .db
+            .prepare_cached("SELECT next FROM counter WHERE name = ?1")?;
+        Ok(statement
+            .query_row([kind], |row| row.get::<_, i64>(0))?
+            .cast_unsigned())
     }
 }

@@ -67,7 +67,12 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the reservation could not be kept.
-    fn reserve(&self, caller: Caller, inodes: u32, objects: u32) -> Answered<'_, Result<(u64, u64), Fault>>;
+    fn reserve(
+        &self,
+        caller: Caller,
+        inodes: u32,
+        objects: u32,
+    ) -> Answered<'_, Result<(u64, u64), Fault>>;
 
     /// All changes from now on.
     fn changes(&self) -> tokio::sync::broadcast::Receiver<Arc<Changed>>;

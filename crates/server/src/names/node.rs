@@ -92,7 +92,11 @@ impl Node {
 
     /// As a directory entry of that name.
     pub(crate) fn entry(&self, name: &[u8]) -> v1::Entry {
-        v1::Entry { name: name.to_vec(), attr: Some(self.attr()), target: self.target.clone() }
+        v1::Entry {
+            name: name.to_vec(),
+            attr: Some(self.attr()),
+            target: self.target.clone(),
+        }
     }
 
     /// Reads the columns of [`select_nodes`].
@@ -123,7 +127,9 @@ impl Node {
     /// The node of that inode, if it exists.
     pub(crate) fn find(db: &Connection, ino: u64) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_nodes!("FROM inode WHERE ino = ?1"))?;
-        Ok(statement.query_row([ino.cast_signed()], |row| Self::from_row(row)).optional()?)
+        Ok(statement
+            .query_row([ino.cast_signed()], |row| Self::from_row(row))
+            .optional()?)
     }
 
     /// The node of that inode.
@@ -136,13 +142,16 @@ impl Node {
         let mut statement = db.prepare_cached(select_nodes!(
             "FROM inode WHERE ino = (SELECT ino FROM dirent WHERE parent = ?1 AND name = ?2)"
         ))?;
-        let found = statement.query_row(params![parent.cast_signed(), name], |row| Self::from_row(row));
+        let found = statement.query_row(params![parent.cast_signed(), name], |row| {
+            Self::from_row(row)
+        });
         Ok(found.optional()?)
     }
 
     /// Writes a new row.
     pub(crate) fn insert(&self, db: &Connection) -> Result<(), Fault> {
-        let sql = "INSERT INTO inode VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)";
+        let sql =
+            "INSERT INTO inode VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17)";
         self.store(db, sql)
     }
 
@@ -198,7 +207,11 @@ impl Caller {
     /// The server itself.
     #[must_use]
     pub fn root() -> Self {
-        Self { checked: true, trusted: true, ..Self::default() }
+        Self {
+            checked: true,
+            trusted: true,
+            ..Self::default()
+        }
     }
 
     /// Whether permissions need no look.

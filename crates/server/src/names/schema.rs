@@ -23,8 +23,18 @@ pub enum OpenError {
         /// What SQLite said.
         source: rusqlite::Error,
     },
+    /// What it holds makes no sense.
+    #[error("the server's database {path} is damaged: {reason}")]
+    Content {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// A later release made it.
-    #[error("the server's database {path} has version {found}, this program knows {SCHEMA_VERSION}: use a later release")]
+    #[error(
+        "the server's database {path} has version {found}, this program knows {SCHEMA_VERSION}: use a later release"
+    )]
     Newer {
         /// The file.
         path: String,
@@ -98,30 +108,53 @@ CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
-    let at = |source| OpenError::Database { path: path.display().to_string(), source };
+    let at = |source| OpenError::Database {
+        path: path.display().to_string(),
+        source,
+    };
     let mut connection = Connection::open(path).map_err(at)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-    connection.pragma_update(None, "journal_mode", "WAL").map_err(at)?;
-    connection.pragma_update(None, "synchronous", "NORMAL").map_err(at)?;
-    connection.pragma_update(None, "wal_autocheckpoint", WAL_PAGES_MAX).map_err(at)?;
-    connection.pragma_update(None, "cache_size", -65536).map_err(at)?;
-    connection.pragma_update(None, "temp_store", "MEMORY").map_err(at)?;
-    let found = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(at)?;
+    connection
+        .pragma_update(None, "journal_mode", "WAL")
+        .map_err(at)?;
+    connection
+        .pragma_update(None, "synchronous", "NORMAL")
+        .map_err(at)?;
+    connection
+        .pragma_update(None, "wal_autocheckpoint", WAL_PAGES_MAX)
+        .map_err(at)?;
+    connection
+        .pragma_update(None, "cache_size", -65536)
+        .map_err(at)?;
+    connection
+        .pragma_update(None, "temp_store", "MEMORY")
+        .map_err(at)?;
+    let found = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(at)?;
     migrate(&mut connection, found, path)?;
     Ok(connection)
 }
 
 fn migrate(connection: &mut Connection, found: i64, path: &Path) -> Result<(), OpenError> {
-    let at = |source| OpenError::Database { path: path.display().to_string(), source };
+    let at = |source| OpenError::Database {
+        path: path.display().to_string(),
+        source,
+    };
     let found = usize::try_from(found).unwrap_or(usize::MAX);
     if found > SCHEMA_VERSION {
-        return Err(OpenError::Newer { path: path.display().to_string(), found });
+        return Err(OpenError::Newer {
+            path: path.display().to_string(),
+            found,
+        });
     }
     for (index, migration) in MIGRATIONS.iter().enumerate().skip(found) {
         let transaction = connection.transaction().map_err(at)?;
         transaction.execute_batch(migration).map_err(at)?;
         let version = i64::try_from(index + 1).unwrap_or(i64::MAX);
-        transaction.pragma_update(None, "user_version", version).map_err(at)?;
+        transaction
+            .pragma_update(None, "user_version", version)
+            .map_err(at)?;
         transaction.commit().map_err(at)?;
     }
     Ok(())
@@ -129,11 +162,18 @@ fn migrate(connection: &mut Connection, found: i64, path: &Path) -> Result<(), O
 
 /// Opens the database for reading only.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
-    let at = |source| OpenError::Database { path: path.display().to_string(), source };
+    let at = |source| OpenError::Database {
+        path: path.display().to_string(),
+        source,
+    };
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(at)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-    connection.pragma_update(None, "cache_size", -32768).map_err(at)?;
-    connection.busy_timeout(std::time::Duration::from_secs(5)).map_err(at)?;
+    connection
+        .pragma_update(None, "cache_size", -32768)
+        .map_err(at)?;
+    connection
+        .busy_timeout(std::time::Duration::from_secs(5))
+        .map_err(at)?;
     Ok(connection)
 }

@@ -110,7 +110,11 @@ impl Shared {
     }
 
     pub(crate) fn remove_file(&self) {
-        let _ = self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| Some(n.saturating_sub(1)));
+        let _ = self
+            .files
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+                Some(n.saturating_sub(1))
+            });
     }
 
     /// A mount begins to use an object of an inode. Holding it twice is holding it once.
@@ -120,7 +124,12 @@ impl Shared {
         }
         let mut guard = self.holds.lock();
         let holds = &mut *guard;
-        if holds.sessions.entry(session).or_default().insert((ino, object)) {
+        if holds
+            .sessions
+            .entry(session)
+            .or_default()
+            .insert((ino, object))
+        {
             add(&mut holds.inodes, ino);
             add(&mut holds.objects, object);
         }

@@ -35,26 +35,31 @@ impl SqliteNames {
     /// # Errors
     /// If it can't be opened, or a later release made it.
     pub fn open(path: &Path, root_owner: (u32, u32)) -> Result<Self, OpenError> {
-        let at = |fault| match fault {
-            Fault::Database(source) => OpenError::Database { path: path.display().to_string(), source },
-            _ => OpenError::Database {
-                path: path.display().to_string(),
-                source: rusqlite::Error::QueryReturnedNoRows,
-            },
+        let at = |fault: Fault| OpenError::Content {
+            path: path.display().to_string(),
+            reason: fault.to_string(),
         };
-        let database = Database::open(path)?;
-        let key = database.write_blocking(move |db| first_steps(db, root_owner)).map_err(at)?;
+        let (database, key) = Database::open(path, |db| first_steps(db, root_owner))?;
         let shared = Shared::new(key);
         let count = |sql: &str| -> Result<i64, Fault> {
             database.read(|db| Ok(db.query_row(sql, [], |row| row.get(0))?))
         };
-        shared.add_files(count("SELECT count(*) FROM inode").map_err(at)?.cast_unsigned());
-        let folders = "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.element' AS BLOB)";
+        shared.add_files(
+            count("SELECT count(*) FROM inode")
+                .map_err(at)?
+                .cast_unsigned(),
+        );
+        let folders =
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.element' AS BLOB)";
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_elements();
         }
         let (changed, _) = broadcast::channel(CHANGES_MAX);
-        Ok(Self { database: Arc::new(database), shared: Arc::new(shared), changed })
+        Ok(Self {
+            database: Arc::new(database),
+            shared: Arc::new(shared),
+            changed,
+        })
     }
 
     pub(crate) fn database(&self) -> &Arc<Database> {
@@ -117,9 +122,14 @@ fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
         };
         root.insert(db)?;
         let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
-        db.execute(sql, params![crate::access::random::<32>(), crate::access::random::<8>()])?;
+        db.execute(
+            sql,
+            params![crate::access::random::<32>(), crate::access::random::<8>()],
+        )?;
     }
-    let key: Vec<u8> = db.query_row("SELECT value FROM setting WHERE name = 'key'", [], |row| row.get(0))?;
+    let key: Vec<u8> = db.query_row("SELECT value FROM setting WHERE name = 'key'", [], |row| {
+        row.get(0)
+    })?;
     Key::from_slice(&key).map_err(|_| Fault::Malformed("the array's key is damaged"))
 }
 
@@ -137,20 +147,35 @@ impl Names for SqliteNames {
     fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>> {
         Box::pin(async move {
             if request.ops.len() > OPS_MAX {
-                return Err(Fault::Malformed("more than 10000 operations in one request"));
+                return Err(Fault::Malformed(
+                    "more than 10000 operations in one request",
+                ));
             }
             if !request.ops.iter().all(only_reads) {
                 return self.apply_writes(request).await;
             }
             self.database.read(|db| {
-                let mut tx = Tx::new(db, &self.shared, &request.caller, request.session, clock::now_ns());
+                let mut tx = Tx::new(
+                    db,
+                    &self.shared,
+                    &request.caller,
+                    request.session,
+                    clock::now_ns(),
+                );
                 tx.apply_all(&request.ops, true)
             })
         })
     }
 
-    fn reserve(&self, caller: Caller, inodes: u32, objects: u32) -> Answered<'_, Result<(u64, u64), Fault>> {
-        Box::pin(self.database.write(false, move |db| ids::reserve_for(db, &caller, inodes, objects)))
+    fn reserve(
+        &self,
+        caller: Caller,
+        inodes: u32,
+        objects: u32,
+    ) -> Answered<'_, Result<(u64, u64), Fault>> {
+        Box::pin(self.database.write(false, move |db| {
+            ids::reserve_for(db, &caller, inodes, objects)
+        }))
     }
 
     fn changes(&self) -> broadcast::Receiver<Arc<Changed>> {
@@ -158,7 +183,10 @@ impl Names for SqliteNames {
     }
 
     fn new_session(&self) -> Answered<'_, Result<u64, Fault>> {
-        Box::pin(self.database.write(false, |db| ids::reserve(db, "session", 1)))
+        Box::pin(
+            self.database
+                .write(false, |db| ids::reserve(db, "session", 1)),
+        )
     }
 
     fn end_session(&self, session: u64) -> Answered<'_, Result<Vec<Unfinished>, Fault>> {
@@ -173,10 +201,15 @@ impl Names for SqliteNames {
 }
 
 fn unfinished(db: &Connection, session: u64) -> Result<Vec<Unfinished>, Fault> {
-    let mut statement = db.prepare_cached("SELECT ino, object, element FROM writing WHERE session = ?1")?;
+    let mut statement =
+        db.prepare_cached("SELECT ino, object, element FROM writing WHERE session = ?1")?;
     let rows = statement.query_map([session.cast_signed()], |row| {
         let ino = row.get::<_, i64>(0)?.cast_unsigned();
-        Ok(Unfinished { ino, object: row.get::<_, i64>(1)?.cast_unsigned(), element: row.get(2)? })
+        Ok(Unfinished {
+            ino,
+            object: row.get::<_, i64>(1)?.cast_unsigned(),
+            element: row.get(2)?,
+        })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

@@ -67,7 +67,14 @@ impl<'a> Tx<'a> {
         session: u64,
         now: i64,
     ) -> Self {
-        Self { db, shared, caller, session, now, changes: Vec::new() }
+        Self {
+            db,
+            shared,
+            caller,
+            session,
+            now,
+            changes: Vec::new(),
+        }
     }
 
     /// The server's clock, unless the client says when.
@@ -107,7 +114,9 @@ impl<'a> Tx<'a> {
         if node.is_dir() {
             dirs.push(node.parent);
         } else {
-            let mut statement = self.db.prepare_cached("SELECT parent FROM dirent WHERE ino = ?1")?;
+            let mut statement = self
+                .db
+                .prepare_cached("SELECT parent FROM dirent WHERE ino = ?1")?;
             let rows = statement.query_map([node.ino.cast_signed()], |row| row.get::<_, i64>(0))?;
             for row in rows {
                 dirs.push(row?.cast_unsigned());
@@ -118,7 +127,10 @@ impl<'a> Tx<'a> {
                 return Ok(());
             }
         }
-        Err(Fault::Denied(format!("inode {}", node.ino), self.caller.uid))
+        Err(Fault::Denied(
+            format!("inode {}", node.ino),
+            self.caller.uid,
+        ))
     }
 
     fn may_walk_to(&self, dir: u64) -> Result<bool, Fault> {
@@ -152,7 +164,11 @@ impl<'a> Tx<'a> {
     pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<Node, Fault> {
         let node = self.reach_dir(ino, WRITE | SEARCH, name)?;
         // A removed directory that somebody still stands in takes no new entries.
-        if node.nlink == 0 { Err(Fault::NotFound(shown(name))) } else { Ok(node) }
+        if node.nlink == 0 {
+            Err(Fault::NotFound(shown(name)))
+        } else {
+            Ok(node)
+        }
     }
 
     /// The entry of a directory; `.` and `..` work too.
@@ -221,12 +237,15 @@ impl<'a> Tx<'a> {
         let mut at = dir.ino;
         let mut parent = dir.parent;
         for _ in 0..DEPTH_MAX {
-            let mut statement =
-                self.db.prepare_cached("SELECT value FROM xattr WHERE ino = ?1 AND name = ?2")?;
+            let mut statement = self
+                .db
+                .prepare_cached("SELECT value FROM xattr WHERE ino = ?1 AND name = ?2")?;
             let key = params![at.cast_signed(), super::attribute::FOLDER_ELEMENT];
             let value: Option<Vec<u8>> = statement.query_row(key, |row| row.get(0)).optional()?;
             if let Some(value) = value {
-                return Ok(std::str::from_utf8(&value).ok().and_then(|text| text.trim().parse().ok()));
+                return Ok(std::str::from_utf8(&value)
+                    .ok()
+                    .and_then(|text| text.trim().parse().ok()));
             }
             if at == Inode::ROOT.0 {
                 break;
@@ -256,7 +275,11 @@ impl<'a> Tx<'a> {
 
 /// The parts of a path in reverse order.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
-    path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()).rev().map(<[u8]>::to_vec).collect()
+    path.split(|&byte| byte == b'/')
+        .filter(|part| !part.is_empty())
+        .rev()
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 /// See [`Tx::path_of`].
@@ -266,11 +289,15 @@ pub(crate) fn path_of(db: &Connection, ino: u64) -> Result<Option<Vec<u8>>, Faul
     }
     let mut parts: Vec<Vec<u8>> = Vec::new();
     let mut at = ino.cast_signed();
-    let mut statement = db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1 LIMIT 1")?;
+    let mut statement =
+        db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1 LIMIT 1")?;
     while at != Inode::ROOT.0.cast_signed() {
-        let found: Option<(i64, Vec<u8>)> =
-            statement.query_row([at], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-        let Some((parent, name)) = found else { return Ok(None) };
+        let found: Option<(i64, Vec<u8>)> = statement
+            .query_row([at], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        let Some((parent, name)) = found else {
+            return Ok(None);
+        };
         parts.push(name);
         at = parent;
         if parts.len() > DEPTH_MAX {

@@ -20,7 +20,11 @@ impl Tx<'_> {
 
     pub(crate) fn resolve_path(&self, op: &v1::Resolve) -> Result<Answer, Fault> {
         let node = self.resolve(&op.path, op.follow)?;
-        let name = op.path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
+        let name = op
+            .path
+            .rsplit(|&byte| byte == b'/')
+            .find(|part| !part.is_empty())
+            .unwrap_or(b"/");
         Ok(Answer::Entry(node.entry(name)))
     }
 
@@ -30,15 +34,22 @@ impl Tx<'_> {
             return Err(Fault::NotDirectory(format!("inode {}", op.ino)));
         }
         self.need_read(&dir)?;
-        let limit = if op.limit == 0 { ENTRIES_MAX } else { op.limit.min(ENTRIES_MAX) };
+        let limit = if op.limit == 0 {
+            ENTRIES_MAX
+        } else {
+            op.limit.min(ENTRIES_MAX)
+        };
         let mut statement = self.db.prepare_cached(select_nodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 AND name > ?2 \
              ORDER BY name LIMIT ?3"
         ))?;
-        let rows = statement.query_map(params![op.ino.cast_signed(), op.after, i64::from(limit) + 1], |row| {
-            let name: Vec<u8> = row.get(17)?;
-            Ok(Node::from_row(row)?.entry(&name))
-        })?;
+        let rows = statement.query_map(
+            params![op.ino.cast_signed(), op.after, i64::from(limit) + 1],
+            |row| {
+                let name: Vec<u8> = row.get(17)?;
+                Ok(Node::from_row(row)?.entry(&name))
+            },
+        )?;
         let mut entries = rows.collect::<Result<Vec<_>, _>>()?;
         let end = entries.len() <= limit as usize;
         entries.truncate(limit as usize);
@@ -85,7 +96,10 @@ impl Tx<'_> {
             return Err(Fault::NameTooLong(op.name.len()));
         }
         let path: &[u8] = op.name.strip_suffix(b"/").unwrap_or(&op.name);
-        let cut = path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+        let cut = path
+            .iter()
+            .rposition(|&byte| byte == b'/')
+            .map_or(0, |at| at + 1);
         let (dir, name) = path.split_at(cut);
         if op.make_parents {
             self.make_dirs(dir, self.owner_of(op))?;
@@ -102,8 +116,15 @@ impl Tx<'_> {
             other => return other.map(drop),
         }
         let mut made = Vec::new();
-        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
-            let dir: Vec<u8> = if made.is_empty() { b"/".to_vec() } else { made.clone() };
+        for part in path
+            .split(|&byte| byte == b'/')
+            .filter(|part| !part.is_empty())
+        {
+            let dir: Vec<u8> = if made.is_empty() {
+                b"/".to_vec()
+            } else {
+                made.clone()
+            };
             made.push(b'/');
             made.extend_from_slice(part);
             match self.resolve(&made, true) {
@@ -131,7 +152,11 @@ impl Tx<'_> {
     }
 
     fn owner_of(&self, op: &v1::Create) -> (u32, u32) {
-        if self.caller.trusted { (op.uid, op.gid) } else { (self.caller.uid, self.caller.gid) }
+        if self.caller.trusted {
+            (op.uid, op.gid)
+        } else {
+            (self.caller.uid, self.caller.gid)
+        }
     }
 
     fn new_node(&self, op: &v1::Create, parent: &Node) -> Result<Node, Fault> {
@@ -142,12 +167,19 @@ impl Tx<'_> {
         if op.object != 0 && kind != Kind::File {
             return Err(Fault::Malformed("only files have objects"));
         }
-        if matches!(kind, Kind::CharDevice | Kind::BlockDevice) && self.caller.uid != 0 && !self.caller.checked {
+        if matches!(kind, Kind::CharDevice | Kind::BlockDevice)
+            && self.caller.uid != 0
+            && !self.caller.checked
+        {
             return Err(Fault::NotOwner(shown(&op.name)));
         }
         let size = match kind {
-            Kind::Symlink if op.target.is_empty() => return Err(Fault::NotFound("an empty link".into())),
-            Kind::Symlink if op.target.len() > PATH_MAX => return Err(Fault::NameTooLong(op.target.len())),
+            Kind::Symlink if op.target.is_empty() => {
+                return Err(Fault::NotFound("an empty link".into()));
+            }
+            Kind::Symlink if op.target.len() > PATH_MAX => {
+                return Err(Fault::NameTooLong(op.target.len()));
+            }
             Kind::Symlink => op.target.len() as u64,
             Kind::Directory => 4096,
             _ => 0,
@@ -185,13 +217,26 @@ impl Tx<'_> {
             object: 0,
             element,
             writing: op.object,
-            parent: if kind == Kind::Directory { parent.ino } else { 0 },
-            target: if kind == Kind::Symlink { op.target.clone() } else { Vec::new() },
+            parent: if kind == Kind::Directory {
+                parent.ino
+            } else {
+                0
+            },
+            target: if kind == Kind::Symlink {
+                op.target.clone()
+            } else {
+                Vec::new()
+            },
         })
     }
 
     /// Writes the entry and what it changes in its directory.
-    pub(crate) fn add_entry(&mut self, mut parent: Node, name: &[u8], node: &Node) -> Result<(), Fault> {
+    pub(crate) fn add_entry(
+        &mut self,
+        mut parent: Node,
+        name: &[u8],
+        node: &Node,
+    ) -> Result<(), Fault> {
         let sql = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
         let row = params![parent.ino.cast_signed(), name, node.ino.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
@@ -201,20 +246,32 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn remove_entry(&mut self, parent: &mut Node, name: &[u8], subdirs: i64, time: i64) -> Result<(), Fault> {
+    fn remove_entry(
+        &mut self,
+        parent: &mut Node,
+        name: &[u8],
+        subdirs: i64,
+        time: i64,
+    ) -> Result<(), Fault> {
         let sql = "DELETE FROM dirent WHERE parent = ?1 AND name = ?2";
-        self.db.prepare_cached(sql)?.execute(params![parent.ino.cast_signed(), name])?;
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![parent.ino.cast_signed(), name])?;
         self.touch_dir(parent, subdirs, time)?;
         self.changed_entry(parent.ino, name);
         Ok(())
     }
 
     fn touch_dir(&self, dir: &mut Node, subdirs: i64, time: i64) -> Result<(), Fault> {
-        dir.nlink = dir.nlink.saturating_add_signed(i32::try_from(subdirs).unwrap_or(0));
+        dir.nlink = dir
+            .nlink
+            .saturating_add_signed(i32::try_from(subdirs).unwrap_or(0));
         dir.mtime = time;
         dir.ctime = time;
         let sql = "UPDATE inode SET nlink = ?2, mtime = ?3, ctime = ?3 WHERE ino = ?1";
-        self.db.prepare_cached(sql)?.execute(params![dir.ino.cast_signed(), dir.nlink, time])?;
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![dir.ino.cast_signed(), dir.nlink, time])?;
         Ok(())
     }
 
@@ -277,14 +334,20 @@ impl Tx<'_> {
     }
 
     fn is_empty(&self, dir: u64) -> Result<bool, Fault> {
-        let mut statement = self.db.prepare_cached("SELECT 1 FROM dirent WHERE parent = ?1 LIMIT 1")?;
+        let mut statement = self
+            .db
+            .prepare_cached("SELECT 1 FROM dirent WHERE parent = ?1 LIMIT 1")?;
         Ok(!statement.exists([dir.cast_signed()])?)
     }
 
     /// A name of the node is gone; with the last one goes the node, unless somebody has it open.
     fn drop_name(&mut self, mut node: Node, time: i64) -> Result<(), Fault> {
         self.changes.push(Change::Node(node.ino));
-        node.nlink = if node.is_dir() { 0 } else { node.nlink.saturating_sub(1) };
+        node.nlink = if node.is_dir() {
+            0
+        } else {
+            node.nlink.saturating_sub(1)
+        };
         node.ctime = time;
         if node.nlink > 0 {
             return node.update(self.db);
@@ -303,7 +366,9 @@ impl Tx<'_> {
         check_name(&op.name)?;
         check_name(&op.new_name)?;
         if op.no_replace && op.exchange {
-            return Err(Fault::Malformed("rename can't both exchange and not replace"));
+            return Err(Fault::Malformed(
+                "rename can't both exchange and not replace",
+            ));
         }
         let from = self.writable_dir(op.parent, &op.name)?;
         let to = self.writable_dir(op.new_parent, &op.new_name)?;
@@ -319,13 +384,15 @@ impl Tx<'_> {
             }
             self.need_unsticky(&to, target, &op.new_name)?;
         }
+        if op.exchange && target.is_none() {
+            return Err(Fault::NotFound(shown(&op.new_name)));
+        }
         self.check_move(&node, &from, &to, &op.name)?;
         match target {
             Some(target) if op.exchange => {
                 self.check_move(&target, &to, &from, &op.new_name)?;
                 self.exchange(op, from, to, node, target)?;
             }
-            None if op.exchange => return Err(Fault::NotFound(shown(&op.new_name))),
             target => self.move_entry(op, from, to, node, target)?,
         }
         self.changes.push(Change::Moved);

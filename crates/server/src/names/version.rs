@@ -1,7 +1,7 @@
 //! Versions of files: write once, seal, read; what becomes of objects that no name leads to.
 
 use super::fault::Fault;
-use super::node::{Node, NO_ELEMENT};
+use super::node::{NO_ELEMENT, Node};
 use super::transaction::{Change, Tx};
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::id::{ElementId, Inode};
@@ -34,7 +34,10 @@ impl Tx<'_> {
     fn place_again(&self, node: &Node, named: Option<u32>) -> Result<i64, Fault> {
         if named.is_none() && node.element != NO_ELEMENT {
             let rooms = self.shared.rooms();
-            let here = rooms.store.iter().find(|room| i64::from(room.element.0) == node.element);
+            let here = rooms
+                .store
+                .iter()
+                .find(|room| i64::from(room.element.0) == node.element);
             if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
                 return Ok(node.element);
             }
@@ -73,23 +76,33 @@ impl Tx<'_> {
             object,
             element,
             size,
-            capability: self.shared.sign(element, object, rights::READ, self.caller.uid),
+            capability: self
+                .shared
+                .sign(element, object, rights::READ, self.caller.uid),
         }))
     }
 
     fn older(&self, node: &Node, version: u64) -> Result<(u64, u32, u64), Fault> {
-        let sql = "SELECT object, element, size, removed FROM version WHERE ino = ?1 AND version = ?2";
+        let sql =
+            "SELECT object, element, size, removed FROM version WHERE ino = ?1 AND version = ?2";
         let row = params![node.ino.cast_signed(), version.cast_signed()];
         let found = self
             .db
             .prepare_cached(sql)?
             .query_row(row, |row| {
                 let object = row.get::<_, i64>(0)?.cast_unsigned();
-                Ok((object, row.get(1)?, row.get::<_, i64>(2)?, row.get::<_, bool>(3)?))
+                Ok((
+                    object,
+                    row.get(1)?,
+                    row.get::<_, i64>(2)?,
+                    row.get::<_, bool>(3)?,
+                ))
             })
             .optional()?;
         match found {
-            Some((object, element, size, removed)) if !removed || self.shared.object_held(object) => {
+            Some((object, element, size, removed))
+                if !removed || self.shared.object_held(object) =>
+            {
                 Ok((object, element, size.cast_unsigned()))
             }
             _ => Err(Fault::VersionGone(version, node.ino)),
@@ -137,10 +150,17 @@ impl Tx<'_> {
 
     fn writer(&self, object: u64) -> Result<Option<Writer>, Fault> {
         let sql = "SELECT session, uid, started FROM writing WHERE object = ?1";
-        let found = self.db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| {
-            let session = row.get::<_, i64>(0)?.cast_unsigned();
-            Ok(Writer { session, uid: row.get(1)?, started: row.get(2)? })
-        });
+        let found = self
+            .db
+            .prepare_cached(sql)?
+            .query_row([object.cast_signed()], |row| {
+                let session = row.get::<_, i64>(0)?.cast_unsigned();
+                Ok(Writer {
+                    session,
+                    uid: row.get(1)?,
+                    started: row.get(2)?,
+                })
+            });
         Ok(found.optional()?)
     }
 
@@ -157,19 +177,26 @@ impl Tx<'_> {
             self.caller.uid,
             self.now
         ];
-        self.db.prepare_cached("INSERT INTO writing VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(row)?;
+        self.db
+            .prepare_cached("INSERT INTO writing VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
+            .execute(row)?;
         Ok(())
     }
 
     fn end_writing(&self, object: u64) -> Result<(), Fault> {
-        self.db.prepare_cached("DELETE FROM writing WHERE object = ?1")?.execute([object.cast_signed()])?;
+        self.db
+            .prepare_cached("DELETE FROM writing WHERE object = ?1")?
+            .execute([object.cast_signed()])?;
         Ok(())
     }
 
     fn writing_element(&self, object: u64) -> Result<Option<u32>, Fault> {
         let sql = "SELECT element FROM writing WHERE object = ?1";
-        let found: Option<i64> =
-            self.db.prepare_cached(sql)?.query_row([object.cast_signed()], |row| row.get(0)).optional()?;
+        let found: Option<i64> = self
+            .db
+            .prepare_cached(sql)?
+            .query_row([object.cast_signed()], |row| row.get(0))
+            .optional()?;
         Ok(found.and_then(|element| u32::try_from(element).ok()))
     }
 
@@ -293,9 +320,15 @@ impl Tx<'_> {
     /// Removes a node and asks for the removal of its bytes.
     pub(crate) fn purge(&self, node: &Node) -> Result<(), Fault> {
         let ino = node.ino.cast_signed();
-        self.db.prepare_cached("DELETE FROM inode WHERE ino = ?1")?.execute([ino])?;
-        self.db.prepare_cached("DELETE FROM xattr WHERE ino = ?1")?.execute([ino])?;
-        self.db.prepare_cached("DELETE FROM orphan WHERE ino = ?1")?.execute([ino])?;
+        self.db
+            .prepare_cached("DELETE FROM inode WHERE ino = ?1")?
+            .execute([ino])?;
+        self.db
+            .prepare_cached("DELETE FROM xattr WHERE ino = ?1")?
+            .execute([ino])?;
+        self.db
+            .prepare_cached("DELETE FROM orphan WHERE ino = ?1")?
+            .execute([ino])?;
         self.shared.remove_file();
         if node.writing != 0 {
             self.drop_unsealed(node)?;
@@ -310,7 +343,9 @@ impl Tx<'_> {
             return Ok(());
         }
         let row = params![object.cast_signed(), element, self.now];
-        self.db.prepare_cached("INSERT OR IGNORE INTO removal VALUES (?1, ?2, ?3)")?.execute(row)?;
+        self.db
+            .prepare_cached("INSERT OR IGNORE INTO removal VALUES (?1, ?2, ?3)")?
+            .execute(row)?;
         self.db
             .prepare_cached("UPDATE version SET removed = 1 WHERE object = ?1")?
             .execute([object.cast_signed()])?;
@@ -320,7 +355,9 @@ impl Tx<'_> {
     /// A mount is gone for good: what only it had open goes too.
     pub(crate) fn purge_orphans(&self) -> Result<usize, Fault> {
         let mut statement = self.db.prepare_cached("SELECT ino FROM orphan")?;
-        let inodes = statement.query_map([], |row| row.get::<_, i64>(0))?.collect::<Result<Vec<_>, _>>()?;
+        let inodes = statement
+            .query_map([], |row| row.get::<_, i64>(0))?
+            .collect::<Result<Vec<_>, _>>()?;
         let mut purged = 0;
         for ino in inodes {
             if let Some(node) = Node::find(self.db, ino.cast_unsigned())? {

@@ -4,7 +4,9 @@
 use std::path::Path;
 use tidemill_client::{Endpoint, Server as Client};
 use tidemill_server::{Config, Server};
-use tidemill_wire::v1::{self, from_element::Message as From, name_op::Op, to_element::Message as To};
+use tidemill_wire::v1::{
+    self, from_element::Message as From, name_op::Op, to_element::Message as To,
+};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
@@ -15,12 +17,22 @@ pub struct Running {
 
 /// Root, who needs no checks.
 pub fn root() -> v1::Credentials {
-    v1::Credentials { uid: 0, gid: 0, groups: Vec::new(), checked: true }
+    v1::Credentials {
+        uid: 0,
+        gid: 0,
+        groups: Vec::new(),
+        checked: true,
+    }
 }
 
 /// An ordinary user whose permissions the server must check.
 pub fn user(uid: u32) -> v1::Credentials {
-    v1::Credentials { uid, gid: uid, groups: Vec::new(), checked: false }
+    v1::Credentials {
+        uid,
+        gid: uid,
+        groups: Vec::new(),
+        checked: false,
+    }
 }
 
 /// Makes an empty file in the root directory.
@@ -36,11 +48,17 @@ pub fn file_op(name: &str) -> Op {
 
 impl Running {
     pub async fn start(dir: &Path) -> Self {
-        Self::start_with(Config { element_timeout: std::time::Duration::from_millis(300), ..Config::new(dir) }).await
+        Self::start_with(Config {
+            element_timeout: std::time::Duration::from_millis(300),
+            ..Config::new(dir)
+        })
+        .await
     }
 
     pub async fn start_with(config: Config) -> Self {
-        Self { server: Server::start(config).await.unwrap() }
+        Self {
+            server: Server::start(config).await.unwrap(),
+        }
     }
 
     pub fn server(&self) -> &Server {
@@ -48,7 +66,9 @@ impl Running {
     }
 
     pub async fn client(&self) -> Client {
-        Client::connect(&Endpoint::Unix(self.server.socket().into()), None).await.unwrap()
+        Client::connect(&Endpoint::Unix(self.server.socket().into()), None)
+            .await
+            .unwrap()
     }
 
     /// Ends without any of the goodbyes of a shutdown.
@@ -99,7 +119,11 @@ impl FakeElement {
             labels,
             free_space_epoch: 0,
         };
-        out.send(v1::FromElement { message: Some(From::Hello(hello)) }).await.unwrap();
+        out.send(v1::FromElement {
+            message: Some(From::Hello(hello)),
+        })
+        .await
+        .unwrap();
         let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
         let mut stream = client.array().attach(stream).await.unwrap().into_inner();
         let first = stream.message().await.unwrap().unwrap().message;
@@ -110,7 +134,14 @@ impl FakeElement {
     /// The next message that is not about other elements.
     pub async fn next(&mut self) -> To {
         loop {
-            match self.stream.message().await.unwrap().expect("the server ended the stream").message {
+            match self
+                .stream
+                .message()
+                .await
+                .unwrap()
+                .expect("the server ended the stream")
+                .message
+            {
                 Some(To::Peers(_)) => {}
                 Some(message) => return message,
                 None => panic!("an empty message"),
@@ -119,13 +150,20 @@ impl FakeElement {
     }
 
     pub async fn send(&self, message: From) {
-        self.out.send(v1::FromElement { message: Some(message) }).await.unwrap();
+        self.out
+            .send(v1::FromElement {
+                message: Some(message),
+            })
+            .await
+            .unwrap();
     }
 }
 
 /// A task of a label that was received.
 pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
-    let To::Labels(labels) = message else { panic!("no labels: {message:?}") };
+    let To::Labels(labels) = message else {
+        panic!("no labels: {message:?}")
+    };
     let analyse = |label: v1::Label| match label.operation {
         Some(v1::label::Operation::Analyse(analyse)) => (label.id, analyse),
         other => panic!("no analysis: {other:?}"),
@@ -135,7 +173,10 @@ pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
 
 /// An outcome with every output `size` bytes long.
 pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
-    let sealed = |output: &v1::Output| v1::SealedObject { object: output.object, size };
+    let sealed = |output: &v1::Output| v1::SealedObject {
+        object: output.object,
+        size,
+    };
     v1::LabelOutcome {
         sealed: analyse.outputs.iter().map(sealed).collect(),
         start: 10,
@@ -156,7 +197,10 @@ pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
         message: message.into(),
         stderr: "the end of its standard error".into(),
     };
-    v1::LabelOutcome { failure: Some(failure), ..v1::LabelOutcome::default() }
+    v1::LabelOutcome {
+        failure: Some(failure),
+        ..v1::LabelOutcome::default()
+    }
 }
 
 impl FakeElement {
@@ -172,16 +216,33 @@ impl FakeElement {
     }
 
     pub async fn answer(&self, question: v1::FindPrograms) {
-        let found = question.names.into_iter().filter(|name| !name.contains("missing")).collect();
-        self.send(From::Programs(v1::Programs { request: question.request, found })).await;
+        let found = question
+            .names
+            .into_iter()
+            .filter(|name| !name.contains("missing"))
+            .collect();
+        self.send(From::Programs(v1::Programs {
+            request: question.request,
+            found,
+        }))
+        .await;
     }
 
     pub async fn started(&self, label: u64) {
-        self.send(From::Started(v1::Started { label, time: 1, state: "running".into() })).await;
+        self.send(From::Started(v1::Started {
+            label,
+            time: 1,
+            state: "running".into(),
+        }))
+        .await;
     }
 
     pub async fn finished(&self, label: u64, outcome: v1::LabelOutcome) {
-        self.send(From::Finished(v1::Finished { label, outcome: Some(outcome) })).await;
+        self.send(From::Finished(v1::Finished {
+            label,
+            outcome: Some(outcome),
+        }))
+        .await;
     }
 
     /// Waits until these outcomes are acknowledged.
@@ -232,8 +293,15 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
         make_parents: true,
         ..v1::Create::default()
     };
-    let Answer::Opened(_) = client.one(&root(), Op::Create(create)).await.unwrap() else { panic!() };
-    let seal = v1::Seal { ino: ino.0, object: object.0, size, mtime: 0 };
+    let Answer::Opened(_) = client.one(&root(), Op::Create(create)).await.unwrap() else {
+        panic!()
+    };
+    let seal = v1::Seal {
+        ino: ino.0,
+        object: object.0,
+        size,
+        mtime: 0,
+    };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     object.0
 }
@@ -241,7 +309,10 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
 /// The attributes of a path, if it is there.
 pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
     use tidemill_wire::v1::name_result::Result as Answer;
-    let resolve = v1::Resolve { path: path.as_bytes().to_vec(), follow: true };
+    let resolve = v1::Resolve {
+        path: path.as_bytes().to_vec(),
+        follow: true,
+    };
     match client.one(&root(), Op::Resolve(resolve)).await {
         Ok(Answer::Entry(entry)) => entry.attr,
         Ok(other) => panic!("{other:?}"),
@@ -252,7 +323,12 @@ pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
 
 /// Submits as a user; gives the reply.
 pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply {
-    let credentials = v1::Credentials { uid, gid: uid, groups: Vec::new(), checked: false };
+    let credentials = v1::Credentials {
+        uid,
+        gid: uid,
+        groups: Vec::new(),
+        checked: false,
+    };
     let request = v1::SubmitRequest {
         credentials: Some(credentials),
         script: script.into(),
@@ -264,7 +340,10 @@ pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply 
 
 /// Waits until a job has ended; gives it with its tasks.
 pub async fn ended(client: &Client, job: u64) -> v1::Job {
-    let get = v1::GetJobRequest { credentials: Some(root()), job };
+    let get = v1::GetJobRequest {
+        credentials: Some(root()),
+        job,
+    };
     let mut events = client.jobs().watch(get.clone()).await.unwrap().into_inner();
     while events.message().await.unwrap().is_some() {}
     client.jobs().get(get).await.unwrap().into_inner()
@@ -272,6 +351,9 @@ pub async fn ended(client: &Client, job: u64) -> v1::Job {
 
 /// A job as it is now.
 pub async fn job(client: &Client, job: u64) -> v1::Job {
-    let get = v1::GetJobRequest { credentials: Some(root()), job };
+    let get = v1::GetJobRequest {
+        credentials: Some(root()),
+        job,
+    };
     client.jobs().get(get).await.unwrap().into_inner()
 }

@@ -1,0 +1,522 @@
+//! Corners of POSIX that the random test does not reach: permissions, times, limits, versions, attributes.
+
+use rustix::io::Errno;
+use tidemill_server::names::{Caller, Names, Request, SqliteNames};
+use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
+
+struct Tree {
+    _dir: tempfile::TempDir,
+    names: SqliteNames,
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    text.as_bytes().to_vec()
+}
+
+fn user(uid: u32) -> Caller {
+    Caller {
+        uid,
+        gid: uid,
+        ..Caller::default()
+    }
+}
+
+impl Tree {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&dir.path().join("server.db"), (0, 0)).unwrap();
+        Self { _dir: dir, names }
+    }
+
+    async fn by(&self, caller: &Caller, session: u64, ops: Vec<Op>) -> Vec<Answer> {
+        let ops = ops
+            .into_iter()
+            .map(|op| v1::NameOp { op: Some(op) })
+            .collect();
+        let request = Request {
+            caller: caller.clone(),
+            session,
+            durable: false,
+            ops,
+        };
+        let results = self.names.apply(request).await.unwrap();
+        results
+            .into_iter()
+            .map(|result| result.result.unwrap())
+            .collect()
+    }
+
+    async fn root(&self, op: Op) -> Answer {
+        self.by(&Caller::root(), 0, vec![op]).await.remove(0)
+    }
+
+    async fn errno(&self, caller: &Caller, op: Op) -> Option<Errno> {
+        match self.by(caller, 0, vec![op]).await.remove(0) {
+            Answer::Error(error) => Some(Errno::from_raw_os_error(error.errno)),
+            _ => None,
+        }
+    }
+
+    async fn make(&self, parent: u64, name: &str, kind: Kind, mode: u32, uid: u32) -> u64 {
+        let create = v1::Create {
+            uid,
+            gid: uid,
+            ..create(parent, name, kind, mode)
+        };
+        attr(&self.root(Op::Create(create)).await).ino
+    }
+
+    async fn stat(&self, ino: u64) -> v1::Attr {
+        attr(&self.root(Op::GetAttr(v1::GetAttr { ino })).await)
+    }
+}
+
+fn attr(answer: &Answer) -> v1::Attr {
+    match answer {
+        Answer::Attr(attr) => *attr,
+        Answer::Entry(entry) => entry.attr.unwrap(),
+        other => panic!("no attributes: {other:?}"),
+    }
+}
+
+fn create(parent: u64, name: &str, kind: Kind, mode: u32) -> v1::Create {
+    v1::Create {
+        parent,
+        name: bytes(name),
+        kind: kind.into(),
+        mode,
+        ..v1::Create::default()
+    }
+}
+
+fn unlink(parent: u64, name: &str) -> Op {
+    Op::Unlink(v1::Unlink {
+        parent,
+        name: bytes(name),
+        directory: false,
+        time: 0,
+    })
+}
+
+fn rename(parent: u64, name: &str, new_parent: u64, new_name: &str) -> Op {
+    let (name, new_name) = (bytes(name), bytes(new_name));
+    Op::Rename(v1::Rename {
+        parent,
+        name,
+        new_parent,
+        new_name,
+        ..v1::Rename::default()
+    })
+}
+
+fn resolve(path: &str) -> Op {
+    Op::Resolve(v1::Resolve {
+        path: bytes(path),
+        follow: true,
+    })
+}
+
+#[tokio::test]
+async fn nobody_reaches_others_files_by_name_or_number() {
+    let tree = Tree::new();
+    let home = tree.make(1, "home", Kind::Directory, 0o700, 1000).await;
+    let secret = tree.make(home, "secret", Kind::File, 0o666, 1000).await;
+    let other = user(2000);
+    let denied = Some(Errno::ACCESS);
+    let ops = [
+        resolve("/home/secret"),
+        Op::Lookup(v1::Lookup {
+            parent: home,
+            name: bytes("secret"),
+        }),
+        Op::GetAttr(v1::GetAttr { ino: secret }),
+        Op::Open(v1::Open {
+            ino: secret,
+            version: 0,
+        }),
+        Op::NewVersion(v1::NewVersion {
+            ino: secret,
+            object: 1,
+            ..v1::NewVersion::default()
+        }),
+        Op::ReadDir(v1::ReadDir {
+            ino: home,
+            ..v1::ReadDir::default()
+        }),
+        Op::Link(v1::Link {
+            ino: secret,
+            parent: 1,
+            name: bytes("mine"),
+            time: 0,
+        }),
+        Op::GetXattr(v1::GetXattr {
+            ino: secret,
+            name: bytes("user.tidemill.version"),
+        }),
+        Op::ListXattr(v1::ListXattr { ino: secret }),
+        Op::SetAttr(v1::SetAttr {
+            ino: secret,
+            mode: Some(0o777),
+            ..v1::SetAttr::default()
+        }),
+        unlink(home, "secret"),
+        rename(home, "secret", home, "other"),
+        Op::Create(create(home, "new", Kind::File, 0o600)),
+        Op::Create(create(1, "in-root", Kind::File, 0o600)),
+    ];
+    for op in ops {
+        assert_eq!(tree.errno(&other, op.clone()).await, denied, "{op:?}");
+    }
+    assert_eq!(tree.errno(&user(1000), resolve("/home/secret")).await, None);
+}
+
+#[tokio::test]
+async fn only_owners_change_modes_and_only_root_gives_files_away() {
+    let tree = Tree::new();
+    let file = tree.make(1, "f", Kind::File, 0o6777, 1000).await;
+    let set = |set: v1::SetAttr| Op::SetAttr(v1::SetAttr { ino: file, ..set });
+    let mode = set(v1::SetAttr {
+        mode: Some(0o700),
+        ..v1::SetAttr::default()
+    });
+    assert_eq!(tree.errno(&user(2000), mode).await, Some(Errno::PERM));
+    let give = set(v1::SetAttr {
+        uid: Some(2000),
+        ..v1::SetAttr::default()
+    });
+    assert_eq!(
+        tree.errno(&user(1000), give.clone()).await,
+        Some(Errno::PERM)
+    );
+    let group = set(v1::SetAttr {
+        gid: Some(50),
+        ..v1::SetAttr::default()
+    });
+    assert_eq!(
+        tree.errno(&user(1000), group.clone()).await,
+        Some(Errno::PERM)
+    );
+    let member = Caller {
+        groups: vec![50],
+        ..user(1000)
+    };
+    assert_eq!(tree.errno(&member, group).await, None);
+    assert_eq!(
+        tree.stat(file).await.mode,
+        0o777,
+        "a new owner or group ends set-id rights"
+    );
+    assert_eq!(attr(&tree.root(give).await).uid, 2000);
+}
+
+#[tokio::test]
+async fn a_sticky_directory_protects_entries_of_others() {
+    let tree = Tree::new();
+    let tmp = tree.make(1, "tmp", Kind::Directory, 0o1777, 0).await;
+    tree.make(tmp, "f", Kind::File, 0o666, 1000).await;
+    tree.make(tmp, "g", Kind::File, 0o666, 2000).await;
+    let refused = Some(Errno::PERM);
+    assert_eq!(tree.errno(&user(2000), unlink(tmp, "f")).await, refused);
+    assert_eq!(
+        tree.errno(&user(2000), rename(tmp, "f", tmp, "h")).await,
+        refused
+    );
+    assert_eq!(
+        tree.errno(&user(2000), rename(tmp, "g", tmp, "f")).await,
+        refused
+    );
+    assert_eq!(tree.errno(&user(1000), unlink(tmp, "f")).await, None);
+}
+
+#[tokio::test]
+async fn a_setgid_directory_hands_its_group_down() {
+    let tree = Tree::new();
+    let shared = tree.make(1, "shared", Kind::Directory, 0o2777, 0).await;
+    let set = v1::SetAttr {
+        ino: shared,
+        gid: Some(70),
+        ..v1::SetAttr::default()
+    };
+    tree.root(Op::SetAttr(set)).await;
+    let by = user(1000);
+    let file = tree
+        .by(
+            &by,
+            0,
+            vec![Op::Create(create(shared, "f", Kind::File, 0o644))],
+        )
+        .await;
+    let dir = tree
+        .by(
+            &by,
+            0,
+            vec![Op::Create(create(shared, "d", Kind::Directory, 0o755))],
+        )
+        .await;
+    assert_eq!((attr(&file[0]).gid, attr(&file[0]).uid), (70, 1000));
+    assert_eq!((attr(&dir[0]).gid, attr(&dir[0]).mode), (70, 0o2755));
+}
+
+#[tokio::test]
+async fn names_and_paths_have_limits() {
+    let tree = Tree::new();
+    let by = Caller::root();
+    let make = |name: &str| Op::Create(create(1, name, Kind::File, 0o644));
+    assert_eq!(tree.errno(&by, make(&"n".repeat(255))).await, None);
+    assert_eq!(
+        tree.errno(&by, make(&"n".repeat(256))).await,
+        Some(Errno::NAMETOOLONG)
+    );
+    assert_eq!(tree.errno(&by, make("a/b")).await, Some(Errno::INVAL));
+    assert_eq!(tree.errno(&by, make("..")).await, Some(Errno::INVAL));
+    assert_eq!(tree.errno(&by, make("")).await, Some(Errno::NOENT));
+    let long = format!("/{}", "x/".repeat(2048));
+    assert_eq!(
+        tree.errno(&by, resolve(&long)).await,
+        Some(Errno::NAMETOOLONG)
+    );
+    assert_eq!(
+        tree.errno(&by, resolve(&format!("/{}/x", "n".repeat(255))))
+            .await,
+        Some(Errno::NOTDIR)
+    );
+    let link = |name: &str, target: String| {
+        Op::Create(v1::Create {
+            target: target.into_bytes(),
+            ..create(1, name, Kind::Symlink, 0o777)
+        })
+    };
+    assert_eq!(tree.errno(&by, link("long", "t".repeat(4095))).await, None);
+    assert_eq!(
+        tree.errno(&by, link("longer", "t".repeat(4096))).await,
+        Some(Errno::NAMETOOLONG)
+    );
+    assert_eq!(tree.errno(&by, link("self", "self".into())).await, None);
+    assert_eq!(tree.errno(&by, resolve("/self")).await, Some(Errno::LOOP));
+    let unfollowed = Op::Resolve(v1::Resolve {
+        path: bytes("/self"),
+        follow: false,
+    });
+    assert_eq!(tree.errno(&by, unfollowed).await, None);
+}
+
+#[tokio::test]
+async fn links_lead_relative_to_where_they_are() {
+    let tree = Tree::new();
+    let a = tree.make(1, "a", Kind::Directory, 0o755, 0).await;
+    let b = tree.make(a, "b", Kind::Directory, 0o755, 0).await;
+    let file = tree.make(a, "f", Kind::File, 0o644, 0).await;
+    for (name, target) in [("up", "../f"), ("abs", "/a/b/up"), ("dir", "..")] {
+        let link = v1::Create {
+            target: bytes(target),
+            ..create(b, name, Kind::Symlink, 0o777)
+        };
+        tree.root(Op::Create(link)).await;
+    }
+    for path in ["/a/b/up", "/a/b/abs", "/a/b/dir/f", "//a/./b/../f"] {
+        assert_eq!(attr(&tree.root(resolve(path)).await).ino, file, "{path}");
+    }
+    assert_eq!(
+        tree.errno(&Caller::root(), resolve("/a/b/up/")).await,
+        Some(Errno::NOTDIR)
+    );
+}
+
+#[tokio::test]
+async fn times_follow_changes_of_entries_and_attributes() {
+    let tree = Tree::new();
+    let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
+    let file = attr(
+        &tree
+            .root(Op::Create(v1::Create {
+                time: 100,
+                ..create(dir, "f", Kind::File, 0o644)
+            }))
+            .await,
+    );
+    assert_eq!((file.mtime, file.ctime), (100, 100));
+    let parent = tree.stat(dir).await;
+    assert_eq!((parent.mtime, parent.ctime), (100, 100));
+    let link = v1::Link {
+        ino: file.ino,
+        parent: dir,
+        name: bytes("g"),
+        time: 200,
+    };
+    tree.root(Op::Link(link)).await;
+    assert_eq!(tree.stat(file.ino).await.ctime, 200);
+    let Op::Rename(op) = rename(dir, "g", 1, "g") else {
+        unreachable!()
+    };
+    tree.root(Op::Rename(v1::Rename { time: 300, ..op })).await;
+    let times = [
+        tree.stat(file.ino).await.ctime,
+        tree.stat(dir).await.mtime,
+        tree.stat(1).await.mtime,
+    ];
+    assert_eq!(times, [300; 3]);
+    let Op::Unlink(op) = unlink(1, "g") else {
+        unreachable!()
+    };
+    tree.root(Op::Unlink(v1::Unlink { time: 400, ..op })).await;
+    let after = tree.stat(file.ino).await;
+    assert_eq!((after.ctime, after.nlink), (400, 1));
+    let set = v1::SetAttr {
+        ino: file.ino,
+        mtime: Some(7),
+        ctime: 500,
+        ..v1::SetAttr::default()
+    };
+    let after = attr(&tree.root(Op::SetAttr(set)).await);
+    assert_eq!((after.mtime, after.ctime), (7, 500));
+}
+
+#[tokio::test]
+async fn all_before_a_failed_operation_takes_effect_and_nothing_after() {
+    let tree = Tree::new();
+    let make = |name: &str| Op::Create(create(1, name, Kind::File, 0o644));
+    let answers = tree
+        .by(&Caller::root(), 0, vec![make("a"), make("a"), make("b")])
+        .await;
+    assert_eq!(answers.len(), 2);
+    assert!(
+        matches!(&answers[1], Answer::Error(error) if error.errno == Errno::EXIST.raw_os_error())
+    );
+    assert_eq!(tree.errno(&Caller::root(), resolve("/a")).await, None);
+    assert_eq!(
+        tree.errno(&Caller::root(), resolve("/b")).await,
+        Some(Errno::NOENT)
+    );
+}
+
+#[tokio::test]
+async fn users_may_only_use_ids_that_they_reserved() {
+    let tree = Tree::new();
+    let home = tree.make(1, "home", Kind::Directory, 0o777, 0).await;
+    let (mine, _) = tree.names.reserve(user(1000), 2, 2).await.unwrap();
+    let with = |ino, name: &str| {
+        Op::Create(v1::Create {
+            ino,
+            ..create(home, name, Kind::File, 0o644)
+        })
+    };
+    assert_eq!(
+        tree.errno(&user(2000), with(mine, "x")).await,
+        Some(Errno::INVAL)
+    );
+    assert_eq!(tree.errno(&user(1000), with(mine, "x")).await, None);
+    assert_eq!(
+        tree.errno(&user(1000), with(mine, "y")).await,
+        Some(Errno::INVAL),
+        "used up"
+    );
+    assert_eq!(
+        tree.errno(&user(1000), with(mine, "x")).await,
+        None,
+        "the same request again"
+    );
+    assert_eq!(
+        tree.errno(&user(1000), with(mine + 2, "y")).await,
+        Some(Errno::INVAL)
+    );
+}
+
+#[tokio::test]
+async fn extended_attributes_are_kept_and_the_arrays_own_are_answered() {
+    let tree = Tree::new();
+    let ino = tree.make(1, "f", Kind::File, 0o644, 0).await;
+    let by = Caller::root();
+    let set = |name: &str, create, replace| {
+        Op::SetXattr(v1::SetXattr {
+            ino,
+            name: bytes(name),
+            value: bytes("v"),
+            create,
+            replace,
+        })
+    };
+    let get = |name: &str| {
+        Op::GetXattr(v1::GetXattr {
+            ino,
+            name: bytes(name),
+        })
+    };
+    assert_eq!(tree.errno(&by, get("user.a")).await, Some(Errno::NODATA));
+    assert_eq!(
+        tree.errno(&by, set("user.a", false, true)).await,
+        Some(Errno::NODATA)
+    );
+    assert_eq!(tree.errno(&by, set("user.a", true, false)).await, None);
+    assert_eq!(
+        tree.errno(&by, set("user.a", true, false)).await,
+        Some(Errno::EXIST)
+    );
+    assert_eq!(
+        tree.root(get("user.a")).await,
+        Answer::Bytes(v1::Bytes { value: bytes("v") })
+    );
+    assert_eq!(
+        tree.errno(&by, set("user.tidemill.version", false, false))
+            .await,
+        Some(Errno::PERM)
+    );
+    assert_eq!(
+        tree.root(get("user.tidemill.version")).await,
+        Answer::Bytes(v1::Bytes { value: bytes("1") })
+    );
+    assert_eq!(
+        tree.errno(&by, set("trusted.a", false, false)).await,
+        Some(Errno::OPNOTSUPP)
+    );
+    let list = tree.root(Op::ListXattr(v1::ListXattr { ino })).await;
+    assert_eq!(
+        list,
+        Answer::Names(v1::NameList {
+            names: vec![bytes("user.a")]
+        })
+    );
+    let remove = || {
+        Op::RemoveXattr(v1::RemoveXattr {
+            ino,
+            name: bytes("user.a"),
+        })
+    };
+    assert_eq!(tree.errno(&by, remove()).await, None);
+    assert_eq!(tree.errno(&by, remove()).await, Some(Errno::NODATA));
+    let folder = v1::SetXattr {
+        ino: 1,
+        name: bytes("user.tidemill.element"),
+        value: bytes("nonsense"),
+        ..v1::SetXattr::default()
+    };
+    assert_eq!(
+        tree.errno(&by, Op::SetXattr(folder)).await,
+        Some(Errno::INVAL)
+    );
+}
+
+#[tokio::test]
+async fn a_listing_goes_on_where_it_stopped() {
+    let tree = Tree::new();
+    for name in ["d", "a", "c", "b"] {
+        tree.make(1, name, Kind::File, 0o644, 0).await;
+    }
+    let mut after = Vec::new();
+    let mut seen = Vec::new();
+    loop {
+        let list = v1::ReadDir {
+            ino: 1,
+            after: after.clone(),
+            limit: 3,
+        };
+        let Answer::Entries(entries) = tree.root(Op::ReadDir(list)).await else {
+            panic!()
+        };
+        seen.extend(entries.entries.iter().map(|entry| entry.name.clone()));
+        if entries.end {
+            break;
+        }
+        after = seen.last().unwrap().clone();
+    }
+    assert_eq!(seen, ["a", "b", "c", "d"].map(bytes));
+}

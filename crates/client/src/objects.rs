@@ -11,7 +11,7 @@ use hyper_util::rt::TokioExecutor;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
-use tidemill_wire::route::{self, CAPABILITY_HEADER, SealBody, SealReply};
+use tidemill_wire::route::{self, CAPABILITY_HEADER, SealBody, SealItem, SealReply, SealResult};
 
 /// Connections to elements. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
@@ -129,6 +129,36 @@ impl Objects {
             .to_bytes();
         let reply: SealReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))?;
         Ok(reply.size)
+    }
+
+    /// Seals many objects of one element in one request (at most `route::SEAL_ALL_MAX`); gives what became
+    /// of each, in order.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses the whole request.
+    pub async fn seal_all(
+        &self,
+        url: &Arc<str>,
+        items: &[SealItem],
+    ) -> Result<Vec<SealResult>, Error> {
+        let remote = Remote {
+            url: Arc::clone(url),
+            object: ObjectId::STATUS,
+            capability: Vec::new(),
+        };
+        let body = serde_json::to_vec(items).map_err(|_| Error::Answer("seal"))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{url}{}", route::SEAL_ALL))
+            .header("content-type", "application/json");
+        let response = self.send(&remote, request, body.into()).await?;
+        let bytes = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|e| lost(&remote, &e))?
+            .to_bytes();
+        serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
     }
 
     async fn send(

@@ -157,7 +157,7 @@ impl Connection {
     }
 
     async fn next(&mut self) -> from_element::Message {
-        let message = soon(self.from.message()).await.unwrap();
+        let message = self.from.message().await.unwrap();
         message.expect("the element is connected").message.unwrap()
     }
 
@@ -170,13 +170,16 @@ impl Connection {
         if let Some(message) = kept.and_then(|at| self.kept.remove(at)) {
             return wanted(&message).unwrap();
         }
-        loop {
-            let message = self.next().await;
-            if let Some(found) = wanted(&message) {
-                return found;
+        soon(async {
+            loop {
+                let message = self.next().await;
+                if let Some(found) = wanted(&message) {
+                    return found;
+                }
+                self.kept.push_back(message);
             }
-            self.kept.push_back(message);
-        }
+        })
+        .await
     }
 
     /// Waits for the outcome of a label.

@@ -1,0 +1,351 @@
+//! The HTTP routes with real requests: bytes, ranges, seals, refusals, attributes, quota.
+
+mod array;
+
+use array::*;
+use std::fmt::Write as _;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::sync::Arc;
+use tidemill_client::Objects;
+use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_element::{Element, config::Config};
+use tidemill_wire::capability::rights;
+use tidemill_wire::route::SealItem;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const ALL: u32 = rights::READ | rights::WRITE | rights::REMOVE | rights::ATTRIBUTES;
+
+struct Reply {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Reply {
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+async fn started(change: impl FnOnce(&mut Config)) -> (tempfile::TempDir, Element, Connection) {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let mut config = config(1, folder.path(), &server);
+    change(&mut config);
+    let element = Element::start(config).await.unwrap();
+    let connection = server.welcomed().await;
+    (folder, element, connection)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+async fn request(
+    element: &Element,
+    method: &str,
+    path: &str,
+    capability: Option<&[u8]>,
+    header: &str,
+    body: &[u8],
+) -> Reply {
+    let address = element.url().strip_prefix("http://").unwrap();
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {}\r\n{header}",
+        body.len()
+    );
+    if let Some(capability) = capability {
+        let _ = write!(head, "x-tidemill-capability: {}\r\n", hex(capability));
+    }
+    stream
+        .write_all(format!("{head}\r\n").as_bytes())
+        .await
+        .unwrap();
+    stream.write_all(body).await.unwrap();
+    let mut reply = Vec::new();
+    soon(stream.read_to_end(&mut reply)).await.unwrap();
+    let end = reply.windows(4).position(|w| w == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(reply[..end].to_vec())
+        .unwrap()
+        .to_lowercase();
+    Reply {
+        status: head[9..12].parse().unwrap(),
+        head,
+        body: reply[end + 4..].to_vec(),
+    }
+}
+
+fn path(object: u64) -> String {
+    format!("/objects/{object:016x}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_are_written_sealed_and_read_in_ranges() {
+    let (folder, element, _connection) = started(|_| ()).await;
+    let all = capability(1, 5, ALL);
+    let read = capability(1, 5, rights::READ);
+    let data: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let (first, second) = data.split_at(1_700_000);
+    let put = |offset: usize| format!("{}?offset={offset}", path(5));
+    let done = request(&element, "PUT", &put(1_700_000), Some(&all), "", second).await;
+    assert_eq!(done.status, 204);
+    let done = request(&element, "PUT", &path(5), Some(&all), "", first).await;
+    assert_eq!(done.status, 204);
+    // Its writer can read it back; for others it is not there yet.
+    let unsealed = request(&element, "GET", &path(5), Some(&read), "", b"").await;
+    assert_eq!(unsealed.status, 404);
+    assert!(unsealed.text().contains("still being written"));
+    let own = request(&element, "GET", &path(5), Some(&all), "range: bytes=0-9\r\n", b"").await;
+    assert_eq!((own.status, &*own.body), (206, &data[..10]));
+
+    let body = serde_json::to_vec(&seal_body("/a")).unwrap();
+    for _ in 0..2 {
+        let sealed = request(&element, "POST", &format!("{}/seal", path(5)), Some(&all), "", &body).await;
+        assert_eq!((sealed.status, sealed.json()["size"].as_u64()), (200, Some(3_000_000)));
+    }
+    let file = folder.path().join(ObjectId(5).relative_path());
+    let metadata = std::fs::metadata(&file).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o444);
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(metadata.uid(), tidemill_element::folder::STORE_UID);
+    }
+    let whole = request(&element, "GET", &path(5), Some(&read), "", b"").await;
+    assert!(whole.status == 200 && whole.body == data);
+    let range = "range: bytes=1048570-2097160\r\n";
+    let part = request(&element, "GET", &path(5), Some(&read), range, b"").await;
+    assert_eq!(part.status, 206);
+    assert!(part.head.contains("content-range: bytes 1048570-2097160/3000000"));
+    assert!(part.body == data[1_048_570..=2_097_160]);
+    let beyond = request(&element, "GET", &path(5), Some(&read), "range: bytes=3000000-\r\n", b"").await;
+    assert_eq!(beyond.status, 416);
+    assert!(beyond.head.contains("content-range: bytes */3000000"));
+    let head = request(&element, "HEAD", &path(5), Some(&read), "", b"").await;
+    assert!(head.head.contains("content-length: 3000000") && head.body.is_empty());
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sealed_object_never_changes() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    put(&element, 5, b"for ever").await;
+    let all = capability(1, 5, ALL);
+    for (method, path) in [
+        ("PUT", path(5)),
+        ("PUT", format!("{}?offset=3", path(5))),
+        ("POST", format!("{}/truncate?size=0", path(5))),
+    ] {
+        let refused = request(&element, method, &path, Some(&all), "", b"x").await;
+        assert_eq!(refused.status, 409, "{method} {path}");
+        assert!(refused.text().contains("never changes"));
+    }
+    assert_eq!(get(&element, 5).await, b"for ever");
+    let gone = request(&element, "DELETE", &path(5), Some(&all), "", b"").await;
+    assert_eq!(gone.status, 204);
+    for method in ["GET", "DELETE"] {
+        let gone = request(&element, method, &path(5), Some(&all), "", b"").await;
+        assert_eq!(gone.status, 404);
+    }
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_request_needs_its_own_capability() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    put(&element, 5, b"secret").await;
+    let key = tidemill_wire::capability::Key::new(KEY);
+    let old = key.sign(&tidemill_wire::capability::Capability {
+        object: ObjectId(5),
+        element: tidemill_core::id::ElementId(1),
+        rights: ALL,
+        uid: 0,
+        expires_at_secs: 1,
+    });
+    let mut forged = capability(1, 5, ALL);
+    forged[30] ^= 1;
+    let read_only = capability(1, 5, rights::READ);
+    let cases: [(&str, &str, Option<&[u8]>, u16); 12] = [
+        ("GET", "", None, 403),
+        ("GET", "", Some(&old), 403),
+        ("GET", "", Some(&forged), 403),
+        ("GET", "", Some(&capability(1, 6, ALL)), 403),
+        ("GET", "", Some(&capability(2, 5, ALL)), 403),
+        ("GET", "", Some(b"garbage"), 400),
+        ("PUT", "", Some(&read_only), 403),
+        ("DELETE", "", Some(&read_only), 403),
+        ("POST", "/truncate?size=0", Some(&read_only), 403),
+        ("POST", "/seal", Some(&read_only), 403),
+        ("GET", "/attributes", Some(&capability(1, 5, rights::WRITE)), 403),
+        ("PUT", "/attributes/256/1", Some(&read_only), 403),
+    ];
+    for (method, rest, capability, status) in cases {
+        let target = format!("{}{rest}", path(5));
+        let refused = request(&element, method, &target, capability, "", b"").await;
+        assert_eq!(refused.status, status, "{method} {rest}: {}", refused.text());
+        assert!(!refused.text().contains("secret"));
+    }
+    for target in ["/tasks", "/tasks/1"] {
+        let refused = request(&element, "GET", target, Some(&read_only), "", b"").await;
+        assert_eq!(refused.status, 403, "{target}");
+    }
+    assert_eq!(request(&element, "GET", "/objects/5", Some(&old), "", b"").await.status, 400);
+    // A collection or the status object is nothing that clients write.
+    let collection = ObjectId::task_collection(TaskId(3)).0;
+    let all = capability(1, collection, ALL);
+    assert_eq!(request(&element, "PUT", &path(collection), Some(&all), "", b"").await.status, 400);
+    assert_eq!(get(&element, 5).await, b"secret");
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_written_in_place_are_sealed_many_at_once() {
+    let (folder, element, _connection) = started(|_| ()).await;
+    let mut items = Vec::new();
+    for object in 10..200_u64 {
+        let file = folder.path().join(ObjectId(object).relative_path());
+        std::fs::write(&file, vec![b'x'; usize::try_from(object).unwrap()]).unwrap();
+        let mut body = seal_body(&format!("/f{object}"));
+        body.durable = object == 20;
+        items.push(SealItem {
+            object,
+            capability: hex(&capability(1, object, rights::WRITE)),
+            body,
+        });
+    }
+    let item = |object: u64, capability: Vec<u8>| SealItem {
+        object,
+        capability: hex(&capability),
+        body: seal_body("/x"),
+    };
+    items.push(item(300, capability(1, 300, rights::WRITE)));
+    items.push(item(10, capability(1, 10, rights::READ)));
+    items.push(item(0, capability(1, 0, rights::WRITE)));
+    let url: Arc<str> = element.url().into();
+    let results = Objects::new().seal_all(&url, &items).await.unwrap();
+    assert_eq!(results.len(), items.len());
+    for (result, item) in results.iter().zip(&items).take(190) {
+        assert_eq!((result.status, result.size), (200, item.object), "{}", result.message);
+    }
+    let statuses: Vec<u16> = results[190..].iter().map(|result| result.status).collect();
+    assert_eq!(statuses, [404, 403, 400]);
+    assert_eq!(get(&element, 150).await, vec![b'x'; 150]);
+    let read = capability(1, 150, rights::READ);
+    let listed = request(&element, "GET", &format!("{}/attributes", path(150)), Some(&read), "", b"").await;
+    let listed = listed.json();
+    let value = |number: u64| {
+        let all = listed.as_array().unwrap();
+        all.iter().find(|a| a["number"] == number).unwrap()["value"].clone()
+    };
+    use tidemill_core::attribute::object;
+    assert_eq!(value(object::SIZE.into()), 150);
+    assert_eq!(value(object::PATH.into()), "/f150");
+    assert_eq!(value(object::INODE.into()), 17);
+    assert_eq!(value(object::UID.into()), user());
+    assert_eq!(value(object::MODE.into()), 0o640);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_keep_attributes_on_pages_of_their_own() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    put(&element, 5, b"x").await;
+    let all = capability(1, 5, ALL);
+    let at = |page: u32, number: u32| format!("{}/attributes/{page}/{number}", path(5));
+    assert_eq!(request(&element, "PUT", &at(256, 7), Some(&all), "", b"mine").await.status, 204);
+    let got = request(&element, "GET", &at(256, 7), Some(&all), "", b"").await;
+    assert_eq!((got.status, got.text()), (200, "mine"));
+    assert_eq!(request(&element, "PUT", &at(1, 1), Some(&all), "", b"9").await.status, 403);
+    assert_eq!(request(&element, "GET", &at(256, 8), Some(&all), "", b"").await.status, 404);
+    let long = vec![0; (64 << 10) + 1];
+    assert_eq!(request(&element, "PUT", &at(256, 7), Some(&all), "", &long).await.status, 413);
+    let other = capability(1, 6, ALL);
+    let missing = format!("{}/attributes/256/1", path(6));
+    assert_eq!(request(&element, "PUT", &missing, Some(&other), "", b"x").await.status, 404);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_element_refuses_writes_and_outputs_until_room_is_made() {
+    let (_folder, element, mut connection) =
+        started(|config| config.capacity_bytes = Some(100_000)).await;
+    put(&element, 5, &vec![1; 60_000]).await;
+    let six = capability(1, 6, ALL);
+    let refused = request(&element, "PUT", &path(6), Some(&six), "", &vec![1; 50_000]).await;
+    assert_eq!(refused.status, 507);
+    assert!(refused.text().contains("full"));
+    let target = format!("{}/truncate?size=50000", path(6));
+    assert_eq!(request(&element, "POST", &target, Some(&six), "", b"").await.status, 507);
+    let full = connection.status(|status| status.free_bytes == 40_000).await;
+    assert_eq!(full.capacity_bytes, 100_000);
+    let task = |id: u64| {
+        program_label(id, "sh", &["-c", "head -c 30000 /dev/zero > a; head -c 30000 /dev/zero > b"])
+            .output("a", 10 * id)
+            .output("b", 10 * id + 1)
+    };
+    connection.labels(&[task(1)]);
+    let outcome = connection.finished(1).await;
+    assert_eq!(failure(&outcome).kind, "device");
+    assert!(failure(&outcome).message.contains("full"), "{outcome:?}");
+    // What had been kept of it is given back.
+    connection.status(|status| status.free_bytes == 40_000 && status.running == 0).await;
+    let five = capability(1, 5, ALL);
+    assert_eq!(request(&element, "DELETE", &path(5), Some(&five), "", b"").await.status, 204);
+    connection.labels(&[task(2)]);
+    assert_eq!(sealed(&connection.finished(2).await), [(20, 30_000), (21, 30_000)]);
+    assert_eq!(request(&element, "PUT", &path(6), Some(&six), "", &vec![1; 40_000]).await.status, 204);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_can_be_watched_while_they_run_and_after() {
+    let (_folder, element, mut connection) = started(|_| ()).await;
+    put(&element, 5, b"x").await;
+    let script = "echo begun >&2; cat gate > out; exec sleep 1000";
+    connection.labels(&[program_label(1, "sh", &["-c", script])
+        .input("gate", 5, 1)
+        .output("out", 6)]);
+    connection.running(1).await;
+    let task = 1001;
+    let collection = ObjectId::task_collection(TaskId(task)).0;
+    let may = capability(1, collection, rights::READ);
+    let ask = || request(&element, "GET", "/tasks/1001", Some(&may), "", b"");
+    let running = loop {
+        let json = ask().await.json();
+        if json["stderr"] == "begun\n" {
+            break json;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(running["state"], "running");
+    assert!(running["start"].as_u64().unwrap() > 0);
+    let list = request(&element, "GET", "/tasks", Some(&capability(1, 0, rights::READ)), "", b"").await;
+    assert_eq!(list.json().as_array().unwrap().len(), 1);
+    connection.abort(1);
+    connection.finished(1).await;
+    let ended = ask().await.json();
+    assert_eq!(ended["state"], "failed");
+    assert_eq!(ended["name"], "task 1");
+    assert_eq!(ended["args"][1], script);
+    assert_eq!(ended["inputs"][0], "0000000000000005");
+    assert_eq!(ended["stderr"], "begun\n");
+    // The same by the collections and attributes of the paper's Fig. 3.
+    let inputs = ObjectId::input_collection(TaskId(task)).0;
+    let may_inputs = capability(1, inputs, rights::READ);
+    let members = request(&element, "GET", &format!("{}/members", path(inputs)), Some(&may_inputs), "", b"").await;
+    assert_eq!(members.json(), serde_json::json!(["0000000000000005"]));
+    let one = format!("{}/attributes/2/1", path(collection));
+    let value = request(&element, "GET", &one, Some(&may), "", b"").await.body;
+    assert_eq!(value, inputs.to_le_bytes());
+    let none = capability(1, ObjectId::task_collection(TaskId(9)).0, rights::READ);
+    assert_eq!(request(&element, "GET", "/tasks/9", Some(&none), "", b"").await.status, 404);
+    let status = request(&element, "GET", "/status", None, "", b"").await.json();
+    assert_eq!((status["element"].as_u64(), status["cores"].as_u64()), (Some(1), Some(2)));
+    element.stop().await;
+}

@@ -93,8 +93,14 @@ mod tests {
         for command in Cli::command().get_subcommands() {
             let name = command.get_name();
             assert!(command.get_about().is_some(), "{name} has no description");
-            let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(examples.contains(&format!("tidemill {name}")), "{name} shows no example");
+            let examples = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                examples.contains(&format!("tidemill {name}")),
+                "{name} shows no example"
+            );
         }
     }
 }

@@ -40,6 +40,7 @@ pub(crate) struct Server {
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) socket: Option<PathBuf>,
     pub(crate) host_cores: Option<u32>,
+    pub(crate) host_listen: Option<std::net::SocketAddr>,
     pub(crate) policy: Option<String>,
     pub(crate) element_timeout: Option<u64>,
     pub(crate) link: Option<Size>,
@@ -166,12 +167,19 @@ mod tests {
             Some(rest) if !rest.starts_with(' ') && rest.contains(" = ") => rest.to_owned(),
             _ => line.to_owned(),
         };
-        EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n")
+        EXAMPLE
+            .lines()
+            .map(uncomment)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     #[test]
     fn the_example_says_nothing_until_its_lines_are_uncommented_and_then_all_of_it_counts() {
-        assert_eq!(Config::parse(EXAMPLE, Path::new("x")).unwrap(), Config::default());
+        assert_eq!(
+            Config::parse(EXAMPLE, Path::new("x")).unwrap(),
+            Config::default()
+        );
         let all = Config::parse(&example_with_all_keys(), Path::new("x")).unwrap();
         let shown = format!("{all:?}");
         assert!(!shown.contains("None"), "{shown}");
@@ -194,12 +202,16 @@ mod tests {
                 } else {
                     (cli.find_subcommand(section).unwrap(), format!("{section}_"))
                 };
-                let variable = format!("TIDEMILL_{prefix}{key}").to_uppercase().replace('-', "_");
+                let variable = format!("TIDEMILL_{prefix}{key}")
+                    .to_uppercase()
+                    .replace('-', "_");
                 let argument = command
                     .get_arguments()
                     .find(|argument| argument.get_id().as_str().replace('_', "-") == key)
                     .unwrap_or_else(|| panic!("[{section}] {key} has no flag"));
-                let env = argument.get_env().map(|env| env.to_string_lossy().into_owned());
+                let env = argument
+                    .get_env()
+                    .map(|env| env.to_string_lossy().into_owned());
                 assert_eq!(env.as_ref(), Some(&variable), "[{section}] {key}");
                 checked += 1;
             }
@@ -210,11 +222,23 @@ mod tests {
     #[test]
     fn an_unknown_key_is_named_with_its_line() {
         let text = "dir = \"/a\"\n[element]\ncores = 2\nkores = 3\n";
-        let error = Config::parse(text, Path::new("t.toml")).unwrap_err().to_string();
-        assert!(error.contains("t.toml:4:") && error.contains("`kores`"), "{error}");
-        let error = Config::parse("[elements]\n", Path::new("t.toml")).unwrap_err().to_string();
-        assert!(error.contains("t.toml:1:") && error.contains("`elements`"), "{error}");
-        let error = Config::parse("\n[up]\nelements = -1\n", Path::new("t.toml")).unwrap_err().to_string();
+        let error = Config::parse(text, Path::new("t.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("t.toml:4:") && error.contains("`kores`"),
+            "{error}"
+        );
+        let error = Config::parse("[elements]\n", Path::new("t.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("t.toml:1:") && error.contains("`elements`"),
+            "{error}"
+        );
+        let error = Config::parse("\n[up]\nelements = -1\n", Path::new("t.toml"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("t.toml:3:"), "{error}");
     }
 }

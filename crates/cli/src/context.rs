@@ -52,7 +52,14 @@ impl ArrayDir {
     pub(crate) fn elements(&self) -> Vec<u32> {
         let names = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut ids: Vec<u32> = names
-            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("element-")?.parse().ok())
+            .filter_map(|entry| {
+                entry
+                    .file_name()
+                    .to_str()?
+                    .strip_prefix("element-")?
+                    .parse()
+                    .ok()
+            })
             .collect();
         ids.sort_unstable();
         ids
@@ -119,7 +126,9 @@ impl Context {
             return Ok(endpoint.clone());
         }
         match &self.config.client.server {
-            Some(text) => Ok(text.parse().context("`server` of [client] in the configuration")?),
+            Some(text) => Ok(text
+                .parse()
+                .context("`server` of [client] in the configuration")?),
             None => Ok(Endpoint::Unix(self.array.socket())),
         }
     }

@@ -16,7 +16,9 @@ pub(crate) fn path(text: &str) -> anyhow::Result<String> {
     for part in text.split('/') {
         match part {
             "" | "." => {}
-            ".." => anyhow::bail!("bad path: {text}; `..` is not followed, give the full path from /"),
+            ".." => {
+                anyhow::bail!("bad path: {text}; `..` is not followed, give the full path from /")
+            }
             part => {
                 clean.push('/');
                 clean.push_str(part);
@@ -74,7 +76,10 @@ pub(crate) async fn inode(server: &Server, path: &str) -> Result<u64, Error> {
 pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Error> {
     let mut all: Vec<v1::Entry> = Vec::new();
     loop {
-        let after = all.last().map(|entry| entry.name.clone()).unwrap_or_default();
+        let after = all
+            .last()
+            .map(|entry| entry.name.clone())
+            .unwrap_or_default();
         let read = v1::ReadDir {
             ino,
             after,
@@ -100,7 +105,9 @@ pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Er
 /// If it is there, or may not be made.
 pub(crate) async fn make_folder(server: &Server, path: &str, parents: bool) -> anyhow::Result<()> {
     if parents && let Ok(entry) = resolve(server, path, true).await {
-        let is_folder = entry.attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory);
+        let is_folder = entry
+            .attr
+            .is_some_and(|attr| attr.kind() == v1::Kind::Directory);
         anyhow::ensure!(is_folder, "not a folder: {path}; remove or rename it first");
         return Ok(());
     }

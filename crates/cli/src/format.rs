@@ -29,7 +29,9 @@ impl TryFrom<SizeText> for Size {
 
 /// Not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no size: give bytes, or a number with k, M, G, T (thousands) or Ki, Mi, Gi, Ti (1024s)")]
+#[error(
+    "`{0}` is no size: give bytes, or a number with k, M, G, T (thousands) or Ki, Mi, Gi, Ti (1024s)"
+)]
 pub(crate) struct SizeError(String);
 
 impl FromStr for Size {
@@ -120,7 +122,11 @@ fn date(days: i64) -> (i64, i64, i64) {
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let march_month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
+    let month = if march_month < 10 {
+        march_month + 3
+    } else {
+        march_month - 9
+    };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
@@ -170,7 +176,12 @@ mod tests {
 
     #[test]
     fn sizes_are_read_in_both_systems() {
-        for (text, size) in [("17", 17), ("5kB", 5_000), ("2GiB", 2 << 30), ("3 M", 3_000_000)] {
+        for (text, size) in [
+            ("17", 17),
+            ("5kB", 5_000),
+            ("2GiB", 2 << 30),
+            ("3 M", 3_000_000),
+        ] {
             assert_eq!(text.parse(), Ok(Size(size)), "{text}");
         }
         for text in ["", "k", "-1", "1.5G", "1X", "99999999999T"] {

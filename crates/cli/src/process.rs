@@ -28,7 +28,9 @@ pub(crate) struct Foreground {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProcessError {
     /// Somebody holds the file.
-    #[error("already running: {0} is held by another process; stop that one first (`tidemill down`)")]
+    #[error(
+        "already running: {0} is held by another process; stop that one first (`tidemill down`)"
+    )]
     Held(String),
     /// A file can't be read or written.
     #[error("{path}: {source}")]
@@ -228,7 +230,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.pid");
         assert!(running(&path).is_none());
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let began = start_time(pid).unwrap();
         std::fs::write(&path, format!("{pid} {began}\n")).unwrap();
@@ -251,7 +256,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/p.pid");
         let held = write_pid_file(&path).unwrap();
-        assert_eq!(running(&path).unwrap().pid, i32::try_from(std::process::id()).unwrap());
+        assert_eq!(
+            running(&path).unwrap().pid,
+            i32::try_from(std::process::id()).unwrap()
+        );
         assert!(matches!(write_pid_file(&path), Err(ProcessError::Held(_))));
         drop(held);
         assert!(!path.exists());

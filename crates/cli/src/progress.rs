@@ -27,7 +27,9 @@ impl Progress {
         bar.set_draw_target(ProgressDrawTarget::hidden());
         let template = match total {
             0 => "{spinner} {decimal_bytes} {decimal_bytes_per_sec} {wide_msg}",
-            _ => "{bar:30.green/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {wide_msg}",
+            _ => {
+                "{bar:30.green/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {wide_msg}"
+            }
         };
         let style = ProgressStyle::with_template(template);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -42,7 +44,10 @@ impl Progress {
     /// So many more bytes were copied.
     pub(crate) fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
-        if self.may_draw && self.began.elapsed() > PATIENCE && !self.drawn.swap(true, Ordering::Relaxed) {
+        if self.may_draw
+            && self.began.elapsed() > PATIENCE
+            && !self.drawn.swap(true, Ordering::Relaxed)
+        {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
     }

@@ -7,12 +7,19 @@ use std::process::{Command, Output};
 /// The binary with an environment that says nothing about Tidemill.
 fn tidemill(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
-    command.args(arguments).env_clear().env("HOME", home).env("PATH", "/usr/bin:/bin");
+    command
+        .args(arguments)
+        .env_clear()
+        .env("HOME", home)
+        .env("PATH", "/usr/bin:/bin");
     command
 }
 
+/// What it says and how it ends.
 fn run(home: &Path, arguments: &[&str]) -> Output {
-    tidemill(home, arguments).output().unwrap()
+    tidemill(home, arguments)
+        .output()
+        .expect("the binary was built for this test")
 }
 
 fn stderr(output: &Output) -> String {
@@ -23,10 +30,16 @@ fn stderr(output: &Output) -> String {
 fn a_server_that_is_not_there_is_one_line_and_exit_code_1() {
     let home = tempfile::tempdir().unwrap();
     let socket = home.path().join("no.sock");
-    let output = run(home.path(), &["--server", &format!("unix:{}", socket.display()), "status"]);
+    let output = run(
+        home.path(),
+        &["--server", &format!("unix:{}", socket.display()), "status"],
+    );
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(text.starts_with("error: can't reach the server at unix:"), "{text}");
+    assert!(
+        text.starts_with("error: can't reach the server at unix:"),
+        "{text}"
+    );
     assert!(text.contains("tidemill up"), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
@@ -39,7 +52,11 @@ fn wrong_usage_is_exit_code_2_and_says_what_was_meant() {
     assert!(stderr(&output).contains("submit"), "{}", stderr(&output));
     let output = run(home.path(), &["--server", "localhost", "status"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("unix:PATH or http://HOST:PORT"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("unix:PATH or http://HOST:PORT"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -47,7 +64,11 @@ fn a_job_script_that_is_not_there_is_named() {
     let home = tempfile::tempdir().unwrap();
     let output = run(home.path(), &["submit", "/no/such/job.conf"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("/no/such/job.conf"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("/no/such/job.conf"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -57,9 +78,17 @@ fn a_wrong_key_of_the_configuration_is_named_with_its_line() {
     std::fs::write(&file, "[client]\nserver = \"unix:/a\"\ntoken = \"x\"\n").unwrap();
     let output = run(home.path(), &["--config", file.to_str().unwrap(), "status"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("t.toml:3: unknown field `token`"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("t.toml:3: unknown field `token`"),
+        "{}",
+        stderr(&output)
+    );
     let output = run(home.path(), &["--config", "/no/such.toml", "status"]);
-    assert!(stderr(&output).contains("/no/such.toml"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("/no/such.toml"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// Which server was tried is told by the error that it can't be reached.
@@ -69,7 +98,11 @@ fn a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() {
     let tried = |flag: bool, env: bool, file: bool| {
         let folder = home.path().join(".config/tidemill");
         std::fs::create_dir_all(&folder).unwrap();
-        let text = if file { "[client]\nserver = \"unix:/by-file\"\n" } else { "" };
+        let text = if file {
+            "[client]\nserver = \"unix:/by-file\"\n"
+        } else {
+            ""
+        };
         std::fs::write(folder.join("tidemill.toml"), text).unwrap();
         let mut command = tidemill(home.path(), &["status"]);
         if flag {
@@ -107,7 +140,10 @@ fn a_reader_that_goes_away_is_no_error() {
     let home = tempfile::tempdir().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = tidemill(home.path(), &["completions", "bash"]).stdout(writer).output().unwrap();
+    let output = tidemill(home.path(), &["completions", "bash"])
+        .stdout(writer)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
@@ -115,7 +151,10 @@ fn a_reader_that_goes_away_is_no_error() {
 fn down_says_that_nothing_runs() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("array");
-    let output = run(home.path(), &["--json", "--dir", dir.to_str().unwrap(), "down"]);
+    let output = run(
+        home.path(),
+        &["--json", "--dir", dir.to_str().unwrap(), "down"],
+    );
     assert!(output.status.success(), "{}", stderr(&output));
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["stopped"], serde_json::json!([]));
@@ -129,9 +168,15 @@ fn down_leaves_a_process_alone_that_only_has_the_pid() {
     std::fs::create_dir_all(&run_folder).unwrap();
     let mut other = Command::new("sleep").arg("60").spawn().unwrap();
     std::fs::write(run_folder.join("server.pid"), format!("{} 1\n", other.id())).unwrap();
-    let output = run(home.path(), &["--dir", home.path().to_str().unwrap(), "down"]);
+    let output = run(
+        home.path(),
+        &["--dir", home.path().to_str().unwrap(), "down"],
+    );
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(other.try_wait().unwrap().is_none(), "another process was ended");
+    assert!(
+        other.try_wait().unwrap().is_none(),
+        "another process was ended"
+    );
     assert!(!run_folder.join("server.pid").exists());
     other.kill().unwrap();
     other.wait().unwrap();

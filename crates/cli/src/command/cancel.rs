@@ -21,6 +21,8 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let server = context.connect().await?;
     let reply = server.jobs().cancel(jobs::request(args.job)).await;
     let job = reply.map_err(|status| server.explain(status))?.into_inner();
-    context.output.show(&Said::new(headline(&job), job_json(&job)))?;
+    context
+        .output
+        .show(&Said::new(headline(&job), job_json(&job)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -29,14 +29,19 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 ///
 /// # Errors
 /// If it can't be read. A reader who went away is an `std::io::Error` of that kind.
-pub(crate) async fn to_stdout(transfer: &tidemill_client::transfer::Transfer, path: &str) -> anyhow::Result<u64> {
+pub(crate) async fn to_stdout(
+    transfer: &tidemill_client::transfer::Transfer,
+    path: &str,
+) -> anyhow::Result<u64> {
     let copied = transfer
         .read(path, |piece| {
             let mut out = std::io::stdout().lock();
-            out.write_all(&piece).and_then(|()| out.flush()).map_err(|source| tidemill_client::Error::Local {
-                path: "standard output".into(),
-                source,
-            })
+            out.write_all(&piece)
+                .and_then(|()| out.flush())
+                .map_err(|source| tidemill_client::Error::Local {
+                    path: "standard output".into(),
+                    source,
+                })
         })
         .await;
     match copied {

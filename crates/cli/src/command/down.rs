@@ -38,7 +38,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             continue;
         };
         running.signal(Signal::TERM)?;
-        let patience = if name == "mount" { MOUNT_PATIENCE } else { PATIENCE };
+        let patience = if name == "mount" {
+            MOUNT_PATIENCE
+        } else {
+            PATIENCE
+        };
         if !running.wait(patience) {
             anyhow::ensure!(
                 args.force,
@@ -58,14 +62,19 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         [] => format!("nothing was running in {dir}"),
         names => format!("stopped {}", names.join(", ")),
     };
-    context.output.show(&Said::new(text, json!({ "dir": dir.to_string(), "stopped": stopped })))?;
+    context.output.show(&Said::new(
+        text,
+        json!({ "dir": dir.to_string(), "stopped": stopped }),
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Names of the processes that have pid files, in the order they are to be stopped in.
 fn started(context: &Context) -> Vec<String> {
     let pid_file = context.array.pid_file("any");
-    let entries = pid_file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+    let entries = pid_file
+        .parent()
+        .and_then(|folder| std::fs::read_dir(folder).ok());
     let mut names: Vec<String> = entries
         .into_iter()
         .flatten()

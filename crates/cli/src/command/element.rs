@@ -90,7 +90,10 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     }
     config.url = args.url.or_else(|| file.url.clone());
     if let Some(cores) = args.cores.or(file.cores) {
-        anyhow::ensure!(cores > 0, "no cores: --cores 0; an element needs at least 1");
+        anyhow::ensure!(
+            cores > 0,
+            "no cores: --cores 0; an element needs at least 1"
+        );
         config.cores = cores;
     }
     config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
@@ -106,7 +109,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
 ///
 /// # Errors
 /// If its folder or its address can't be used.
-pub(crate) async fn start(config: tidemill_element::Config) -> anyhow::Result<tidemill_element::Element> {
+pub(crate) async fn start(
+    config: tidemill_element::Config,
+) -> anyhow::Result<tidemill_element::Element> {
     let what = format!("can't start element {}", config.element);
     tidemill_element::Element::start(config).await.context(what)
 }

@@ -22,8 +22,12 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let reply = server.jobs().explain(jobs::request(args.job)).await;
-    let decisions = reply.map_err(|status| server.explain(status))?.into_inner().decisions;
-    let name_and_id = |decision: &tidemill_wire::v1::Decision| (decision.name.clone(), decision.task);
+    let decisions = reply
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .decisions;
+    let name_and_id =
+        |decision: &tidemill_wire::v1::Decision| (decision.name.clone(), decision.task);
     let decisions = jobs::named(decisions, args.task.as_deref(), args.job, name_and_id)?;
     context.output.show(&ExplainView(decisions))?;
     Ok(ExitCode::SUCCESS)

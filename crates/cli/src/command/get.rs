@@ -64,7 +64,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let progress = Arc::new(Progress::new(context, total));
     let (mut running, mut bytes) = (JoinSet::new(), 0);
     for file in wanted {
-        if running.len() >= AT_ONCE && let Some(done) = running.join_next().await {
+        if running.len() >= AT_ONCE
+            && let Some(done) = running.join_next().await
+        {
             bytes += done??;
         }
         let (transfer, progress) = (transfer.clone(), progress.clone());
@@ -77,13 +79,22 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         bytes += done??;
     }
     progress.end();
-    let text = format!("{}, {} got", format::count(count, "file"), format::bytes(bytes));
+    let text = format!(
+        "{}, {} got",
+        format::count(count, "file"),
+        format::bytes(bytes)
+    );
     put::tell(context, text, json!({ "files": count, "bytes": bytes }))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Lists the files to copy, making local folders and links on the way.
-async fn plan(server: &Server, sources: &[String], local: &Path, recursive: bool) -> anyhow::Result<Vec<Wanted>> {
+async fn plan(
+    server: &Server,
+    sources: &[String],
+    local: &Path,
+    recursive: bool,
+) -> anyhow::Result<Vec<Wanted>> {
     let is_folder = local.is_dir();
     anyhow::ensure!(
         is_folder || sources.len() == 1,
@@ -100,7 +111,10 @@ async fn plan(server: &Server, sources: &[String], local: &Path, recursive: bool
             _ => local.to_path_buf(),
         };
         let directory = kind(&entry) == v1::Kind::Directory;
-        anyhow::ensure!(recursive || !directory, "is a folder: {path}; give -r to get it with all that is in it");
+        anyhow::ensure!(
+            recursive || !directory,
+            "is a folder: {path}; give -r to get it with all that is in it"
+        );
         collect(server, &path, &entry, to, &mut wanted).await?;
     }
     Ok(wanted)
@@ -114,7 +128,7 @@ async fn collect(
     wanted: &mut Vec<Wanted>,
 ) -> anyhow::Result<()> {
     let at = || local.display().to_string();
-    let attr = entry.attr.clone().unwrap_or_default();
+    let attr = entry.attr.unwrap_or_default();
     match kind(entry) {
         v1::Kind::Directory => {
             std::fs::create_dir_all(&local).with_context(at)?;
@@ -134,7 +148,9 @@ async fn collect(
             mode: attr.mode,
             size: attr.size,
         }),
-        other => anyhow::bail!("not a file, folder or link: {path} ({other:?}); copy it through the mount"),
+        other => anyhow::bail!(
+            "not a file, folder or link: {path} ({other:?}); copy it through the mount"
+        ),
     }
     Ok(())
 }
@@ -147,15 +163,22 @@ async fn copy(transfer: &Transfer, file: &Wanted, progress: &Progress) -> anyhow
         return Ok(transfer.get(&file.path, &file.local, add).await?);
     }
     let mut part = std::ffi::OsString::from(".");
-    part.push(file.local.file_name().context("the local path has no name")?);
+    part.push(
+        file.local
+            .file_name()
+            .context("the local path has no name")?,
+    );
     part.push(".part");
     let part = file.local.with_file_name(part);
     let got = transfer.get(&file.path, &part, add).await;
     let kept = match got {
-        Ok(bytes) => std::fs::set_permissions(&part, std::fs::Permissions::from_mode(file.mode & 0o777 & !files::umask()))
-            .and_then(|()| std::fs::rename(&part, &file.local))
-            .map(|()| bytes)
-            .map_err(anyhow::Error::from),
+        Ok(bytes) => std::fs::set_permissions(
+            &part,
+            std::fs::Permissions::from_mode(file.mode & 0o777 & !files::umask()),
+        )
+        .and_then(|()| std::fs::rename(&part, &file.local))
+        .map(|()| bytes)
+        .map_err(anyhow::Error::from),
         Err(error) => Err(error.into()),
     };
     if kept.is_err() {

@@ -34,7 +34,10 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         everyone: args.all,
     };
     let reply = server.jobs().list(request).await;
-    let jobs = reply.map_err(|status| server.explain(status))?.into_inner().jobs;
+    let jobs = reply
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .jobs;
     context.output.show(&JobsView(jobs))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -75,7 +78,9 @@ pub(crate) fn named<T>(
     };
     let found: Vec<T> = items.into_iter().filter(matches).collect();
     if found.is_empty() {
-        anyhow::bail!("no such task: job {job} has nothing for `{wanted}`; `tidemill jobs {job}` lists its tasks");
+        anyhow::bail!(
+            "no such task: job {job} has nothing for `{wanted}`; `tidemill jobs {job}` lists its tasks"
+        );
     }
     Ok(found)
 }

@@ -27,7 +27,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if args.task.is_none() {
         tasks.retain(|task| !task.error.is_empty() || !task.stderr.is_empty());
         if tasks.is_empty() {
-            context.note(format_args!("no task of job {} has written to standard error or failed", args.job));
+            context.note(format_args!(
+                "no task of job {} has written to standard error or failed",
+                args.job
+            ));
         }
     }
     context.output.show(&LogsView(tasks))?;

@@ -43,7 +43,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             vec![found]
         };
         if args.recursive {
-            let folders = entries.iter().filter(|entry| kind(entry) == v1::Kind::Directory);
+            let folders = entries
+                .iter()
+                .filter(|entry| kind(entry) == v1::Kind::Directory);
             waiting.extend(folders.rev().map(|entry| files::join(&path, &name(entry))));
         }
         context.output.step(&FolderView {

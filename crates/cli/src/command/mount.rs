@@ -19,8 +19,11 @@ unmounted; files that are open for writing are sealed first.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// Where; made if it is missing; goes before --path
+    #[arg(value_name = "PATH")]
+    place: Option<PathBuf>,
     /// Where; made if it is missing [default: DIR/mnt]
-    #[arg(value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
+    #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
     path: Option<PathBuf>,
     /// Open files of elements on this machine in their folders; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_IN_PLACE")]
@@ -38,14 +41,17 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let _running = args.foreground.enter()?;
     let file = &context.config.mount;
-    let path = args.path.or_else(|| file.path.clone());
+    let path = args.place.or(args.path).or_else(|| file.path.clone());
     let path = path.unwrap_or_else(|| context.array.mount());
     make(&path)?;
     let endpoint = context.endpoint()?;
     let token = context.token(&endpoint)?;
     let mut config = tidemill_mount::Config::new(endpoint, token, path);
     config.in_place = args.in_place.or(file.in_place).unwrap_or(config.in_place);
-    config.allow_other = args.allow_other.or(file.allow_other).unwrap_or(config.allow_other);
+    config.allow_other = args
+        .allow_other
+        .or(file.allow_other)
+        .unwrap_or(config.allow_other);
     if let Some(seconds) = args.attr_ttl.or(file.attr_ttl) {
         config.attr_ttl = Duration::from_secs(seconds);
     }
@@ -62,9 +68,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Makes the mount point. One that a killed mount has left can't be looked at, but is there.
 fn make(path: &Path) -> anyhow::Result<()> {
     match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            std::fs::create_dir_all(path).with_context(|| format!("can't make the mount point: {}", path.display()))
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::create_dir_all(path)
+            .with_context(|| format!("can't make the mount point: {}", path.display())),
         _ => Ok(()),
     }
 }

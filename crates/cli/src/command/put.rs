@@ -54,9 +54,20 @@ enum Step {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let (sources, target) = args.paths.split_at(args.paths.len() - 1);
-    let target = target[0].to_str().context("bad path: names in the array given here must be UTF-8")?;
+    let target = target[0]
+        .to_str()
+        .context("bad path: names in the array given here must be UTF-8")?;
     let steps = plan(&server, sources, target, args.recursive).await?;
-    let total = steps.iter().map(|step| if let Step::File(.., size) = step { *size } else { 0 }).sum();
+    let total = steps
+        .iter()
+        .map(|step| {
+            if let Step::File(.., size) = step {
+                *size
+            } else {
+                0
+            }
+        })
+        .sum();
     let copy = Arc::new(Copy {
         transfer: Transfer::new(server.clone(), credentials()).await?,
         element: args.element.map(ElementId),
@@ -69,7 +80,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             Step::Folder(path) => files::make_folder(&server, &path, true).await?,
             Step::Link(path, target) => make_link(&server, &path, &target).await?,
             Step::File(local, path, _) => {
-                if running.len() >= AT_ONCE && let Some(done) = running.join_next().await {
+                if running.len() >= AT_ONCE
+                    && let Some(done) = running.join_next().await
+                {
                     bytes += done??;
                 }
                 count += 1;
@@ -82,7 +95,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         bytes += done??;
     }
     copy.progress.end();
-    let text = format!("{}, {} put", format::count(count, "file"), format::bytes(bytes));
+    let text = format!(
+        "{}, {} put",
+        format::count(count, "file"),
+        format::bytes(bytes)
+    );
     tell(context, text, json!({ "files": count, "bytes": bytes }))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -91,7 +108,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 ///
 /// # Errors
 /// If standard output can't be written.
-pub(crate) fn tell(context: &Context, text: String, json: serde_json::Value) -> std::io::Result<()> {
+pub(crate) fn tell(
+    context: &Context,
+    text: String,
+    json: serde_json::Value,
+) -> std::io::Result<()> {
     if context.global.json {
         return context.output.show(&Said::new(text, json));
     }
@@ -115,7 +136,12 @@ impl Copy {
 }
 
 /// Everything to be made, folders before what is in them.
-async fn plan(server: &Server, sources: &[PathBuf], target: &str, recursive: bool) -> anyhow::Result<Vec<Step>> {
+async fn plan(
+    server: &Server,
+    sources: &[PathBuf],
+    target: &str,
+    recursive: bool,
+) -> anyhow::Result<Vec<Step>> {
     let path = files::path(target)?;
     let found = files::resolve(server, &path, true).await;
     let is_folder = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
@@ -126,13 +152,24 @@ async fn plan(server: &Server, sources: &[PathBuf], target: &str, recursive: boo
     let mut steps = Vec::new();
     for source in sources {
         if source.as_os_str() == "-" {
-            anyhow::ensure!(!is_folder, "no name for standard input: {path} is a folder; give the full path of a file");
+            anyhow::ensure!(
+                !is_folder,
+                "no name for standard input: {path} is a folder; give the full path of a file"
+            );
             steps.push(Step::File("/dev/stdin".into(), path.clone(), 0));
             continue;
         }
         let metadata = std::fs::metadata(source).with_context(|| source.display().to_string())?;
-        anyhow::ensure!(recursive || !metadata.is_dir(), "is a folder: {}; give -r to put it with all that is in it", source.display());
-        let path = if is_folder { files::join(&path, &own_name(source)?) } else { path.clone() };
+        anyhow::ensure!(
+            recursive || !metadata.is_dir(),
+            "is a folder: {}; give -r to put it with all that is in it",
+            source.display()
+        );
+        let path = if is_folder {
+            files::join(&path, &own_name(source)?)
+        } else {
+            path.clone()
+        };
         if metadata.is_dir() {
             walk(source, &path, &mut steps)?;
         } else {
@@ -146,13 +183,18 @@ async fn plan(server: &Server, sources: &[PathBuf], target: &str, recursive: boo
 fn own_name(source: &Path) -> anyhow::Result<String> {
     let full = std::fs::canonicalize(source).with_context(|| source.display().to_string())?;
     let name = source.file_name().or_else(|| full.file_name());
-    let name = name.with_context(|| format!("no name: {}; give the path of a file", source.display()))?;
+    let name =
+        name.with_context(|| format!("no name: {}; give the path of a file", source.display()))?;
     text(name).map(str::to_owned)
 }
 
 fn text(name: &std::ffi::OsStr) -> anyhow::Result<&str> {
-    name.to_str()
-        .with_context(|| format!("name is no UTF-8: {}; copy it through the mount", name.display()))
+    name.to_str().with_context(|| {
+        format!(
+            "name is no UTF-8: {}; copy it through the mount",
+            name.display()
+        )
+    })
 }
 
 fn walk(folder: &Path, path: &str, steps: &mut Vec<Step>) -> anyhow::Result<()> {
@@ -174,7 +216,10 @@ fn walk(folder: &Path, path: &str, steps: &mut Vec<Step>) -> anyhow::Result<()> 
             let size = entry.metadata().with_context(at)?.len();
             steps.push(Step::File(local, path, size));
         } else {
-            anyhow::bail!("not a file, folder or link: {}; move it away or copy through the mount", local.display());
+            anyhow::bail!(
+                "not a file, folder or link: {}; move it away or copy through the mount",
+                local.display()
+            );
         }
     }
     Ok(())
@@ -222,6 +267,13 @@ mod tests {
     #[test]
     fn a_name_is_found_for_a_folder_given_as_a_dot() {
         let here = own_name(Path::new(".")).unwrap();
-        assert_eq!(std::env::current_dir().unwrap().file_name().unwrap().to_str(), Some(here.as_str()));
+        assert_eq!(
+            std::env::current_dir()
+                .unwrap()
+                .file_name()
+                .unwrap()
+                .to_str(),
+            Some(here.as_str())
+        );
     }
 }

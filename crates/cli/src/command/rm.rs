@@ -40,7 +40,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         let (folder, name) = files::split(&path)?;
         let directory = kind(&found) == v1::Kind::Directory;
         if directory {
-            anyhow::ensure!(args.recursive, "is a folder: {path}; give -r to remove it with everything in it");
+            anyhow::ensure!(
+                args.recursive,
+                "is a folder: {path}; give -r to remove it with everything in it"
+            );
             empty(&server, found.attr.map_or(0, |attr| attr.ino)).await?;
         }
         let unlink = v1::Unlink {
@@ -57,7 +60,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 /// Removes everything in a folder, deepest first.
 async fn empty(server: &Server, ino: u64) -> anyhow::Result<()> {
     let entries = files::list(server, ino).await?;
-    for entry in entries.iter().filter(|entry| kind(entry) == v1::Kind::Directory) {
+    for entry in entries
+        .iter()
+        .filter(|entry| kind(entry) == v1::Kind::Directory)
+    {
         let below = entry.attr.as_ref().map_or(0, |attr| attr.ino);
         Box::pin(empty(server, below)).await?;
     }
@@ -79,7 +85,9 @@ async fn empty(server: &Server, ino: u64) -> anyhow::Result<()> {
         for (entry, answer) in batch.iter().zip(answers) {
             if let v1::name_result::Result::Error(error) = answer {
                 let error = tidemill_client::Error::from(error);
-                return Err(anyhow::Error::new(error).context(format!("can't remove {}", name(entry))));
+                return Err(
+                    anyhow::Error::new(error).context(format!("can't remove {}", name(entry)))
+                );
             }
         }
     }

@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// Own cores that the hybrid policy may use; 0: none [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
+    /// Address the element of the own cores serves bytes on [default: the address of --listen, a free port]
+    #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_HOST_LISTEN")]
+    host_listen: Option<SocketAddr>,
     /// Policy of jobs that name none [default: min-wait]
     #[arg(long, value_name = "POLICY", env = "TIDEMILL_SERVER_POLICY")]
     policy: Option<String>,
@@ -55,14 +58,33 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let _running = args.foreground.enter()?;
-    let host_cores = args.host_cores.or(context.config.server.host_cores).unwrap_or(0);
+    let host_cores = args
+        .host_cores
+        .or(context.config.server.host_cores)
+        .unwrap_or(0);
+    let host_listen = args.host_listen.or(context.config.server.host_listen);
     let config = config(args, context);
     let folder = config.dir.clone();
-    let server = tidemill_server::Server::start(config).await.context("can't start the server")?;
+    let server = tidemill_server::Server::start(config)
+        .await
+        .context("can't start the server")?;
     note_address(&folder, server.address())?;
     let ended = match host_cores {
         0 => process::asked_to_end().await.map_err(Into::into),
-        cores => serve_with_host(&folder, server.socket(), cores).await,
+        cores => {
+            let ip = server.address().ip();
+            anyhow::ensure!(
+                host_listen.is_some() || !ip.is_unspecified(),
+                "no address for the own cores: --listen {ip}; give --host-listen one that elements reach"
+            );
+            let endpoint = Endpoint::Unix(server.socket().to_path_buf());
+            let mut host =
+                tidemill_element::Config::new(HOST_ELEMENT, folder.join("host"), endpoint);
+            host.role = Role::Host;
+            host.cores = cores;
+            host.listen = host_listen.unwrap_or(SocketAddr::new(ip, 0));
+            serve_with_host(host).await
+        }
     };
     tracing::info!("stopping");
     server.shutdown().await;
@@ -96,11 +118,7 @@ fn note_address(folder: &Path, address: SocketAddr) -> anyhow::Result<()> {
 }
 
 /// Runs the host element beside the server until we are asked to end. If it fails, the server goes on.
-async fn serve_with_host(folder: &Path, socket: &Path, cores: u32) -> anyhow::Result<()> {
-    let server = Endpoint::Unix(socket.to_path_buf());
-    let mut config = tidemill_element::Config::new(HOST_ELEMENT, folder.join("host"), server);
-    config.role = Role::Host;
-    config.cores = cores;
+async fn serve_with_host(config: tidemill_element::Config) -> anyhow::Result<()> {
     let mut host = element::start(config).await?;
     let ended = tokio::select! {
         ended = process::asked_to_end() => ended,

@@ -27,7 +27,10 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         everyone: args.all,
     };
     let jobs = server.jobs().list(request).await;
-    let mut running = jobs.map_err(|status| server.explain(status))?.into_inner().jobs;
+    let mut running = jobs
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .jobs;
     running.retain(|job| !has_ended(job));
     context.output.show(&ArrayView {
         endpoint: server.endpoint().to_string(),

@@ -45,7 +45,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();
     if !reply.errors.is_empty() {
         if context.global.json {
-            context.output.step(&Said::new("", json!({ "job": null, "errors": reply.errors })))?;
+            context.output.step(&Said::new(
+                "",
+                json!({ "job": null, "errors": reply.errors }),
+            ))?;
         }
         for error in &reply.errors {
             eprintln!("error: {error}");
@@ -53,7 +56,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         return Ok(ExitCode::from(crate::FAILED));
     }
     let job = reply.job;
-    let told = Said::new(format!("job {job} submitted"), json!({ "job": job, "errors": [] }));
+    let told = Said::new(
+        format!("job {job} submitted"),
+        json!({ "job": job, "errors": [] }),
+    );
     context.output.step(&told)?;
     if args.watch {
         return watch::follow(&server, job, context).await;

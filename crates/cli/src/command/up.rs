@@ -64,16 +64,19 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         done: Done::default(),
     };
     up.server(&args)?;
-    up.until("the server", async |up| up.connect().await.is_some()).await?;
+    up.until("the server", async |up| up.connect().await.is_some())
+        .await?;
     for &id in &ids {
         up.element(id, &args, ids.len())?;
     }
-    up.until("the elements", async |up| up.elements_are_up(&ids).await).await?;
+    up.until("the elements", async |up| up.elements_are_up(&ids).await)
+        .await?;
     let mount = match mount_path(&args, context) {
         Ok(path) => {
             up.mount(&path)?;
             let wanted = path.clone();
-            up.until("the mount", async move |_| is_mounted(&wanted)).await?;
+            up.until("the mount", async move |_| is_mounted(&wanted))
+                .await?;
             Some(path)
         }
         Err(reason) => {
@@ -94,7 +97,10 @@ fn element_ids(args: &Args, context: &Context) -> Vec<u32> {
     if let Some(count) = wanted
         && ids.len() > count as usize
     {
-        context.note(format_args!("{} elements have folders here and may hold data: all are started", ids.len()));
+        context.note(format_args!(
+            "{} elements have folders here and may hold data: all are started",
+            ids.len()
+        ));
     }
     ids.into_iter().collect()
 }
@@ -104,15 +110,26 @@ fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
     if args.no_mount {
         return Err("--no-mount was given".into());
     }
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-        return Err(format!("/dev/fuse: {error}; use `tidemill put`, `get` and `submit` instead"));
+    if let Err(error) = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+    {
+        return Err(format!(
+            "/dev/fuse: {error}; use `tidemill put`, `get` and `submit` instead"
+        ));
     }
     let root = rustix::process::geteuid().is_root();
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !root && !std::env::split_paths(&path).any(|folder| folder.join("fusermount3").exists()) {
-        return Err("fusermount3 is missing, which users other than root need; install fuse3".into());
+        return Err(
+            "fusermount3 is missing, which users other than root need; install fuse3".into(),
+        );
     }
-    let path = args.mount.clone().or_else(|| context.config.mount.path.clone());
+    let path = args
+        .mount
+        .clone()
+        .or_else(|| context.config.mount.path.clone());
     let path = path.unwrap_or_else(|| context.array.mount());
     std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
@@ -126,7 +143,11 @@ struct Up<'a> {
 
 impl Up<'_> {
     fn server(&mut self, args: &Args) -> anyhow::Result<()> {
-        let mut flags: Vec<OsString> = vec!["server".into(), "--folder".into(), self.context.array.server().into()];
+        let mut flags: Vec<OsString> = vec![
+            "server".into(),
+            "--folder".into(),
+            self.context.array.server().into(),
+        ];
         flags.extend(["--socket".into(), self.context.array.socket().into()]);
         if let Some(cores) = args.host_cores.or(self.context.config.server.host_cores) {
             flags.extend(["--host-cores".into(), cores.to_string().into()]);
@@ -137,7 +158,10 @@ impl Up<'_> {
     fn element(&mut self, id: u32, args: &Args, elements: usize) -> anyhow::Result<()> {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = u32::try_from(all / elements.max(1)).unwrap_or(1).max(1);
-        let cores = args.cores.or(self.context.config.element.cores).unwrap_or(shared);
+        let cores = args
+            .cores
+            .or(self.context.config.element.cores)
+            .unwrap_or(shared);
         let flags: [OsString; 9] = [
             "element".into(),
             "--id".into(),
@@ -175,9 +199,14 @@ impl Up<'_> {
     }
 
     /// Waits for something; fails early when a process has ended.
-    async fn until(&mut self, what: &str, ready: impl AsyncFn(&Self) -> bool) -> anyhow::Result<()> {
+    async fn until(
+        &mut self,
+        what: &str,
+        ready: impl AsyncFn(&Self) -> bool,
+    ) -> anyhow::Result<()> {
         let spinner = self.context.draws().then(|| {
-            let spinner = indicatif::ProgressBar::new_spinner().with_message(format!("waiting for {what}"));
+            let spinner =
+                indicatif::ProgressBar::new_spinner().with_message(format!("waiting for {what}"));
             spinner.enable_steady_tick(Duration::from_millis(120));
             spinner
         });
@@ -191,7 +220,11 @@ impl Up<'_> {
             }
             if began.elapsed() > PATIENCE {
                 let logs = self.context.array.log("*");
-                break Err(anyhow::anyhow!("{what} not ready after {} s: see {}", PATIENCE.as_secs(), logs.display()));
+                break Err(anyhow::anyhow!(
+                    "{what} not ready after {} s: see {}",
+                    PATIENCE.as_secs(),
+                    logs.display()
+                ));
             }
             tokio::time::sleep(PERIOD).await;
         };
@@ -205,14 +238,20 @@ impl Up<'_> {
         for (name, child) in &mut self.children {
             if let Some(status) = child.try_wait()? {
                 let log = self.context.array.log(name);
-                anyhow::bail!("{name} ended at once ({status}): {}\n{}", log.display(), process::tail(&log, 5));
+                anyhow::bail!(
+                    "{name} ended at once ({status}): {}\n{}",
+                    log.display(),
+                    process::tail(&log, 5)
+                );
             }
         }
         Ok(())
     }
 
     async fn connect(&self) -> Option<tidemill_client::Server> {
-        tidemill_client::Server::connect(&self.endpoint, None).await.ok()
+        tidemill_client::Server::connect(&self.endpoint, None)
+            .await
+            .ok()
     }
 
     async fn elements_are_up(&self, ids: &[u32]) -> bool {
@@ -220,7 +259,12 @@ impl Up<'_> {
             return false;
         };
         let status = server.status().await.unwrap_or_default();
-        ids.iter().all(|id| status.elements.iter().any(|element| element.element == *id && element.up))
+        ids.iter().all(|id| {
+            status
+                .elements
+                .iter()
+                .any(|element| element.element == *id && element.up)
+        })
     }
 }
 
@@ -231,13 +275,17 @@ pub(crate) fn is_mounted(path: &Path) -> bool {
     mounts.lines().any(|line| {
         let mut fields = line.split(' ');
         let (point, kind) = (fields.nth(4), line.split_once(" - ").map(|(_, rest)| rest));
-        point.map(unescape).as_deref() == real.to_str() && kind.is_some_and(|kind| kind.starts_with("fuse"))
+        point.map(unescape).as_deref() == real.to_str()
+            && kind.is_some_and(|kind| kind.starts_with("fuse"))
     })
 }
 
 /// The system writes blanks and backslashes in mount points as octal numbers.
 fn unescape(text: &str) -> String {
-    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    text.replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
 }
 
 fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {
@@ -261,7 +309,9 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
             let path = path.display();
             lines.push(format!("Mounted at {path}: copy data in with cp."));
             lines.push(format!("Run a job:   {tidemill} submit --watch SCRIPT"));
-            lines.push(format!("         or  echo SCRIPT > {path}/.tidemill/$USER/submit"));
+            lines.push(format!(
+                "         or  echo SCRIPT > {path}/.tidemill/$USER/submit"
+            ));
         }
         None => {
             lines.push(format!("Put data in: {tidemill} put FILE... /"));
@@ -288,7 +338,10 @@ mod tests {
 
     #[test]
     fn only_a_mount_point_counts_as_mounted() {
-        assert!(!is_mounted(Path::new("/")), "the root is no FUSE file system here");
+        assert!(
+            !is_mounted(Path::new("/")),
+            "the root is no FUSE file system here"
+        );
         assert!(!is_mounted(Path::new("/no/such/place")));
         assert_eq!(unescape("/a\\040b"), "/a b");
     }

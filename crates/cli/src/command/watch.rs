@@ -38,7 +38,11 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
 ///
 /// # Errors
 /// If there is no such job, or the server stays away.
-pub(crate) async fn follow(server: &Server, job: u64, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn follow(
+    server: &Server,
+    job: u64,
+    context: &Context,
+) -> anyhow::Result<ExitCode> {
     let mut shown = Shown::new(context);
     let mut failures = 0;
     loop {
@@ -50,7 +54,9 @@ pub(crate) async fn follow(server: &Server, job: u64, context: &Context) -> anyh
             Ok(None) => {}
             Err(error) if is_passing(&error) && failures < RECONNECTS_MAX => {
                 if failures == 0 {
-                    shown.note(&format!("{error}; trying again, the job goes on when the server is back"));
+                    shown.note(&format!(
+                        "{error}; trying again, the job goes on when the server is back"
+                    ));
                 }
             }
             Err(error) => return Err(error),
@@ -83,7 +89,10 @@ async fn follow_stream(
         match &mut shown.bars {
             Some(bars) => bars.draw(&job, &shown.tasks, &changed),
             None if context.global.quiet => {}
-            None => context.output.step(&ChangeView { job: &job, changed: &changed })?,
+            None => context.output.step(&ChangeView {
+                job: &job,
+                changed: &changed,
+            })?,
         }
         if has_ended(&job) {
             return Ok(Some(job));
@@ -96,18 +105,25 @@ fn is_passing(error: &anyhow::Error) -> bool {
     use tonic::Code;
     match error.downcast_ref::<Error>() {
         Some(Error::Unreachable { .. }) => true,
-        Some(Error::Refused(status)) => matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal),
+        Some(Error::Refused(status)) => matches!(
+            status.code(),
+            Code::Unknown | Code::Cancelled | Code::Internal
+        ),
         _ => false,
     }
 }
 
 fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {
     if !context.global.json {
-        context.output.show(&Said::new(headline(job), job_json(job)))?;
+        context
+            .output
+            .show(&Said::new(headline(job), job_json(job)))?;
     }
     let id = job.job;
     if job.state() == v1::State::Done {
-        context.note(format_args!("see also: tidemill report {id}, tidemill explain {id}"));
+        context.note(format_args!(
+            "see also: tidemill report {id}, tidemill explain {id}"
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     context.note(format_args!("why: tidemill logs {id}, tidemill jobs {id}"));
@@ -135,7 +151,10 @@ impl Shown {
             let before = self.tasks.insert(task.task, task.clone());
             let first_and_idle = before.is_none()
                 && matches!(task.state(), v1::State::Waiting | v1::State::Unspecified);
-            if !first_and_idle && before.is_none_or(|before| before.state != task.state || before.tries != task.tries) {
+            if !first_and_idle
+                && before
+                    .is_none_or(|before| before.state != task.state || before.tries != task.tries)
+            {
                 news.push(task);
             }
         }
@@ -190,17 +209,27 @@ impl Bars {
                 running.push(format!("{} on {}", task.name, task.element));
             }
         }
-        let width = sums.iter().map(|(kernel, _)| kernel.len()).max().unwrap_or(0);
+        let width = sums
+            .iter()
+            .map(|(kernel, _)| kernel.len())
+            .max()
+            .unwrap_or(0);
         for (kernel, states) in sums {
             let bar = self.bar(kernel, width);
-            let count = |names: &[&str]| -> u64 { names.iter().filter_map(|name| states.get(name)).sum() };
+            let count =
+                |names: &[&str]| -> u64 { names.iter().filter_map(|name| states.get(name)).sum() };
             bar.set_length(states.values().sum());
             bar.set_position(count(&["done"]));
             let parts = ["running", "sent", "ready", "waiting", "failed", "cancelled"];
-            let parts = parts.iter().filter_map(|name| Some(format!("{} {name}", states.get(name)?)));
+            let parts = parts
+                .iter()
+                .filter_map(|name| Some(format!("{} {name}", states.get(name)?)));
             bar.set_message(parts.collect::<Vec<_>>().join(", "));
         }
-        for task in changed.iter().filter(|task| !task.error.is_empty() && task.state() != v1::State::Waiting) {
+        for task in changed
+            .iter()
+            .filter(|task| !task.error.is_empty() && task.state() != v1::State::Waiting)
+        {
             let line = format!("{} {}: {}", task.name, state(task.state), task.error);
             // Nothing to do about a terminal that is gone.
             let _ = self.multi.println(line);
@@ -217,7 +246,9 @@ impl Bars {
             return bar.clone();
         }
         let bar = self.multi.insert_before(&self.running, ProgressBar::new(0));
-        bar.set_style(plain("  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}").progress_chars("━━─"));
+        bar.set_style(
+            plain("  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}").progress_chars("━━─"),
+        );
         bar.set_prefix(format!("{kernel:<width$}"));
         self.kernels.push((kernel.to_owned(), bar.clone()));
         bar
@@ -243,8 +274,15 @@ mod tests {
 
     #[test]
     fn only_changes_are_told_and_waiting_at_the_start_is_none() {
-        let task = |task, state: v1::State| v1::Task { task, state: state.into(), ..v1::Task::default() };
-        let mut shown = Shown { tasks: BTreeMap::new(), bars: None };
+        let task = |task, state: v1::State| v1::Task {
+            task,
+            state: state.into(),
+            ..v1::Task::default()
+        };
+        let mut shown = Shown {
+            tasks: BTreeMap::new(),
+            bars: None,
+        };
         let job = v1::Job {
             tasks: vec![task(1, v1::State::Waiting), task(2, v1::State::Running)],
             ..v1::Job::default()
@@ -252,7 +290,13 @@ mod tests {
         let ids = |tasks: Vec<v1::Task>| tasks.iter().map(|task| task.task).collect::<Vec<_>>();
         assert_eq!(ids(shown.take(&job, Vec::new())), [2]);
         let job = v1::Job::default();
-        assert_eq!(ids(shown.take(&job, vec![task(1, v1::State::Waiting), task(2, v1::State::Done)])), [2]);
+        assert_eq!(
+            ids(shown.take(
+                &job,
+                vec![task(1, v1::State::Waiting), task(2, v1::State::Done)]
+            )),
+            [2]
+        );
         let mut again = task(2, v1::State::Done);
         again.tries = 2;
         assert_eq!(ids(shown.take(&job, vec![again.clone()])), [2]);
@@ -261,7 +305,10 @@ mod tests {
 
     #[test]
     fn the_styles_of_bars_are_valid() {
-        for template in ["{spinner} {msg}", "  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}"] {
+        for template in [
+            "{spinner} {msg}",
+            "  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}",
+        ] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
     }

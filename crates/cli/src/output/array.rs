@@ -21,7 +21,12 @@ pub(crate) struct ArrayView {
 impl View for ArrayView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let status = &self.status;
-        writeln!(out, "server    {}, since {} UTC", self.endpoint, format::time(status.started))?;
+        writeln!(
+            out,
+            "server    {}, since {} UTC",
+            self.endpoint,
+            format::time(status.started)
+        )?;
         writeln!(
             out,
             "policies  {} (default {})",
@@ -31,7 +36,8 @@ impl View for ArrayView {
         let up = status.elements.iter().filter(|element| element.up).count();
         writeln!(out, "elements  {up} of {} up\n", status.elements.len())?;
         let header = [
-            "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "USED", "CAPACITY", "WRITTEN", "URL",
+            "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "USED", "CAPACITY",
+            "WRITTEN", "URL",
         ];
         let mut rows = table(&header, &[0, 3, 4, 5, 6, 7, 8]);
         for element in &status.elements {

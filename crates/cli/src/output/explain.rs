@@ -13,20 +13,37 @@ pub(crate) struct ExplainView(pub(crate) Vec<v1::Decision>);
 impl View for ExplainView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         if self.0.is_empty() {
-            return writeln!(out, "nothing has been sent to an element yet; `tidemill jobs ID` shows what is waited for");
+            return writeln!(
+                out,
+                "nothing has been sent to an element yet; `tidemill jobs ID` shows what is waited for"
+            );
         }
         for decision in &self.0 {
-            writeln!(out, "{} -> element {} ({})", decision.name, decision.element, decision.policy)?;
+            writeln!(
+                out,
+                "{} -> element {} ({})",
+                decision.name, decision.element, decision.policy
+            )?;
             writeln!(out, "  why    {}", decision.reason)?;
             if decision.chained {
-                writeln!(out, "  chain  sent along with a task it depends on; the element went on without asking")?;
+                writeln!(
+                    out,
+                    "  chain  sent along with a task it depends on; the element went on without asking"
+                )?;
             }
-            writeln!(out, "  moved  {} pulled from other elements (measured)", format::bytes(decision.moved_bytes))?;
+            writeln!(
+                out,
+                "  moved  {} pulled from other elements (measured)",
+                format::bytes(decision.moved_bytes)
+            )?;
             if decision.estimates.is_empty() {
                 writeln!(out)?;
                 continue;
             }
-            let mut rows = table(&["  ELEMENT", "WAIT", "TRANSFER", "", "RUN", "TOTAL", ""], &[0, 1, 2, 3, 4, 5]);
+            let mut rows = table(
+                &["  ELEMENT", "WAIT", "TRANSFER", "", "RUN", "TOTAL", ""],
+                &[0, 1, 2, 3, 4, 5],
+            );
             for estimate in &decision.estimates {
                 let total = estimate.wait_ns + estimate.transfer_ns + estimate.run_ns;
                 let chosen = estimate.element == decision.element;
@@ -35,19 +52,30 @@ impl View for ExplainView {
                     format::span(estimate.wait_ns),
                     format::bytes(estimate.transfer_bytes),
                     format::span(estimate.transfer_ns),
-                    if estimate.run_ns == 0 { "?".into() } else { format::span(estimate.run_ns) },
+                    if estimate.run_ns == 0 {
+                        "?".into()
+                    } else {
+                        format::span(estimate.run_ns)
+                    },
                     format::span(total),
-                    if chosen { "chosen".into() } else { String::new() },
+                    if chosen {
+                        "chosen".into()
+                    } else {
+                        String::new()
+                    },
                 ]);
             }
             write_table(out, &rows)?;
             writeln!(out)?;
         }
-        writeln!(out, "WAIT, TRANSFER and RUN are estimates from when the task was sent; ? where the kernel had not run before.")
+        writeln!(
+            out,
+            "WAIT, TRANSFER and RUN are estimates from when the task was sent; ? where the kernel had not run before."
+        )
     }
 
     fn json(&self) -> Value {
-        self.0.iter().map(decision_json).collect()
+        json!({ "decisions": self.0.iter().map(decision_json).collect::<Vec<_>>() })
     }
 }
 

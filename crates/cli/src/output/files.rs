@@ -25,7 +25,16 @@ impl View for FolderView {
             writeln!(out, "{}:", self.path)?;
         }
         if self.long {
-            let header = ["MODE", "LINKS", "OWNER", "GROUP", "SIZE", "MODIFIED (UTC)", "ELEMENT", "NAME"];
+            let header = [
+                "MODE",
+                "LINKS",
+                "OWNER",
+                "GROUP",
+                "SIZE",
+                "MODIFIED (UTC)",
+                "ELEMENT",
+                "NAME",
+            ];
             let mut rows = table(&header, &[1, 2, 3, 4, 6]);
             for entry in &self.entries {
                 rows.add_row(row(entry));
@@ -70,7 +79,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
         v1::Kind::BlockDevice => 'b',
         v1::Kind::File | v1::Kind::Unspecified => '-',
     };
-    let attr = entry.attr.clone().unwrap_or_default();
+    let attr = entry.attr.unwrap_or_default();
     let element = match (attr.object, attr.writing) {
         (_, true) => format!("{} (open)", attr.element),
         (0, false) => "-".into(),
@@ -93,7 +102,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
 }
 
 fn entry_json(entry: &v1::Entry) -> Value {
-    let attr = entry.attr.clone().unwrap_or_default();
+    let attr = entry.attr.unwrap_or_default();
     let kind = match kind(entry) {
         v1::Kind::Directory => "directory",
         v1::Kind::Symlink => "symlink",

@@ -25,7 +25,16 @@ impl View for JobsView {
 }
 
 pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()> {
-    let header = ["JOB", "NAME", "STATE", "TASKS", "POLICY", "USER", "SUBMITTED (UTC)", "TIME"];
+    let header = [
+        "JOB",
+        "NAME",
+        "STATE",
+        "TASKS",
+        "POLICY",
+        "USER",
+        "SUBMITTED (UTC)",
+        "TIME",
+    ];
     let mut rows = table(&header, &[0, 3, 5, 7]);
     for job in jobs {
         rows.add_row([
@@ -50,7 +59,13 @@ impl View for JobView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let job = &self.0;
         writeln!(out, "{}", headline(job))?;
-        writeln!(out, "script {}, files in {}, policy {}", job.source, job.workdir, policy(job))?;
+        writeln!(
+            out,
+            "script {}, files in {}, policy {}",
+            job.source,
+            job.workdir,
+            policy(job)
+        )?;
         writeln!(
             out,
             "submitted {} UTC, took {}, {} moved between elements\n",
@@ -58,7 +73,9 @@ impl View for JobView {
             lasted(job.submitted, job.ended),
             format::bytes(job.moved_bytes),
         )?;
-        let header = ["TASK", "KERNEL", "STATE", "ELEMENT", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE"];
+        let header = [
+            "TASK", "KERNEL", "STATE", "ELEMENT", "TRIES", "TIME", "IN", "OUT", "MOVED", "NOTE",
+        ];
         let mut rows = table(&header, &[3, 4, 5, 6, 7, 8]);
         for task in &job.tasks {
             rows.add_row([
@@ -131,7 +148,13 @@ pub(crate) struct LogsView(pub(crate) Vec<v1::Task>);
 impl View for LogsView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         for task in &self.0 {
-            write!(out, "== {} ({}), {}", task.name, task.kernel, state(task.state))?;
+            write!(
+                out,
+                "== {} ({}), {}",
+                task.name,
+                task.kernel,
+                state(task.state)
+            )?;
             if has_element(task) {
                 write!(out, " on element {}", task.element)?;
             }
@@ -178,13 +201,20 @@ pub(crate) fn headline(job: &v1::Job) -> String {
 
 /// The policy's name; jobs that name none take the array's.
 fn policy(job: &v1::Job) -> &str {
-    if job.policy.is_empty() { "default" } else { &job.policy }
+    if job.policy.is_empty() {
+        "default"
+    } else {
+        &job.policy
+    }
 }
 
 /// Tasks at their end, good or bad.
 pub(crate) fn ended_tasks(job: &v1::Job) -> u32 {
     let ended = ["done", "failed", "cancelled"];
-    ended.iter().filter_map(|name| job.tasks_by_state.get(*name)).sum()
+    ended
+        .iter()
+        .filter_map(|name| job.tasks_by_state.get(*name))
+        .sum()
 }
 
 /// Whether a job has come to its end.
@@ -213,7 +243,11 @@ fn has_element(task: &v1::Task) -> bool {
 }
 
 fn element_or_null(task: &v1::Task) -> Value {
-    if has_element(task) { task.element.into() } else { Value::Null }
+    if has_element(task) {
+        task.element.into()
+    } else {
+        Value::Null
+    }
 }
 
 fn note(task: &v1::Task) -> String {
@@ -234,7 +268,9 @@ fn lasted(from: i64, to: i64) -> String {
     }
     let now = || {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+        since.map_or(0, |since| {
+            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+        })
     };
     let to = if to == 0 { now() } else { to };
     format::span(u64::try_from(to - from).unwrap_or(0))
@@ -321,17 +357,32 @@ mod tests {
     #[test]
     fn a_failed_job_says_what_failed_where_and_why() {
         let job = job();
-        assert_eq!(headline(&job), "job 7 j: failed, 0 of 2 tasks done, 1 failed, 1 cancelled");
-        let view = ChangeView { job: &job, changed: &job.tasks };
-        assert_eq!(text(&view), "[2/2] a (mean) failed on element 2, 2.50 s: exit code 3\n");
+        assert_eq!(
+            headline(&job),
+            "job 7 j: failed, 0 of 2 tasks done, 1 failed, 1 cancelled"
+        );
+        let view = ChangeView {
+            job: &job,
+            changed: &job.tasks,
+        };
+        assert_eq!(
+            text(&view),
+            "[2/2] a (mean) failed on element 2, 2.50 s: exit code 3\n"
+        );
         let logs = text(&LogsView(job.tasks.clone()));
-        assert_eq!(logs, "== a (mean), failed on element 2 ==\nexit code 3\n  | one\n  | two\n");
+        assert_eq!(
+            logs,
+            "== a (mean), failed on element 2 ==\nexit code 3\n  | one\n  | two\n"
+        );
         assert!(text(&JobView(job)).contains("exit code 3"));
     }
 
     #[test]
     fn a_task_that_was_never_sent_has_no_element() {
-        let mut task = v1::Task { state: v1::State::Waiting.into(), ..v1::Task::default() };
+        let mut task = v1::Task {
+            state: v1::State::Waiting.into(),
+            ..v1::Task::default()
+        };
         assert_eq!(task_json(&task)["element"], Value::Null);
         task.state = v1::State::Sent.into();
         assert_eq!(task_json(&task)["element"], 0);

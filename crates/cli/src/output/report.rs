@@ -50,10 +50,16 @@ pub(crate) fn edges(job: &v1::Job) -> (BTreeSet<String>, BTreeSet<String>) {
         }
     };
     let all = |names: fn(&v1::Task) -> &Vec<String>| -> BTreeSet<String> {
-        job.tasks.iter().flat_map(|task| names(task).iter().map(path)).collect()
+        job.tasks
+            .iter()
+            .flat_map(|task| names(task).iter().map(path))
+            .collect()
     };
     let (read, made) = (all(|task| &task.inputs), all(|task| &task.outputs));
-    (read.difference(&made).cloned().collect(), made.difference(&read).cloned().collect())
+    (
+        read.difference(&made).cloned().collect(),
+        made.difference(&read).cloned().collect(),
+    )
 }
 
 impl ReportView {
@@ -63,7 +69,9 @@ impl ReportView {
         let mut kernels: Vec<(String, KernelSum)> = Vec::new();
         let (mut total, mut to_host_bytes) = (KernelSum::default(), 0);
         for task in &job.tasks {
-            let index = kernels.iter().position(|(kernel, _)| *kernel == task.kernel);
+            let index = kernels
+                .iter()
+                .position(|(kernel, _)| *kernel == task.kernel);
             let index = index.unwrap_or_else(|| {
                 kernels.push((task.kernel.clone(), KernelSum::default()));
                 kernels.len() - 1
@@ -78,7 +86,10 @@ impl ReportView {
         let sum = |paths: &BTreeSet<String>| FileSum {
             files: paths.len(),
             bytes: paths.iter().filter_map(|path| sizes.get(path)).sum(),
-            unknown: paths.iter().filter(|path| !sizes.contains_key(*path)).count(),
+            unknown: paths
+                .iter()
+                .filter(|path| !sizes.contains_key(*path))
+                .count(),
         };
         Self {
             kernels,
@@ -166,24 +177,56 @@ impl View for ReportView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{}\n", super::job::headline(&self.job))?;
         self.kernel_table(out)?;
-        writeln!(out, "TIME is from the first pull of inputs to the seal of outputs, summed over tasks.")?;
-        writeln!(out, "MOVED is what elements pulled from each other, as they measured it.\n")?;
+        writeln!(
+            out,
+            "TIME is from the first pull of inputs to the seal of outputs, summed over tasks."
+        )?;
+        writeln!(
+            out,
+            "MOVED is what elements pulled from each other, as they measured it.\n"
+        )?;
         let mut line = |what: &str, bytes: u64, how: &str| {
             writeln!(out, "  {what:<28}{:>9}   {how}", format::bytes(bytes))
         };
-        let (read, written) = (format::bytes(self.total.read_bytes), format::bytes(self.total.written_bytes));
-        line("between elements", self.total.moved_bytes, "stays inside the array")?;
-        line("  of it to the server's cores", self.to_host_bytes, "pulled by elements of role host")?;
-        line("results, if you read them all", self.results.bytes, &format!("{}, read by no task", self.results.text("file")))?;
-        line("left the storage", self.left(), "to the server's cores + results")?;
-        line("offline, nothing cached", self.offline(), &format!("{read} inputs of every task + {written} outputs"))?;
+        let (read, written) = (
+            format::bytes(self.total.read_bytes),
+            format::bytes(self.total.written_bytes),
+        );
+        line(
+            "between elements",
+            self.total.moved_bytes,
+            "stays inside the array",
+        )?;
+        line(
+            "  of it to the server's cores",
+            self.to_host_bytes,
+            "pulled by elements of role host",
+        )?;
+        line(
+            "results, if you read them all",
+            self.results.bytes,
+            &format!("{}, read by no task", self.results.text("file")),
+        )?;
+        line(
+            "left the storage",
+            self.left(),
+            "to the server's cores + results",
+        )?;
+        line(
+            "offline, nothing cached",
+            self.offline(),
+            &format!("{read} inputs of every task + {written} outputs"),
+        )?;
         let inputs = format!(
             "{} in {}, each read once + {written} outputs",
             format::bytes(self.inputs.bytes),
             self.inputs.text("file"),
         );
         line("offline, everything cached", self.offline_cached(), &inputs)?;
-        writeln!(out, "\nOffline is the same job run on one client: computed from the tasks' records, not run.")?;
+        writeln!(
+            out,
+            "\nOffline is the same job run on one client: computed from the tasks' records, not run."
+        )?;
         if self.offline() > 0 && self.offline_cached() > 0 {
             writeln!(
                 out,
@@ -226,7 +269,13 @@ fn percent(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
 
-    fn task(name: &str, element: u32, inputs: &[&str], outputs: &[&str], bytes: [u64; 3]) -> v1::Task {
+    fn task(
+        name: &str,
+        element: u32,
+        inputs: &[&str],
+        outputs: &[&str],
+        bytes: [u64; 3],
+    ) -> v1::Task {
         let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         let [read_bytes, written_bytes, moved_bytes] = bytes;
         v1::Task {
@@ -271,9 +320,20 @@ mod tests {
         assert_eq!(report.to_host_bytes, 110);
         assert_eq!(report.offline(), 430 + 120);
         assert_eq!(report.offline_cached(), 310 + 120);
-        assert_eq!(report.results, FileSum { files: 2, bytes: 7, unknown: 1 });
+        assert_eq!(
+            report.results,
+            FileSum {
+                files: 2,
+                bytes: 7,
+                unknown: 1
+            }
+        );
         assert_eq!(report.left(), 117);
-        let kernels: Vec<_> = report.kernels.iter().map(|(name, sum)| (name.as_str(), sum.tasks)).collect();
+        let kernels: Vec<_> = report
+            .kernels
+            .iter()
+            .map(|(name, sum)| (name.as_str(), sum.tasks))
+            .collect();
         assert_eq!(kernels, [("m", 2), ("r", 1)]);
     }
 }

@@ -171,7 +171,7 @@ fn intermediates_with_a_lifetime_are_removed_and_results_stay() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w; echo x > w/in");
     let job = array.submit(
-        r#"name = "l"; workdir = "/w"; lifetime = 0; tasks = (
+        r#"name = "l"; workdir = "/w"; lifetime = "used"; tasks = (
         { name = "one"; kernel = "/bin/cp"; args = ["in", "mid"]; input = ["in"]; output = ["mid"]; },
         { name = "two"; kernel = "/bin/cp"; args = ["mid", "out"]; input = ["mid"]; output = ["out"]; } );"#,
     );

@@ -271,7 +271,7 @@ pub enum Problem {
     },
     /// Tasks that wait for each other.
     #[error(
-        "these tasks wait for each other in a circle: {0}; one of them must do without the other's output"
+        "these tasks depend on each other in a cycle: {0}; one of them must do without the other's output"
     )]
     Cycle(String),
     /// A kernel that can't be of its type.

@@ -478,7 +478,7 @@ fn errors_between_tasks() {
         ),
         (
             r#"{ name = "b"; kernel = "k"; input = [ "o" ]; output = [ "i" ]; }"#,
-            "3:1: task \"a\": these tasks wait for each other in a circle: \"a\" needs \"b\" needs \"a\"; one of them must do without the other's output",
+            "3:1: task \"a\": these tasks depend on each other in a cycle: \"a\" needs \"b\" needs \"a\"; one of them must do without the other's output",
         ),
     ];
     for (b, message) in cases {

@@ -36,12 +36,18 @@ use crate::executor::{Executor, Parts};
 use crate::folder::FolderStore;
 use crate::pull::Pulls;
 use crate::runner::Runner;
-use std::fs::{File, Permissions};
+use std::fs::{File, Permissions, TryLockError};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+/// How long to wait for a folder that is in use: a kernel of an element that was just killed holds the lock
+/// until it is killed too.
+const LOCK_MAX: Duration = Duration::from_secs(3);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// An element that runs in this process. [`Element::stop`] it; if it is only dropped, its threads go on.
 #[derive(Debug)]
@@ -69,7 +75,7 @@ impl Element {
         std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
         let folder = config.folder.canonicalize().map_err(in_folder)?;
         config.folder = folder;
-        let lock = lock(&config)?;
+        let lock = lock(&config).await?;
         let listener = listen(&config).await?;
         let url = match &config.url {
             Some(url) => url.clone(),
@@ -168,7 +174,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
 }
 
 /// Makes sure that no other process has the folder.
-fn lock(config: &Config) -> Result<File, Error> {
+async fn lock(config: &Config) -> Result<File, Error> {
     let path = config.folder.join("lock");
     let failed = |source| Error::Folder {
         path: path.clone(),
@@ -182,10 +188,16 @@ fn lock(config: &Config) -> Result<File, Error> {
         .truncate(false)
         .open(&path)
         .map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::InUse(config.folder.clone())),
-        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    let until = Instant::now() + LOCK_MAX;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                tokio::time::sleep(LOCK_PAUSE).await;
+            }
+            Err(TryLockError::WouldBlock) => return Err(Error::InUse(config.folder.clone())),
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
     }
 }
 

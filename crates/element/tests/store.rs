@@ -1,5 +1,7 @@
 //! The folder store against a model: any sequence of calls has the results that a map of byte strings has.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;

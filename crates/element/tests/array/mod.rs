@@ -2,6 +2,7 @@
 //! the connection, and looks at what comes back.
 
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part of this")]
+#![allow(missing_debug_implementations, clippy::unwrap_used, reason = "a test that fails here has failed")]
 
 use std::collections::VecDeque;
 use std::future::Future;

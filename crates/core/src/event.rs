@@ -271,7 +271,8 @@ pub struct Decision {
 /// Something the driver must do. Actions are to be carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a batch of labels (a mini DAG) to an element.
+    /// Send a batch of labels (whole mini DAGs) to an element: the labels that their tasks are now tries
+    /// of. One that was taken back with its element and is taken up again is sent again.
     Send {
         /// Where.
         element: ElementId,
@@ -336,7 +337,7 @@ pub enum Action {
 
 /// Where the dispatcher gets ids for labels and objects; the driver makes sure that they are never reused.
 pub trait IdSource: std::fmt::Debug + Send {
-    /// A new label id.
+    /// A new label id, larger than all before it: after a restart this tells which labels follow which.
     fn label(&mut self) -> LabelId;
     /// A new object id.
     fn object(&mut self) -> ObjectId;

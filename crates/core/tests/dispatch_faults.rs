@@ -94,8 +94,14 @@ fn run(seed: u64, faults: Faults, steps: u64) -> World {
     world
 }
 
-/// Runs a property for fixed random seeds; a failure names its seed.
+/// Runs a property for fixed random seeds; a failure names its seed. `TIDEMILL_SEED` runs that one alone,
+/// `TIDEMILL_CASES` multiplies how many are run.
 fn for_seeds(cases: u32, property: impl Fn(u64)) {
+    let number = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    if let Some(seed) = number("TIDEMILL_SEED") {
+        return property(seed);
+    }
+    let cases = cases * number("TIDEMILL_CASES").unwrap_or(1) as u32;
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let config = Cases { cases, failure_persistence: None, max_shrink_iters: 0, ..Cases::default() };
     let outcome = TestRunner::new_with_rng(config, rng).run(&proptest::num::u64::ANY, |seed| {

@@ -50,6 +50,12 @@ impl Dispatcher {
             assert!(reason, "{id:?} waits for nothing");
             assert_eq!(task.stranded, self.stranded.contains(&id), "{id:?} is stranded or not");
         }
+        for input in task.spec.inputs.iter().filter(|_| task.state == TaskState::Waiting) {
+            if let Origin::Task(maker, _) = input.origin {
+                let made = self.task(maker).state == TaskState::Done;
+                assert_ne!(made, task.missing.contains(&maker), "{id:?} waits for {maker:?} or not");
+            }
+        }
         for &maker in &task.missing {
             assert!(!is_end(self.task(maker).state), "{id:?} waits for {maker:?}, which has ended");
         }

@@ -169,6 +169,13 @@ impl Dispatcher {
         self.tell(id, Failure { kind: FailureKind::ElementLost, message, stderr: String::new() });
         self.redone.insert(id);
         self.set_state(id, TaskState::Waiting, turn);
+        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
+        for other in dependents {
+            let task = self.task_mut(other);
+            if task.state == TaskState::Waiting {
+                task.missing.insert(id);
+            }
+        }
     }
 
     /// Returns tasks that were to be run again to Done if their outputs can be had after all or nobody

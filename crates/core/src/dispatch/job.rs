@@ -3,7 +3,8 @@
 use super::task::{Issued, is_end};
 use super::{Dispatcher, Job, Presence, Task, Turn, UNKNOWN_RUN};
 use crate::event::{Action, Ended, JobSpec, JobState, Origin, TaskState};
-use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
+use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,31 +102,29 @@ impl Dispatcher {
     fn bring_back(
         &mut self,
         job: JobId,
-        sent: Vec<(TaskId, LabelId, ElementId, Vec<crate::id::ObjectId>)>,
+        mut sent: Vec<(TaskId, LabelId, ElementId, Vec<ObjectId>)>,
         turn: &mut Turn<'_>,
     ) {
-        let flying: BTreeMap<TaskId, (ElementId, Vec<_>)> =
-            sent.iter().map(|(task, _, element, objects)| (*task, (*element, objects.clone()))).collect();
+        sent.sort_by_key(|(_, label, ..)| *label);
+        let mut flying = BTreeMap::new();
         let mut down = BTreeSet::new();
         for (id, label, element, objects) in sent {
-            let inputs: Option<Vec<Placed>> = self
-                .task(id)
-                .spec
-                .inputs
-                .iter()
-                .enumerate()
-                .map(|(index, input)| {
-                    let made = || match input.origin {
-                        Origin::Task(maker, output) => {
-                            let (element, objects) = flying.get(&maker)?;
-                            Some(Placed { object: *objects.get(output)?, element: *element, size: 0 })
-                        }
-                        _ => None,
-                    };
-                    self.input(id, index).or_else(made)
-                })
+            let made = |origin| {
+                let Origin::Task(maker, output) = origin else { return None };
+                // Only earlier labels are there: a later one of the maker would make again what this
+                // one had read.
+                let (on, objects): &(ElementId, Vec<ObjectId>) = flying.get(&maker)?;
+                let object = *objects.get(output)?;
+                (*on == element).then_some(Placed { object, element, size: 0 })
+            };
+            let inputs: Option<Vec<Placed>> = (0..)
+                .zip(&self.task(id).spec.inputs)
+                .map(|(index, input)| self.input(id, index).or_else(|| made(input.origin)))
                 .collect();
             let known = inputs.is_some();
+            if known {
+                flying.insert(id, (element, objects.clone()));
+            }
             let issued = Issued {
                 task: id,
                 job,
@@ -146,6 +145,10 @@ impl Dispatcher {
                 self.set_state(id, TaskState::Sent, turn);
             } else {
                 turn.out.push(Action::Abort { element, label });
+                let message = "what it read is not known any more after a restart; it is placed anew";
+                let kind = FailureKind::Dependency;
+                self.tell(id, Failure { kind, message: message.to_owned(), stderr: String::new() });
+                self.set_state(id, TaskState::Waiting, turn);
             }
             if self.presence(element) == Presence::Down {
                 down.insert(element);

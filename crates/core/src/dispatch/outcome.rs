@@ -1,5 +1,6 @@
 //! How labels end: which outcomes count, and what becomes of the task.
 
+use super::task::Issued;
 use super::{Dispatcher, LOSSES_MAX, Turn};
 use crate::event::{Action, Origin, TaskState};
 use crate::id::{ElementId, LabelId, ObjectId, TaskId};
@@ -97,33 +98,39 @@ impl Dispatcher {
                     let message = "the element did not report all of its outputs".to_owned();
                     let kind = FailureKind::MissingOutput;
                     let failure = Failure { kind, message, stderr: String::new() };
-                    self.drop_held(id, &issued.objects, turn);
-                    self.fail(id, issued.element, failure, turn);
+                    self.fail(id, issued, failure, turn);
                 }
             },
-            Err(failure) => {
-                self.drop_held(id, &issued.objects, turn);
-                self.fail(id, issued.element, failure, turn);
-            }
+            Err(failure) => self.fail(id, issued, failure, turn),
         }
     }
 
-    /// Gives up successes that were held for a label that did not succeed.
-    fn drop_held(&mut self, id: TaskId, objects: &[ObjectId], turn: &mut Turn<'_>) {
-        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-        for other in dependents {
-            let Some(label) = self.task(other).current else { continue };
-            let Some(issued) = self.labels.get_mut(&label) else { continue };
-            if !issued.inputs.iter().any(|used| objects.contains(&used.object)) {
-                continue;
+    /// Takes back the labels that follow one that did not succeed; whose they were. Their element will
+    /// not run them either, but may not have heard of them yet.
+    fn abandon_followers(&mut self, id: TaskId, objects: Vec<ObjectId>, turn: &mut Turn<'_>) -> Vec<TaskId> {
+        let mut abandoned = Vec::new();
+        let mut pending = vec![(id, objects)];
+        while let Some((id, objects)) = pending.pop() {
+            let name = self.task(id).spec.name.clone();
+            let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
+            for other in dependents {
+                let Some(label) = self.task(other).current else { continue };
+                let Some(issued) = self.labels.get(&label) else { continue };
+                if !issued.inputs.iter().any(|used| objects.contains(&used.object)) {
+                    continue;
+                }
+                pending.push((other, issued.objects.clone()));
+                self.abort(label, turn);
+                let message = format!("task `{name}`, which it was sent along with, did not succeed");
+                let task = self.task_mut(other);
+                task.tries = task.tries.saturating_sub(1);
+                let kind = FailureKind::Dependency;
+                self.tell(other, Failure { kind, message, stderr: String::new() });
+                self.set_state(other, TaskState::Waiting, turn);
+                abandoned.push(other);
             }
-            let Some(outcome) = issued.held.take() else { continue };
-            discard(issued.element, &outcome, turn);
-            let message = "a label that it depends on did not succeed".to_owned();
-            let kind = FailureKind::Dependency;
-            let result = Err(Failure { kind, message, stderr: String::new() });
-            self.conclude(label, Outcome { result, ..*outcome }, turn);
         }
+        abandoned
     }
 
     fn learn(&mut self, id: TaskId, element: ElementId, (run_ns, read_bytes): (u64, u64)) {
@@ -159,23 +166,26 @@ impl Dispatcher {
         }
     }
 
-    fn fail(&mut self, id: TaskId, element: ElementId, failure: Failure, turn: &mut Turn<'_>) {
+    /// What is not the task's own doing (its element was lost, an input could not be had) counts as a
+    /// loss, not as a try.
+    fn fail(&mut self, id: TaskId, issued: Issued, failure: Failure, turn: &mut Turn<'_>) {
+        let followers = self.abandon_followers(id, issued.objects, turn);
         let kind = failure.kind;
-        let unreachable = kind == FailureKind::Input && self.reads_from_lost(id);
         let task = self.task_mut(id);
         if matches!(kind, FailureKind::ElementLost | FailureKind::Device | FailureKind::Input) {
-            task.avoid.insert(element);
+            task.avoid.insert(issued.element);
         }
-        let again = if kind == FailureKind::Dependency {
-            task.tries = task.tries.saturating_sub(1);
-            true
-        } else if kind == FailureKind::ElementLost || unreachable {
-            task.tries = task.tries.saturating_sub(1);
-            task.losses += 1;
-            task.losses <= LOSSES_MAX
-        } else {
-            kind.retryable() && task.tries <= task.spec.retries
+        let again = match kind {
+            FailureKind::Dependency => true,
+            FailureKind::ElementLost | FailureKind::Input => {
+                task.losses += 1;
+                task.losses <= LOSSES_MAX
+            }
+            _ => kind.retryable() && task.tries <= task.spec.retries,
         };
+        if matches!(kind, FailureKind::Dependency | FailureKind::ElementLost | FailureKind::Input) {
+            task.tries = task.tries.saturating_sub(1);
+        }
         if again {
             self.tell(id, failure);
             self.set_state(id, TaskState::Waiting, turn);
@@ -183,11 +193,9 @@ impl Dispatcher {
         } else {
             self.give_up(id, TaskState::Failed, failure, turn);
         }
-    }
-
-    fn reads_from_lost(&self, id: TaskId) -> bool {
-        let inputs = 0..self.task(id).spec.inputs.len();
-        inputs.filter_map(|index| self.input(id, index)).any(|placed| !self.up(placed.element))
+        for follower in followers {
+            self.settle(follower, turn);
+        }
     }
 }
 

@@ -162,6 +162,10 @@ impl Dispatcher {
         task.current = Some(label);
         task.tries += 1;
         self.set_state(id, TaskState::Sent, turn);
+        // Sent again, so that whoever keeps what was sent learns that this label is the task's again.
+        if let Some(built) = self.build(label) {
+            self.outbox.entry(element).or_default().push(built);
+        }
     }
 }
 

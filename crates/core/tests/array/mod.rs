@@ -14,10 +14,10 @@ use tidemill_core::time::{Span, Time};
 
 /// SplitMix64.
 #[derive(Debug)]
-pub struct Dice(pub u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    pub fn roll(&mut self, sides: u64) -> u64 {
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,14 +25,14 @@ impl Dice {
         (z ^ (z >> 31)) % sides
     }
 
-    pub fn chance(&mut self, percent: u64) -> bool {
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.roll(100) < percent
     }
 }
 
 /// Ids that survive a restart of the dispatcher.
 #[derive(Clone, Debug, Default)]
-pub struct Ids(Arc<AtomicU64>);
+pub(crate) struct Ids(Arc<AtomicU64>);
 
 impl IdSource for Ids {
     fn label(&mut self) -> LabelId {
@@ -53,11 +53,11 @@ enum Progress {
 
 /// An element: what is on its disk survives a crash.
 #[derive(Debug)]
-pub struct Node {
-    pub view: ElementView,
-    pub connected: bool,
+pub(crate) struct Node {
+    pub(crate) view: ElementView,
+    pub(crate) connected: bool,
     /// What the dispatcher was last told.
-    pub declared_up: bool,
+    pub(crate) declared_up: bool,
     labels: BTreeMap<LabelId, (Label, Progress)>,
     inbox: VecDeque<Action>,
     outbox: Vec<Event>,
@@ -75,35 +75,35 @@ struct Kept {
 
 /// What can go wrong, in percent per step.
 #[derive(Clone, Copy, Debug)]
-pub struct Faults {
-    pub crash: u64,
-    pub restart: u64,
-    pub cancel: u64,
-    pub kernel: u64,
-    pub repeat: u64,
-    pub reorder: bool,
+pub(crate) struct Faults {
+    pub(crate) crash: u64,
+    pub(crate) restart: u64,
+    pub(crate) cancel: u64,
+    pub(crate) kernel: u64,
+    pub(crate) repeat: u64,
+    pub(crate) reorder: bool,
 }
 
 #[derive(Debug)]
-pub struct World {
-    pub dispatcher: Dispatcher,
-    pub now: Time,
-    pub dice: Dice,
-    pub nodes: BTreeMap<ElementId, Node>,
-    pub log: Vec<Action>,
-    pub jobs: BTreeMap<JobId, JobSpec>,
-    pub job_states: BTreeMap<JobId, JobState>,
+pub(crate) struct World {
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) now: Time,
+    pub(crate) dice: Dice,
+    pub(crate) nodes: BTreeMap<ElementId, Node>,
+    pub(crate) log: Vec<Action>,
+    pub(crate) jobs: BTreeMap<JobId, JobSpec>,
+    pub(crate) job_states: BTreeMap<JobId, JobState>,
     tasks: BTreeMap<TaskId, Kept>,
     /// Objects that exist, and where.
     objects: BTreeMap<ObjectId, ElementId>,
     /// Files that jobs wait for.
-    pub unwritten: Vec<(String, Placed)>,
+    pub(crate) unwritten: Vec<(String, Placed)>,
     ids: Ids,
     config: Config,
-    pub faults: Faults,
+    pub(crate) faults: Faults,
 }
 
-pub fn view(role: Role, cores: u32) -> ElementView {
+pub(crate) fn view(role: Role, cores: u32) -> ElementView {
     ElementView {
         role,
         cores,
@@ -115,7 +115,7 @@ pub fn view(role: Role, cores: u32) -> ElementView {
 }
 
 impl World {
-    pub fn new(seed: u64, faults: Faults, config: Config, nodes: &[(u32, Role, u32)]) -> Self {
+    pub(crate) fn new(seed: u64, faults: Faults, config: Config, nodes: &[(u32, Role, u32)]) -> Self {
         let ids = Ids::default();
         let dispatcher = Dispatcher::new(config.clone(), Box::new(ids.clone())).unwrap();
         let nodes = nodes.iter().map(|&(id, role, cores)| {
@@ -147,27 +147,27 @@ impl World {
     }
 
     /// A file that is there before any job.
-    pub fn file(&mut self, element: ElementId, size: u64) -> Placed {
+    pub(crate) fn file(&mut self, element: ElementId, size: u64) -> Placed {
         let object = self.ids.object();
         self.objects.insert(object, element);
         Placed { object, element, size }
     }
 
-    pub fn published(&self, task: TaskId) -> Option<&Vec<Placed>> {
+    pub(crate) fn published(&self, task: TaskId) -> Option<&Vec<Placed>> {
         self.tasks.get(&task)?.published.as_ref()
     }
 
-    pub fn state(&self, task: TaskId) -> Option<TaskState> {
+    pub(crate) fn state(&self, task: TaskId) -> Option<TaskState> {
         self.tasks.get(&task)?.state
     }
 
-    pub fn submit(&mut self, spec: JobSpec) {
+    pub(crate) fn submit(&mut self, spec: JobSpec) {
         self.jobs.insert(spec.job, spec.clone());
         self.on(Event::Submitted(Box::new(spec)));
     }
 
     /// Gives the dispatcher an event, checks its state and keeps and forwards what it answers.
-    pub fn on(&mut self, event: Event) {
+    pub(crate) fn on(&mut self, event: Event) {
         self.now = self.now + Span(1 + self.dice.roll(5_000_000));
         let mut out = Vec::new();
         self.dispatcher.on(event, self.now, &mut out);
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    pub fn connect(&mut self, id: ElementId) {
+    pub(crate) fn connect(&mut self, id: ElementId) {
         let node = self.nodes.get_mut(&id).unwrap();
         if node.connected {
             return;
@@ -260,7 +260,7 @@ impl World {
     }
 
     /// Ends the connection; a crash also ends what runs.
-    pub fn disconnect(&mut self, id: ElementId, crash: bool) {
+    pub(crate) fn disconnect(&mut self, id: ElementId, crash: bool) {
         let node = self.nodes.get_mut(&id).unwrap();
         node.connected = false;
         node.inbox.clear();
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    pub fn declare_down(&mut self, id: ElementId) {
+    pub(crate) fn declare_down(&mut self, id: ElementId) {
         let node = self.nodes.get_mut(&id).unwrap();
         assert!(!node.connected);
         node.declared_up = false;
@@ -285,7 +285,7 @@ impl World {
     }
 
     /// The server is killed and started again with what it kept.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.dispatcher = Dispatcher::new(self.config.clone(), Box::new(self.ids.clone())).unwrap();
         let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
         for &id in &ids {
@@ -327,7 +327,7 @@ impl World {
         }
     }
 
-    pub fn write(&mut self, index: usize) {
+    pub(crate) fn write(&mut self, index: usize) {
         let (path, placed) = self.unwritten.swap_remove(index);
         self.objects.insert(placed.object, placed.element);
         for input in self.jobs.values_mut().flat_map(|job| &mut job.tasks).flat_map(|task| &mut task.inputs)
@@ -340,7 +340,7 @@ impl World {
     }
 
     /// One random thing happens on an element; whether there was anything to do.
-    pub fn progress(&mut self, id: ElementId) -> bool {
+    pub(crate) fn progress(&mut self, id: ElementId) -> bool {
         let node = self.nodes.get_mut(&id).unwrap();
         let mut can = Vec::new();
         if node.connected && !node.inbox.is_empty() {
@@ -368,8 +368,9 @@ impl World {
             1 => self.deliver(id),
             2 => {
                 let label = running[self.dice.roll(running.len() as u64) as usize];
-                let outcome = self.run(id, label);
-                self.end(id, label, outcome);
+                if let Some(outcome) = self.run(id, label) {
+                    self.end(id, label, outcome);
+                }
             }
             _ => {
                 let label = startable[self.dice.roll(startable.len() as u64) as usize];
@@ -426,33 +427,34 @@ impl World {
         }
     }
 
-    fn run(&mut self, id: ElementId, label: LabelId) -> Box<Outcome> {
+    fn run(&mut self, id: ElementId, label: LabelId) -> Option<Box<Outcome>> {
         let Operation::Analyse(analysis) = self.nodes[&id].labels[&label].0.operation.clone() else {
             panic!("only tasks are run here")
         };
         for input in &analysis.inputs {
             if !self.nodes[&input.element].connected && input.element != id {
-                return failed(FailureKind::Input);
+                // Elements try for a while to pull an input.
+                return self.dice.chance(10).then(|| failed(FailureKind::Input));
             }
             match self.objects.get(&input.object) {
                 Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
                 // Overtaken, and what it reads was discarded; its outcome must not count.
                 None if !self.dispatcher.labels(id).iter().any(|live| live.id == label) => {
-                    return failed(FailureKind::Input);
+                    return Some(failed(FailureKind::Input));
                 }
                 None => panic!("{label:?} of {} reads {input:?}, which never was", analysis.name),
             }
         }
         if self.dice.chance(self.faults.kernel) {
             let kinds = [FailureKind::Exit(1), FailureKind::Signal(11), FailureKind::Device, FailureKind::Timeout];
-            return failed(kinds[self.dice.roll(4) as usize]);
+            return Some(failed(kinds[self.dice.roll(4) as usize]));
         }
         let mut sealed = Vec::new();
         for output in &analysis.outputs {
             assert!(self.objects.insert(output.object, id).is_none(), "{output:?} was made twice");
             sealed.push(Sealed { object: output.object, size: self.dice.roll(1 << 20) });
         }
-        Box::new(Outcome { result: Ok(sealed), ..*failed(FailureKind::Cancelled) })
+        Some(Box::new(Outcome { result: Ok(sealed), ..*failed(FailureKind::Cancelled) }))
     }
 
     fn end(&mut self, id: ElementId, label: LabelId, outcome: Box<Outcome>) {
@@ -464,7 +466,7 @@ impl World {
     }
 
     /// One random step of the whole array, faults included.
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
         let id = ids[self.dice.roll(ids.len() as u64) as usize];
         let (connected, up) = (self.nodes[&id].connected, self.nodes[&id].declared_up);
@@ -491,7 +493,7 @@ impl World {
     }
 
     /// No more faults: everything comes up and goes on until nothing is left to do.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let kernel = 0;
         self.faults = Faults { crash: 0, restart: 0, cancel: 0, kernel, repeat: 0, reorder: self.faults.reorder };
         while !self.unwritten.is_empty() {
@@ -505,7 +507,7 @@ impl World {
     }
 
     /// What must hold when nothing is left to do.
-    pub fn assert_ended(&self) {
+    pub(crate) fn assert_ended(&self) {
         for (job, spec) in &self.jobs {
             let state = self.job_states[job];
             assert_ne!(state, JobState::Running, "{job:?} is stuck: {:#?}", self.dispatcher.job(*job));
@@ -540,7 +542,7 @@ fn startable(labels: &BTreeMap<LabelId, (Label, Progress)>) -> Vec<LabelId> {
     queued.map(|(label, _)| *label).collect()
 }
 
-pub fn failed(kind: FailureKind) -> Box<Outcome> {
+pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
     let failure = Failure { kind, message: format!("{kind:?}"), stderr: String::new() };
     Box::new(Outcome {
         result: Err(failure),
@@ -557,7 +559,7 @@ pub fn failed(kind: FailureKind) -> Box<Outcome> {
 }
 
 /// A task with one output unless told otherwise.
-pub fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
+pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
     let input = |(index, origin): (usize, Origin)| InputSpec {
         name: format!("in{index}"),
         path: format!("/t{id}/in{index}"),
@@ -579,6 +581,6 @@ pub fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
     }
 }
 
-pub fn job(id: u64, policy: &str, tasks: Vec<TaskSpec>) -> JobSpec {
+pub(crate) fn job(id: u64, policy: &str, tasks: Vec<TaskSpec>) -> JobSpec {
     JobSpec { job: JobId(id), owner: Owner::default(), policy: Some(policy.to_owned()), tasks }
 }

@@ -281,6 +281,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
     unsafe {
         default_signals();
         done(SESSION, libc::syscall(libc::SYS_setsid))?;
+        #[allow(clippy::cast_possible_truncation, reason = "process ids are ints")]
         let pid = libc::syscall(libc::SYS_getpid) as c_int;
         let keeper = plan.image.keeper.as_raw_fd();
         let size = size_of::<c_int>();

@@ -1,5 +1,7 @@
 //! How kernels of all kinds are run, and how they end.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod support;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! What a kernel cannot do, tried by real processes.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod support;
 
 use std::fs::{self, Permissions};

@@ -27,6 +27,10 @@ pub(crate) trait Number: Copy + PartialOrd + 'static {
     fn to_f64(self) -> f64;
     /// `high` and `low` with `self = high * 2^32 + low`, each below 2^33 in size. Integers only.
     fn parts(self) -> (i64, i64);
+    /// The larger of both; `other` if this is NaN.
+    fn larger(self, other: Self) -> Self;
+    /// The smaller of both; `other` if this is NaN.
+    fn smaller(self, other: Self) -> Self;
     /// Exact decimal text.
     fn text(self) -> String;
 }
@@ -51,6 +55,14 @@ macro_rules! float {
             #[inline(always)]
             fn parts(self) -> (i64, i64) {
                 (0, 0)
+            }
+            #[inline(always)]
+            fn larger(self, other: Self) -> Self {
+                if self > other { self } else { other }
+            }
+            #[inline(always)]
+            fn smaller(self, other: Self) -> Self {
+                if self < other { self } else { other }
             }
             fn text(self) -> String {
                 // Adding nothing turns -0 into 0: which zero is the largest of several is no result.
@@ -85,6 +97,14 @@ macro_rules! integer {
             #[inline(always)]
             fn parts(self) -> (i64, i64) {
                 $parts(self)
+            }
+            #[inline(always)]
+            fn larger(self, other: Self) -> Self {
+                self.max(other)
+            }
+            #[inline(always)]
+            fn smaller(self, other: Self) -> Self {
+                self.min(other)
             }
             fn text(self) -> String {
                 self.to_string()
@@ -140,17 +160,20 @@ impl<T: Number> Pass for FloatSum<'_, T> {
 }
 
 /// Exact sum of a block of integers.
-pub(crate) struct IntegerSum<'a, T>(pub(crate) &'a [u8], pub(crate) std::marker::PhantomData<T>);
+pub(crate) struct IntegerSum<'a, T, const L: usize>(
+    pub(crate) &'a [u8],
+    pub(crate) std::marker::PhantomData<T>,
+);
 
-impl<T: Number> Pass for IntegerSum<'_, T> {
+impl<T: Number, const L: usize> Pass for IntegerSum<'_, T, L> {
     type Output = i128;
 
     #[inline(always)]
     fn run(self) -> i128 {
-        let (mut high, mut low) = ([0_i64; LANES], [0_i64; LANES]);
-        let mut rows = self.0.chunks_exact(LANES * T::SIZE);
+        let (mut high, mut low) = ([0_i64; L], [0_i64; L]);
+        let mut rows = self.0.chunks_exact(L * T::SIZE);
         for row in rows.by_ref() {
-            for lane in 0..LANES {
+            for lane in 0..L {
                 let parts = T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]).parts();
                 high[lane] += parts.0;
                 low[lane] += parts.1;
@@ -161,7 +184,7 @@ impl<T: Number> Pass for IntegerSum<'_, T> {
             high[lane] += parts.0;
             low[lane] += parts.1;
         }
-        let sum = |lanes: [i64; LANES]| lanes.into_iter().map(i128::from).sum::<i128>();
+        let sum = |lanes: [i64; L]| lanes.into_iter().map(i128::from).sum::<i128>();
         (sum(high) << 32) + sum(low)
     }
 }
@@ -178,11 +201,9 @@ impl<T: Number, const MAX: bool, const L: usize> Extreme<'_, T, MAX, L> {
     #[inline(always)]
     fn better(value: T, best: T) -> T {
         if MAX {
-            if value > best { value } else { best }
-        } else if value < best {
-            value
+            value.larger(best)
         } else {
-            best
+            value.smaller(best)
         }
     }
 }

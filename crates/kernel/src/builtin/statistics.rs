@@ -30,6 +30,9 @@ pub(crate) enum Statistic {
     Linreg,
 }
 
+/// Independent sums of integers in one block.
+const SUMS: usize = 64;
+
 /// A result: numbers, and their text (exact for integers).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Numbers {
@@ -118,8 +121,9 @@ impl Source<'_> {
     fn mean<T: Number>(&self, level: Level) -> Result<Numbers, BuiltinError> {
         if T::INTEGER {
             let mut sum = 0_i128;
-            let count = self
-                .fold::<T>(|block| sum += simd::run(level, IntegerSum::<T>(block, PhantomData)))?;
+            let count = self.fold::<T>(|block| {
+                sum += simd::run(level, IntegerSum::<T, SUMS>(block, PhantomData))
+            })?;
             let (whole, part) = (sum / i128::from(count), sum % i128::from(count));
             return Ok(Numbers::floats(vec![
                 whole as f64 + part as f64 / count as f64,
@@ -139,7 +143,7 @@ impl Source<'_> {
             1 => self.extreme::<T, MAX, 256>(level),
             2 => self.extreme::<T, MAX, 128>(level),
             4 => self.extreme::<T, MAX, 64>(level),
-            _ => self.extreme::<T, MAX, 32>(level),
+            _ => self.extreme::<T, MAX, 64>(level),
         }
     }
 

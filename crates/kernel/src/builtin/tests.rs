@@ -166,7 +166,7 @@ proptest! {
                 let bits = |value: f64| if value.is_nan() { f64::NAN.to_bits() } else { value.to_bits() };
                 (
                     bits(simd::run(level, FloatSum::<T>(bytes, PhantomData))),
-                    simd::run(level, IntegerSum::<T>(bytes, PhantomData)),
+                    simd::run(level, IntegerSum::<T, 64>(bytes, PhantomData)),
                     max.map(|value| bits(value.to_f64() + 0.0)),
                     min.map(|value| bits(value.to_f64() + 0.0)),
                     [moments.mean, moments.squares, moments.products].map(bits),

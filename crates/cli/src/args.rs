@@ -72,6 +72,7 @@ pub(crate) enum Command {
     Cancel(command::cancel::Args),
     Explain(command::explain::Args),
     Report(command::report::Args),
+    Lineage(command::lineage::Args),
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),

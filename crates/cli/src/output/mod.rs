@@ -5,6 +5,7 @@ pub(crate) mod array;
 pub(crate) mod explain;
 pub(crate) mod files;
 pub(crate) mod job;
+pub(crate) mod lineage;
 pub(crate) mod report;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};

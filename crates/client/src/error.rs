@@ -90,6 +90,16 @@ impl Error {
         }
     }
 
+    /// Whether the peer could not be reached, so that asking again later may help.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Element { .. } | Self::ElementDown(_) => true,
+            Self::ElementRefused { status, .. } => *status == 503,
+            _ => false,
+        }
+    }
+
     /// Whether it is this errno of a namespace operation.
     #[must_use]
     pub fn is(&self, errno: rustix::io::Errno) -> bool {

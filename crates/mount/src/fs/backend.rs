@@ -21,7 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the list of elements is believed when something is missing from it.
-const ELEMENTS_TTL: Duration = Duration::from_millis(500);
+const ELEMENTS_TTL: Duration = Duration::from_millis(200);
+/// How long an operation waits for an element that is away.
+const ELEMENT_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Whether an operation may wait for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,24 +183,27 @@ impl Backend {
         }
     }
 
-    /// Where an element is; asks the server if that is not known here.
+    /// Where an element is; asks the server if that is not known here, and waits a while for an element
+    /// that is away: it may be about to come back.
     pub(crate) fn place(&self, element: u32, pace: Pace) -> Result<Place, Error> {
-        {
-            let elements = self.elements.lock();
-            let recent = elements
-                .asked
-                .is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
-            match elements.places.get(&element) {
-                Some(place) if place.up || recent => return Ok(place.clone()),
-                _ => {}
+        let deadline = Instant::now() + ELEMENT_PATIENCE;
+        loop {
+            let known = self.elements.lock().places.get(&element).cloned();
+            if let Some(place) = known.filter(|place| place.up || place.folder.is_some()) {
+                return Ok(place);
+            }
+            pace.wait()?;
+            let recent = self.elements.lock().asked.is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
+            if Instant::now() > deadline {
+                let id = tidemill_core::id::ElementId(element);
+                return Err(ClientError::ElementDown(id).into());
+            }
+            if recent {
+                std::thread::sleep(ELEMENTS_TTL / 4);
+            } else {
+                self.refresh_elements()?;
             }
         }
-        pace.wait()?;
-        self.refresh_elements()?;
-        let elements = self.elements.lock();
-        let place = elements.places.get(&element).cloned();
-        let id = tidemill_core::id::ElementId(element);
-        place.ok_or_else(|| ClientError::ElementDown(id).into())
     }
 
     /// Forgets where elements are: they may have come back elsewhere.

@@ -11,6 +11,9 @@ use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 /// Entries asked for at once.
 const PAGE_ENTRIES: u32 = 2048;
 
+/// Entries of a directory of which all names are remembered.
+const KNOWN_ENTRIES_MAX: usize = 65_536;
+
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct Listing {
@@ -97,6 +100,9 @@ impl Fs {
             Answer::Entries(page) => {
                 pages.complete = page.end || page.entries.is_empty();
                 pages.entries.extend(page.entries);
+                if pages.complete && pages.entries.len() <= KNOWN_ENTRIES_MAX {
+                    self.learn_listing(&self.node(ino), &pages.entries, pages.asked);
+                }
                 Ok(())
             }
             _ => Err(ClientError::Answer("ReadDir").into()),

@@ -12,6 +12,10 @@ use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as An
 
 /// Bytes of a name at most.
 const NAME_BYTES_MAX: usize = 255;
+/// Names asked for in vain before a directory is listed.
+const MISSES_MIN: u32 = 4;
+/// Entries of a directory that is listed for that at most.
+const LISTED_ENTRIES_MAX: u32 = 4096;
 /// Set-user-id, set-group-id, and the group's execute bit.
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -65,6 +69,10 @@ impl Fs {
             self.node(parent).state.lock().lookups += 1;
             return Ok(found);
         }
+        let directory = self.node(parent);
+        if let Some(known) = self.lookup_here(&directory, name) {
+            return known;
+        }
         pace.wait()?;
         let asked = self.table.now();
         let op = Op::Lookup(v1::Lookup {
@@ -80,10 +88,61 @@ impl Fs {
             Err(error) => {
                 if error.is(Errno::NOENT) {
                     self.table.unname(parent, name);
+                    self.missed(caller, &directory);
                 }
                 Err(error)
             }
         }
+    }
+
+    /// The answer to a look-up, if it is known without asking.
+    fn lookup_here(&self, directory: &Node, name: &[u8]) -> Option<Result<Found, Error>> {
+        let Some(ino) = self.table.named(directory.ino, name) else {
+            let complete = directory.state.lock().complete && name != b"..";
+            return complete.then(|| Err(Errno::NOENT.into()));
+        };
+        let node = self.table.get(ino)?;
+        let mut state = node.state.lock();
+        if !state.is_fresh() {
+            return None;
+        }
+        state.lookups += 1;
+        Some(Ok(self.found(&node, &state)))
+    }
+
+    /// A name was asked for in vain. A directory where that happens often is listed, so that the next such
+    /// question needs no server.
+    fn missed(&self, caller: Caller, directory: &Node) {
+        let again = {
+            let mut state = directory.state.lock();
+            state.missed = state.missed.saturating_add(1);
+            state.missed >= MISSES_MIN && state.missed.is_power_of_two()
+        };
+        if !again {
+            return;
+        }
+        let asked = self.table.now();
+        let op = Op::ReadDir(v1::ReadDir {
+            ino: directory.ino,
+            after: Vec::new(),
+            limit: LISTED_ENTRIES_MAX,
+        });
+        // Only a short cut: without it the server is asked for each name.
+        if let Ok(Answer::Entries(entries)) = self.backend.one(caller, op)
+            && entries.end
+        {
+            self.learn_listing(directory, &entries.entries, asked);
+        }
+    }
+
+    /// Takes note of all entries of a directory.
+    pub(super) fn learn_listing(&self, directory: &Node, entries: &[v1::Entry], asked: u64) {
+        for entry in entries {
+            if let Some(attr) = &entry.attr {
+                self.table.name_unseen(directory.ino, &entry.name, attr.ino);
+            }
+        }
+        self.table.complete(directory, asked);
     }
 
     /// Takes over an entry that the kernel is going to know.
@@ -263,7 +322,7 @@ impl Fs {
         }
     }
 
-    /// Makes a directory, link or special file, or an empty regular file that is not open.
+    /// Makes a directory, link, special file, or an empty regular file that is not open.
     pub(crate) fn make(
         &self,
         caller: Caller,
@@ -274,9 +333,6 @@ impl Fs {
     ) -> Result<Found, Error> {
         check_name(name)?;
         pace.wait()?;
-        if new.kind == Kind::File {
-            return self.make_file(caller, parent, name, new.mode);
-        }
         let (ino, _) = self.backend.ids()?;
         let create = v1::Create {
             parent,
@@ -291,15 +347,26 @@ impl Fs {
             ..v1::Create::default()
         };
         let asked = self.table.tick();
-        let entry = match self.backend.one(caller, Op::Create(create))? {
-            Answer::Entry(mut entry) => {
-                entry.target.clone_from(&new.target);
-                entry
-            }
-            _ => return Err(ClientError::Answer("Create").into()),
+        let answer = self.backend.one(caller, Op::Create(create));
+        let Answer::Entry(mut entry) = answer.inspect_err(|error| self.surprised(parent, error))? else {
+            return Err(ClientError::Answer("Create").into());
         };
+        entry.target.clone_from(&new.target);
         self.outdate(parent);
-        self.learn(parent, name, entry, asked, true).map(|(_, found)| found)
+        let (node, found) = self.learn(parent, name, entry, asked, true)?;
+        if new.kind == Kind::Directory {
+            self.table.complete(&node, asked);
+        }
+        Ok(found)
+    }
+
+    /// A name that was taken for free is not: what is believed of the directory is wrong.
+    pub(super) fn surprised(&self, parent: u64, error: &Error) {
+        if error.is(Errno::EXIST)
+            && let Some(directory) = self.table.get(parent)
+        {
+            directory.state.lock().complete = false;
+        }
     }
 
     pub(crate) fn link(
@@ -318,13 +385,8 @@ impl Fs {
             name: name.to_vec(),
             time: 0,
         });
-        let answer = self.backend.one(caller, op)?;
-        let attr = match answer {
-            Answer::Empty(_) => {
-                attr_of(self.backend.one(caller, Op::GetAttr(v1::GetAttr { ino }))?)?
-            }
-            other => attr_of(other)?,
-        };
+        let answer = self.backend.one(caller, op);
+        let attr = answer.and_then(attr_of).inspect_err(|error| self.surprised(parent, error))?;
         let asked = self.table.tick();
         self.outdate(parent);
         let entry = v1::Entry {

@@ -95,11 +95,6 @@ impl Remote {
         }
     }
 
-    /// Where it is and by which right.
-    pub(crate) fn address(&self) -> &Address {
-        &self.address
-    }
-
     pub(crate) fn stat(&self) -> Stat {
         let writing = self.writing.lock();
         Stat {

@@ -3,23 +3,22 @@
 
 use super::Caller;
 use super::backend::Backend;
-use super::object::{Data, Object};
+use super::object::Object;
 use super::table::Table;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
-use tidemill_client::objects::Remote as Address;
-use tidemill_core::id::ObjectId;
-use tidemill_wire::route::SealBody;
+use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::sync::{Semaphore, mpsc};
 
 /// Versions sealed in one request to the server.
 const BATCH_MAX: usize = 256;
-/// Seals asked of elements at once.
-const ELEMENT_SEALS_MAX: usize = 16;
+/// Batches under way at once.
+const BATCHES_MAX: usize = 2;
 /// How long an element that can't be reached is asked again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause before that, doubled up to [`PAUSE_MAX`].
@@ -102,126 +101,148 @@ impl Sealer {
 
 impl Worker {
     async fn run(self, mut queue: mpsc::UnboundedReceiver<Job>) {
-        let mut batch = Vec::new();
         let worker = Arc::new(self);
-        let mut running = JoinSet::new();
+        let mut batch = Vec::new();
+        // With few batches under way at once, batches grow with the load.
+        let turns = Arc::new(Semaphore::new(BATCHES_MAX));
         while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            // Remote bytes and lost elements take long: those must not hold up the rest.
+            // Remote bytes have to be sent first: those must not hold up the rest.
             let (slow, fast): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut batch).into_iter().partition(|job| job.object.waits());
             for job in slow {
-                running.spawn(worker.clone().batch(vec![job]));
+                tokio::spawn(worker.clone().remote(job));
             }
-            if !fast.is_empty() {
-                worker.clone().batch(fast).await;
-            }
-            while running.try_join_next().is_some() {}
-        }
-        while running.join_next().await.is_some() {}
-    }
-
-    async fn batch(self: Arc<Self>, jobs: Vec<Job>) {
-        let mut ready = Vec::with_capacity(jobs.len());
-        let mut asking = JoinSet::new();
-        for job in jobs {
-            if job.ending == Ending::Abandon {
-                ready.push(Ready { job, sealed: None });
+            if fast.is_empty() {
                 continue;
             }
-            if asking.len() >= ELEMENT_SEALS_MAX {
-                self.collect(&mut asking, &mut ready).await;
-            }
-            let worker = self.clone();
-            asking.spawn(async move {
-                let answer = worker.at_element(&job).await;
-                (job, answer)
+            let Ok(turn) = turns.clone().acquire_owned().await else { return };
+            let worker = worker.clone();
+            tokio::spawn(async move {
+                worker.local(fast).await;
+                drop(turn);
             });
         }
-        while !asking.is_empty() {
-            self.collect(&mut asking, &mut ready).await;
-        }
-        self.at_server(ready).await;
     }
 
-    async fn collect(
-        &self,
-        asking: &mut JoinSet<(Job, Result<(u64, i64), ClientError>)>,
-        ready: &mut Vec<Ready>,
-    ) {
-        match asking.join_next().await {
-            Some(Ok((job, Ok(sealed)))) => ready.push(Ready {
-                job,
-                sealed: Some(sealed),
-            }),
-            Some(Ok((job, Err(error)))) => {
-                tracing::error!(
-                    ino = job.ino,
-                    "a version could not be sealed; its bytes stay on its element until the server \
-                     recovers them: {error}"
-                );
-                self.finish(&job, None);
-            }
-            Some(Err(panic)) => tracing::error!("sealing stopped: {panic}"),
-            None => {}
-        }
-    }
-
-    /// Lets the element seal the object; gives length and mtime.
-    async fn at_element(&self, job: &Job) -> Result<(u64, i64), ClientError> {
-        if job.object.waits() {
+    /// Ends the version of a file on another host.
+    async fn remote(self: Arc<Self>, job: Job) {
+        if job.ending == Ending::Seal {
             let object = job.object.clone();
             let flushed = tokio::task::spawn_blocking(move || object.flush()).await;
             if !matches!(flushed, Ok(Ok(()))) {
                 tracing::warn!(ino = job.ino, "a file is sealed at the length that reached its element");
             }
         }
-        let stat = job.object.stat().unwrap_or_default();
-        let address = match &job.object.data {
-            Data::Remote(remote) => remote.address().clone(),
-            _ => self.address(job).await?,
-        };
-        let path = self.table.path(job.ino).unwrap_or_default();
-        let body = SealBody {
-            inode: job.ino,
-            path: String::from_utf8_lossy(&path).into_owned(),
-            uid: job.attr.uid,
-            gid: job.attr.gid,
-            mode: job.attr.mode,
-            durable: false,
-        };
-        let start = Instant::now();
-        let mut pause = PAUSE_MIN;
-        loop {
-            match self.backend.objects.seal(&address, &body).await {
-                Ok(size) => return Ok((size, stat.mtime)),
-                Err(error @ ClientError::Element { .. }) if start.elapsed() < PATIENCE => {
-                    tracing::debug!("waiting for an element to seal: {error}");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
+        self.local(vec![job]).await;
+    }
+
+    /// Ends versions whose bytes are where they belong.
+    async fn local(&self, jobs: Vec<Job>) {
+        let mut ready = Vec::with_capacity(jobs.len());
+        let mut by_element: BTreeMap<u32, Vec<(Job, i64)>> = BTreeMap::new();
+        for job in jobs {
+            if job.ending == Ending::Abandon {
+                ready.push(Ready { job, sealed: None });
+            } else {
+                // Before the seal: the element's own change of the file must not count.
+                let mtime = job.object.stat().unwrap_or_default().mtime;
+                by_element.entry(job.object.element).or_default().push((job, mtime));
+            }
+        }
+        for (element, jobs) in by_element {
+            self.at_element(element, jobs, &mut ready).await;
+        }
+        self.at_server(ready).await;
+    }
+
+    /// Lets an element seal objects.
+    async fn at_element(&self, element: u32, jobs: Vec<(Job, i64)>, ready: &mut Vec<Ready>) {
+        let items: Vec<_> = jobs.iter().map(|(job, _)| self.item(job)).collect();
+        let results = match self.ask_element(element, &items).await {
+            Ok(results) => results,
+            Err(error) => {
+                for (job, _) in &jobs {
+                    self.give_up(job, &error.to_string());
                 }
-                Err(error) => return Err(error),
+                return;
+            }
+        };
+        let results: BTreeMap<u64, SealResult> =
+            results.into_iter().map(|result| (result.object, result)).collect();
+        for (job, mtime) in jobs {
+            match results.get(&job.object.id) {
+                Some(result) if result.status == 200 => {
+                    let sealed = Some((result.size, mtime));
+                    ready.push(Ready { job, sealed });
+                }
+                Some(result) => self.give_up(&job, &result.message),
+                None => self.give_up(&job, "the element did not answer for it"),
             }
         }
     }
 
-    async fn address(&self, job: &Job) -> Result<Address, ClientError> {
-        let (backend, element) = (self.backend.clone(), job.object.element);
-        let found = match backend.place(element, super::Pace::Now) {
-            Ok(place) => Ok(place),
-            Err(_) => {
-                let asked = tokio::task::spawn_blocking(move || {
-                    backend.place(element, super::Pace::MayWait)
-                });
-                asked.await.unwrap_or(Err(crate::error::Error::Later))
+    fn item(&self, job: &Job) -> SealItem {
+        let path = self.table.path(job.ino).unwrap_or_default();
+        let mut capability = String::with_capacity(job.object.capability.len() * 2);
+        for byte in &job.object.capability {
+            let _ = write!(capability, "{byte:02x}");
+        }
+        SealItem {
+            object: job.object.id,
+            capability,
+            body: SealBody {
+                inode: job.ino,
+                path: String::from_utf8_lossy(&path).into_owned(),
+                uid: job.attr.uid,
+                gid: job.attr.gid,
+                mode: job.attr.mode,
+                durable: false,
+            },
+        }
+    }
+
+    /// Asks an element, for a while if it can't be reached: it may be about to come back, elsewhere perhaps.
+    async fn ask_element(
+        &self,
+        element: u32,
+        items: &[SealItem],
+    ) -> Result<Vec<SealResult>, ClientError> {
+        let start = Instant::now();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let url = self.url(element).await?;
+            match self.backend.objects.seal_all(&url, items).await {
+                Err(error) if error.is_lost() && start.elapsed() < PATIENCE => {
+                    tracing::debug!("waiting for an element to seal: {error}");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    self.backend.forget_elements();
+                }
+                other => return other,
             }
+        }
+    }
+
+    fn give_up(&self, job: &Job, why: &str) {
+        tracing::error!(
+            ino = job.ino,
+            "a version could not be sealed; its bytes stay on its element until the server recovers \
+             them: {why}"
+        );
+        self.finish(job, None);
+    }
+
+    async fn url(&self, element: u32) -> Result<Arc<str>, ClientError> {
+        let backend = self.backend.clone();
+        let place = match backend.place(element, super::Pace::Now) {
+            Err(_) => {
+                let ask = move || backend.place(element, super::Pace::MayWait);
+                tokio::task::spawn_blocking(ask).await.unwrap_or(Err(crate::error::Error::Later))
+            }
+            known => known,
         };
         let down = ClientError::ElementDown(tidemill_core::id::ElementId(element));
-        let place = found.map_err(|_| down)?;
-        Ok(Address {
-            url: place.url,
-            object: ObjectId(job.object.id),
-            capability: job.object.capability.clone(),
-        })
+        Ok(place.map_err(|_| down)?.url)
     }
 
     /// Tells the server. An operation that fails ends its request, so the rest is sent again without it.

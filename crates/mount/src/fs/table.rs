@@ -10,6 +10,7 @@ use crate::error::Error;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tidemill_core::id::Inode;
@@ -92,6 +93,10 @@ pub(crate) struct State {
     pub(crate) objects: Vec<Weak<Object>>,
     /// It has lost its last name.
     pub(crate) gone: bool,
+    /// Of a directory: all its entries are known here, so that what is not known does not exist.
+    pub(crate) complete: bool,
+    /// Of a directory: names that were asked for in vain since it was listed last.
+    pub(crate) missed: u32,
 }
 
 /// A version that is being written here.
@@ -148,7 +153,7 @@ impl State {
         if let Some(stat) = object.and_then(|object| object.stat().ok()) {
             attr.size = stat.size;
             attr.mtime = stat.mtime;
-            attr.ctime = attr.ctime.max(stat.mtime);
+            attr.ctime = attr.ctime.max(stat.mtime.min(super::remote::now_ns()));
             blocks = stat.blocks;
         }
         (attr, blocks)
@@ -216,11 +221,28 @@ impl State {
     }
 }
 
+impl Inner {
+    /// Forgets a name that still exists: the directory's listing is no longer complete here.
+    fn forget_entry(&mut self, parent: u64, name: &[u8]) {
+        if let Some(entries) = self.names.get_mut(&parent) {
+            entries.remove(name);
+            if entries.is_empty() {
+                self.names.remove(&parent);
+            }
+        }
+        if let Some(directory) = self.nodes.get(&parent) {
+            directory.state.lock().complete = false;
+        }
+    }
+}
+
 /// All inodes and names known here.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     inner: Mutex<Inner>,
-    clock: std::sync::atomic::AtomicU64,
+    clock: AtomicU64,
+    /// When somebody else last changed an entry of any directory.
+    foreign: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -232,12 +254,26 @@ struct Inner {
 impl Table {
     /// The time now, for [`State::stamp`].
     pub(crate) fn now(&self) -> u64 {
-        self.clock.load(std::sync::atomic::Ordering::Acquire)
+        self.clock.load(Ordering::Acquire)
+    }
+
+    /// Somebody else changed an entry of a directory, known here or not.
+    pub(crate) fn foreign_change(&self, parent: u64) {
+        self.foreign.store(self.tick(), Ordering::Release);
+        if let Some(directory) = self.get(parent) {
+            directory.state.lock().complete = false;
+        }
+    }
+
+    /// Notes that all entries of a directory are known, as of `asked`.
+    pub(crate) fn complete(&self, directory: &Node, asked: u64) {
+        let mut state = directory.state.lock();
+        state.complete = state.stamp <= asked && self.foreign.load(Ordering::Acquire) <= asked;
     }
 
     /// A later time than all that were read before.
     pub(crate) fn tick(&self) -> u64 {
-        self.clock.fetch_add(1, std::sync::atomic::Ordering::AcqRel) + 1
+        self.clock.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     pub(crate) fn get(&self, ino: u64) -> Option<Arc<Node>> {
@@ -304,13 +340,9 @@ impl Table {
         let names = std::mem::take(&mut state.names);
         drop(state);
         inner.nodes.remove(&ino);
+        inner.names.remove(&ino);
         for (parent, name) in names {
-            if let Some(entries) = inner.names.get_mut(&parent) {
-                entries.remove(&name);
-                if entries.is_empty() {
-                    inner.names.remove(&parent);
-                }
-            }
+            inner.forget_entry(parent, &name);
         }
     }
 
@@ -320,12 +352,20 @@ impl Table {
         for node in inner.nodes.values() {
             let mut state = node.state.lock();
             state.fresh = None;
+            state.complete = false;
         }
         let inodes = inner.nodes.keys().copied().collect();
         let entries = inner.names.iter().flat_map(|(parent, names)| {
             names.keys().map(move |name| (*parent, name.clone()))
         });
         (inodes, entries.collect())
+    }
+
+    /// Notes a name that the kernel does not know, so that the directory's listing is complete.
+    pub(crate) fn name_unseen(&self, parent: u64, name: &[u8], ino: u64) {
+        let mut inner = self.inner.lock();
+        let names = inner.names.entry(parent).or_default();
+        names.entry(name.to_vec()).or_insert(ino);
     }
 
     /// All nodes.

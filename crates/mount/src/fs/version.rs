@@ -189,7 +189,8 @@ impl Fs {
             ..v1::Create::default()
         };
         let asked = self.table.tick();
-        let Answer::Opened(opened) = self.backend.one(caller, Op::Create(create))? else {
+        let answer = self.backend.one(caller, Op::Create(create));
+        let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))? else {
             return Err(ClientError::Answer("Create").into());
         };
         let object = match self.writable(&opened) {
@@ -251,19 +252,6 @@ impl Fs {
             state.stamp = self.table.tick();
             state.fresh = None;
         }
-    }
-
-    /// Makes an empty file that nobody has open.
-    pub(super) fn make_file(
-        &self,
-        caller: Caller,
-        parent: u64,
-        name: &[u8],
-        mode: u32,
-    ) -> Result<Found, Error> {
-        let (node, _, found) = self.create_open(caller, parent, name, mode)?;
-        self.close_writer(caller, &node, 0);
-        Ok(found)
     }
 
     /// Opens a file for writing: joins the version being written here or begins one.

@@ -101,6 +101,7 @@ impl Fs {
             self.on_inode(message.ino, notices);
         }
         if message.parent != 0 {
+            self.table.foreign_change(message.parent);
             self.table.unname(message.parent, &message.name);
             self.on_inode(message.parent, notices);
             notices.send(Notice::Entry(message.parent, message.name.clone()));

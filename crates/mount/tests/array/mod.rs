@@ -1,0 +1,136 @@
+//! A real array in this process: a server, two elements, and as many mounts as a test asks for.
+
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part of this")]
+
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use tidemill_client::Endpoint;
+use tidemill_core::id::ElementId;
+use tidemill_element::Element;
+use tidemill_mount::{Config, Session, mount};
+use tidemill_server::Server;
+use tokio::runtime::Runtime;
+
+pub struct Array {
+    runtime: Runtime,
+    /// On a runtime of its own, with which its connections end as those of a process do.
+    server: Option<(Runtime, Server)>,
+    elements: Vec<Element>,
+    folder: TempDir,
+    mounts: u32,
+}
+
+/// A mount that is detached at the end of the test.
+pub struct Mounted(Option<Session>);
+
+impl Mounted {
+    pub fn path(&self) -> &Path {
+        self.0.as_ref().unwrap().mountpoint()
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn unmount(mut self) {
+        self.0.take().unwrap().unmount().unwrap();
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.take() {
+            let _ = session.unmount();
+        }
+    }
+}
+
+/// Whether this host can mount; says loudly if not.
+pub fn can_mount() -> bool {
+    let able = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !able {
+        eprintln!("SKIPPED: mounting needs root and /dev/fuse");
+        assert!(std::env::var_os("CI").is_none(), "CI has to run this");
+    }
+    able
+}
+
+impl Array {
+    pub fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut array = Self {
+            runtime,
+            server: None,
+            elements: Vec::new(),
+            folder,
+            mounts: 0,
+        };
+        array.start_server();
+        for number in 0..2 {
+            let folder = array.folder.path().join(format!("e{number}"));
+            let config =
+                tidemill_element::Config::new(ElementId(number), folder, array.endpoint());
+            let element = array.runtime.block_on(Element::start(config)).unwrap();
+            array.elements.push(element);
+        }
+        array.wait_elements();
+        array
+    }
+
+    fn wait_elements(&self) {
+        let endpoint = self.endpoint();
+        self.runtime.block_on(async {
+            let client = tidemill_client::Server::connect(&endpoint, None).await.unwrap();
+            loop {
+                let status = client.status().await.unwrap();
+                if status.elements.iter().filter(|element| element.up).count() == 2 {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+        });
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::Unix(self.folder.path().join("server/server.sock"))
+    }
+
+    pub fn start_server(&mut self) {
+        let config = tidemill_server::Config::new(self.folder.path().join("server"));
+        let runtime = Runtime::new().unwrap();
+        let server = runtime.block_on(Server::start(config)).unwrap();
+        self.server = Some((runtime, server));
+    }
+
+    pub fn stop_server(&mut self) {
+        let (runtime, server) = self.server.take().unwrap();
+        runtime.block_on(server.shutdown());
+        runtime.shutdown_background();
+    }
+
+    /// Mounts it; `in_place`: object files are opened directly.
+    pub fn mount(&mut self, in_place: bool) -> Mounted {
+        self.mounts += 1;
+        let mountpoint = self.folder.path().join(format!("mnt{}", self.mounts));
+        std::fs::create_dir(&mountpoint).unwrap();
+        let mut config = Config::new(self.endpoint(), None, mountpoint);
+        config.in_place = in_place;
+        Mounted(Some(mount(&config).unwrap()))
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        for element in self.elements.drain(..) {
+            self.runtime.block_on(element.stop());
+        }
+        if self.server.is_some() {
+            self.stop_server();
+        }
+    }
+}

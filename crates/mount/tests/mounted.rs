@@ -1,0 +1,409 @@
+//! The mounted file system on a real server and real elements, opened in place and over HTTP alike.
+//! The sentences of `docs/semantics.md` stand above the tests that prove them.
+
+#![allow(unsafe_code, reason = "memory maps")]
+
+mod array;
+
+use array::{Array, Mounted, can_mount};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::time::{Duration, Instant};
+
+/// Runs a test once in place and once over HTTP.
+fn both(test: impl Fn(&mut Array, Mounted)) {
+    if !can_mount() {
+        return;
+    }
+    for in_place in [true, false] {
+        eprintln!("in place: {in_place}");
+        let mut array = Array::start();
+        let mounted = array.mount(in_place);
+        test(&mut array, mounted);
+    }
+}
+
+/// Tries until it is so; what another process does takes a moment.
+fn soon(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !so() {
+        assert!(Instant::now() < deadline, "never came about: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn map(file: &File, length: usize, write: bool) -> &'static mut [u8] {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped while used.
+    unsafe {
+        let at = mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0).unwrap();
+        std::slice::from_raw_parts_mut(at.cast(), length)
+    }
+}
+
+fn unmap(bytes: &'static mut [u8]) {
+    // SAFETY: it was mapped by `map` and is not used again.
+    unsafe { rustix::mm::munmap(bytes.as_mut_ptr().cast(), bytes.len()).unwrap() }
+}
+
+/// What was written is what is read, at once and by everyone on the mount.
+#[test]
+fn bytes_come_back() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        let data: Vec<u8> = (0..9_000_001u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        fs::write(&path, &data).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), data);
+        assert_eq!(fs::metadata(&path).unwrap().len(), data.len() as u64);
+        let file = File::open(&path).unwrap();
+        let mut piece = [0; 100];
+        for offset in [8_999_000, 17, 4_194_290, 1 << 20] {
+            file.read_exact_at(&mut piece, offset).unwrap();
+            assert_eq!(piece, data[offset as usize..][..100], "{offset}");
+        }
+        assert_eq!(file.read_at(&mut piece, 9_000_000).unwrap(), 1);
+        assert_eq!(file.read_at(&mut piece, 10_000_000).unwrap(), 0);
+    });
+}
+
+/// Readers of a version keep it while the next one is written and after it is sealed; new readers get the next.
+#[test]
+fn readers_keep_their_version() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        fs::write(&path, "old old old").unwrap();
+        let mut old = File::open(&path).unwrap();
+        let mut writer = File::create(&path).unwrap();
+        writer.write_all(b"new").unwrap();
+        // In one mount, a new open while a writer is active sees the writer's data.
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 3);
+        drop(writer);
+        let mut text = String::new();
+        old.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "old old old");
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        // Memory maps too.
+        let new = File::open(&path).unwrap();
+        let (of_old, of_new) = (map(&old, 3, false), map(&new, 3, false));
+        assert_eq!((&*of_old, &*of_new), (&b"old"[..], &b"new"[..]));
+        unmap(of_old);
+        unmap(of_new);
+        assert_eq!(old.metadata().unwrap().len(), 11);
+        assert_eq!(old.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino());
+    });
+}
+
+/// Opening a sealed file for writing without changing anything makes no new version.
+#[test]
+fn an_unchanged_file_stays_its_version() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        fs::write(&path, "text").unwrap();
+        let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
+        let before = fs::metadata(&path).unwrap();
+        assert_eq!(before.mtime(), 1_000_000_000);
+        drop(OpenOptions::new().append(true).open(&path).unwrap());
+        drop(OpenOptions::new().read(true).write(true).open(&path).unwrap());
+        soon("the open for writing ended", || OpenOptions::new().append(true).open(&path).is_ok());
+        let after = fs::metadata(&path).unwrap();
+        assert_eq!((after.mtime(), after.len()), (before.mtime(), before.len()));
+        assert_eq!(fs::read(&path).unwrap(), b"text");
+    });
+}
+
+/// A file is updated in place as far as its users can see.
+#[test]
+fn files_are_updated() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        fs::write(&path, vec![b'a'; 3 << 20]).unwrap();
+        let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        file.seek(SeekFrom::Start(1 << 20)).unwrap();
+        file.write_all(b"bbb").unwrap();
+        file.write_all_at(b"cc", (3 << 20) + 5).unwrap();
+        drop(file);
+        let mut expected = vec![b'a'; 3 << 20];
+        expected[1 << 20..][..3].fill(b'b');
+        expected.extend_from_slice(b"\0\0\0\0\0cc");
+        assert!(fs::read(&path).unwrap() == expected);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"end").unwrap();
+        drop(file);
+        expected.extend_from_slice(b"end");
+        assert!(fs::read(&path).unwrap() == expected);
+    });
+}
+
+/// `truncate` makes a new version of the kept bytes.
+#[test]
+fn files_are_truncated() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        fs::write(&path, "0123456789").unwrap();
+        let truncate = |size| {
+            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            // SAFETY: the path ends with a zero byte.
+            assert_eq!(unsafe { libc::truncate(path.as_ptr(), size) }, 0);
+        };
+        truncate(4);
+        assert_eq!(fs::read(&path).unwrap(), b"0123");
+        truncate(6);
+        assert_eq!(fs::read(&path).unwrap(), b"0123\0\0");
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(2).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 2);
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"01");
+        truncate(0);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    });
+}
+
+/// A file that has lost its name goes on for those who have it open.
+#[test]
+fn unlinked_files_go_on() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        fs::write(&path, "sealed").unwrap();
+        let mut reader = File::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "sealed");
+        assert_eq!(reader.metadata().unwrap().nlink(), 0);
+
+        let mut writer =
+            OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        writer.write_all(b"written").unwrap();
+        fs::remove_file(&path).unwrap();
+        writer.write_all(b" on").unwrap();
+        writer.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+        writer.rewind().unwrap();
+        text.clear();
+        writer.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "written on");
+        assert_eq!(writer.metadata().unwrap().mode() & 0o777, 0o600);
+        drop(writer);
+        assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), 0);
+    });
+}
+
+/// Renaming onto an open file leaves that open file as it was.
+#[test]
+fn rename_replaces_atomically() {
+    both(|_, mounted| {
+        let (a, b) = (mounted.join("a"), mounted.join("b"));
+        fs::write(&a, "a").unwrap();
+        fs::write(&b, "b").unwrap();
+        let mut open = File::open(&b).unwrap();
+        fs::rename(&a, &b).unwrap();
+        assert_eq!(fs::read(&b).unwrap(), b"a");
+        let mut text = String::new();
+        open.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "b");
+        assert!(!a.exists());
+    });
+}
+
+/// Times, owner and mode can be set while a file is written and are kept by its seal.
+#[test]
+fn attributes_set_while_writing_stay() {
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"x").unwrap();
+        let time = std::time::UNIX_EPOCH + Duration::from_secs(1_234_567_890);
+        file.set_modified(time).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::fchown(&file, Some(1234), Some(4321)).unwrap();
+        drop(file);
+        let check = || {
+            let meta = fs::metadata(&path).unwrap();
+            (meta.mtime(), meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.len())
+        };
+        let expected = (1_234_567_890, 0o640, 1234, 4321, 1);
+        assert_eq!(check(), expected);
+        // The time is set after the close, as `tar` does.
+        fs::write(&path, "yy").unwrap();
+        File::open(&path).unwrap().set_modified(time).unwrap();
+        let expected = (1_234_567_890, 0o640, 1234, 4321, 2);
+        assert_eq!(check(), expected);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(check(), expected);
+    });
+}
+
+/// Memory maps, holes and descriptors that are duplicated work as on a local file system.
+#[test]
+fn shared_maps_and_holes() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let mounted = array.mount(true);
+    let path = mounted.join("f");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let bytes = map(&file, 1 << 20, true);
+    bytes[..5].copy_from_slice(b"begin");
+    bytes[(1 << 20) - 3..].copy_from_slice(b"end");
+    let again = file.try_clone().unwrap();
+    drop(file);
+    // Closed once, but mapped and duplicated: not sealed.
+    bytes[5] = b'!';
+    drop(again);
+    bytes[6] = b'!';
+    unmap(bytes);
+    let data = fs::read(&path).unwrap();
+    assert_eq!((&data[..7], &data[data.len() - 3..]), (&b"begin!!"[..], &b"end"[..]));
+    let file = File::open(&path).unwrap();
+    let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap();
+    assert!(hole > 0 && hole < 1 << 20, "{hole}");
+    let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(hole)).unwrap();
+    assert!(data > hole && data < 1 << 20, "{data}");
+}
+
+/// Other mounts see a file with its seal, and what is made, renamed and removed at once.
+#[test]
+fn two_mounts_see_each_other() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (one, two) = (array.mount(true), array.mount(false));
+    fs::create_dir(one.join("d")).unwrap();
+    fs::write(one.join("d/f"), "first").unwrap();
+    soon("the file is there", || fs::read(two.join("d/f")).is_ok_and(|data| data == b"first"));
+    fs::write(two.join("d/f"), "second version").unwrap();
+    soon("the new version is there", || fs::read(one.join("d/f")).unwrap() == b"second version");
+    soon("its size too", || fs::metadata(one.join("d/f")).unwrap().len() == 14);
+    fs::rename(one.join("d/f"), one.join("d/g")).unwrap();
+    soon("the rename is seen", || !two.join("d/f").exists() && two.join("d/g").exists());
+    fs::set_permissions(two.join("d/g"), fs::Permissions::from_mode(0o600)).unwrap();
+    soon("the mode is seen", || fs::metadata(one.join("d/g")).unwrap().mode() & 0o777 == 0o600);
+    fs::remove_file(two.join("d/g")).unwrap();
+    soon("the removal is seen", || !one.join("d/g").exists());
+    assert_eq!(fs::read_dir(one.join("d")).unwrap().count(), 0);
+}
+
+/// While a file is written on one mount, others see its last sealed version; nobody else may write it.
+#[test]
+fn other_mounts_see_sealed_versions_only() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (one, two) = (array.mount(true), array.mount(true));
+    fs::write(one.join("f"), "sealed").unwrap();
+    soon("it is sealed", || fs::read(two.join("f")).is_ok_and(|data| data == b"sealed"));
+    let mut writer = OpenOptions::new().append(true).open(one.join("f")).unwrap();
+    writer.write_all(b" and more").unwrap();
+    assert_eq!(fs::read(two.join("f")).unwrap(), b"sealed");
+    let refused = OpenOptions::new().append(true).open(two.join("f")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ETXTBSY));
+    drop(writer);
+    soon("it is sealed", || fs::read(two.join("f")).unwrap() == b"sealed and more");
+}
+
+/// Extended attributes in `user.` are kept.
+#[test]
+fn extended_attributes_are_kept() {
+    use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
+    both(|_, mounted| {
+        let path = mounted.join("f");
+        fs::write(&path, "").unwrap();
+        setxattr(&path, "user.a", b"1", XattrFlags::CREATE).unwrap();
+        let again = setxattr(&path, "user.a", b"2", XattrFlags::CREATE);
+        assert_eq!(again, Err(rustix::io::Errno::EXIST));
+        let mut value = [0; 8];
+        assert_eq!(getxattr(&path, "user.a", &mut value[..]), Ok(1));
+        assert_eq!(listxattr(&path, &mut value[..]), Ok(7));
+        removexattr(&path, "user.a").unwrap();
+        assert_eq!(getxattr(&path, "user.a", &mut value[..]), Err(rustix::io::Errno::NODATA));
+    });
+}
+
+/// Large directories are listed whole, and anew after `rewinddir`.
+#[test]
+fn large_directories_are_listed_whole() {
+    both(|_, mounted| {
+        let expected: std::collections::BTreeSet<_> = (0..3000).map(|i| format!("{i:05}")).collect();
+        for name in &expected {
+            std::os::unix::fs::symlink("nowhere", mounted.join(name)).unwrap();
+        }
+        let names = || {
+            let entries = fs::read_dir(mounted.path()).unwrap();
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let listed: Vec<String> = names();
+        assert_eq!(listed.len(), expected.len());
+        assert_eq!(listed.into_iter().collect::<std::collections::BTreeSet<_>>(), expected);
+        assert_eq!(fs::read_link(mounted.join("01234")).unwrap().to_str(), Some("nowhere"));
+    });
+}
+
+/// A restart of the server is survived: what is open goes on, what was closed meanwhile is sealed after it.
+#[test]
+fn a_server_restart_is_survived() {
+    both(|array, mounted| {
+        fs::write(mounted.join("before"), "before").unwrap();
+        let mut open = File::create(mounted.join("open")).unwrap();
+        open.write_all(b"one ").unwrap();
+        array.stop_server();
+        open.write_all(b"two").unwrap();
+        let path = mounted.join("during");
+        let maker = std::thread::spawn(move || fs::write(path, "during"));
+        std::thread::sleep(Duration::from_millis(300));
+        array.start_server();
+        maker.join().unwrap().unwrap();
+        drop(open);
+        for (name, text) in [("before", "before"), ("open", "one two"), ("during", "during")] {
+            assert_eq!(fs::read_to_string(mounted.join(name)).unwrap(), text);
+        }
+        let other = array.mount(true);
+        soon("all is sealed", || {
+            fs::read_to_string(other.join("open")).is_ok_and(|text| text == "one two")
+        });
+    });
+}
+
+/// Unmounting seals what is still being written, as it is then; later writes are not part of the file.
+#[test]
+fn unmount_seals_open_files() {
+    both(|array, mounted| {
+        let mut writer = File::create(mounted.join("f")).unwrap();
+        writer.write_all(b"in time").unwrap();
+        mounted.unmount();
+        // What the kernel still takes goes nowhere.
+        let _ = writer.write_all(b", too late");
+        let again = array.mount(true);
+        soon("it is sealed", || fs::read(again.join("f")).is_ok_and(|data| data == b"in time"));
+    });
+}
+
+/// The control folder shows elements, users and lineage, and is not part of listings.
+#[test]
+fn the_control_folder_shows_the_array() {
+    both(|_, mounted| {
+        fs::write(mounted.join("f"), "x").unwrap();
+        assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), 1);
+        let status = fs::read_to_string(mounted.join(".tidemill/elements/1/status")).unwrap();
+        assert!(status.contains("state          up"), "{status}");
+        assert!(!mounted.join(".tidemill/elements/7").exists());
+        let link = fs::read_link(mounted.join(".analyzethis")).unwrap();
+        assert_eq!(link.to_str(), Some(".tidemill"));
+        let folder = fs::metadata(mounted.join(".tidemill/root")).unwrap();
+        assert_eq!((folder.mode() & 0o7777, folder.uid()), (0o500, 0));
+        assert!(fs::metadata(mounted.join(".tidemill/lineage/f")).unwrap().is_file());
+        assert!(fs::remove_file(mounted.join(".tidemill/elements/1/status")).is_err());
+        assert!(fs::write(mounted.join(".tidemill/new"), "").is_err());
+        let refused = fs::write(mounted.join(".tidemill/root/submit"), "/no/such.conf\n");
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        let why = fs::read_to_string(mounted.join(".tidemill/root/last-error")).unwrap();
+        assert!(why.contains("/no/such.conf"), "{why}");
+    });
+}

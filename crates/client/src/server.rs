@@ -14,6 +14,12 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
+/// How often a silent server is asked whether it is still there.
+const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// How long it may take to answer.
+const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
+
 /// A channel that shows the array's token, if there is one.
 pub type TokenChannel = InterceptedService<Channel, Token>;
 
@@ -205,7 +211,13 @@ async fn open(endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
     match endpoint {
         Endpoint::Http(url) => {
             let endpoint = tonic::transport::Endpoint::from_shared(url.clone())?;
-            endpoint.tcp_nodelay(true).connect().await
+            // A host that vanished without a word is noticed, so that streams end and can be opened again.
+            endpoint
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(KEEP_ALIVE)
+                .keep_alive_timeout(KEEP_ALIVE_ANSWER)
+                .connect()
+                .await
         }
         Endpoint::Unix(path) => {
             let path = path.clone();

@@ -1,0 +1,216 @@
+//! Lineage as a text tree for terminals. What was shown already is not shown twice.
+
+use super::{Graph, Record, Version, Writer, iso_time};
+use crate::id::{ObjectId, TaskId};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// Which way a tree grows from its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To what it was made from.
+    Up,
+    /// To what was made of it.
+    Down,
+}
+
+/// The tree of a version. A line per version and per run; deep graphs are as deep as they are.
+#[must_use]
+pub fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
+    let mut out = String::new();
+    let mut shown = BTreeSet::new();
+    // What is left to print, last first: its indentation, whether it is the last of its siblings.
+    let mut pending = vec![(Item::Version(object), String::new(), None)];
+    while let Some((item, indent, last)) = pending.pop() {
+        let branch = last.map_or("", |last| if last { "└─ " } else { "├─ " });
+        let below = last.map_or(String::new(), |last| {
+            format!("{indent}{}", if last { "   " } else { "│  " })
+        });
+        let again = !shown.insert(item) && last.is_some();
+        let children = if again {
+            Vec::new()
+        } else {
+            children(graph, item, direction)
+        };
+        let note = if again && has_children(graph, item, direction) {
+            "  (see above)"
+        } else {
+            ""
+        };
+        // Names may hold what a terminal would obey.
+        let line = line(graph, item).replace(char::is_control, "\u{fffd}");
+        let _ = writeln!(out, "{indent}{branch}{line}{note}");
+        let count = children.len();
+        for (index, child) in children.into_iter().enumerate().rev() {
+            pending.push((child, below.clone(), Some(index + 1 == count)));
+        }
+    }
+    out
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Item {
+    Version(ObjectId),
+    Run(TaskId),
+}
+
+fn children(graph: &Graph, item: Item, direction: Direction) -> Vec<Item> {
+    let versions = |record: &Record| {
+        let list = if direction == Direction::Up {
+            &record.inputs
+        } else {
+            &record.outputs
+        };
+        list.iter()
+            .map(|(_, object)| Item::Version(*object))
+            .collect()
+    };
+    match (item, direction) {
+        (Item::Version(object), Direction::Up) => graph
+            .maker(object)
+            .map(|record| Item::Run(record.task))
+            .into_iter()
+            .collect(),
+        (Item::Version(object), Direction::Down) => graph
+            .readers(object)
+            .map(|record| Item::Run(record.task))
+            .collect(),
+        (Item::Run(task), _) => graph.records.get(&task).map(versions).unwrap_or_default(),
+    }
+}
+
+fn has_children(graph: &Graph, item: Item, direction: Direction) -> bool {
+    !children(graph, item, direction).is_empty()
+}
+
+fn line(graph: &Graph, item: Item) -> String {
+    match item {
+        Item::Version(object) => match graph.version(object) {
+            Some(version) => version_line(version),
+            None => format!("object {object}, of which nothing else is known"),
+        },
+        Item::Run(task) => graph.records.get(&task).map(run_line).unwrap_or_default(),
+    }
+}
+
+pub(super) fn version_line(version: &Version) -> String {
+    let moved = match &version.current_path {
+        Some(path) if *path == version.path => String::new(),
+        Some(_) => format!(", was {}", version.path),
+        None => ", has no name any more".to_owned(),
+    };
+    let writer = match version.writer {
+        Writer::Task(_) => String::new(),
+        Writer::Client(owner) => {
+            format!(
+                ", written by user {} at {}",
+                owner.uid,
+                iso_time(version.sealed_at)
+            )
+        }
+    };
+    format!(
+        "{}  [object {}, {}, element {}{moved}{writer}]",
+        version.shown_path(),
+        version.object,
+        bytes(version.size),
+        version.element
+    )
+}
+
+pub(super) fn run_line(record: &Record) -> String {
+    let mut command = record.kernel.clone();
+    for arg in &record.args {
+        command.push(' ');
+        command.push_str(arg);
+    }
+    let hash: String = record.kernel_hash.chars().take(12).collect();
+    format!(
+        "{}: {command}  [task {} of job {}, element {}, {}, {:.3} s, moved {}, kernel {hash}]",
+        record.name,
+        record.task,
+        record.job,
+        record.element,
+        iso_time(record.start),
+        record.end.since(record.start).as_secs_f64(),
+        bytes(record.moved_bytes)
+    )
+}
+
+/// A number of bytes for people.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "display only")]
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::mosaic;
+    use super::*;
+
+    fn names(text: &str) -> Vec<&str> {
+        text.lines()
+            .map(|line| line.split("  [").next().unwrap_or(line))
+            .collect()
+    }
+
+    #[test]
+    fn a_tree_grows_from_the_result_to_what_it_was_made_from() {
+        let text = render(&mosaic(), ObjectId(5), Direction::Up);
+        let args = "-x a \"b\" <c> & {d}";
+        assert_eq!(
+            names(&text),
+            [
+                "/mosaic.fits".to_owned(),
+                format!("└─ add: add {args}"),
+                "   ├─ /p/1.fits".to_owned(),
+                format!("   │  └─ project1: project1 {args}"),
+                "   │     └─ /raw/1.fits".to_owned(),
+                "   └─ /p/2.fits".to_owned(),
+                format!("      └─ project2: project2 {args}"),
+                "         └─ /raw/2.fits".to_owned(),
+            ]
+        );
+        assert!(
+            text.contains("written by user 1000 at 2023-11-14T22:13:20.000Z"),
+            "{text}"
+        );
+        assert!(text.contains("task 13 of job 5, element 2"), "{text}");
+    }
+
+    #[test]
+    fn a_tree_grows_down_and_an_unknown_object_is_said_to_be_so() {
+        let text = render(&mosaic(), ObjectId(2), Direction::Down);
+        assert!(text.contains("/mosaic <1>.png"), "{text}");
+        assert!(render(&mosaic(), ObjectId(99), Direction::Up).starts_with("object 99, of which"));
+    }
+
+    #[test]
+    fn what_is_read_twice_is_shown_once() {
+        let mut graph = mosaic();
+        let mut again = graph.records[&TaskId(13)].clone();
+        again.inputs.push(("again".into(), ObjectId(3)));
+        graph.add_record(again);
+        let text = render(&graph, ObjectId(5), Direction::Up);
+        assert_eq!(text.matches("/raw/1.fits").count(), 1, "{text}");
+        assert_eq!(text.matches("(see above)").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn bytes_are_rounded_for_people() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX), "16.0 EiB");
+    }
+}

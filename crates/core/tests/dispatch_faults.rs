@@ -13,14 +13,35 @@ use tidemill_core::event::{Action, Event, InputSpec, JobSpec, JobState, Origin, 
 use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
 use tidemill_core::policy;
 
-const QUIET: Faults = Faults { crash: 0, restart: 0, cancel: 0, kernel: 0, repeat: 0, reorder: false };
-const FAILING: Faults = Faults { kernel: 10, repeat: 20, reorder: true, ..QUIET };
-const CRASHING: Faults = Faults { crash: 4, ..FAILING };
-const ALL: Faults = Faults { restart: 1, cancel: 1, ..CRASHING };
+const QUIET: Faults = Faults {
+    crash: 0,
+    restart: 0,
+    cancel: 0,
+    kernel: 0,
+    repeat: 0,
+    reorder: false,
+};
+const FAILING: Faults = Faults {
+    kernel: 10,
+    repeat: 20,
+    reorder: true,
+    ..QUIET
+};
+const CRASHING: Faults = Faults {
+    crash: 4,
+    ..FAILING
+};
+const ALL: Faults = Faults {
+    restart: 1,
+    cancel: 1,
+    ..CRASHING
+};
 
 fn array(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
     let stores = 1 + dice.roll(4) as u32;
-    let mut nodes: Vec<_> = (0..stores).map(|id| (id, Role::Store, 1 + dice.roll(3) as u32)).collect();
+    let mut nodes: Vec<_> = (0..stores)
+        .map(|id| (id, Role::Store, 1 + dice.roll(3) as u32))
+        .collect();
     if dice.chance(50) {
         nodes.push((9, Role::Host, 2));
     }
@@ -32,7 +53,9 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
     let mut tasks = Vec::new();
     for number in 0..count {
         let task_id = id * 1000 + number;
-        let origins = (0..world.dice.roll(5)).map(|_| origin(world, id, number, stores)).collect();
+        let origins = (0..world.dice.roll(5))
+            .map(|_| origin(world, id, number, stores))
+            .collect();
         let kernel = ["mean", "max", "grep"][world.dice.roll(3) as usize];
         let mut spec = task(task_id, kernel, origins);
         spec.retries = world.dice.roll(3) as u32;
@@ -41,13 +64,26 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
         }
         if world.dice.chance(20) {
             let name = "second".to_owned();
-            spec.outputs.push(OutputSpec { path: format!("/t{task_id}/second"), name, inode: Inode(task_id) });
+            spec.outputs.push(OutputSpec {
+                path: format!("/t{task_id}/second"),
+                name,
+                inode: Inode(task_id),
+            });
         }
         for InputSpec { path, origin, .. } in &spec.inputs {
             if *origin == Origin::Awaited {
                 let element = ElementId(world.dice.roll(stores) as u32);
-                let object = tidemill_core::id::ObjectId(5_000_000 + task_id * 10 + world.unwritten.len() as u64);
-                world.unwritten.push((path.clone(), tidemill_core::object::Placed { object, element, size: 10 }));
+                let object = tidemill_core::id::ObjectId(
+                    5_000_000 + task_id * 10 + world.unwritten.len() as u64,
+                );
+                world.unwritten.push((
+                    path.clone(),
+                    tidemill_core::object::Placed {
+                        object,
+                        element,
+                        size: 10,
+                    },
+                ));
             }
         }
         tasks.push(spec);
@@ -72,7 +108,10 @@ fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
 fn run(seed: u64, faults: Faults, steps: u64) -> World {
     let mut dice = Dice(seed);
     let nodes = array(&mut dice);
-    let stores = nodes.iter().filter(|(_, role, _)| *role == Role::Store).count() as u64;
+    let stores = nodes
+        .iter()
+        .filter(|(_, role, _)| *role == Role::Store)
+        .count() as u64;
     let mut world = World::new(dice.roll(u64::MAX), faults, Config::default(), &nodes);
     for (id, ..) in &nodes {
         if world.dice.chance(80) {
@@ -97,13 +136,22 @@ fn run(seed: u64, faults: Faults, steps: u64) -> World {
 /// Runs a property for fixed random seeds; a failure names its seed. `TIDEMILL_SEED` runs that one alone,
 /// `TIDEMILL_CASES` multiplies how many are run.
 fn for_seeds(cases: u32, property: impl Fn(u64)) {
-    let number = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|value| value.parse::<u64>().unwrap())
+    };
     if let Some(seed) = number("TIDEMILL_SEED") {
         return property(seed);
     }
     let cases = cases * number("TIDEMILL_CASES").unwrap_or(1) as u32;
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let config = Cases { cases, failure_persistence: None, max_shrink_iters: 0, ..Cases::default() };
+    let config = Cases {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 0,
+        ..Cases::default()
+    };
     let outcome = TestRunner::new_with_rng(config, rng).run(&proptest::num::u64::ANY, |seed| {
         property(seed);
         Ok(())
@@ -125,7 +173,12 @@ fn without_faults_every_task_is_published_exactly_once() {
         }
         let all: usize = world.jobs.values().map(|job| job.tasks.len()).sum();
         assert_eq!(published.len(), all);
-        assert!(world.job_states.values().all(|state| *state == JobState::Done));
+        assert!(
+            world
+                .job_states
+                .values()
+                .all(|state| *state == JobState::Done)
+        );
     });
 }
 
@@ -163,7 +216,13 @@ fn crashes_alone_fail_no_job_whose_elements_come_back() {
     for_seeds(100, |seed| {
         let world = run(seed, crashes, 200);
         let failed = world.log.iter().any(|action| {
-            matches!(action, Action::Job { state: JobState::Failed, .. })
+            matches!(
+                action,
+                Action::Job {
+                    state: JobState::Failed,
+                    ..
+                }
+            )
         });
         assert!(!failed, "a job failed");
     });
@@ -173,10 +232,19 @@ fn crashes_alone_fail_no_job_whose_elements_come_back() {
 fn unknown_things_in_events_are_of_no_concern() {
     let mut world = World::new(1, QUIET, Config::default(), &[(0, Role::Store, 1)]);
     world.on(Event::Cancel { job: JobId(7) });
-    world.on(Event::ElementDown { element: ElementId(5) });
+    world.on(Event::ElementDown {
+        element: ElementId(5),
+    });
     let label = tidemill_core::id::LabelId(99);
-    world.on(Event::Started { element: ElementId(0), label });
+    world.on(Event::Started {
+        element: ElementId(0),
+        label,
+    });
     let outcome = array::failed(tidemill_core::label::FailureKind::Timeout);
-    world.on(Event::Finished { element: ElementId(0), label, outcome });
+    world.on(Event::Finished {
+        element: ElementId(0),
+        label,
+        outcome,
+    });
     assert_eq!(world.log, []);
 }

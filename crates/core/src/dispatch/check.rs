@@ -18,10 +18,19 @@ impl Dispatcher {
         self.check_elements();
         for (id, job) in &self.jobs {
             for (&state, &count) in &job.counts {
-                let actual = job.tasks.iter().filter(|task| self.task(**task).state == state).count();
+                let actual = job
+                    .tasks
+                    .iter()
+                    .filter(|task| self.task(**task).state == state)
+                    .count();
                 assert_eq!(count, actual, "{id:?} counts its {state:?} tasks wrongly");
             }
-            assert_eq!(job.state == JobState::Running, job.open() > 0, "{id:?} is {:?}", job.state);
+            assert_eq!(
+                job.state == JobState::Running,
+                job.open() > 0,
+                "{id:?} is {:?}",
+                job.state
+            );
         }
         for &id in &self.redone {
             assert!(self.task(id).redone(), "{id:?} is not run again");
@@ -33,42 +42,78 @@ impl Dispatcher {
     fn check_task(&self, id: TaskId, task: &Task) {
         let sent = matches!(task.state, TaskState::Sent | TaskState::Running);
         assert_eq!(sent, task.current.is_some(), "{id:?} is {:?}", task.state);
-        assert_eq!(task.line.is_some(), task.state == TaskState::Ready, "{id:?} stands in line");
-        assert!(task.failure.is_none(), "{id:?} has a failure that was not told");
+        assert_eq!(
+            task.line.is_some(),
+            task.state == TaskState::Ready,
+            "{id:?} stands in line"
+        );
+        assert!(
+            task.failure.is_none(),
+            "{id:?} has a failure that was not told"
+        );
         if let Some(label) = task.current {
             let issued = self.labels.get(&label).expect("a live label is known");
             assert_eq!(issued.task, id);
-            let queued = self.elements[&issued.element].outstanding.contains_key(&label);
+            let queued = self.elements[&issued.element]
+                .outstanding
+                .contains_key(&label);
             assert!(queued, "{label:?} of {id:?} is in no queue");
         }
         if task.state == TaskState::Done {
             let outputs = task.outputs.as_ref().map(Vec::len);
-            assert_eq!(outputs, Some(task.spec.outputs.len()), "{id:?} is done without its result");
+            assert_eq!(
+                outputs,
+                Some(task.spec.outputs.len()),
+                "{id:?} is done without its result"
+            );
         }
         if task.state == TaskState::Waiting {
             let reason = !task.missing.is_empty() || task.awaited > 0 || task.stranded;
             assert!(reason, "{id:?} waits for nothing");
-            assert_eq!(task.stranded, self.stranded.contains(&id), "{id:?} is stranded or not");
+            assert_eq!(
+                task.stranded,
+                self.stranded.contains(&id),
+                "{id:?} is stranded or not"
+            );
         }
-        for input in task.spec.inputs.iter().filter(|_| task.state == TaskState::Waiting) {
+        for input in task
+            .spec
+            .inputs
+            .iter()
+            .filter(|_| task.state == TaskState::Waiting)
+        {
             if let Origin::Task(maker, _) = input.origin {
                 let made = self.task(maker).state == TaskState::Done;
-                assert_ne!(made, task.missing.contains(&maker), "{id:?} waits for {maker:?} or not");
+                assert_ne!(
+                    made,
+                    task.missing.contains(&maker),
+                    "{id:?} waits for {maker:?} or not"
+                );
             }
         }
         for &maker in &task.missing {
-            assert!(!is_end(self.task(maker).state), "{id:?} waits for {maker:?}, which has ended");
+            assert!(
+                !is_end(self.task(maker).state),
+                "{id:?} waits for {maker:?}, which has ended"
+            );
         }
         if task.state == TaskState::Ready {
             for index in 0..task.spec.inputs.len() {
                 let placed = self.input(id, index).expect("a ready task has its inputs");
-                assert!(self.up(placed.element), "{id:?} is ready, {placed:?} is out of reach");
+                assert!(
+                    self.up(placed.element),
+                    "{id:?} is ready, {placed:?} is out of reach"
+                );
             }
         }
         for (index, input) in task.spec.inputs.iter().enumerate() {
             let open = !is_end(task.state) && !task.found.contains_key(&index);
             if input.origin == Origin::Awaited && open && task.current.is_none() {
-                assert!(self.awaited[&input.path].contains(&id), "{id:?} is not told of {}", input.path);
+                assert!(
+                    self.awaited[&input.path].contains(&id),
+                    "{id:?} is not told of {}",
+                    input.path
+                );
             }
         }
     }
@@ -79,16 +124,27 @@ impl Dispatcher {
             assert!(!members.is_empty(), "{line:?} is kept empty");
             standing += members.len();
             for (_, id) in members {
-                assert_eq!(self.task(*id).line, Some(*line), "{id:?} stands in two lines");
+                assert_eq!(
+                    self.task(*id).line,
+                    Some(*line),
+                    "{id:?} stands in two lines"
+                );
             }
             let open = match line {
                 Line::Fresh => true,
                 Line::Any => false,
-                Line::Pinned(id) | Line::At(id) => self.elements.get(id).is_some_and(super::element::Element::room),
+                Line::Pinned(id) | Line::At(id) => self
+                    .elements
+                    .get(id)
+                    .is_some_and(super::element::Element::room),
             };
             assert!(!open, "{line:?} is not empty although there is room");
         }
-        let ready = self.tasks.values().filter(|task| task.state == TaskState::Ready).count();
+        let ready = self
+            .tasks
+            .values()
+            .filter(|task| task.state == TaskState::Ready)
+            .count();
         assert_eq!(standing, ready, "ready tasks that stand in no line");
     }
 
@@ -97,10 +153,16 @@ impl Dispatcher {
             let sum: u64 = element.outstanding.values().map(|span| span.0).sum();
             assert_eq!(sum, element.backlog.0, "backlog of {id:?}");
             if element.presence == Presence::Down {
-                assert!(element.outstanding.is_empty(), "{id:?} is down and has labels");
+                assert!(
+                    element.outstanding.is_empty(),
+                    "{id:?} is down and has labels"
+                );
             }
             for label in element.running.keys() {
-                assert!(element.outstanding.contains_key(label), "{label:?} runs on {id:?} unasked");
+                assert!(
+                    element.outstanding.contains_key(label),
+                    "{label:?} runs on {id:?} unasked"
+                );
             }
             let idle = element.view.role == Role::Store && element.idle_cores() > 0;
             assert_eq!(idle, self.idle.contains(id), "{id:?} is idle or not");
@@ -109,7 +171,11 @@ impl Dispatcher {
 
     /// The cheap part: every label in a queue is known. In proportion to elements.
     pub(super) fn labels_add_up(&self) -> bool {
-        let queued: usize = self.elements.values().map(|element| element.outstanding.len()).sum();
+        let queued: usize = self
+            .elements
+            .values()
+            .map(|element| element.outstanding.len())
+            .sum();
         queued <= self.labels.len()
     }
 }

@@ -63,7 +63,11 @@ impl Element {
 
     /// Cores that have nothing to do.
     pub(super) fn idle_cores(&self) -> usize {
-        if self.up() { self.cores().saturating_sub(self.outstanding.len()) } else { 0 }
+        if self.up() {
+            self.cores().saturating_sub(self.outstanding.len())
+        } else {
+            0
+        }
     }
 
     /// Until a core is free (see the policy `min-wait` for the equation).
@@ -137,7 +141,11 @@ mod tests {
 
     #[test]
     fn a_run_is_expected_to_take_the_mean_scaled_by_size_within_a_factor_of_four() {
-        let history = History { runs: 2, total_ns: 200, input_bytes: 20 };
+        let history = History {
+            runs: 2,
+            total_ns: 200,
+            input_bytes: 20,
+        };
         assert_eq!(expected_run(&history, 10), Some(Span(100)));
         assert_eq!(expected_run(&history, 20), Some(Span(200)));
         assert_eq!(expected_run(&history, 1000), Some(Span(400)));

@@ -37,7 +37,10 @@ impl Dispatcher {
             Origin::File(placed) => Some(placed),
             Origin::Awaited => task.found.get(&index).copied(),
             Origin::Task(maker, output) => {
-                let maker = self.tasks.get(&maker).filter(|maker| maker.state == TaskState::Done)?;
+                let maker = self
+                    .tasks
+                    .get(&maker)
+                    .filter(|maker| maker.state == TaskState::Done)?;
                 maker.outputs.as_ref()?.get(output).copied()
             }
         }
@@ -91,12 +94,27 @@ impl Dispatcher {
                 let message = format!(
                     "input `{name}` is only on element {element}, which is down; the task waits until it is back"
                 );
-                self.tell(id, Failure { kind: FailureKind::Input, message, stderr: String::new() });
+                self.tell(
+                    id,
+                    Failure {
+                        kind: FailureKind::Input,
+                        message,
+                        stderr: String::new(),
+                    },
+                );
             }
         } else {
             self.stranded.remove(&id);
         }
-        self.set_state(id, if ready { TaskState::Ready } else { TaskState::Waiting }, turn);
+        self.set_state(
+            id,
+            if ready {
+                TaskState::Ready
+            } else {
+                TaskState::Waiting
+            },
+            turn,
+        );
     }
 
     fn obstacles(&self, id: TaskId) -> Obstacles {
@@ -166,7 +184,14 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.losses += 1;
         task.tries = 0;
-        self.tell(id, Failure { kind: FailureKind::ElementLost, message, stderr: String::new() });
+        self.tell(
+            id,
+            Failure {
+                kind: FailureKind::ElementLost,
+                message,
+                stderr: String::new(),
+            },
+        );
         self.redone.insert(id);
         self.set_state(id, TaskState::Waiting, turn);
         let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
@@ -182,8 +207,12 @@ impl Dispatcher {
     /// needs them any more. Those that an element has are left to it.
     pub(super) fn restore_redone(&mut self, turn: &mut Turn<'_>) {
         loop {
-            let restored: Vec<TaskId> =
-                self.redone.iter().copied().filter(|&id| self.restorable(id)).collect();
+            let restored: Vec<TaskId> = self
+                .redone
+                .iter()
+                .copied()
+                .filter(|&id| self.restorable(id))
+                .collect();
             if restored.is_empty() {
                 return;
             }
@@ -195,8 +224,17 @@ impl Dispatcher {
 
     fn restorable(&self, id: TaskId) -> bool {
         let task = self.task(id);
-        let reachable = || task.outputs.iter().flatten().all(|placed| self.up(placed.element));
-        let needed = || task.dependents.iter().any(|&other| self.task(other).missing.contains(&id));
+        let reachable = || {
+            task.outputs
+                .iter()
+                .flatten()
+                .all(|placed| self.up(placed.element))
+        };
+        let needed = || {
+            task.dependents
+                .iter()
+                .any(|&other| self.task(other).missing.contains(&id))
+        };
         task.idle() && (reachable() || !needed())
     }
 
@@ -226,7 +264,13 @@ impl Dispatcher {
 
     /// Ends a task badly, and with it all that depend on it and that no element has. Those that one has
     /// read an earlier result or are reported by it.
-    pub(super) fn give_up(&mut self, id: TaskId, state: TaskState, failure: Failure, turn: &mut Turn<'_>) {
+    pub(super) fn give_up(
+        &mut self,
+        id: TaskId,
+        state: TaskState,
+        failure: Failure,
+        turn: &mut Turn<'_>,
+    ) {
         let mut pending = vec![(id, state, failure)];
         while let Some((id, state, failure)) = pending.pop() {
             if is_end(self.task(id).state) {
@@ -238,7 +282,8 @@ impl Dispatcher {
             for &other in self.task(id).dependents.iter().rev() {
                 let task = self.task(other);
                 if task.idle() && task.missing.contains(&id) {
-                    let message = format!("it depends on task `{name}`, which failed or was cancelled");
+                    let message =
+                        format!("it depends on task `{name}`, which failed or was cancelled");
                     pending.push((other, TaskState::Cancelled, dependency(message)));
                 }
             }
@@ -261,7 +306,10 @@ impl Dispatcher {
     fn forget_awaited(&mut self, id: TaskId) {
         let paths: Vec<String> = {
             let inputs = self.task(id).spec.inputs.iter();
-            inputs.filter(|input| input.origin == Origin::Awaited).map(|input| input.path.clone()).collect()
+            inputs
+                .filter(|input| input.origin == Origin::Awaited)
+                .map(|input| input.path.clone())
+                .collect()
         };
         for path in paths {
             if let Some(waiting) = self.awaited.get_mut(&path) {
@@ -290,5 +338,9 @@ impl Dispatcher {
 }
 
 fn dependency(message: String) -> Failure {
-    Failure { kind: FailureKind::Dependency, message, stderr: String::new() }
+    Failure {
+        kind: FailureKind::Dependency,
+        message,
+        stderr: String::new(),
+    }
 }

@@ -31,15 +31,24 @@ impl Dispatcher {
             let ended = spec.ended.take();
             let key = spec.task;
             let mut task = Task::new(id, spec);
-            task.awaited =
-                task.spec.inputs.iter().filter(|input| input.origin == Origin::Awaited).count();
+            task.awaited = task
+                .spec
+                .inputs
+                .iter()
+                .filter(|input| input.origin == Origin::Awaited)
+                .count();
             match ended {
                 Some(Ended::Done(outputs)) => {
                     task.state = TaskState::Done;
                     task.outputs = Some(outputs);
                 }
                 Some(Ended::Failed) => task.state = TaskState::Failed,
-                Some(Ended::Sent { label, element, objects, tries }) => {
+                Some(Ended::Sent {
+                    label,
+                    element,
+                    objects,
+                    tries,
+                }) => {
                     task.tries = tries;
                     sent.push((key, label, element, objects));
                 }
@@ -49,7 +58,11 @@ impl Dispatcher {
             self.tasks.insert(key, task);
         }
         self.jobs.insert(id, job);
-        turn.out.push(Action::Job { job: id, state: JobState::Running, at: turn.now });
+        turn.out.push(Action::Job {
+            job: id,
+            state: JobState::Running,
+            at: turn.now,
+        });
         self.link(&tasks);
         self.bring_back(id, sent, turn);
         for &task in &tasks {
@@ -62,7 +75,9 @@ impl Dispatcher {
 
     /// Name of a policy that exists; makes it at its first use.
     fn known_policy(&mut self, name: Option<String>) -> String {
-        let Some(name) = name else { return self.config.policy.clone() };
+        let Some(name) = name else {
+            return self.config.policy.clone();
+        };
         if self.policies.contains_key(&name) {
             return name;
         }
@@ -110,12 +125,18 @@ impl Dispatcher {
         let mut down = BTreeSet::new();
         for (id, label, element, objects) in sent {
             let made = |origin| {
-                let Origin::Task(maker, output) = origin else { return None };
+                let Origin::Task(maker, output) = origin else {
+                    return None;
+                };
                 // Only earlier labels are there: a later one of the maker would make again what this
                 // one had read.
                 let (on, objects): &(ElementId, Vec<ObjectId>) = flying.get(&maker)?;
                 let object = *objects.get(output)?;
-                (*on == element).then_some(Placed { object, element, size: 0 })
+                (*on == element).then_some(Placed {
+                    object,
+                    element,
+                    size: 0,
+                })
             };
             let inputs: Option<Vec<Placed>> = (0..)
                 .zip(&self.task(id).spec.inputs)
@@ -145,9 +166,17 @@ impl Dispatcher {
                 self.set_state(id, TaskState::Sent, turn);
             } else {
                 turn.out.push(Action::Abort { element, label });
-                let message = "what it read is not known any more after a restart; it is placed anew";
+                let message =
+                    "what it read is not known any more after a restart; it is placed anew";
                 let kind = FailureKind::Dependency;
-                self.tell(id, Failure { kind, message: message.to_owned(), stderr: String::new() });
+                self.tell(
+                    id,
+                    Failure {
+                        kind,
+                        message: message.to_owned(),
+                        stderr: String::new(),
+                    },
+                );
                 self.set_state(id, TaskState::Waiting, turn);
             }
             if self.presence(element) == Presence::Down {
@@ -160,7 +189,11 @@ impl Dispatcher {
     }
 
     pub(super) fn on_cancel(&mut self, id: JobId, turn: &mut Turn<'_>) {
-        let Some(job) = self.jobs.get_mut(&id).filter(|job| job.state == JobState::Running) else {
+        let Some(job) = self
+            .jobs
+            .get_mut(&id)
+            .filter(|job| job.state == JobState::Running)
+        else {
             return;
         };
         job.state = JobState::Cancelled;
@@ -173,14 +206,28 @@ impl Dispatcher {
                 self.abort(label, turn);
             }
             let redone = self.task(task).redone();
-            self.end_task(task, if redone { TaskState::Done } else { TaskState::Cancelled }, turn);
+            self.end_task(
+                task,
+                if redone {
+                    TaskState::Done
+                } else {
+                    TaskState::Cancelled
+                },
+                turn,
+            );
         }
-        turn.out.push(Action::Job { job: id, state: JobState::Cancelled, at: turn.now });
+        turn.out.push(Action::Job {
+            job: id,
+            state: JobState::Cancelled,
+            at: turn.now,
+        });
     }
 
     /// Gives up a live label. It keeps its place in the queue until its element says how it ended.
     pub(super) fn abort(&mut self, label: LabelId, turn: &mut Turn<'_>) {
-        let Some(issued) = self.labels.get_mut(&label) else { return };
+        let Some(issued) = self.labels.get_mut(&label) else {
+            return;
+        };
         let (element, task) = (issued.element, issued.task);
         let held = issued.held.take();
         self.task_mut(task).current = None;
@@ -196,10 +243,19 @@ impl Dispatcher {
     /// Forgets a job that has ended; whether there was one. What is still outstanding of it is
     /// discarded when it comes in.
     pub fn forget(&mut self, id: JobId) -> bool {
-        if self.jobs.get(&id).is_none_or(|job| job.state == JobState::Running) {
+        if self
+            .jobs
+            .get(&id)
+            .is_none_or(|job| job.state == JobState::Running)
+        {
             return false;
         }
-        for task in self.jobs.remove(&id).map(|job| job.tasks).unwrap_or_default() {
+        for task in self
+            .jobs
+            .remove(&id)
+            .map(|job| job.tasks)
+            .unwrap_or_default()
+        {
             self.tasks.remove(&task);
         }
         true

@@ -76,7 +76,10 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { policy: policy::DEFAULT.to_owned(), seed: 0 }
+        Self {
+            policy: policy::DEFAULT.to_owned(),
+            seed: 0,
+        }
     }
 }
 
@@ -155,7 +158,11 @@ impl Dispatcher {
             Event::Submitted(spec) => self.on_submitted(*spec, turn),
             Event::FileSealed { path, placed } => self.on_file_sealed(&path, placed, turn),
             Event::Started { element, label } => self.on_started(element, label, turn),
-            Event::Finished { element, label, outcome } => {
+            Event::Finished {
+                element,
+                label,
+                outcome,
+            } => {
                 self.on_finished(element, label, outcome, turn);
             }
             Event::Cancel { job } => self.on_cancel(job, turn),
@@ -169,15 +176,21 @@ impl Dispatcher {
     }
 
     fn task(&self, id: TaskId) -> &Task {
-        self.tasks.get(&id).expect("tasks are kept as long as anything names them")
+        self.tasks
+            .get(&id)
+            .expect("tasks are kept as long as anything names them")
     }
 
     fn task_mut(&mut self, id: TaskId) -> &mut Task {
-        self.tasks.get_mut(&id).expect("tasks are kept as long as anything names them")
+        self.tasks
+            .get_mut(&id)
+            .expect("tasks are kept as long as anything names them")
     }
 
     fn job_mut(&mut self, id: JobId) -> &mut Job {
-        self.jobs.get_mut(&id).expect("a job is kept as long as its tasks")
+        self.jobs
+            .get_mut(&id)
+            .expect("a job is kept as long as its tasks")
     }
 
     /// An element by its id; one that was never heard of counts as expected.
@@ -188,7 +201,9 @@ impl Dispatcher {
     }
 
     fn presence(&self, id: ElementId) -> Presence {
-        self.elements.get(&id).map_or(Presence::Expected, |element| element.presence)
+        self.elements
+            .get(&id)
+            .map_or(Presence::Expected, |element| element.presence)
     }
 
     /// Moves a task to a state, keeps all counts and lines, and says so. Staying in a state is said only
@@ -226,7 +241,14 @@ impl Dispatcher {
                 self.ending.insert(job);
             }
         }
-        turn.out.push(Action::Task { job, task: id, state, tries, failure, at: turn.now });
+        turn.out.push(Action::Task {
+            job,
+            task: id,
+            state,
+            tries,
+            failure,
+            at: turn.now,
+        });
     }
 
     fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {
@@ -256,9 +278,17 @@ impl Dispatcher {
                 continue;
             }
             let well = job.count(TaskState::Done) == job.tasks.len();
-            job.state = if well { JobState::Done } else { JobState::Failed };
+            job.state = if well {
+                JobState::Done
+            } else {
+                JobState::Failed
+            };
             job.ended = Some(turn.now);
-            turn.out.push(Action::Job { job: id, state: job.state, at: turn.now });
+            turn.out.push(Action::Job {
+                job: id,
+                state: job.state,
+                at: turn.now,
+            });
         }
     }
 

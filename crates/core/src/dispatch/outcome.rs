@@ -9,7 +9,11 @@ use crate::object::Placed;
 
 impl Dispatcher {
     pub(super) fn on_started(&mut self, element: ElementId, label: LabelId, turn: &mut Turn<'_>) {
-        let Some(issued) = self.labels.get(&label).filter(|issued| issued.element == element) else {
+        let Some(issued) = self
+            .labels
+            .get(&label)
+            .filter(|issued| issued.element == element)
+        else {
             return;
         };
         let task = issued.task;
@@ -28,7 +32,11 @@ impl Dispatcher {
         outcome: Box<Outcome>,
         turn: &mut Turn<'_>,
     ) {
-        if self.labels.get(&label).is_none_or(|issued| issued.element != element) {
+        if self
+            .labels
+            .get(&label)
+            .is_none_or(|issued| issued.element != element)
+        {
             return;
         }
         if !self.live(label) {
@@ -47,7 +55,9 @@ impl Dispatcher {
     /// An outcome of a label that was taken back or aborted.
     fn finish_late(&mut self, label: LabelId, outcome: Box<Outcome>, turn: &mut Turn<'_>) {
         if outcome.result.is_ok() && self.revivable(label) && !self.before_its_turn(label) {
-            let Some(issued) = self.labels.get(&label) else { return };
+            let Some(issued) = self.labels.get(&label) else {
+                return;
+            };
             let id = issued.task;
             let task = self.task_mut(id);
             task.current = Some(label);
@@ -64,8 +74,15 @@ impl Dispatcher {
 
     /// Whether a label read an output of another that has not been heard of yet.
     fn before_its_turn(&self, label: LabelId) -> bool {
-        let Some(issued) = self.labels.get(&label) else { return false };
-        let inputs = self.task(issued.task).spec.inputs.iter().zip(&issued.inputs);
+        let Some(issued) = self.labels.get(&label) else {
+            return false;
+        };
+        let inputs = self
+            .task(issued.task)
+            .spec
+            .inputs
+            .iter()
+            .zip(&issued.inputs);
         inputs.into_iter().any(|(input, used)| {
             let flying = self.flying(input.origin, issued.element);
             flying.is_some_and(|flying| flying.object == used.object)
@@ -74,20 +91,34 @@ impl Dispatcher {
 
     /// The object that an input will be when a label that is outstanding on `element` has ended well.
     pub(super) fn flying(&self, origin: Origin, element: ElementId) -> Option<Placed> {
-        let Origin::Task(maker, output) = origin else { return None };
+        let Origin::Task(maker, output) = origin else {
+            return None;
+        };
         let label = self.tasks.get(&maker)?.current?;
-        let issued = self.labels.get(&label).filter(|issued| issued.element == element)?;
+        let issued = self
+            .labels
+            .get(&label)
+            .filter(|issued| issued.element == element)?;
         let object = *issued.objects.get(output)?;
-        Some(Placed { object, element, size: issued.output_bytes })
+        Some(Placed {
+            object,
+            element,
+            size: issued.output_bytes,
+        })
     }
 
     /// Takes the outcome of a live label.
     fn conclude(&mut self, label: LabelId, outcome: Outcome, turn: &mut Turn<'_>) {
-        let Some(issued) = self.labels.remove(&label) else { return };
+        let Some(issued) = self.labels.remove(&label) else {
+            return;
+        };
         let id = issued.task;
         self.release(issued.element, label);
         self.task_mut(id).current = None;
-        let measured = (outcome.end.since(outcome.kernel_start).0, outcome.read_bytes);
+        let measured = (
+            outcome.end.since(outcome.kernel_start).0,
+            outcome.read_bytes,
+        );
         match outcome.result {
             Ok(sealed) => match outputs(&issued.objects, &sealed, issued.element) {
                 Some(outputs) => {
@@ -97,7 +128,11 @@ impl Dispatcher {
                 None => {
                     let message = "the element did not report all of its outputs".to_owned();
                     let kind = FailureKind::MissingOutput;
-                    let failure = Failure { kind, message, stderr: String::new() };
+                    let failure = Failure {
+                        kind,
+                        message,
+                        stderr: String::new(),
+                    };
                     self.fail(id, issued, failure, turn);
                 }
             },
@@ -107,25 +142,46 @@ impl Dispatcher {
 
     /// Takes back the labels that follow one that did not succeed; whose they were. Their element will
     /// not run them either, but may not have heard of them yet.
-    fn abandon_followers(&mut self, id: TaskId, objects: Vec<ObjectId>, turn: &mut Turn<'_>) -> Vec<TaskId> {
+    fn abandon_followers(
+        &mut self,
+        id: TaskId,
+        objects: Vec<ObjectId>,
+        turn: &mut Turn<'_>,
+    ) -> Vec<TaskId> {
         let mut abandoned = Vec::new();
         let mut pending = vec![(id, objects)];
         while let Some((id, objects)) = pending.pop() {
             let name = self.task(id).spec.name.clone();
             let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
             for other in dependents {
-                let Some(label) = self.task(other).current else { continue };
-                let Some(issued) = self.labels.get(&label) else { continue };
-                if !issued.inputs.iter().any(|used| objects.contains(&used.object)) {
+                let Some(label) = self.task(other).current else {
+                    continue;
+                };
+                let Some(issued) = self.labels.get(&label) else {
+                    continue;
+                };
+                if !issued
+                    .inputs
+                    .iter()
+                    .any(|used| objects.contains(&used.object))
+                {
                     continue;
                 }
                 pending.push((other, issued.objects.clone()));
                 self.abort(label, turn);
-                let message = format!("task `{name}`, which it was sent along with, did not succeed");
+                let message =
+                    format!("task `{name}`, which it was sent along with, did not succeed");
                 let task = self.task_mut(other);
                 task.tries = task.tries.saturating_sub(1);
                 let kind = FailureKind::Dependency;
-                self.tell(other, Failure { kind, message, stderr: String::new() });
+                self.tell(
+                    other,
+                    Failure {
+                        kind,
+                        message,
+                        stderr: String::new(),
+                    },
+                );
                 self.set_state(other, TaskState::Waiting, turn);
                 abandoned.push(other);
             }
@@ -135,7 +191,12 @@ impl Dispatcher {
 
     fn learn(&mut self, id: TaskId, element: ElementId, (run_ns, read_bytes): (u64, u64)) {
         let kernel = self.task(id).spec.kernel.name().to_owned();
-        let history = self.element_mut(element).view.history.entry(kernel).or_default();
+        let history = self
+            .element_mut(element)
+            .view
+            .history
+            .entry(kernel)
+            .or_default();
         history.runs += 1;
         history.total_ns = history.total_ns.saturating_add(run_ns);
         history.input_bytes = history.input_bytes.saturating_add(read_bytes);
@@ -146,7 +207,11 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.avoid.clear();
         task.outputs = Some(outputs.clone());
-        turn.out.push(Action::Publish { task: id, label, outputs });
+        turn.out.push(Action::Publish {
+            task: id,
+            label,
+            outputs,
+        });
         self.set_state(id, TaskState::Done, turn);
         self.release_held(id, turn);
         self.release_dependents(id, turn);
@@ -156,11 +221,17 @@ impl Dispatcher {
     fn release_held(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
         for other in dependents {
-            let Some(label) = self.task(other).current else { continue };
+            let Some(label) = self.task(other).current else {
+                continue;
+            };
             if self.before_its_turn(label) {
                 continue;
             }
-            if let Some(outcome) = self.labels.get_mut(&label).and_then(|issued| issued.held.take()) {
+            if let Some(outcome) = self
+                .labels
+                .get_mut(&label)
+                .and_then(|issued| issued.held.take())
+            {
                 self.conclude(label, *outcome, turn);
             }
         }
@@ -172,7 +243,10 @@ impl Dispatcher {
         let followers = self.abandon_followers(id, issued.objects, turn);
         let kind = failure.kind;
         let task = self.task_mut(id);
-        if matches!(kind, FailureKind::ElementLost | FailureKind::Device | FailureKind::Input) {
+        if matches!(
+            kind,
+            FailureKind::ElementLost | FailureKind::Device | FailureKind::Input
+        ) {
             task.avoid.insert(issued.element);
         }
         let again = match kind {
@@ -183,7 +257,10 @@ impl Dispatcher {
             }
             _ => kind.retryable() && task.tries <= task.spec.retries,
         };
-        if matches!(kind, FailureKind::Dependency | FailureKind::ElementLost | FailureKind::Input) {
+        if matches!(
+            kind,
+            FailureKind::Dependency | FailureKind::ElementLost | FailureKind::Input
+        ) {
             task.tries = task.tries.saturating_sub(1);
         }
         if again {
@@ -200,14 +277,14 @@ impl Dispatcher {
 }
 
 /// The outputs of a label in the order of its task; `None` if one was not reported.
-fn outputs(
-    objects: &[ObjectId],
-    sealed: &[Sealed],
-    element: ElementId,
-) -> Option<Vec<Placed>> {
+fn outputs(objects: &[ObjectId], sealed: &[Sealed], element: ElementId) -> Option<Vec<Placed>> {
     let find = |&object| {
         let sealed = sealed.iter().find(|sealed| sealed.object == object)?;
-        Some(Placed { object, element, size: sealed.size })
+        Some(Placed {
+            object,
+            element,
+            size: sealed.size,
+        })
     };
     objects.iter().map(find).collect()
 }

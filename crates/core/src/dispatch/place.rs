@@ -44,10 +44,21 @@ impl Dispatcher {
         let mut any = true;
         while let Some((line, id)) = self.next_ready(any) {
             if let Some(element) = self.task(id).spec.element {
-                let room = self.elements.get(&element).is_some_and(super::element::Element::room);
+                let room = self
+                    .elements
+                    .get(&element)
+                    .is_some_and(super::element::Element::room);
                 if room {
                     let answer = self.ask(id, Span::default(), None, turn.now);
-                    self.send(id, Choice { element, reason: Reason::Pinned }, &answer, turn);
+                    self.send(
+                        id,
+                        Choice {
+                            element,
+                            reason: Reason::Pinned,
+                        },
+                        &answer,
+                        turn,
+                    );
                 } else {
                     self.join_line(Line::Pinned(element), id);
                 }
@@ -66,7 +77,10 @@ impl Dispatcher {
         self.touched
             .retain(|id| elements.get(id).is_some_and(super::element::Element::room));
         let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
-        let per_element = self.touched.iter().flat_map(|&id| [Line::Pinned(id), Line::At(id)]);
+        let per_element = self
+            .touched
+            .iter()
+            .flat_map(|&id| [Line::Pinned(id), Line::At(id)]);
         std::iter::once(Line::Fresh)
             .chain(open_any)
             .chain(per_element)
@@ -82,7 +96,10 @@ impl Dispatcher {
             self.join_line(Line::Any, id);
             return false;
         };
-        let chosen = answer.candidates.iter().find(|one| one.estimate.element == choice.element);
+        let chosen = answer
+            .candidates
+            .iter()
+            .find(|one| one.estimate.element == choice.element);
         if chosen.is_some_and(|chosen| chosen.room) {
             self.send(id, choice, &answer, turn);
             return true;
@@ -97,7 +114,9 @@ impl Dispatcher {
         if self.idle.is_empty() {
             return;
         }
-        let lines = self.lines.range(Line::At(ElementId(0))..=Line::At(ElementId(u32::MAX)));
+        let lines = self
+            .lines
+            .range(Line::At(ElementId(0))..=Line::At(ElementId(u32::MAX)));
         let heads: Vec<TaskId> = lines
             .filter(|(line, _)| !matches!(line, Line::At(id) if self.idle.contains(id)))
             .filter_map(|(_, members)| Some(members.first()?.1))
@@ -119,7 +138,9 @@ impl Dispatcher {
         let job = self.jobs.get(&task.job);
         let wave = job.and_then(|job| job.waves.get(kernel)).copied();
         // A task that is looked at ahead of its time belongs to no wave yet.
-        let wave = wave.filter(|_| along.is_none()).unwrap_or(Wave { left: 1, size: 1 });
+        let wave = wave
+            .filter(|_| along.is_none())
+            .unwrap_or(Wave { left: 1, size: 1 });
         let request = Request {
             job: task.job,
             task: id,
@@ -131,9 +152,15 @@ impl Dispatcher {
             wave_size: wave.size,
         };
         let policy = job.and_then(|job| self.policies.get(&job.policy));
-        let view = View { candidates: &candidates };
+        let view = View {
+            candidates: &candidates,
+        };
         let choice = policy.and_then(|policy| policy.place(&request, &view));
-        Answer { choice, candidates, reads }
+        Answer {
+            choice,
+            candidates,
+            reads,
+        }
     }
 
     fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
@@ -151,7 +178,9 @@ impl Dispatcher {
         };
         for (index, input) in spec.inputs.iter().enumerate() {
             let flying = || self.flying(input.origin, along?);
-            let Some(placed) = self.input(id, index).or_else(flying) else { continue };
+            let Some(placed) = self.input(id, index).or_else(flying) else {
+                continue;
+            };
             if Some(&input.name) != code {
                 reads.data += 1;
                 reads.holders.insert(placed.element);
@@ -175,7 +204,11 @@ impl Dispatcher {
         for (&element, known) in self.elements.iter().filter(|(_, known)| known.up()) {
             let local_bytes = reads.local.get(&element).copied().unwrap_or(0);
             let transfer_bytes = reads.bytes - local_bytes;
-            let history = known.view.history.get(kernel).filter(|history| history.runs > 0);
+            let history = known
+                .view
+                .history
+                .get(kernel)
+                .filter(|history| history.runs > 0);
             let run = expected_run(history.unwrap_or(&pooled), reads.bytes);
             fit.push(!task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES);
             all.push(Candidate {
@@ -204,7 +237,11 @@ impl Dispatcher {
     /// A kernel's history on all elements together, for those that have none of their own.
     fn pooled_history(&self, kernel: &str) -> History {
         let mut pooled = History::default();
-        for history in self.elements.values().filter_map(|known| known.view.history.get(kernel)) {
+        for history in self
+            .elements
+            .values()
+            .filter_map(|known| known.view.history.get(kernel))
+        {
             pooled.runs = pooled.runs.saturating_add(history.runs);
             pooled.total_ns = pooled.total_ns.saturating_add(history.total_ns);
             pooled.input_bytes = pooled.input_bytes.saturating_add(history.input_bytes);
@@ -224,15 +261,23 @@ impl Dispatcher {
             }
             let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
             for next in dependents {
-                let room = self.elements.get(&element).is_some_and(super::element::Element::room);
+                let room = self
+                    .elements
+                    .get(&element)
+                    .is_some_and(super::element::Element::room);
                 if ends.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
                     return;
                 }
-                let Some(earliest) = self.can_follow(next, element, &ends) else { continue };
+                let Some(earliest) = self.can_follow(next, element, &ends) else {
+                    continue;
+                };
                 asks += 1;
                 let mut answer = self.ask(next, earliest, Some(element), turn.now);
                 if self.task(next).spec.element == Some(element) {
-                    answer.choice = Some(Choice { element, reason: Reason::Pinned });
+                    answer.choice = Some(Choice {
+                        element,
+                        reason: Reason::Pinned,
+                    });
                 }
                 if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
                     ends.insert(next, self.issue(next, choice, &answer, true, turn));
@@ -258,13 +303,22 @@ impl Dispatcher {
         }
         for &maker in &task.missing {
             let label = self.task(maker).current?;
-            self.labels.get(&label).filter(|issued| issued.element == element)?;
+            self.labels
+                .get(&label)
+                .filter(|issued| issued.element == element)?;
         }
         let sealed = (0..task.spec.inputs.len()).filter_map(|index| self.input(id, index));
         if sealed.into_iter().any(|placed| !self.up(placed.element)) {
             return None;
         }
-        Some(task.missing.iter().filter_map(|maker| ends.get(maker)).copied().max().unwrap_or_default())
+        Some(
+            task.missing
+                .iter()
+                .filter_map(|maker| ends.get(maker))
+                .copied()
+                .max()
+                .unwrap_or_default(),
+        )
     }
 
     /// Makes a label for a task and hands it to an element; until when it should have ended.
@@ -296,7 +350,10 @@ impl Dispatcher {
             held: None,
         };
         self.labels.insert(label, issued);
-        let cost = answer.candidates.iter().find(|one| one.estimate.element == element);
+        let cost = answer
+            .candidates
+            .iter()
+            .find(|one| one.estimate.element == element);
         let wait = cost.map_or(Span::default(), |one| Span(one.estimate.wait_ns));
         let expected = cost.map_or(UNKNOWN_RUN, |one| cost_of(&one.estimate));
         self.element_mut(element).add(label, expected);
@@ -332,17 +389,34 @@ impl Dispatcher {
 
     /// What a label that is outstanding is expected to take on its element.
     pub(super) fn expected_of(&self, label: LabelId) -> Span {
-        let Some(issued) = self.labels.get(&label) else { return UNKNOWN_RUN };
-        let kernel = self.tasks.get(&issued.task).map_or("", |task| task.spec.kernel.name());
-        let bytes = issued.inputs.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
-        let history = self.elements.get(&issued.element).and_then(|known| known.view.history.get(kernel));
-        history.and_then(|history| expected_run(history, bytes)).unwrap_or(UNKNOWN_RUN).min(EXPECTED_MAX)
+        let Some(issued) = self.labels.get(&label) else {
+            return UNKNOWN_RUN;
+        };
+        let kernel = self
+            .tasks
+            .get(&issued.task)
+            .map_or("", |task| task.spec.kernel.name());
+        let bytes = issued
+            .inputs
+            .iter()
+            .fold(0_u64, |sum, one| sum.saturating_add(one.size));
+        let history = self
+            .elements
+            .get(&issued.element)
+            .and_then(|known| known.view.history.get(kernel));
+        history
+            .and_then(|history| expected_run(history, bytes))
+            .unwrap_or(UNKNOWN_RUN)
+            .min(EXPECTED_MAX)
     }
 
     /// A live label as its element is to get it.
     pub(super) fn build(&self, id: LabelId) -> Option<Label> {
         let issued = self.labels.get(&id)?;
-        let task = self.tasks.get(&issued.task).filter(|task| task.current == Some(id))?;
+        let task = self
+            .tasks
+            .get(&issued.task)
+            .filter(|task| task.current == Some(id))?;
         let spec = &task.spec;
         let mut after = Vec::new();
         for (input, used) in spec.inputs.iter().zip(&issued.inputs) {
@@ -355,18 +429,26 @@ impl Dispatcher {
                 after.push(label);
             }
         }
-        let inputs = spec.inputs.iter().zip(&issued.inputs).map(|(input, used)| Input {
-            name: input.name.clone(),
-            object: used.object,
-            element: used.element,
-            size: used.size,
-        });
-        let outputs = spec.outputs.iter().zip(&issued.objects).map(|(output, &object)| Output {
-            name: output.name.clone(),
-            object,
-            inode: output.inode,
-            path: output.path.clone(),
-        });
+        let inputs = spec
+            .inputs
+            .iter()
+            .zip(&issued.inputs)
+            .map(|(input, used)| Input {
+                name: input.name.clone(),
+                object: used.object,
+                element: used.element,
+                size: used.size,
+            });
+        let outputs = spec
+            .outputs
+            .iter()
+            .zip(&issued.objects)
+            .map(|(output, &object)| Output {
+                name: output.name.clone(),
+                object,
+                inode: output.inode,
+                path: output.path.clone(),
+            });
         let analysis = Analysis {
             task: issued.task,
             job: issued.job,
@@ -380,12 +462,21 @@ impl Dispatcher {
             limits: spec.limits,
         };
         let owner = self.jobs.get(&issued.job)?.owner;
-        Some(Label { id, owner, after, operation: Operation::Analyse(Box::new(analysis)) })
+        Some(Label {
+            id,
+            owner,
+            after,
+            operation: Operation::Analyse(Box::new(analysis)),
+        })
     }
 }
 
 /// Time that a label takes of its element.
 fn cost_of(estimate: &Estimate) -> Span {
-    let run = if estimate.run_ns == 0 { UNKNOWN_RUN } else { Span(estimate.run_ns) };
+    let run = if estimate.run_ns == 0 {
+        UNKNOWN_RUN
+    } else {
+        Span(estimate.run_ns)
+    };
     (Span(estimate.transfer_ns) + run).min(EXPECTED_MAX)
 }

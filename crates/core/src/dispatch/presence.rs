@@ -10,8 +10,10 @@ use crate::label::{Failure, FailureKind};
 
 impl Dispatcher {
     pub(super) fn on_element_up(&mut self, id: ElementId, view: ElementView, turn: &mut Turn<'_>) {
-        let element =
-            self.elements.entry(id).or_insert_with(|| Element::new(Presence::Up, view.clone()));
+        let element = self
+            .elements
+            .entry(id)
+            .or_insert_with(|| Element::new(Presence::Up, view.clone()));
         element.presence = Presence::Up;
         element.refresh(view);
         self.restore_redone(turn);
@@ -26,7 +28,10 @@ impl Dispatcher {
     /// Takes labels up again with their element and aborts those that were overtaken. One can be taken
     /// up once those that it depends on have been.
     fn take_up(&mut self, id: ElementId, turn: &mut Turn<'_>) {
-        let known = self.labels.iter().filter(|(_, issued)| issued.element == id);
+        let known = self
+            .labels
+            .iter()
+            .filter(|(_, issued)| issued.element == id);
         let mut left: Vec<LabelId> = known.map(|(label, _)| *label).collect();
         left.retain(|&label| !self.live(label));
         for &label in &left {
@@ -46,7 +51,10 @@ impl Dispatcher {
                 break;
             }
         }
-        turn.out.extend(left.into_iter().map(|label| Action::Abort { element: id, label }));
+        turn.out.extend(
+            left.into_iter()
+                .map(|label| Action::Abort { element: id, label }),
+        );
     }
 
     pub(super) fn on_element_status(&mut self, id: ElementId, view: ElementView) {
@@ -64,10 +72,17 @@ impl Dispatcher {
         element.presence = Presence::Down;
         self.count_idle(id);
         let back = self.take_back(id, turn);
-        let unready = self.lines.values().flatten().map(|&(_, task)| task).filter(|&task| {
-            let inputs = 0..self.task(task).spec.inputs.len();
-            inputs.filter_map(|index| self.input(task, index)).any(|placed| placed.element == id)
-        });
+        let unready = self
+            .lines
+            .values()
+            .flatten()
+            .map(|&(_, task)| task)
+            .filter(|&task| {
+                let inputs = 0..self.task(task).spec.inputs.len();
+                inputs
+                    .filter_map(|index| self.input(task, index))
+                    .any(|placed| placed.element == id)
+            });
         let unready: Vec<TaskId> = unready.collect();
         let stranded = std::mem::take(&mut self.stranded);
         for (_, task) in self.lines.get(&Line::At(id)).cloned().unwrap_or_default() {
@@ -88,10 +103,15 @@ impl Dispatcher {
         for &label in &labels {
             self.element_mut(id).remove(label);
         }
-        let live: Vec<LabelId> = labels.into_iter().filter(|&label| self.live(label)).collect();
+        let live: Vec<LabelId> = labels
+            .into_iter()
+            .filter(|&label| self.live(label))
+            .collect();
         let mut tasks = Vec::new();
         for label in live {
-            let Some(issued) = self.labels.get_mut(&label) else { continue };
+            let Some(issued) = self.labels.get_mut(&label) else {
+                continue;
+            };
             issued.taken_back = true;
             let (task, held) = (issued.task, issued.held.take());
             if let Some(outcome) = held {
@@ -101,8 +121,9 @@ impl Dispatcher {
             self.lose(task, id, turn);
             tasks.push(task);
         }
-        let (lost, kept): (Vec<_>, Vec<_>) =
-            tasks.into_iter().partition(|&task| self.task(task).losses > LOSSES_MAX);
+        let (lost, kept): (Vec<_>, Vec<_>) = tasks
+            .into_iter()
+            .partition(|&task| self.task(task).losses > LOSSES_MAX);
         for task in lost {
             let message = format!("its element was lost {} times while it ran", LOSSES_MAX + 1);
             self.give_up(task, TaskState::Failed, loss(message), turn);
@@ -117,7 +138,10 @@ impl Dispatcher {
         task.losses += u32::from(task.state == TaskState::Running);
         task.tries = task.tries.saturating_sub(1);
         task.current = None;
-        self.tell(id, loss(format!("element {element} was lost; it is placed anew")));
+        self.tell(
+            id,
+            loss(format!("element {element} was lost; it is placed anew")),
+        );
         self.set_state(id, TaskState::Waiting, turn);
     }
 
@@ -138,18 +162,34 @@ impl Dispatcher {
         let Some(task) = self.tasks.get(&issued.task).filter(|task| task.idle()) else {
             return false;
         };
-        if task.redone() && task.outputs.iter().flatten().all(|placed| self.up(placed.element)) {
+        if task.redone()
+            && task
+                .outputs
+                .iter()
+                .flatten()
+                .all(|placed| self.up(placed.element))
+        {
             return false;
         }
-        issued.inputs.iter().zip(&task.spec.inputs).enumerate().all(|(index, (used, input))| {
-            let sealed = self.input(issued.task, index).map(|placed| placed.object);
-            let flying = || self.flying(input.origin, issued.element).map(|placed| placed.object);
-            sealed.or_else(flying) == Some(used.object)
-        })
+        issued
+            .inputs
+            .iter()
+            .zip(&task.spec.inputs)
+            .enumerate()
+            .all(|(index, (used, input))| {
+                let sealed = self.input(issued.task, index).map(|placed| placed.object);
+                let flying = || {
+                    self.flying(input.origin, issued.element)
+                        .map(|placed| placed.object)
+                };
+                sealed.or_else(flying) == Some(used.object)
+            })
     }
 
     fn revive(&mut self, label: LabelId, turn: &mut Turn<'_>) {
-        let Some(issued) = self.labels.get_mut(&label) else { return };
+        let Some(issued) = self.labels.get_mut(&label) else {
+            return;
+        };
         issued.taken_back = false;
         let (id, element) = (issued.task, issued.element);
         let expected = self.expected_of(label);
@@ -170,5 +210,9 @@ impl Dispatcher {
 }
 
 fn loss(message: String) -> Failure {
-    Failure { kind: FailureKind::ElementLost, message, stderr: String::new() }
+    Failure {
+        kind: FailureKind::ElementLost,
+        message,
+        stderr: String::new(),
+    }
 }

@@ -96,16 +96,27 @@ impl Dispatcher {
             state: job.state,
             submitted: job.submitted,
             ended: job.ended,
-            tasks: job.counts.iter().filter(|(_, count)| **count > 0).map(|(&s, &c)| (s, c)).collect(),
+            tasks: job
+                .counts
+                .iter()
+                .filter(|(_, count)| **count > 0)
+                .map(|(&s, &c)| (s, c))
+                .collect(),
         })
     }
 
     /// The tasks of a job in the script's order; none if there is no such job.
     pub fn tasks(&self, job: JobId) -> impl Iterator<Item = TaskStatus> + '_ {
-        let tasks = self.jobs.get(&job).map(|job| job.tasks.as_slice()).unwrap_or_default();
+        let tasks = self
+            .jobs
+            .get(&job)
+            .map(|job| job.tasks.as_slice())
+            .unwrap_or_default();
         tasks.iter().map(|&id| {
             let task = self.task(id);
-            let sent = task.current.and_then(|label| Some((label, self.labels.get(&label)?.element)));
+            let sent = task
+                .current
+                .and_then(|label| Some((label, self.labels.get(&label)?.element)));
             TaskStatus {
                 task: id,
                 name: task.spec.name.clone(),
@@ -121,25 +132,37 @@ impl Dispatcher {
     /// All elements that were ever heard of.
     pub fn elements(&self, now: Time) -> impl Iterator<Item = ElementStatus> + '_ {
         use super::Line;
-        let line = |line| self.lines.get(&line).map_or(0, std::collections::BTreeSet::len);
-        self.elements.iter().map(move |(&id, element)| ElementStatus {
-            element: id,
-            up: element.up(),
-            view: element.view.clone(),
-            outstanding: element.outstanding.len(),
-            running: element.running.len(),
-            bound: element.bound(),
-            wait: element.wait(now),
-            waiting: line(Line::At(id)) + line(Line::Pinned(id)),
-        })
+        let line = |line| {
+            self.lines
+                .get(&line)
+                .map_or(0, std::collections::BTreeSet::len)
+        };
+        self.elements
+            .iter()
+            .map(move |(&id, element)| ElementStatus {
+                element: id,
+                up: element.up(),
+                view: element.view.clone(),
+                outstanding: element.outstanding.len(),
+                running: element.running.len(),
+                bound: element.bound(),
+                wait: element.wait(now),
+                waiting: line(Line::At(id)) + line(Line::Pinned(id)),
+            })
     }
 
     /// The labels that an element should have, for sending those again that it does not know. What it
     /// knows beyond them is to be aborted.
     #[must_use]
     pub fn labels(&self, element: ElementId) -> Vec<Label> {
-        let Some(element) = self.elements.get(&element) else { return Vec::new() };
-        element.outstanding.keys().filter_map(|&label| self.build(label)).collect()
+        let Some(element) = self.elements.get(&element) else {
+            return Vec::new();
+        };
+        element
+            .outstanding
+            .keys()
+            .filter_map(|&label| self.build(label))
+            .collect()
     }
 
     /// The task that a label is a try of, while its outcome is not known.

@@ -86,7 +86,10 @@ impl Task {
 
 /// Whether a state is an end.
 pub(super) fn is_end(state: TaskState) -> bool {
-    matches!(state, TaskState::Done | TaskState::Failed | TaskState::Cancelled)
+    matches!(
+        state,
+        TaskState::Done | TaskState::Failed | TaskState::Cancelled
+    )
 }
 
 /// Tasks of one kernel that became ready together (for the hybrid policy).
@@ -117,8 +120,12 @@ impl Job {
 
     /// Tasks that are not at an end.
     pub(super) fn open(&self) -> usize {
-        let ended: usize =
-            self.counts.iter().filter(|(state, _)| is_end(**state)).map(|(_, count)| count).sum();
+        let ended: usize = self
+            .counts
+            .iter()
+            .filter(|(state, _)| is_end(**state))
+            .map(|(_, count)| count)
+            .sum();
         self.tasks.len() - ended
     }
 }

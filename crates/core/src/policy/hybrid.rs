@@ -37,13 +37,24 @@ impl Policy for Hybrid {
     }
 
     fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let host = view.host().filter(|host| host.room).map(|host| host.estimate.element);
-        let on_host = host.and_then(|element| Some(Choice { element, reason: host_work(request, view)? }));
+        let host = view
+            .host()
+            .filter(|host| host.room)
+            .map(|host| host.estimate.element);
+        let on_host = host.and_then(|element| {
+            Some(Choice {
+                element,
+                reason: host_work(request, view)?,
+            })
+        });
         on_host.or_else(|| self.base.place(request, view))
     }
 
     fn chosen(&mut self, choice: &Choice) {
-        if !matches!(choice.reason, Reason::Reduce { .. } | Reason::Unaligned { .. }) {
+        if !matches!(
+            choice.reason,
+            Reason::Reduce { .. } | Reason::Unaligned { .. }
+        ) {
             self.base.chosen(choice);
         }
     }
@@ -52,7 +63,10 @@ impl Policy for Hybrid {
 /// Why a task is the host's work, if it is.
 fn host_work(request: &Request<'_>, view: &View<'_>) -> Option<Reason> {
     if request.inputs >= REDUCE_INPUTS_MIN && request.holders >= REDUCE_HOLDERS_MIN {
-        return Some(Reason::Reduce { inputs: request.inputs, holders: request.holders });
+        return Some(Reason::Reduce {
+            inputs: request.inputs,
+            holders: request.holders,
+        });
     }
     let cores: u64 = view.stores().map(|store| u64::from(store.cores)).sum();
     let remainder = request.wave_size.checked_rem(cores)?;
@@ -72,35 +86,79 @@ mod tests {
     use crate::event::Role;
 
     fn array() -> [Candidate; 5] {
-        let host = Candidate { role: Role::Host, ..store(9) };
+        let host = Candidate {
+            role: Role::Host,
+            ..store(9)
+        };
         [store(0), store(1), store(2), store(3), host]
     }
 
     fn chosen(request: &Request<'_>, all: &[Candidate]) -> u32 {
         let policy = Hybrid::over(Box::new(RoundRobin::default()));
-        policy.place(request, &View { candidates: all }).unwrap().element.0
+        policy
+            .place(request, &View { candidates: all })
+            .unwrap()
+            .element
+            .0
     }
 
     #[test]
     fn a_task_that_gathers_runs_on_the_host() {
-        let reduce = Request { inputs: 3, holders: 2, ..request() };
+        let reduce = Request {
+            inputs: 3,
+            holders: 2,
+            ..request()
+        };
         assert_eq!(chosen(&reduce, &array()), 9);
-        assert_eq!(chosen(&Request { inputs: 2, ..reduce }, &array()), 0);
-        assert_eq!(chosen(&Request { holders: 1, ..reduce }, &array()), 0);
+        assert_eq!(
+            chosen(
+                &Request {
+                    inputs: 2,
+                    ..reduce
+                },
+                &array()
+            ),
+            0
+        );
+        assert_eq!(
+            chosen(
+                &Request {
+                    holders: 1,
+                    ..reduce
+                },
+                &array()
+            ),
+            0
+        );
     }
 
     #[test]
     fn the_last_two_of_ten_like_tasks_on_four_cores_run_on_the_host() {
-        let at = |left| Request { wave_left: left, wave_size: 10, ..request() };
-        let places: Vec<u32> = (1..=10).rev().map(|left| chosen(&at(left), &array())).collect();
+        let at = |left| Request {
+            wave_left: left,
+            wave_size: 10,
+            ..request()
+        };
+        let places: Vec<u32> = (1..=10)
+            .rev()
+            .map(|left| chosen(&at(left), &array()))
+            .collect();
         assert_eq!(places, [0, 0, 0, 0, 0, 0, 0, 0, 9, 9]);
-        let one_wave = Request { wave_left: 1, wave_size: 3, ..request() };
+        let one_wave = Request {
+            wave_left: 1,
+            wave_size: 3,
+            ..request()
+        };
         assert_eq!(chosen(&one_wave, &array()), 0);
     }
 
     #[test]
     fn without_a_host_or_room_on_it_the_other_policy_decides() {
-        let reduce = Request { inputs: 3, holders: 2, ..request() };
+        let reduce = Request {
+            inputs: 3,
+            holders: 2,
+            ..request()
+        };
         let mut all = array();
         assert_eq!(chosen(&reduce, &all[..4]), 0);
         all[4].room = false;

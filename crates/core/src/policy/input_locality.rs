@@ -19,11 +19,21 @@ impl Policy for InputLocality {
     fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
         let best = view.stores().min_by_key(|store| {
             let estimate = &store.estimate;
-            (Reverse(store.local_bytes), estimate.wait_ns, load(store), estimate.element)
+            (
+                Reverse(store.local_bytes),
+                estimate.wait_ns,
+                load(store),
+                estimate.element,
+            )
         })?;
-        let reason =
-            Reason::MostInput { local_bytes: best.local_bytes, input_bytes: request.input_bytes };
-        Some(Choice { element: best.estimate.element, reason })
+        let reason = Reason::MostInput {
+            local_bytes: best.local_bytes,
+            input_bytes: request.input_bytes,
+        };
+        Some(Choice {
+            element: best.estimate.element,
+            reason,
+        })
     }
 
     fn chosen(&mut self, _choice: &Choice) {}
@@ -40,7 +50,11 @@ mod tests {
     use super::*;
 
     fn chosen(all: &[Candidate]) -> u32 {
-        InputLocality.place(&request(), &View { candidates: all }).unwrap().element.0
+        InputLocality
+            .place(&request(), &View { candidates: all })
+            .unwrap()
+            .element
+            .0
     }
 
     #[test]

@@ -30,11 +30,22 @@ impl Policy for MinWait {
         let best = view.stores().min_by_key(|store| {
             let cost = &store.estimate;
             let wait_ns = cost.wait_ns.saturating_add(cost.transfer_ns);
-            (wait_ns, Reverse(store.local_bytes), store.outstanding, cost.element)
+            (
+                wait_ns,
+                Reverse(store.local_bytes),
+                store.outstanding,
+                cost.element,
+            )
         })?;
         let cost = &best.estimate;
-        let reason = Reason::LeastWait { wait_ns: cost.wait_ns, transfer_ns: cost.transfer_ns };
-        Some(Choice { element: cost.element, reason })
+        let reason = Reason::LeastWait {
+            wait_ns: cost.wait_ns,
+            transfer_ns: cost.transfer_ns,
+        };
+        Some(Choice {
+            element: cost.element,
+            reason,
+        })
     }
 
     fn chosen(&mut self, _choice: &Choice) {}
@@ -42,12 +53,16 @@ impl Policy for MinWait {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{request, store};
     use super::super::Candidate;
+    use super::super::tests::{request, store};
     use super::*;
 
     fn chosen(all: &[Candidate]) -> u32 {
-        MinWait.place(&request(), &View { candidates: all }).unwrap().element.0
+        MinWait
+            .place(&request(), &View { candidates: all })
+            .unwrap()
+            .element
+            .0
     }
 
     #[test]

@@ -86,13 +86,17 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// The elements that keep data: the only ones that policies other than [`Hybrid`] may choose.
     pub fn stores(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
-        self.candidates.iter().filter(|candidate| candidate.role == Role::Store)
+        self.candidates
+            .iter()
+            .filter(|candidate| candidate.role == Role::Store)
     }
 
     /// The host element, if one is up.
     #[must_use]
     pub fn host(&self) -> Option<&'a Candidate> {
-        self.candidates.iter().find(|candidate| candidate.role == Role::Host)
+        self.candidates
+            .iter()
+            .find(|candidate| candidate.role == Role::Host)
     }
 }
 
@@ -152,10 +156,19 @@ impl fmt::Display for Reason {
             Self::Pinned => write!(f, "the job script names this element"),
             Self::Turn => write!(f, "it was this element's turn"),
             Self::Drawn => write!(f, "it was drawn at random"),
-            Self::MostInput { local_bytes, input_bytes } => {
-                write!(f, "it holds {local_bytes} of {input_bytes} input bytes, more than any other")
+            Self::MostInput {
+                local_bytes,
+                input_bytes,
+            } => {
+                write!(
+                    f,
+                    "it holds {local_bytes} of {input_bytes} input bytes, more than any other"
+                )
             }
-            Self::LeastWait { wait_ns, transfer_ns } => write!(
+            Self::LeastWait {
+                wait_ns,
+                transfer_ns,
+            } => write!(
                 f,
                 "waiting {:.1} ms for a core and {:.1} ms for inputs is the least of all elements",
                 millis(*wait_ns),
@@ -205,13 +218,17 @@ pub struct UnknownPolicy {
 /// [`UnknownPolicy`] with the known names.
 pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> {
     if let Some(base) = name.strip_prefix("hybrid:") {
-        let plain = plain(base, seed).ok_or_else(|| UnknownPolicy { name: name.to_owned() })?;
+        let plain = plain(base, seed).ok_or_else(|| UnknownPolicy {
+            name: name.to_owned(),
+        })?;
         return Ok(Box::new(Hybrid::over(plain)));
     }
     if name == "hybrid" {
         return Ok(Box::new(Hybrid::over(Box::new(MinWait))));
     }
-    plain(name, seed).ok_or_else(|| UnknownPolicy { name: name.to_owned() })
+    plain(name, seed).ok_or_else(|| UnknownPolicy {
+        name: name.to_owned(),
+    })
 }
 
 /// The table of policies that [`Hybrid`] can stand on.
@@ -272,17 +289,36 @@ mod tests {
     #[test]
     fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
         let error = by_name("fastest", 1).unwrap_err().to_string();
-        assert!(error.contains("`fastest`") && error.contains("min-wait"), "{error}");
+        assert!(
+            error.contains("`fastest`") && error.contains("min-wait"),
+            "{error}"
+        );
         assert!(by_name("hybrid:hybrid", 1).is_err());
     }
 
     #[test]
     fn no_plain_policy_chooses_the_host_or_anything_of_nothing() {
-        let host = Candidate { role: Role::Host, ..store(9) };
+        let host = Candidate {
+            role: Role::Host,
+            ..store(9)
+        };
         for name in ["round-robin", "random", "input-locality", "min-wait"] {
             let policy = by_name(name, 1).unwrap();
-            assert_eq!(policy.place(&request(), &View { candidates: &[host] }), None, "{name}");
-            assert_eq!(policy.place(&request(), &View { candidates: &[] }), None, "{name}");
+            assert_eq!(
+                policy.place(
+                    &request(),
+                    &View {
+                        candidates: &[host]
+                    }
+                ),
+                None,
+                "{name}"
+            );
+            assert_eq!(
+                policy.place(&request(), &View { candidates: &[] }),
+                None,
+                "{name}"
+            );
         }
     }
 
@@ -292,7 +328,11 @@ mod tests {
         for name in NAMES {
             let policy = by_name(name, 7).unwrap();
             let first = policy.place(&request(), &View { candidates: &all });
-            assert_eq!(first, policy.place(&request(), &View { candidates: &all }), "{name}");
+            assert_eq!(
+                first,
+                policy.place(&request(), &View { candidates: &all }),
+                "{name}"
+            );
         }
     }
 }

@@ -34,7 +34,10 @@ impl Policy for Random {
         let count = free().count() as u64;
         let index = self.draw().checked_rem(count)?;
         let drawn = (0..).zip(free()).find(|&(at, _)| at == index)?.1;
-        Some(Choice { element: drawn.estimate.element, reason: Reason::Drawn })
+        Some(Choice {
+            element: drawn.estimate.element,
+            reason: Reason::Drawn,
+        })
     }
 
     fn chosen(&mut self, _choice: &Choice) {
@@ -52,7 +55,9 @@ mod tests {
         let mut policy = Random::seeded(seed);
         (0..400)
             .map(|_| {
-                let choice = policy.place(&request(), &View { candidates: &all }).unwrap();
+                let choice = policy
+                    .place(&request(), &View { candidates: &all })
+                    .unwrap();
                 policy.chosen(&choice);
                 choice.element.0
             })
@@ -65,7 +70,10 @@ mod tests {
         assert_ne!(sequence(5), sequence(6));
         for id in 0..4 {
             let count = sequence(5).iter().filter(|&&drawn| drawn == id).count();
-            assert!((60..=140).contains(&count), "element {id} was drawn {count} times of 400");
+            assert!(
+                (60..=140).contains(&count),
+                "element {id} was drawn {count} times of 400"
+            );
         }
     }
 }

@@ -16,9 +16,18 @@ impl Policy for RoundRobin {
     }
 
     fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let free = || view.stores().filter(|store| store.room).map(|store| store.estimate.element);
-        let next = free().find(|&element| Some(element) > self.last).or_else(|| free().next())?;
-        Some(Choice { element: next, reason: Reason::Turn })
+        let free = || {
+            view.stores()
+                .filter(|store| store.room)
+                .map(|store| store.estimate.element)
+        };
+        let next = free()
+            .find(|&element| Some(element) > self.last)
+            .or_else(|| free().next())?;
+        Some(Choice {
+            element: next,
+            reason: Reason::Turn,
+        })
     }
 
     fn chosen(&mut self, choice: &Choice) {
@@ -40,14 +49,23 @@ mod tests {
             policy.chosen(&choice);
             choice.element.0
         };
-        assert_eq!([turn(&all), turn(&all), turn(&all), turn(&all)], [0, 1, 2, 0]);
+        assert_eq!(
+            [turn(&all), turn(&all), turn(&all), turn(&all)],
+            [0, 1, 2, 0]
+        );
         all[1].room = false;
         assert_eq!([turn(&all), turn(&all)], [2, 0]);
     }
 
     #[test]
     fn nothing_is_chosen_while_all_are_full() {
-        let all = [store(0), store(1)].map(|full| super::super::Candidate { room: false, ..full });
-        assert_eq!(RoundRobin::default().place(&request(), &View { candidates: &all }), None);
+        let all = [store(0), store(1)].map(|full| super::super::Candidate {
+            room: false,
+            ..full
+        });
+        assert_eq!(
+            RoundRobin::default().place(&request(), &View { candidates: &all }),
+            None
+        );
     }
 }

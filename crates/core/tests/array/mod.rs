@@ -115,7 +115,12 @@ pub(crate) fn view(role: Role, cores: u32) -> ElementView {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, faults: Faults, config: Config, nodes: &[(u32, Role, u32)]) -> Self {
+    pub(crate) fn new(
+        seed: u64,
+        faults: Faults,
+        config: Config,
+        nodes: &[(u32, Role, u32)],
+    ) -> Self {
         let ids = Ids::default();
         let dispatcher = Dispatcher::new(config.clone(), Box::new(ids.clone())).unwrap();
         let nodes = nodes.iter().map(|&(id, role, cores)| {
@@ -150,7 +155,11 @@ impl World {
     pub(crate) fn file(&mut self, element: ElementId, size: u64) -> Placed {
         let object = self.ids.object();
         self.objects.insert(object, element);
-        Placed { object, element, size }
+        Placed {
+            object,
+            element,
+            size,
+        }
     }
 
     pub(crate) fn published(&self, task: TaskId) -> Option<&Vec<Placed>> {
@@ -173,7 +182,10 @@ impl World {
         self.dispatcher.on(event, self.now, &mut out);
         self.dispatcher.check();
         for element in self.dispatcher.elements(self.now) {
-            assert!(element.outstanding <= element.bound, "{element:?} has too much to do");
+            assert!(
+                element.outstanding <= element.bound,
+                "{element:?} has too much to do"
+            );
         }
         for action in out {
             self.log.push(action.clone());
@@ -185,8 +197,14 @@ impl World {
         match &action {
             Action::Send { element, labels } => {
                 for label in labels {
-                    let Operation::Analyse(analysis) = &label.operation else { panic!("{label:?}") };
-                    let objects = analysis.outputs.iter().map(|output| output.object).collect();
+                    let Operation::Analyse(analysis) = &label.operation else {
+                        panic!("{label:?}")
+                    };
+                    let objects = analysis
+                        .outputs
+                        .iter()
+                        .map(|output| output.object)
+                        .collect();
                     let kept = self.tasks.entry(analysis.task).or_default();
                     kept.label = Some((label.id, *element, objects));
                 }
@@ -195,14 +213,23 @@ impl World {
             Action::Abort { element, .. } => self.forward(*element, action),
             Action::Publish { task, outputs, .. } => {
                 let kept = self.tasks.entry(*task).or_default();
-                assert!(kept.published.is_none() || kept.reopened, "{task:?} was published twice");
+                assert!(
+                    kept.published.is_none() || kept.reopened,
+                    "{task:?} was published twice"
+                );
                 kept.published = Some(outputs.clone());
                 kept.reopened = false;
                 for output in outputs {
-                    assert_eq!(self.objects.get(&output.object), Some(&output.element), "{output:?}");
+                    assert_eq!(
+                        self.objects.get(&output.object),
+                        Some(&output.element),
+                        "{output:?}"
+                    );
                 }
             }
-            Action::Task { task, state, tries, .. } => {
+            Action::Task {
+                task, state, tries, ..
+            } => {
                 let kept = self.tasks.entry(*task).or_default();
                 kept.reopened |= kept.state == Some(TaskState::Done) && *state != TaskState::Done;
                 kept.state = Some(*state);
@@ -215,10 +242,17 @@ impl World {
             }
             Action::Discard { element, objects } => {
                 for object in objects {
-                    let published = self.tasks.values().flat_map(|kept| kept.published.iter().flatten());
+                    let published = self
+                        .tasks
+                        .values()
+                        .flat_map(|kept| kept.published.iter().flatten());
                     let used = published.into_iter().any(|placed| placed.object == *object);
                     assert!(!used, "{object:?} is published and discarded");
-                    assert_eq!(self.objects.remove(object), Some(*element), "{object:?} never was");
+                    assert_eq!(
+                        self.objects.remove(object),
+                        Some(*element),
+                        "{object:?} never was"
+                    );
                 }
             }
             Action::Decided(_) => {}
@@ -243,7 +277,11 @@ impl World {
         for (label, (_, progress)) in &node.labels {
             if let Progress::Ended(outcome) = progress {
                 let (element, label, outcome) = (id, *label, outcome.clone());
-                node.outbox.push(Event::Finished { element, label, outcome });
+                node.outbox.push(Event::Finished {
+                    element,
+                    label,
+                    outcome,
+                });
             }
         }
         let view = node.view.clone();
@@ -256,7 +294,10 @@ impl World {
                 node.inbox.push_back(Action::Abort { element: id, label });
             }
         }
-        node.inbox.push_back(Action::Send { element: id, labels });
+        node.inbox.push_back(Action::Send {
+            element: id,
+            labels,
+        });
     }
 
     /// Ends the connection; a crash also ends what runs.
@@ -300,8 +341,11 @@ impl World {
                     Some(TaskState::Done) => kept.published.map(Ended::Done),
                     Some(TaskState::Failed) => Some(Ended::Failed),
                     Some(TaskState::Sent | TaskState::Running) => {
-                        kept.label.map(|(label, element, objects)| {
-                            Ended::Sent { label, element, objects, tries: kept.tries - 1 }
+                        kept.label.map(|(label, element, objects)| Ended::Sent {
+                            label,
+                            element,
+                            objects,
+                            tries: kept.tries - 1,
                         })
                     }
                     _ => None,
@@ -330,7 +374,11 @@ impl World {
     pub(crate) fn write(&mut self, index: usize) {
         let (path, placed) = self.unwritten.swap_remove(index);
         self.objects.insert(placed.object, placed.element);
-        for input in self.jobs.values_mut().flat_map(|job| &mut job.tasks).flat_map(|task| &mut task.inputs)
+        for input in self
+            .jobs
+            .values_mut()
+            .flat_map(|job| &mut job.tasks)
+            .flat_map(|task| &mut task.inputs)
         {
             if input.path == path && input.origin == Origin::Awaited {
                 input.origin = Origin::File(placed);
@@ -385,11 +433,16 @@ impl World {
         match action {
             Action::Send { labels, .. } => {
                 for label in labels {
-                    node.labels.entry(label.id).or_insert((label, Progress::Queued));
+                    node.labels
+                        .entry(label.id)
+                        .or_insert((label, Progress::Queued));
                 }
             }
             Action::Abort { label, .. } => {
-                let open = node.labels.get(&label).is_some_and(|(_, p)| !matches!(p, Progress::Ended(_)));
+                let open = node
+                    .labels
+                    .get(&label)
+                    .is_some_and(|(_, p)| !matches!(p, Progress::Ended(_)));
                 if open {
                     self.end(id, label, failed(FailureKind::Cancelled));
                 }
@@ -428,7 +481,8 @@ impl World {
     }
 
     fn run(&mut self, id: ElementId, label: LabelId) -> Option<Box<Outcome>> {
-        let Operation::Analyse(analysis) = self.nodes[&id].labels[&label].0.operation.clone() else {
+        let Operation::Analyse(analysis) = self.nodes[&id].labels[&label].0.operation.clone()
+        else {
             panic!("only tasks are run here")
         };
         for input in &analysis.inputs {
@@ -439,29 +493,55 @@ impl World {
             match self.objects.get(&input.object) {
                 Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
                 // Overtaken, and what it reads was discarded; its outcome must not count.
-                None if !self.dispatcher.labels(id).iter().any(|live| live.id == label) => {
+                None if !self
+                    .dispatcher
+                    .labels(id)
+                    .iter()
+                    .any(|live| live.id == label) =>
+                {
                     return Some(failed(FailureKind::Input));
                 }
-                None => panic!("{label:?} of {} reads {input:?}, which never was", analysis.name),
+                None => panic!(
+                    "{label:?} of {} reads {input:?}, which never was",
+                    analysis.name
+                ),
             }
         }
         if self.dice.chance(self.faults.kernel) {
-            let kinds = [FailureKind::Exit(1), FailureKind::Signal(11), FailureKind::Device, FailureKind::Timeout];
+            let kinds = [
+                FailureKind::Exit(1),
+                FailureKind::Signal(11),
+                FailureKind::Device,
+                FailureKind::Timeout,
+            ];
             return Some(failed(kinds[self.dice.roll(4) as usize]));
         }
         let mut sealed = Vec::new();
         for output in &analysis.outputs {
-            assert!(self.objects.insert(output.object, id).is_none(), "{output:?} was made twice");
-            sealed.push(Sealed { object: output.object, size: self.dice.roll(1 << 20) });
+            assert!(
+                self.objects.insert(output.object, id).is_none(),
+                "{output:?} was made twice"
+            );
+            sealed.push(Sealed {
+                object: output.object,
+                size: self.dice.roll(1 << 20),
+            });
         }
-        Some(Box::new(Outcome { result: Ok(sealed), ..*failed(FailureKind::Cancelled) }))
+        Some(Box::new(Outcome {
+            result: Ok(sealed),
+            ..*failed(FailureKind::Cancelled)
+        }))
     }
 
     fn end(&mut self, id: ElementId, label: LabelId, outcome: Box<Outcome>) {
         let node = self.nodes.get_mut(&id).unwrap();
         node.labels.get_mut(&label).unwrap().1 = Progress::Ended(outcome.clone());
         if node.connected {
-            node.outbox.push(Event::Finished { element: id, label, outcome });
+            node.outbox.push(Event::Finished {
+                element: id,
+                label,
+                outcome,
+            });
         }
     }
 
@@ -495,7 +575,14 @@ impl World {
     /// No more faults: everything comes up and goes on until nothing is left to do.
     pub(crate) fn settle(&mut self) {
         let kernel = 0;
-        self.faults = Faults { crash: 0, restart: 0, cancel: 0, kernel, repeat: 0, reorder: self.faults.reorder };
+        self.faults = Faults {
+            crash: 0,
+            restart: 0,
+            cancel: 0,
+            kernel,
+            repeat: 0,
+            reorder: self.faults.reorder,
+        };
         while !self.unwritten.is_empty() {
             self.write(0);
         }
@@ -510,16 +597,37 @@ impl World {
     pub(crate) fn assert_ended(&self) {
         for (job, spec) in &self.jobs {
             let state = self.job_states[job];
-            assert_ne!(state, JobState::Running, "{job:?} is stuck: {:#?}", self.dispatcher.job(*job));
+            assert_ne!(
+                state,
+                JobState::Running,
+                "{job:?} is stuck: {:#?}",
+                self.dispatcher.job(*job)
+            );
             for task in &spec.tasks {
                 let kept = &self.tasks[&task.task];
                 let done = kept.state == Some(TaskState::Done);
-                assert!(!done || kept.published.is_some(), "{:?} is done, not published", task.task);
-                assert!(state != JobState::Done || done, "{:?} is not done, its job is", task.task);
+                assert!(
+                    !done || kept.published.is_some(),
+                    "{:?} is done, not published",
+                    task.task
+                );
+                assert!(
+                    state != JobState::Done || done,
+                    "{:?} is not done, its job is",
+                    task.task
+                );
             }
         }
-        for placed in self.tasks.values().flat_map(|kept| kept.published.iter().flatten()) {
-            assert_eq!(self.objects.get(&placed.object), Some(&placed.element), "{placed:?} is gone");
+        for placed in self
+            .tasks
+            .values()
+            .flat_map(|kept| kept.published.iter().flatten())
+        {
+            assert_eq!(
+                self.objects.get(&placed.object),
+                Some(&placed.element),
+                "{placed:?} is gone"
+            );
         }
         for element in self.dispatcher.elements(self.now) {
             assert_eq!(element.outstanding, 0, "{element:?}");
@@ -527,14 +635,23 @@ impl World {
     }
 }
 
-fn ids_that(labels: &BTreeMap<LabelId, (Label, Progress)>, is: impl Fn(&Progress) -> bool) -> Vec<LabelId> {
-    labels.iter().filter(|(_, (_, progress))| is(progress)).map(|(label, _)| *label).collect()
+fn ids_that(
+    labels: &BTreeMap<LabelId, (Label, Progress)>,
+    is: impl Fn(&Progress) -> bool,
+) -> Vec<LabelId> {
+    labels
+        .iter()
+        .filter(|(_, (_, progress))| is(progress))
+        .map(|(label, _)| *label)
+        .collect()
 }
 
 /// Queued labels whose `after` have ended or are not known.
 fn startable(labels: &BTreeMap<LabelId, (Label, Progress)>) -> Vec<LabelId> {
     let ended = |label: &LabelId| {
-        labels.get(label).is_none_or(|(_, progress)| matches!(progress, Progress::Ended(_)))
+        labels
+            .get(label)
+            .is_none_or(|(_, progress)| matches!(progress, Progress::Ended(_)))
     };
     let queued = labels.iter().filter(|(_, (label, progress))| {
         matches!(progress, Progress::Queued) && label.after.iter().all(ended)
@@ -543,7 +660,11 @@ fn startable(labels: &BTreeMap<LabelId, (Label, Progress)>) -> Vec<LabelId> {
 }
 
 pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
-    let failure = Failure { kind, message: format!("{kind:?}"), stderr: String::new() };
+    let failure = Failure {
+        kind,
+        message: format!("{kind:?}"),
+        stderr: String::new(),
+    };
     Box::new(Outcome {
         result: Err(failure),
         start: Time(0),
@@ -571,7 +692,11 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         kernel: Kernel::Builtin(kernel.to_owned()),
         args: vec![],
         inputs: inputs.into_iter().enumerate().map(input).collect(),
-        outputs: vec![OutputSpec { name: "out".into(), path: format!("/t{id}/out"), inode: Inode(100 + id) }],
+        outputs: vec![OutputSpec {
+            name: "out".into(),
+            path: format!("/t{id}/out"),
+            inode: Inode(100 + id),
+        }],
         stdin: None,
         stdout: None,
         element: None,
@@ -582,5 +707,10 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
 }
 
 pub(crate) fn job(id: u64, policy: &str, tasks: Vec<TaskSpec>) -> JobSpec {
-    JobSpec { job: JobId(id), owner: Owner::default(), policy: Some(policy.to_owned()), tasks }
+    JobSpec {
+        job: JobId(id),
+        owner: Owner::default(),
+        policy: Some(policy.to_owned()),
+        tasks,
+    }
 }

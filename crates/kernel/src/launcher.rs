@@ -10,6 +10,8 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use seccompiler::BpfProgram;
+
 use crate::child::{self, Keeper};
 use crate::error::{PrepareError, SetupError, SpawnError};
 use crate::prepare::{Prepared, environment, prepare};
@@ -28,9 +30,9 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Files that a kernel may have open.
 const OPEN_FILES_MAX: u64 = 4096;
 
-/// Processes and threads that a user other than root may have in all beside those of one kernel: the last
-/// resort should a fork bomb outrun the watcher.
-const USER_PROCESSES_MAX: u64 = 4096;
+/// Processes and threads that may be started beside a kernel by other work of its user, if that is not
+/// root, before the kernel can start no more: the last resort should a fork bomb outrun the watcher.
+const OTHER_PROCESSES_MAX: u64 = 1024;
 
 /// Processor time that a process may use beyond its time limit on all cores, before the operating system
 /// ends it. It matters only when the element is gone and nobody watches the time.
@@ -190,13 +192,9 @@ impl Launcher {
             folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
             user: run.user,
             keeper: self.keeper.announce().map_err(SpawnError::Process)?,
-            limits: resource_limits(&run.limits, run.user.is_some_and(|user| user.uid != 0)),
+            limits: resource_limits(&run.limits, !self.runs_as_root(run)),
             ruleset: self.ruleset(prepared)?,
-            filters: if self.support.seccomp {
-                filters().ok()
-            } else {
-                None
-            },
+            filter: self.filter(run)?,
         };
         let started = Instant::now();
         let process = spawn::spawn(image)?;
@@ -218,6 +216,23 @@ impl Launcher {
             stdout_reader,
             stderr_reader,
         ))
+    }
+
+    fn runs_as_root(&self, run: &Run) -> bool {
+        run.user
+            .map_or(self.support.switches_user, |user| user.uid == 0)
+    }
+
+    fn filter(&self, run: &Run) -> Result<Option<&'static BpfProgram>, SpawnError> {
+        if !self.support.seccomp {
+            return Ok(None);
+        }
+        let root = run
+            .user
+            .map_or(self.support.switches_user, |user| user.uid == 0);
+        let owns_files = root || run.inputs_as == InputsAs::Symlink;
+        let filters = filters().map_err(|error| SpawnError::Process(io::Error::other(error)))?;
+        Ok(Some(filters.of(owns_files)))
     }
 
     fn ruleset(&self, prepared: &Prepared) -> Result<Option<OwnedFd>, SpawnError> {
@@ -295,6 +310,14 @@ fn arguments(prepared: &Prepared) -> Result<Vec<CString>, SpawnError> {
     Ok(all)
 }
 
+/// Threads on this host now, which is at least what any one user has: the limit counts all of a user's.
+fn threads() -> u64 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let tasks = load.split_ascii_whitespace().nth(3);
+    let total = tasks.and_then(|tasks| tasks.split_once('/')?.1.parse().ok());
+    total.unwrap_or(OTHER_PROCESSES_MAX)
+}
+
 fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint, libc::rlimit64)> {
     let both = |value| libc::rlimit64 {
         rlim_cur: value,
@@ -319,10 +342,8 @@ fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint
         (libc::RLIMIT_NOFILE, both(OPEN_FILES_MAX)),
     ];
     if counts_processes {
-        all.push((
-            libc::RLIMIT_NPROC,
-            both(USER_PROCESSES_MAX + u64::from(limits.processes)),
-        ));
+        let most = threads() + OTHER_PROCESSES_MAX + u64::from(limits.processes);
+        all.push((libc::RLIMIT_NPROC, both(most)));
     }
     all
 }

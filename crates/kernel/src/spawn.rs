@@ -16,11 +16,10 @@ use std::ptr;
 use std::sync::{LazyLock, mpsc};
 
 use parking_lot::Mutex;
-use seccompiler::sock_filter;
+use seccompiler::{BpfProgram, sock_filter};
 
 use crate::error::SpawnError;
 use crate::run::User;
-use crate::sandbox::calls::Filters;
 use crate::sandbox::files;
 
 /// Threads that start processes. One start keeps a processor busy for a millisecond at most.
@@ -59,8 +58,8 @@ pub(crate) struct Image {
     pub(crate) ruleset: Option<OwnedFd>,
     /// Where the process announces itself, so that it is killed when its element dies.
     pub(crate) keeper: OwnedFd,
-    /// Filters of system calls.
-    pub(crate) filters: Option<&'static Filters>,
+    /// Filter of system calls.
+    pub(crate) filter: Option<&'static BpfProgram>,
 }
 
 /// What is executed.
@@ -322,7 +321,7 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
         )?;
         file_rules(plan.image)?;
-        call_filters(plan.image)
+        call_filter(plan.image)
     }
 }
 
@@ -481,30 +480,27 @@ unsafe fn file_rules(image: &Image) -> Step {
 
 /// # Safety
 /// As [`confine`].
-unsafe fn call_filters(image: &Image) -> Step {
-    let Some(filters) = image.filters else {
+unsafe fn call_filter(image: &Image) -> Step {
+    let Some(filter) = image.filter else {
         return Ok(());
     };
-    for filter in [&filters.clone3, &filters.denied] {
-        #[allow(
-            clippy::cast_possible_truncation,
-            reason = "filters have some hundred instructions"
-        )]
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_ptr().cast::<libc::sock_filter>().cast_mut(),
-        };
-        const _: () = assert!(size_of::<sock_filter>() == size_of::<libc::sock_filter>());
-        // SAFETY: both filter types are the C structure; the kernel only reads it, during the call.
-        unsafe {
-            let mode = libc::SECCOMP_SET_MODE_FILTER;
-            done(
-                CALL_FILTER,
-                libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program),
-            )?;
-        }
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "filters have some hundred instructions"
+    )]
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast::<libc::sock_filter>().cast_mut(),
+    };
+    const _: () = assert!(size_of::<sock_filter>() == size_of::<libc::sock_filter>());
+    // SAFETY: both filter types are the C structure; the kernel only reads it, during the call.
+    unsafe {
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        done(
+            CALL_FILTER,
+            libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program),
+        )
     }
-    Ok(())
 }
 
 /// # Safety

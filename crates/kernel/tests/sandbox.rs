@@ -100,6 +100,50 @@ fn an_input_can_be_read_but_not_changed() {
 }
 
 #[test]
+fn attributes_of_files_cannot_be_changed() {
+    // Its user owns this file: the file rules say nothing of attributes.
+    let place = Place::new();
+    let script = "import os, sys
+path = sys.argv[1]
+os.chmod(path, 0o777); os.utime(path, (1, 1)); os.chown(path, -1, -1)
+os.system('chmod 777 ' + path)
+f = os.open('input', os.O_RDONLY)
+for change in (lambda: os.fchmod(f, 0o777), lambda: os.utime(f, (1, 1))):
+    try: change()
+    except PermissionError: pass
+try: os.setxattr(path, 'user.x', b'1'); print('set')
+except OSError: pass
+open('own', 'w').close(); os.chmod('own', 0o600); os.utime('own')
+print(os.access('own', os.R_OK))";
+    for user in users() {
+        let own = place.path("own");
+        fs::write(&own, "x").unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o600)).unwrap();
+        if let Some(User { uid, gid }) = user {
+            std::os::unix::fs::chown(&own, Some(uid), Some(gid)).unwrap();
+        }
+        let state = |path| {
+            let data = fs::metadata(path).unwrap();
+            (data.permissions(), data.modified().unwrap())
+        };
+        let mut run = place.python(script);
+        run.args.push(own.to_str().unwrap().into());
+        run.user = user;
+        let input = place.input(&mut run, "input", "");
+        let before = (state(&own), state(&input));
+        let (_, exit) = finish(run);
+        assert_eq!(before, (state(&own), state(&input)), "{user:?}");
+        assert_eq!(
+            exit.stdout.text(),
+            "True\n",
+            "{user:?}: {}",
+            exit.stderr.text()
+        );
+        fs::remove_file(&input).unwrap();
+    }
+}
+
+#[test]
 fn linked_inputs_cannot_be_changed_by_their_own_owner() {
     let place = Place::new();
     let object = place.path("own");

@@ -1,5 +1,5 @@
-//! The system calls that no kernel may make. They fail with EPERM, so that programs which merely try
-//! them go on.
+//! The system calls that no kernel may make. Most fail with EPERM, so that programs which merely try them
+//! go on; changes of file attributes seem to succeed, see [`Filters::of`].
 //!
 //! This is a list of what is denied: kernels are arbitrary programs, and Landlock, user rights and limits
 //! do the rest. Denied are the network, ways to other processes, changes of the system, ways around the
@@ -104,14 +104,60 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// The two filters every kernel gets.
+/// Calls newer than glibc's oldest fallbacks: they answer ENOSYS, and programs then use older ones that a
+/// filter can judge. `clone3` has its flags in memory where a filter cannot see them; the others change
+/// attributes of files (`fchmodat2`, `setxattrat`, `removexattrat`, `open_tree_attr`, `file_setattr`).
+const UNKNOWN: &[i64] = &[libc::SYS_clone3, 452, 463, 466, 467, 469];
+
+/// Calls that change the mode, owner or times of any file by its path. Landlock does not govern them, so a
+/// kernel could open its owner's files to others, or, if that is root, the system's.
+const ATTRIBUTES: &[i64] = &[libc::SYS_fchmodat, libc::SYS_fchownat];
+
+#[cfg(target_arch = "x86_64")]
+const ATTRIBUTES_HERE: &[i64] = &[
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_lchown,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const ATTRIBUTES_HERE: &[i64] = &[];
+
+/// The same for an open file. A kernel can only open what it may read, but that is enough to change it if
+/// its user owns inputs or programs.
+const OPEN_ATTRIBUTES: &[i64] = &[libc::SYS_fchmod, libc::SYS_fchown, libc::SYS_utimensat];
+
+/// Extended attributes, which nobody keeps for a kernel either.
+const EXTENDED: &[i64] = &[
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+];
+
+/// `FS_IOC_SETFLAGS` and `FS_IOC_FSSETXATTR` of `linux/fs.h`: attributes of files once more.
+const FILE_FLAGS: [u64; 2] = [0x4008_6602, 0x401c_5820];
+
+/// Filters of system calls.
 #[derive(Debug)]
 pub(crate) struct Filters {
-    /// Fails what is denied with EPERM.
-    pub(crate) denied: BpfProgram,
-    /// Fails `clone3` with ENOSYS: its flags lie in memory where a filter cannot see them, and C libraries
-    /// then use `clone`.
-    pub(crate) clone3: BpfProgram,
+    usual: BpfProgram,
+    owner: BpfProgram,
+}
+
+impl Filters {
+    /// The filter of one kernel. `owns_files` says whether its user owns files that it can open for
+    /// reading but must not change: then it cannot change attributes of open files either.
+    ///
+    /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes
+    /// and times and fail if they cannot, and an array keeps neither of outputs.
+    pub(crate) fn of(&self, owns_files: bool) -> &BpfProgram {
+        if owns_files { &self.owner } else { &self.usual }
+    }
 }
 
 /// Builds the filters.
@@ -119,11 +165,7 @@ pub(crate) struct Filters {
 /// # Errors
 /// If the list makes no valid filter, which is a fault of this file.
 pub(crate) fn filters() -> Result<Filters, BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = DENIED
-        .iter()
-        .chain(DENIED_HERE)
-        .map(|call| (*call, Vec::new()))
-        .collect();
+    let mut rules = always(&[DENIED, DENIED_HERE]);
     let namespaces = u64::from(NAMESPACES.cast_unsigned());
     let mut clone = Vec::new();
     for bit in (0..32)
@@ -151,17 +193,49 @@ pub(crate) fn filters() -> Result<Filters, BackendError> {
         vec![
             when(1, SeccompCmpOp::Eq, libc::TIOCSTI)?,
             when(1, SeccompCmpOp::Eq, libc::TIOCLINUX)?,
+            when(1, SeccompCmpOp::Eq, FILE_FLAGS[0])?,
+            when(1, SeccompCmpOp::Eq, FILE_FLAGS[1])?,
         ],
     );
-    let deny = filter(rules, libc::EPERM)?;
-    let clone3 = filter(
-        BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
-        libc::ENOSYS,
-    )?;
+    let mut attributes = always(&[ATTRIBUTES, ATTRIBUTES_HERE]);
+    // Without a path it concerns an open file.
+    let path = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
+    attributes.insert(libc::SYS_utimensat, vec![SeccompRule::new(vec![path])?]);
+    let all_attributes = always(&[ATTRIBUTES, ATTRIBUTES_HERE, OPEN_ATTRIBUTES]);
+    let chained = |attributes| {
+        Ok(chain([
+            without_x32(filter(rules.clone(), libc::EPERM)?),
+            filter(always(&[UNKNOWN]), libc::ENOSYS)?,
+            filter(always(&[EXTENDED]), libc::EOPNOTSUPP)?,
+            filter(attributes, 0)?,
+        ]))
+    };
     Ok(Filters {
-        denied: without_x32(deny),
-        clone3,
+        usual: chained(attributes)?,
+        owner: chained(all_attributes)?,
     })
+}
+
+/// Makes one program of several that concern different calls, as each further one costs every start of a
+/// kernel. All end by allowing what they do not concern; all but the last go on to the next instead.
+fn chain(programs: [BpfProgram; 4]) -> BpfProgram {
+    let mut all = BpfProgram::new();
+    for program in programs {
+        if let Some(allow) = all.pop() {
+            assert!(
+                allow.k == libc::SECCOMP_RET_ALLOW,
+                "a filter ends by allowing"
+            );
+        }
+        all.extend(program);
+    }
+    all
+}
+
+/// Rules that hold whatever the arguments are.
+fn always(calls: &[&[i64]]) -> BTreeMap<i64, Vec<SeccompRule>> {
+    let calls = calls.iter().flat_map(|calls| calls.iter());
+    calls.map(|call| (*call, Vec::new())).collect()
 }
 
 fn when(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {

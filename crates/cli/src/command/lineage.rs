@@ -2,17 +2,20 @@
 
 use crate::context::{Context, credentials};
 use crate::files;
-use crate::output::View;
-use crate::output::lineage::LineageView;
+use crate::output::lineage::{graph, json};
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tidemill_core::id::ObjectId;
+use tidemill_core::lineage::text::Direction;
+use tidemill_core::lineage::{dot, prov, svg, text};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill lineage /montage/mosaic.png             everything that made it
   tidemill lineage --down /raw/a.fits              everything that was made of it
   tidemill lineage --depth 1 /montage/mosaic.png   the last step only
+  tidemill lineage --format svg -o mosaic.svg /montage/mosaic.png
   tidemill --json lineage --object 4711            an exact version, also of a file that is gone";
 
 /// Tell which exact versions, kernels, arguments, elements and times produced a file
@@ -49,6 +52,12 @@ enum Format {
     Text,
     /// Versions and runs with all that is known of them
     Json,
+    /// A graph for Graphviz
+    Dot,
+    /// A picture
+    Svg,
+    /// PROV-JSON of the W3C
+    ProvJson,
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
@@ -65,33 +74,46 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     };
     let reply = server.lineage().query(request).await;
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();
-    let view = LineageView {
-        reply,
-        up,
-        down: args.down,
-    };
     let format = if context.global.json && args.format == Format::Text {
         Format::Json
     } else {
         args.format
     };
-    write(&render(&view, format)?, args.output.as_deref())?;
+    write(
+        &render(&reply, format, up, args.down),
+        args.output.as_deref(),
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn render(view: &LineageView, format: Format) -> std::io::Result<Vec<u8>> {
-    let mut text = Vec::new();
+fn render(reply: &v1::LineageReply, format: Format, up: bool, down: bool) -> String {
+    let graph = graph(reply);
     match format {
-        Format::Text => view.text(&mut text)?,
-        Format::Json => text = format!("{:#}\n", view.json()).into_bytes(),
+        Format::Text => tree(&graph, ObjectId(reply.object), up, down),
+        Format::Json => format!("{:#}", json(reply)),
+        Format::Dot => dot::render(&graph),
+        Format::Svg => svg::render(&graph),
+        Format::ProvJson => prov::render(&graph),
     }
-    Ok(text)
 }
 
-fn write(text: &[u8], output: Option<&Path>) -> anyhow::Result<()> {
+fn tree(graph: &tidemill_core::lineage::Graph, object: ObjectId, up: bool, down: bool) -> String {
+    let up = up.then(|| text::render(graph, object, Direction::Up));
+    let down = down.then(|| {
+        let tree = text::render(graph, object, Direction::Down);
+        format!("What was made of it:\n{tree}")
+    });
+    up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
+}
+
+fn write(text: &str, output: Option<&Path>) -> anyhow::Result<()> {
+    let text = format!("{}\n", text.trim_end_matches('\n'));
     match output {
         Some(path) => std::fs::write(path, text)
             .with_context(|| format!("can't write the lineage: {}", path.display())),
-        None => Ok(std::io::Write::write_all(&mut std::io::stdout(), text)?),
+        None => Ok(std::io::Write::write_all(
+            &mut std::io::stdout(),
+            text.as_bytes(),
+        )?),
     }
 }

@@ -55,6 +55,11 @@ impl Array {
     }
 
     pub(crate) fn with(options: Options) -> Option<Self> {
+        Self::prepared(options, |_| {})
+    }
+
+    /// `prepare` may change the folder before anything is started in it.
+    pub(crate) fn prepared(options: Options, prepare: impl FnOnce(&Self)) -> Option<Self> {
         if !can_mount() {
             return None;
         }
@@ -70,6 +75,7 @@ impl Array {
             mount: None,
             options,
         };
+        prepare(&array);
         array.start_server();
         array.elements.resize_with(count, || None);
         for index in 0..count {

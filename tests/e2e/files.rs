@@ -149,3 +149,24 @@ fn other_users_files_and_control_folders_are_closed() {
     assert!(!as_nobody("echo no > nope").ok);
     assert!(!as_nobody("cat .tidemill/root/joblist").ok);
 }
+
+#[test]
+fn a_change_of_mode_right_after_close_is_never_lost() {
+    let Some(array) = Array::start() else { return };
+    array.sh("for i in $(seq 300); do echo x > f$i; chmod 600 f$i; done");
+    assert_eq!(
+        array
+            .sh("find . -maxdepth 1 -type f ! -perm 600 | wc -l")
+            .trim(),
+        "0"
+    );
+    let names = array.run(&["ls", "-l", "/"]).out;
+    assert_eq!(
+        names
+            .lines()
+            .filter(|line| line.contains("-rw-------"))
+            .count(),
+        300,
+        "{names}"
+    );
+}

@@ -297,6 +297,13 @@ impl Fs {
         let mut state = node.state.lock();
         state.stamp = self.table.tick();
         let stamp = state.stamp;
+        // A seal may have overtaken this answer on its way here: then its version is an older one, but what
+        // was set still holds.
+        state.attr.mode = attr.mode;
+        state.attr.uid = attr.uid;
+        state.attr.gid = attr.gid;
+        state.attr.atime = attr.atime;
+        state.attr.ctime = state.attr.ctime.max(attr.ctime);
         if let Some(writing) = state.writing.as_mut()
             && changes.mtime.is_some()
         {

@@ -155,8 +155,30 @@ impl Worker {
         self.at_server(ready).await;
     }
 
-    /// Lets an element seal objects.
+    /// Lets an element seal objects. Rights that have run out are got anew once.
     async fn at_element(&self, element: u32, jobs: Vec<(Job, i64)>, ready: &mut Vec<Ready>) {
+        let mut refused = self.seal_all(element, jobs, ready).await;
+        if refused.is_empty() {
+            return;
+        }
+        for (job, _) in &refused {
+            if let Err(error) = job.object.right.renew(&self.backend).await {
+                tracing::debug!(ino = job.ino, "no new right to seal: {error}");
+            }
+        }
+        refused = self.seal_all(element, refused, ready).await;
+        for (job, _) in &refused {
+            self.give_up(job, "the element refuses its capability");
+        }
+    }
+
+    /// Lets an element seal objects; gives back those whose capability it refuses.
+    async fn seal_all(
+        &self,
+        element: u32,
+        jobs: Vec<(Job, i64)>,
+        ready: &mut Vec<Ready>,
+    ) -> Vec<(Job, i64)> {
         let items: Vec<_> = jobs.iter().map(|(job, _)| self.item(job)).collect();
         let results = match self.ask_element(element, &items).await {
             Ok(results) => results,
@@ -164,27 +186,31 @@ impl Worker {
                 for (job, _) in &jobs {
                     self.give_up(job, &error.to_string());
                 }
-                return;
+                return Vec::new();
             }
         };
         let results: BTreeMap<u64, SealResult> =
             results.into_iter().map(|result| (result.object, result)).collect();
+        let mut refused = Vec::new();
         for (job, mtime) in jobs {
             match results.get(&job.object.id) {
                 Some(result) if result.status == 200 => {
                     let sealed = Some((result.size, mtime));
                     ready.push(Ready { job, sealed });
                 }
+                Some(result) if result.status == 403 => refused.push((job, mtime)),
                 Some(result) => self.give_up(&job, &result.message),
                 None => self.give_up(&job, "the element did not answer for it"),
             }
         }
+        refused
     }
 
     fn item(&self, job: &Job) -> SealItem {
         let path = self.table.path(job.ino).unwrap_or_default();
-        let mut capability = String::with_capacity(job.object.capability.len() * 2);
-        for byte in &job.object.capability {
+        let bytes = job.object.right.capability();
+        let mut capability = String::with_capacity(bytes.len() * 2);
+        for byte in bytes {
             let _ = write!(capability, "{byte:02x}");
         }
         SealItem {
@@ -210,13 +236,13 @@ impl Worker {
         let start = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
-            let url = self.url(element).await?;
+            let url = self.backend.url(element).await?;
             match self.backend.objects.seal_all(&url, items).await {
                 Err(error) if error.is_lost() && start.elapsed() < PATIENCE => {
                     tracing::debug!("waiting for an element to seal: {error}");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);
-                    self.backend.forget_elements();
+                    self.backend.forget_element(element);
                 }
                 other => return other,
             }
@@ -230,19 +256,6 @@ impl Worker {
              them: {why}"
         );
         self.finish(job, None);
-    }
-
-    async fn url(&self, element: u32) -> Result<Arc<str>, ClientError> {
-        let backend = self.backend.clone();
-        let place = match backend.place(element, super::Pace::Now) {
-            Err(_) => {
-                let ask = move || backend.place(element, super::Pace::MayWait);
-                tokio::task::spawn_blocking(ask).await.unwrap_or(Err(crate::error::Error::Later))
-            }
-            known => known,
-        };
-        let down = ClientError::ElementDown(tidemill_core::id::ElementId(element));
-        Ok(place.map_err(|_| down)?.url)
     }
 
     /// Tells the server. An operation that fails ends its request, so the rest is sent again without it.
@@ -300,7 +313,18 @@ impl Worker {
             state.writing = None;
             state.stamp = self.table.tick();
             match attr {
-                Some(attr) => state.attr = attr,
+                // Only what the seal changed: a chmod may have overtaken this answer on its way here.
+                Some(sealed) if state.attr.ino == sealed.ino => {
+                    let attr = &mut state.attr;
+                    attr.object = sealed.object;
+                    attr.element = sealed.element;
+                    attr.size = sealed.size;
+                    attr.mtime = sealed.mtime;
+                    attr.ctime = attr.ctime.max(sealed.ctime);
+                    attr.version = sealed.version;
+                    attr.writing = sealed.writing;
+                }
+                Some(sealed) => state.attr = sealed,
                 None => state.fresh = None,
             }
             node.changed.notify_all();

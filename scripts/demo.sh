@@ -94,6 +94,10 @@ if [ -z "$reason" ]; then
   say "Copying the images in: cp ... $mount$folder/"
   mkdir "$mount$folder"
   cp "$dir"/data/images/*.fits "$dir"/data/plan/* "$script" "$mount$folder/"
+  # A file is sealed just after its last close.
+  while tidemill --json ls "$folder" | json "any(e['writing'] for e in v['entries'])" | grep -q True; do
+    sleep 0.1
+  done
   tidemill ls -l "$folder"
   control=$mount/.tidemill/$(id -un)
   say "Submitting: echo $mount$folder/montage.conf > $control/submit"
@@ -120,8 +124,10 @@ fi
 say "What it cost: tidemill report $job"
 tidemill report "$job"
 
-say "What made the mosaic: tidemill lineage $folder/mosaic.png"
-tidemill lineage "$folder/mosaic.png"
+say "What made the mosaic, the last two steps: tidemill lineage --depth 2 $folder/mosaic.png"
+tidemill lineage --depth 2 "$folder/mosaic.png"
+tidemill lineage --format svg -o "$dir/lineage.svg" "$folder/mosaic.png"
+echo "All of it as a picture: $dir/lineage.svg"
 
 say "The mosaic"
 if [ -z "$reason" ]; then

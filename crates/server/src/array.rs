@@ -4,12 +4,15 @@
 //! dispatcher's driver by a channel; this module decides nothing about work.
 
 use crate::jobs::Incoming;
+use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
+use crate::names::{Fault, SqliteNames};
 use parking_lot::Mutex;
+use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::rights;
@@ -42,6 +45,9 @@ pub(crate) enum Report {
     },
 }
 
+/// An element and the programs that it has.
+type Programs = (u32, Vec<String>);
+
 /// One element.
 #[derive(Debug)]
 struct Slot {
@@ -49,7 +55,6 @@ struct Slot {
     connection: Option<Connection>,
     /// Counts its connections, so that the end of an old one is not taken for the end of the new.
     epoch: u64,
-    left: Instant,
 }
 
 #[derive(Debug)]
@@ -64,12 +69,13 @@ struct Connection {
 pub(crate) struct Array {
     slots: Mutex<BTreeMap<u32, Slot>>,
     shared: Arc<Shared>,
+    database: Arc<Database>,
     array_id: u64,
     reports: std::sync::mpsc::Sender<Incoming>,
     element_timeout: Duration,
     link_bytes_per_sec: u64,
     next_question: AtomicU64,
-    questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<(u32, Vec<String>)>>>,
+    questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
 }
 
 /// How an array is set up.
@@ -82,19 +88,37 @@ pub(crate) struct Settings {
 
 impl Array {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        names: &SqliteNames,
         settings: Settings,
         reports: std::sync::mpsc::Sender<Incoming>,
-    ) -> Self {
-        Self {
-            slots: Mutex::default(),
-            shared,
+    ) -> Result<Self, Fault> {
+        let known = names.database().read(known_elements)?;
+        let away = |status: v1::Element| {
+            let slot = Slot {
+                status,
+                connection: None,
+                epoch: 0,
+            };
+            (slot.status.element, slot)
+        };
+        Ok(Self {
+            slots: Mutex::new(known.into_iter().map(away).collect()),
+            shared: names.shared().clone(),
+            database: names.database().clone(),
             array_id: settings.array_id,
             reports,
             element_timeout: settings.element_timeout,
             link_bytes_per_sec: settings.link_bytes_per_sec,
             next_question: AtomicU64::new(1),
             questions: Mutex::default(),
+        })
+    }
+
+    /// Elements that an earlier life of the server knew get the usual time to come back.
+    pub(crate) fn expect_known(self: &Arc<Self>) {
+        let away: Vec<u32> = self.slots.lock().keys().copied().collect();
+        for element in away {
+            self.lose_if_away(element, 0);
         }
     }
 
@@ -110,7 +134,7 @@ impl Array {
         slot.connection.as_ref().map(|_| slot.status.url.clone())
     }
 
-    /// All elements that were ever seen since the server started, with `up` set as it is now.
+    /// All elements that were ever part of the array, with `up` set as it is now.
     pub(crate) fn elements(&self) -> Vec<v1::Element> {
         self.slots
             .lock()
@@ -206,12 +230,12 @@ impl Array {
                     status: element.clone(),
                     connection,
                     epoch,
-                    left: Instant::now(),
                 },
             );
             epoch
         };
         tracing::info!(element = id, url = %element.url, labels = hello.labels.len(), "element is up");
+        self.remember(&element);
         self.report(Report::Up {
             element,
             labels: hello.labels,
@@ -297,29 +321,48 @@ impl Array {
             };
             slot.connection = None;
             slot.status.up = false;
-            slot.left = Instant::now();
         }
         tracing::info!(element, "element is away");
         self.refresh();
         self.tell_peers();
+        self.lose_if_away(element, epoch);
+    }
+
+    /// Takes an element for lost unless it comes back in time.
+    fn lose_if_away(self: &Arc<Self>, element: u32, epoch: u64) {
         let array = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(array.element_timeout).await;
-            let away = array
-                .slots
-                .lock()
-                .get(&element)
-                .is_some_and(|slot| slot.epoch == epoch);
-            if away {
+            let slot = |slot: &Slot| slot.epoch == epoch;
+            if array.slots.lock().get(&element).is_some_and(slot) {
                 tracing::warn!(element, "element is lost; its labels are given elsewhere");
                 array.report(Report::Down { element });
             }
         });
     }
 
+    /// Keeps what an element is like, so that the array knows it when the server starts again.
+    fn remember(&self, element: &v1::Element) {
+        let status = v1::Element {
+            up: false,
+            ..element.clone()
+        };
+        let database = self.database.clone();
+        tokio::spawn(async move {
+            let work = move |db: &rusqlite::Connection| {
+                let row = rusqlite::params![status.element, status.encode_to_vec()];
+                db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
+                Ok(())
+            };
+            if let Err(fault) = database.write(false, work).await {
+                tracing::warn!(%fault, "an element can't be remembered");
+            }
+        });
+    }
+
     fn report(&self, report: Report) {
         // The driver is gone only when the server shuts down.
-        let _ = self.reports.send(Incoming::Report(report));
+        let _ = self.reports.send(Incoming::Report(Box::new(report)));
     }
 
     /// Tells the namespace what room there is.
@@ -385,6 +428,16 @@ impl Array {
         self.questions.lock().remove(&request);
         found
     }
+}
+
+fn known_elements(db: &rusqlite::Connection) -> Result<Vec<v1::Element>, Fault> {
+    let mut statement = db.prepare("SELECT status FROM element ORDER BY element")?;
+    let rows = statement.query_map([], |row| row.get::<_, Vec<u8>>(0))?;
+    let rows = rows.collect::<Result<Vec<_>, _>>()?;
+    Ok(rows
+        .iter()
+        .filter_map(|status| v1::Element::decode(status.as_slice()).ok())
+        .collect())
 }
 
 /// One id must not be used by two elements at once.

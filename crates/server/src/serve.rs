@@ -26,8 +26,6 @@ use tidemill_wire::v1::names_server::NamesServer;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
 /// Changes of names within this time reach waiting jobs at once.
@@ -105,8 +103,7 @@ pub struct Server {
     address: SocketAddr,
     socket: PathBuf,
     token: PathBuf,
-    stop: watch::Sender<bool>,
-    tasks: Vec<JoinHandle<()>>,
+    runtime: Option<tokio::runtime::Runtime>,
     names: Arc<SqliteNames>,
     driver: Sender<Incoming>,
     worker: Option<std::thread::JoinHandle<()>>,
@@ -120,6 +117,27 @@ impl Server {
     /// # Errors
     /// If the folder, its database, the socket or the address can't be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        // A runtime of its own, so that nothing of the server outlives it: ending the tasks that accept
+        // connections would leave those that serve them.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name("server")
+            .enable_all()
+            .build()
+            .map_err(|source| file(&config.dir, source))?;
+        let begun = runtime.spawn(Self::begin(config)).await;
+        match begun.unwrap_or(Err(StartError::Fault(Fault::Closed))) {
+            Ok(mut server) => {
+                server.runtime = Some(runtime);
+                Ok(server)
+            }
+            Err(error) => {
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
+    }
+
+    async fn begin(config: Config) -> Result<Self, StartError> {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
         let token = dir.join("token");
@@ -137,61 +155,36 @@ impl Server {
             link_bytes_per_sec: config.link_bytes_per_sec,
         };
         let (driver, incoming) = std::sync::mpsc::channel();
-        let array = Arc::new(Array::new(names.shared().clone(), settings, driver.clone()));
+        let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         let signals = Signals::default();
         let worker =
             start_driver(&names, &array, &signals, &config.default_policy, incoming).await?;
+        array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
         let sessions = Sessions::new(names.clone() as Arc<dyn Names>, array.clone());
-        let namespace = NamespaceService {
+        let parts = Parts {
             names: names.clone(),
-            access: access.clone(),
-            sessions: sessions.clone(),
-        };
-        let jobs = JobService {
-            names: names.clone(),
-            array: array.clone(),
-            access: access.clone(),
-            driver: driver.clone(),
-            signals: signals.clone(),
-        };
-        let lineage = LineageService {
-            names: names.clone(),
-            access: access.clone(),
-        };
-        let elements = ArrayService {
             array: array.clone(),
             access,
-            default_policy: config.default_policy.clone(),
-            policies: tidemill_core::policy::NAMES
-                .iter()
-                .map(|&name| name.to_owned())
-                .collect(),
-            started: clock::now_ns(),
+            driver: driver.clone(),
+            signals: signals.clone(),
+            sessions: sessions.clone(),
         };
-        let routes = routes(namespace, jobs, lineage, elements);
-        let (stop, stopped) = watch::channel(false);
+        let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
-        let (address, mut tasks) = listen(config.listen, &socket, routes, &stopped).await?;
-        tasks.push(tokio::spawn(until(
-            stopped,
-            removal::run(names.database().clone(), names.shared().clone(), array),
-        )));
-        tasks.push(tokio::spawn(until(
-            stop.subscribe(),
-            expiry::run(names.clone()),
-        )));
-        let forward = forward_changes(names.changes(), signals, driver.clone());
-        tasks.push(tokio::spawn(until(stop.subscribe(), forward)));
+        let address = listen(config.listen, &socket, routes).await?;
+        let (database, shared) = (names.database().clone(), names.shared().clone());
+        tokio::spawn(removal::run(database, shared, array));
+        tokio::spawn(expiry::run(names.clone()));
+        tokio::spawn(forward_changes(names.changes(), signals, driver.clone()));
         forget_old_sessions(&names, &sessions)?;
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
             socket,
             token,
-            stop,
-            tasks,
+            runtime: None,
             names,
             driver,
             worker: Some(worker),
@@ -219,15 +212,14 @@ impl Server {
 
     /// Ends all connections, commits what was accepted and closes the database.
     pub async fn shutdown(mut self) {
-        let _ = self.stop.send(true);
-        for task in self.tasks.drain(..) {
-            task.abort();
-            let _ = task.await;
-        }
         let _ = self.driver.send(Incoming::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
+        let runtime = self.runtime.take();
         let close = move || {
             let _ = worker.map(std::thread::JoinHandle::join);
+            if let Some(runtime) = runtime {
+                runtime.shutdown_timeout(Duration::from_secs(1));
+            }
             names.database().close();
         };
         let _ = tokio::task::spawn_blocking(close).await;
@@ -238,9 +230,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.driver.send(Incoming::Stop);
-        let _ = self.stop.send(true);
-        for task in &self.tasks {
-            task.abort();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
         }
     }
 }
@@ -261,27 +252,58 @@ async fn start_driver(
     Ok(std::thread::spawn(move || driver.run(&incoming)))
 }
 
-fn routes(
-    names: NamespaceService,
-    jobs: JobService,
-    lineage: LineageService,
-    array: ArrayService,
-) -> Routes {
-    let max = MESSAGE_BYTES_MAX;
-    let names = NamesServer::new(names)
-        .max_decoding_message_size(max)
-        .max_encoding_message_size(max);
-    let jobs = JobsServer::new(jobs)
-        .max_decoding_message_size(max)
-        .max_encoding_message_size(max);
-    let lineage = LineageServer::new(lineage).max_encoding_message_size(max);
-    let array = ArrayServer::new(array)
-        .max_decoding_message_size(max)
-        .max_encoding_message_size(max);
-    Routes::new(names)
-        .add_service(jobs)
-        .add_service(lineage)
-        .add_service(array)
+/// What the services are made of.
+struct Parts {
+    names: Arc<SqliteNames>,
+    array: Arc<Array>,
+    access: Arc<Access>,
+    driver: Sender<Incoming>,
+    signals: Signals,
+    sessions: Sessions,
+}
+
+impl Parts {
+    fn routes(self, default_policy: String) -> Routes {
+        let namespace = NamespaceService {
+            names: self.names.clone(),
+            access: self.access.clone(),
+            sessions: self.sessions,
+        };
+        let jobs = JobService {
+            names: self.names.clone(),
+            array: self.array.clone(),
+            access: self.access.clone(),
+            driver: self.driver,
+            signals: self.signals,
+        };
+        let lineage = LineageService {
+            names: self.names,
+            access: self.access.clone(),
+        };
+        let policies = tidemill_core::policy::NAMES.iter();
+        let array = ArrayService {
+            array: self.array,
+            access: self.access,
+            default_policy,
+            policies: policies.map(|&name| name.to_owned()).collect(),
+            started: clock::now_ns(),
+        };
+        let max = MESSAGE_BYTES_MAX;
+        let namespace = NamesServer::new(namespace)
+            .max_decoding_message_size(max)
+            .max_encoding_message_size(max);
+        let jobs = JobsServer::new(jobs)
+            .max_decoding_message_size(max)
+            .max_encoding_message_size(max);
+        let lineage = LineageServer::new(lineage).max_encoding_message_size(max);
+        let array = ArrayServer::new(array)
+            .max_decoding_message_size(max)
+            .max_encoding_message_size(max);
+        Routes::new(namespace)
+            .add_service(jobs)
+            .add_service(lineage)
+            .add_service(array)
+    }
 }
 
 /// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told
@@ -308,14 +330,6 @@ async fn forward_changes(
         if driver.send(Incoming::NamesChanged).is_err() {
             return;
         }
-    }
-}
-
-/// Runs until the server stops.
-async fn until(mut stopped: watch::Receiver<bool>, work: impl Future<Output = ()>) {
-    tokio::select! {
-        () = work => {}
-        _ = stopped.changed() => {}
     }
 }
 
@@ -351,8 +365,7 @@ async fn listen(
     address: SocketAddr,
     socket: &Path,
     routes: Routes,
-    stopped: &watch::Receiver<bool>,
-) -> Result<(SocketAddr, Vec<JoinHandle<()>>), StartError> {
+) -> Result<SocketAddr, StartError> {
     let refused = |source| StartError::Listen {
         address: address.to_string(),
         source,
@@ -371,11 +384,9 @@ async fn listen(
         .add_routes(routes.clone())
         .serve_with_incoming(tcp);
     let over_unix = builder().add_routes(routes).serve_with_incoming(unix);
-    let tasks = vec![
-        tokio::spawn(until(stopped.clone(), async move { log(over_tcp.await) })),
-        tokio::spawn(until(stopped.clone(), async move { log(over_unix.await) })),
-    ];
-    Ok((bound, tasks))
+    tokio::spawn(async move { log(over_tcp.await) });
+    tokio::spawn(async move { log(over_unix.await) });
+    Ok(bound)
 }
 
 fn builder() -> tonic::transport::Server {

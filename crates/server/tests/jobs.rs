@@ -1,4 +1,5 @@
 //! Jobs from script to names and lineage, with elements that speak the protocol from within the test.
+#![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 mod array;
 
@@ -464,4 +465,67 @@ async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_need
     assert_eq!(removed, [input, analyse.inputs[0].object]);
     assert!(stat(&client, "/w/mid").await.is_none());
     assert!(stat(&client, "/w/out").await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_of_an_element_that_never_comes_back_after_a_restart_go_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, mut element, client) = with_input(dir.path()).await;
+    let script = r#"name = "j"; workdir = "/w";
+        tasks = ({ name = "t"; kernel = "max"; output = ["o"]; input = []; });"#;
+    let reply = submit(&client, 1000, script).await;
+    element.labels().await;
+    until(&client, reply.job, |job| {
+        job.tasks[0].state == i32::from(State::Sent)
+    })
+    .await;
+    drop((element, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let status = client.status().await.unwrap();
+    assert_eq!(
+        status
+            .elements
+            .iter()
+            .map(|e| (e.element, e.up))
+            .collect::<Vec<_>>(),
+        [(0, false)]
+    );
+    let worker = running.element(1).await.serve();
+    let done = ended(&client, reply.job).await;
+    assert_eq!(
+        (done.state, done.tasks[0].element),
+        (i32::from(State::Done), 1)
+    );
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_tasks_are_each_run_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, element, client) = with_input(dir.path()).await;
+    let tasks: Vec<String> = (0..1000)
+        .map(|i| {
+            format!(
+                "{{ name = \"t{i}\"; kernel = \"max\"; input = [\"in\"]; output = [\"o{i}\"]; }}"
+            )
+        })
+        .collect();
+    let script = format!(
+        "name = \"many\"; workdir = \"/w\"; tasks = ({});",
+        tasks.join(",")
+    );
+    let worker = element.serve();
+    let started = std::time::Instant::now();
+    let reply = submit(&client, 1000, &script).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let done = ended(&client, reply.job).await;
+    println!("1000 tasks in {:?}", started.elapsed());
+    assert_eq!(done.tasks_by_state["done"], 1000);
+    running.stop().await;
+    let seen = worker.await.unwrap();
+    let names: std::collections::BTreeSet<_> =
+        seen.iter().map(|(_, analyse)| &analyse.name).collect();
+    assert_eq!((seen.len(), names.len()), (1000, 1000), "each task once");
 }

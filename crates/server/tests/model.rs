@@ -1,5 +1,6 @@
 //! Random operations on the namespace against a small model of a POSIX tree: the same errors, the same
 //! tree, the same link counts. A failing case prints its operations, smallest first.
+#![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use proptest::prelude::*;
 use rustix::io::Errno;

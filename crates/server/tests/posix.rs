@@ -1,4 +1,7 @@
 //! Corners of POSIX that the random test does not reach: permissions, times, limits, versions, attributes.
+#![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
+
+mod array;
 
 use rustix::io::Errno;
 use tidemill_server::names::{Caller, Names, Request, SqliteNames};
@@ -519,4 +522,204 @@ async fn a_listing_goes_on_where_it_stopped() {
         after = seen.last().unwrap().clone();
     }
     assert_eq!(seen, ["a", "b", "c", "d"].map(bytes));
+}
+
+/// Sealed objects need an element to be on; a tree of its own has none, so these tests use a server.
+mod versions {
+    use super::{bytes, create, unlink};
+    use crate::array::{FakeElement, Running, file_op, root, stat, write_file};
+    use rustix::io::Errno;
+    use tidemill_client::Server as Client;
+    use tidemill_wire::v1::{
+        self, Kind, name_op::Op, name_result::Result as Answer, to_element::Message as To,
+    };
+
+    async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
+        let request = v1::NameRequest {
+            credentials: Some(root()),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            session,
+            durable: false,
+        };
+        match client.apply(request).await.unwrap().remove(0) {
+            Answer::Error(error) => Err(error.errno),
+            answer => Ok(answer),
+        }
+    }
+
+    fn opened(answer: Result<Answer, i32>) -> v1::Opened {
+        match answer {
+            Ok(Answer::Opened(opened)) => opened,
+            other => panic!("not opened: {other:?}"),
+        }
+    }
+
+    fn open(ino: u64, version: u64) -> Op {
+        Op::Open(v1::Open { ino, version })
+    }
+
+    fn rewrite(ino: u64, object: u64, steal: bool) -> Op {
+        Op::NewVersion(v1::NewVersion {
+            ino,
+            object,
+            element: None,
+            steal,
+        })
+    }
+
+    fn seal(ino: u64, object: u64, size: u64) -> Op {
+        Op::Seal(v1::Seal {
+            ino,
+            object,
+            size,
+            mtime: 0,
+        })
+    }
+
+    /// A mount: its session, as long as its stream.
+    async fn mount(client: &Client) -> (u64, tonic::Streaming<v1::Invalidation>) {
+        let watch = v1::WatchRequest { session: 0 };
+        let mut stream = client.names().watch(watch).await.unwrap().into_inner();
+        let session = stream.message().await.unwrap().unwrap().session;
+        (session, stream)
+    }
+
+    async fn removed(element: &mut FakeElement) -> Vec<u64> {
+        loop {
+            if let To::Remove(remove) = element.next().await {
+                return remove.objects;
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn readers_keep_the_old_version_until_they_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path()).await;
+        let mut element = running.element(0).await;
+        let client = running.client().await;
+        let old = write_file(&client, "/f", 10, 0).await;
+        let other = write_file(&client, "/g", 10, 0).await;
+        let ino = stat(&client, "/f").await.unwrap().ino;
+        let (session, _stream) = mount(&client).await;
+        assert_eq!(opened(by(&client, session, open(ino, 0)).await).object, old);
+
+        let (_, new) = client.reserve(1, 1).await.unwrap();
+        opened(by(&client, 0, rewrite(ino, new.0, false)).await);
+        assert_eq!(
+            opened(by(&client, 0, open(ino, 0)).await).object,
+            old,
+            "not sealed yet"
+        );
+        by(&client, 0, seal(ino, new.0, 20)).await.unwrap();
+        let now = opened(by(&client, 0, open(ino, 0)).await);
+        assert_eq!((now.object, now.size), (new.0, 20));
+        assert_eq!(
+            opened(by(&client, 0, open(ino, 1)).await).object,
+            old,
+            "still kept for the reader"
+        );
+
+        by(&client, 0, unlink(1, "g")).await.unwrap();
+        assert_eq!(
+            removed(&mut element).await,
+            [other],
+            "only what nobody reads"
+        );
+        let release = v1::Release { ino, object: old };
+        by(&client, session, Op::Release(release)).await.unwrap();
+        assert_eq!(removed(&mut element).await, [old]);
+        let gone = by(&client, 0, open(ino, 1)).await;
+        assert_eq!(gone, Err(Errno::NOENT.raw_os_error()));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_writer_at_a_time_unless_it_is_stolen_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path()).await;
+        let _element = running.element(0).await;
+        let client = running.client().await;
+        write_file(&client, "/f", 10, 0).await;
+        let ino = stat(&client, "/f").await.unwrap().ino;
+        let (_, first) = client.reserve(1, 3).await.unwrap();
+        let (a, _a) = mount(&client).await;
+        let (b, _b) = mount(&client).await;
+        opened(by(&client, a, rewrite(ino, first.0, false)).await);
+        opened(by(&client, a, rewrite(ino, first.0, false)).await);
+        let busy = by(&client, b, rewrite(ino, first.0 + 1, false)).await;
+        assert_eq!(busy, Err(Errno::TXTBSY.raw_os_error()));
+        opened(by(&client, b, rewrite(ino, first.0 + 1, true)).await);
+        let stale = by(&client, a, seal(ino, first.0, 1)).await;
+        assert_eq!(stale, Err(Errno::STALE.raw_os_error()));
+        let abandon = v1::Abandon {
+            ino,
+            object: first.0 + 1,
+        };
+        by(&client, b, Op::Abandon(abandon)).await.unwrap();
+        let after = stat(&client, "/f").await.unwrap();
+        assert_eq!((after.version, after.size, after.writing), (1, 10, false));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_file_without_a_name_lives_as_long_as_it_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path()).await;
+        let mut element = running.element(0).await;
+        let client = running.client().await;
+        let (session, _stream) = mount(&client).await;
+        let (ino, object) = client.reserve(1, 1).await.unwrap();
+        let create = v1::Create {
+            ino: ino.0,
+            object: object.0,
+            ..create(1, "f", Kind::File, 0o644)
+        };
+        opened(by(&client, session, Op::Create(create)).await);
+        by(&client, session, unlink(1, "f")).await.unwrap();
+        let get = || Op::GetAttr(v1::GetAttr { ino: ino.0 });
+        let Ok(Answer::Attr(attr)) = by(&client, session, get()).await else {
+            panic!("gone while open")
+        };
+        assert_eq!(attr.nlink, 0);
+        by(&client, session, seal(ino.0, object.0, 3))
+            .await
+            .unwrap();
+        assert_eq!(
+            by(&client, session, get()).await,
+            Err(Errno::NOENT.raw_os_error())
+        );
+        assert_eq!(removed(&mut element).await, [object.0]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn files_go_where_their_folder_says_and_never_silently_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path()).await;
+        let client = running.client().await;
+        let no_element = by(&client, 0, file_with_object(&client, "f").await).await;
+        assert_eq!(no_element, Err(Errno::HOSTUNREACH.raw_os_error()));
+        let _zero = running.element(0).await;
+        let _one = running.element(1).await;
+        let set = v1::SetXattr {
+            ino: 1,
+            name: bytes("user.tidemill.element"),
+            value: bytes("1"),
+            ..v1::SetXattr::default()
+        };
+        by(&client, 0, Op::SetXattr(set)).await.unwrap();
+        for name in ["a", "b", "c"] {
+            let op = file_with_object(&client, name).await;
+            assert_eq!(opened(by(&client, 0, op).await).element, 1);
+        }
+        by(&client, 0, file_op("plain")).await.unwrap();
+        assert_eq!(stat(&client, "/plain").await.unwrap().size, 0);
+    }
+
+    async fn file_with_object(client: &Client, name: &str) -> Op {
+        let (ino, object) = client.reserve(1, 1).await.unwrap();
+        Op::Create(v1::Create {
+            ino: ino.0,
+            object: object.0,
+            ..create(1, name, Kind::File, 0o644)
+        })
+    }
 }

@@ -1,4 +1,5 @@
 //! A server over its real sockets, with an element that speaks the protocol from within the test.
+#![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 mod array;
 

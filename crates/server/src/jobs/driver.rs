@@ -230,7 +230,7 @@ impl Driver {
 
     fn on(&mut self, message: Incoming, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         match message {
-            Incoming::Report(report) => self.on_report(report, steps, outbox),
+            Incoming::Report(report) => self.on_report(*report, steps, outbox),
             Incoming::Submitted(job) => self.take(*job, steps, outbox),
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,

@@ -25,7 +25,7 @@ use tidemill_core::id::JobId;
 #[derive(Debug)]
 pub(crate) enum Incoming {
     /// From an element.
-    Report(Report),
+    Report(Box<Report>),
     /// A job was accepted and is in the database.
     Submitted(Box<Accepted>),
     /// The owner cancels a job.

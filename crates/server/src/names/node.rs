@@ -128,7 +128,7 @@ impl Node {
     pub(crate) fn find(db: &Connection, ino: u64) -> Result<Option<Self>, Fault> {
         let mut statement = db.prepare_cached(select_nodes!("FROM inode WHERE ino = ?1"))?;
         Ok(statement
-            .query_row([ino.cast_signed()], |row| Self::from_row(row))
+            .query_row([ino.cast_signed()], Self::from_row)
             .optional()?)
     }
 

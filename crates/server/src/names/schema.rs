@@ -113,6 +113,10 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
         source,
     };
     let mut connection = Connection::open(path).map_err(at)?;
+    // A server that was just killed may still be letting go of the file.
+    connection
+        .busy_timeout(std::time::Duration::from_secs(5))
+        .map_err(at)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection
         .pragma_update(None, "journal_mode", "WAL")

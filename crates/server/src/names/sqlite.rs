@@ -201,6 +201,10 @@ impl Names for SqliteNames {
 }
 
 fn unfinished(db: &Connection, session: u64) -> Result<Vec<Unfinished>, Fault> {
+    // Writers that belong to no mount have no session to end.
+    if session == 0 {
+        return Ok(Vec::new());
+    }
     let mut statement =
         db.prepare_cached("SELECT ino, object, element FROM writing WHERE session = ?1")?;
     let rows = statement.query_map([session.cast_signed()], |row| {

@@ -1,5 +1,12 @@
 //! A server in a temporary folder and elements that only speak the protocol.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    reason = "shared by tests, each of which uses a part"
+)]
 
 use std::path::Path;
 use tidemill_client::{Endpoint, Server as Client};

@@ -13,6 +13,7 @@ impl Dispatcher {
     pub fn check(&self) {
         for (&id, task) in &self.tasks {
             self.check_task(id, task);
+            self.check_waiting(id, task);
         }
         self.check_lines();
         self.check_elements();
@@ -67,6 +68,28 @@ impl Dispatcher {
                 "{id:?} is done without its result"
             );
         }
+        if task.state == TaskState::Ready {
+            for index in 0..task.spec.inputs.len() {
+                let placed = self.input(id, index).expect("a ready task has its inputs");
+                assert!(
+                    self.up(placed.element),
+                    "{id:?} is ready, {placed:?} is out of reach"
+                );
+            }
+        }
+        for (index, input) in task.spec.inputs.iter().enumerate() {
+            let open = !is_end(task.state) && !task.found.contains_key(&index);
+            if input.origin == Origin::Awaited && open && task.current.is_none() {
+                assert!(
+                    self.awaited[&input.path].contains(&id),
+                    "{id:?} is not told of {}",
+                    input.path
+                );
+            }
+        }
+    }
+
+    fn check_waiting(&self, id: TaskId, task: &Task) {
         if task.state == TaskState::Waiting {
             let reason = !task.missing.is_empty() || task.awaited > 0 || task.stranded;
             assert!(reason, "{id:?} waits for nothing");
@@ -96,25 +119,6 @@ impl Dispatcher {
                 !is_end(self.task(maker).state),
                 "{id:?} waits for {maker:?}, which has ended"
             );
-        }
-        if task.state == TaskState::Ready {
-            for index in 0..task.spec.inputs.len() {
-                let placed = self.input(id, index).expect("a ready task has its inputs");
-                assert!(
-                    self.up(placed.element),
-                    "{id:?} is ready, {placed:?} is out of reach"
-                );
-            }
-        }
-        for (index, input) in task.spec.inputs.iter().enumerate() {
-            let open = !is_end(task.state) && !task.found.contains_key(&index);
-            if input.origin == Origin::Awaited && open && task.current.is_none() {
-                assert!(
-                    self.awaited[&input.path].contains(&id),
-                    "{id:?} is not told of {}",
-                    input.path
-                );
-            }
         }
     }
 

@@ -14,7 +14,7 @@ const MARGIN: usize = 16;
 /// Characters that fit in a box at the font's size.
 const LABEL_CHARS_MAX: usize = 28;
 /// Sweeps that order the rows of columns; more change little.
-const SWEEPS: usize = 4;
+const SWEEPS: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Node {

@@ -162,12 +162,9 @@ impl World {
         }
     }
 
-    pub(crate) fn published(&self, task: TaskId) -> Option<&Vec<Placed>> {
-        self.tasks.get(&task)?.published.as_ref()
-    }
-
-    pub(crate) fn state(&self, task: TaskId) -> Option<TaskState> {
-        self.tasks.get(&task)?.state
+    /// An object comes to be.
+    pub(crate) fn make(&mut self, object: ObjectId, element: ElementId) {
+        self.objects.insert(object, element);
     }
 
     pub(crate) fn submit(&mut self, spec: JobSpec) {
@@ -261,8 +258,7 @@ impl World {
 
     /// A message to an element is lost if there is no connection.
     fn forward(&mut self, element: ElementId, action: Action) {
-        let node = self.nodes.get_mut(&element).unwrap();
-        if node.connected {
+        if let Some(node) = self.nodes.get_mut(&element).filter(|node| node.connected) {
             node.inbox.push_back(action);
         }
     }

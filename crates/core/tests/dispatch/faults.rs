@@ -2,18 +2,14 @@
 //! jobs, failing kernels, and messages that are lost, repeated and reordered. After every event all of
 //! the dispatcher's invariants are checked (see `array::World::on`).
 
-#![expect(clippy::cast_possible_truncation, reason = "small random numbers")]
-
-mod array;
-
-use array::{Dice, Faults, World, job, task};
+use crate::array::{self, Dice, Faults, World, job, task};
 use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
 use tidemill_core::dispatch::Config;
 use tidemill_core::event::{Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role};
 use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
 use tidemill_core::policy;
 
-const QUIET: Faults = Faults {
+pub(crate) const QUIET: Faults = Faults {
     crash: 0,
     restart: 0,
     cancel: 0,

@@ -1,0 +1,8 @@
+//! The dispatcher as its driver sees it: scenarios one at a time, and random ones under faults.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::cast_possible_truncation, reason = "small random numbers")]
+
+mod array;
+mod faults;
+mod scenarios;

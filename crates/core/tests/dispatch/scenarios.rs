@@ -1,0 +1,625 @@
+//! One thing at a time: what the dispatcher does with a job, an element and an event.
+
+use crate::array::{Dice, World, failed, job, task, view};
+use crate::faults::QUIET;
+use std::collections::BTreeMap;
+use tidemill_core::dispatch::{Config, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN};
+use tidemill_core::event::*;
+use tidemill_core::id::*;
+use tidemill_core::label::*;
+use tidemill_core::object::Placed;
+
+/// An array of storage elements 0.. with one core each, all up.
+fn array(elements: u32) -> World {
+    let nodes: Vec<_> = (0..elements).map(|id| (id, Role::Store, 1)).collect();
+    with_nodes(&nodes)
+}
+
+fn with_nodes(nodes: &[(u32, Role, u32)]) -> World {
+    let mut world = World::new(1, QUIET, Config::default(), nodes);
+    for &(id, role, cores) in nodes {
+        world.on(Event::ElementUp {
+            element: ElementId(id),
+            view: view(role, cores),
+        });
+    }
+    world
+}
+
+impl World {
+    /// Where the label of a task's latest try went, and the label.
+    fn sent(&self, task: u64) -> Option<(u32, Label)> {
+        let mut found = None;
+        for action in &self.log {
+            if let Action::Send { element, labels } = action {
+                let of_task = labels
+                    .iter()
+                    .filter(|label| analysis(label).task == TaskId(task));
+                found = of_task
+                    .next_back()
+                    .map(|label| (element.0, label.clone()))
+                    .or(found);
+            }
+        }
+        found
+    }
+
+    fn states(&self, job: u64) -> Vec<TaskState> {
+        self.dispatcher
+            .tasks(JobId(job))
+            .map(|task| task.state)
+            .collect()
+    }
+
+    fn job_state(&self, job: u64) -> JobState {
+        self.dispatcher.job(JobId(job)).unwrap().state
+    }
+
+    /// The last failure that was told of a task.
+    fn told(&self, task: u64) -> Option<Failure> {
+        self.log.iter().rev().find_map(|action| match action {
+            Action::Task {
+                task: id,
+                failure: Some(failure),
+                ..
+            } if id.0 == task => Some(failure.clone()),
+            _ => None,
+        })
+    }
+
+    fn finish(&mut self, task: u64, result: Result<u64, FailureKind>) {
+        let (element, label) = self.sent(task).unwrap();
+        self.finish_label(element, &label, result);
+    }
+
+    fn finish_label(&mut self, element: u32, label: &Label, result: Result<u64, FailureKind>) {
+        let mut outcome = failed(FailureKind::Exit(1));
+        outcome.result = match result {
+            Ok(size) => {
+                let outputs = analysis(label).outputs.iter();
+                Ok(outputs
+                    .map(|output| Sealed {
+                        object: output.object,
+                        size,
+                    })
+                    .collect())
+            }
+            Err(kind) => failed(kind).result,
+        };
+        for output in outcome.result.iter().flatten() {
+            self.make(output.object, ElementId(element));
+        }
+        self.on(Event::Finished {
+            element: ElementId(element),
+            label: label.id,
+            outcome,
+        });
+    }
+
+    fn begin(&mut self, task: u64) {
+        let (element, label) = self.sent(task).unwrap();
+        self.on(Event::Started {
+            element: ElementId(element),
+            label: label.id,
+        });
+    }
+
+    fn lose(&mut self, element: u32) {
+        self.on(Event::ElementDown {
+            element: ElementId(element),
+        });
+    }
+
+    fn gain(&mut self, element: u32) {
+        self.on(Event::ElementUp {
+            element: ElementId(element),
+            view: view(Role::Store, 1),
+        });
+    }
+
+    fn count(&self, is: impl Fn(&Action) -> bool) -> usize {
+        self.log.iter().filter(|action| is(action)).count()
+    }
+}
+
+fn analysis(label: &Label) -> &Analysis {
+    let Operation::Analyse(analysis) = &label.operation else {
+        panic!("{label:?}")
+    };
+    analysis
+}
+
+fn from(task: u64) -> Origin {
+    Origin::Task(TaskId(task), 0)
+}
+
+fn publishes(task: u64) -> impl Fn(&Action) -> bool {
+    move |action| matches!(action, Action::Publish { task: id, .. } if id.0 == task)
+}
+
+#[test]
+fn a_chain_goes_to_its_data_as_one_mini_dag() {
+    let mut world = array(3);
+    let raw = world.file(ElementId(2), 1 << 20);
+    let chain = vec![
+        task(1, "a", vec![Origin::File(raw)]),
+        task(2, "b", vec![from(1)]),
+        task(3, "c", vec![from(2)]),
+    ];
+    world.submit(job(1, "min-wait", chain));
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Send { .. })),
+        1
+    );
+    let (element, first) = world.sent(1).unwrap();
+    let (_, second) = world.sent(2).unwrap();
+    assert_eq!(element, 2);
+    assert_eq!(first.after, []);
+    assert_eq!(second.after, [first.id]);
+    assert_eq!(
+        analysis(&second).inputs[0].object,
+        analysis(&first).outputs[0].object
+    );
+    for id in 1..=3 {
+        world.finish(id, Ok(10));
+    }
+    assert_eq!(world.job_state(1), JobState::Done);
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Publish { .. })),
+        3
+    );
+}
+
+#[test]
+fn a_task_that_gathers_from_two_elements_waits_for_both() {
+    let mut world = array(2);
+    let (left, right) = (
+        world.file(ElementId(0), 1 << 30),
+        world.file(ElementId(1), 1 << 30),
+    );
+    let tasks = vec![
+        task(1, "a", vec![Origin::File(left)]),
+        task(2, "a", vec![Origin::File(right)]),
+        task(3, "b", vec![from(1), from(2)]),
+    ];
+    world.submit(job(1, "input-locality", tasks));
+    assert_eq!((world.sent(1).unwrap().0, world.sent(2).unwrap().0), (0, 1));
+    world.finish(1, Ok(10));
+    assert_eq!(world.states(1)[2], TaskState::Waiting);
+    world.finish(2, Ok(1000));
+    let (element, label) = world.sent(3).unwrap();
+    assert_eq!(element, 1);
+    assert_eq!(analysis(&label).inputs[0].element, ElementId(0));
+    assert_eq!(label.after, []);
+}
+
+#[test]
+fn a_task_whose_dependency_failed_for_good_is_cancelled_and_the_rest_goes_on() {
+    let mut world = array(1);
+    let tasks = vec![
+        task(1, "a", vec![]),
+        task(2, "b", vec![from(1)]),
+        task(3, "c", vec![]),
+    ];
+    world.submit(job(1, "min-wait", tasks));
+    world.finish(1, Err(FailureKind::Timeout));
+    assert_eq!(
+        world.states(1),
+        [TaskState::Failed, TaskState::Cancelled, TaskState::Sent]
+    );
+    assert!(world.told(2).unwrap().message.contains("`t1`"));
+    assert_eq!(world.job_state(1), JobState::Running);
+    world.finish(3, Ok(1));
+    assert_eq!(world.job_state(1), JobState::Failed);
+}
+
+#[test]
+fn a_failure_that_another_try_can_mend_is_tried_again_with_new_ids_up_to_its_limit() {
+    let mut world = array(1);
+    world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
+    let mut labels = std::collections::BTreeSet::new();
+    for tries in 1..=3 {
+        let label = world.sent(1).unwrap().1;
+        assert!(labels.insert((label.id, analysis(&label).outputs[0].object)));
+        assert_eq!(
+            world.dispatcher.tasks(JobId(1)).next().unwrap().tries,
+            tries
+        );
+        world.finish(1, Err(FailureKind::Exit(2)));
+    }
+    assert_eq!(world.states(1), [TaskState::Failed]);
+    assert_eq!(world.told(1).unwrap().kind, FailureKind::Exit(2));
+}
+
+#[test]
+fn a_failing_device_is_avoided_by_the_next_try() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(0), 1 << 30);
+    world.submit(job(
+        1,
+        "input-locality",
+        vec![task(1, "a", vec![Origin::File(raw)])],
+    ));
+    assert_eq!(world.sent(1).unwrap().0, 0);
+    world.finish(1, Err(FailureKind::Device));
+    assert_eq!(world.sent(1).unwrap().0, 1);
+}
+
+#[test]
+fn an_awaited_file_starts_its_task() {
+    let mut world = array(1);
+    world.submit(job(
+        1,
+        "min-wait",
+        vec![task(1, "a", vec![Origin::Awaited])],
+    ));
+    assert_eq!(world.states(1), [TaskState::Waiting]);
+    let placed = world.file(ElementId(0), 7);
+    world.on(Event::FileSealed {
+        path: "/other".into(),
+        placed,
+    });
+    assert_eq!(world.states(1), [TaskState::Waiting]);
+    world.on(Event::FileSealed {
+        path: "/t1/in0".into(),
+        placed,
+    });
+    let (_, label) = world.sent(1).unwrap();
+    assert_eq!(analysis(&label).inputs[0].object, placed.object);
+    // A later version is not this task's concern.
+    let later = Placed {
+        object: ObjectId(77),
+        ..placed
+    };
+    world.on(Event::FileSealed {
+        path: "/t1/in0".into(),
+        placed: later,
+    });
+    world.finish(1, Err(FailureKind::Exit(1)));
+    assert_eq!(
+        analysis(&world.sent(1).unwrap().1).inputs[0].object,
+        placed.object
+    );
+}
+
+#[test]
+fn work_of_a_lost_element_goes_elsewhere_if_its_inputs_can_be_had() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(1), 10);
+    let mut pinned_by_policy = task(1, "a", vec![Origin::File(raw)]);
+    pinned_by_policy.retries = 0;
+    world.submit(job(1, "round-robin", vec![pinned_by_policy]));
+    let (element, old) = world.sent(1).unwrap();
+    assert_eq!(element, 0);
+    world.begin(1);
+    world.lose(0);
+    let (element, new) = world.sent(1).unwrap();
+    assert_eq!(element, 1);
+    assert_ne!(old.id, new.id);
+    // The lost element comes back with a result that has been overtaken.
+    world.gain(0);
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Abort { label, .. } if *label == old.id)),
+        1
+    );
+    world.finish_label(0, &old, Ok(5));
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Discard { .. })),
+        1
+    );
+    world.finish(1, Ok(5));
+    assert_eq!(world.count(publishes(1)), 1);
+    assert_eq!(world.job_state(1), JobState::Done);
+}
+
+#[test]
+fn work_whose_input_is_only_on_a_lost_element_waits_for_it_and_says_so() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(0), 10);
+    world.submit(job(
+        1,
+        "min-wait",
+        vec![task(1, "a", vec![Origin::File(raw)])],
+    ));
+    let (_, old) = world.sent(1).unwrap();
+    world.begin(1);
+    world.lose(0);
+    assert_eq!(world.states(1), [TaskState::Waiting]);
+    let told = world.told(1).unwrap().message;
+    assert!(
+        told.contains("`in0`") && told.contains("element 0"),
+        "{told}"
+    );
+    // It comes back and goes on with what it had: the same label, not another try.
+    world.gain(0);
+    assert_eq!(world.states(1), [TaskState::Sent]);
+    assert_eq!(world.sent(1).unwrap().1.id, old.id);
+    assert_eq!(world.dispatcher.labels(ElementId(0)), [old]);
+    world.finish(1, Ok(5));
+    assert_eq!(world.count(publishes(1)), 1);
+}
+
+/// t1 reads a file on element 1 and runs on element 0 (pinned), t2 follows on element 1.
+fn with_intermediate_on_element_0(reader_element: u32) -> World {
+    let mut world = array(2);
+    let raw = world.file(ElementId(1), 10);
+    let gate = task(9, "gate", vec![Origin::Awaited]);
+    let maker = task(1, "a", vec![Origin::File(raw)]);
+    let mut reader = task(2, "b", vec![from(1), from(9)]);
+    reader.element = Some(ElementId(reader_element));
+    // The first turn of round-robin is element 0's.
+    world.submit(job(1, "round-robin", vec![maker, gate, reader]));
+    assert_eq!(world.sent(1).unwrap().0, 0);
+    world.finish(1, Ok(10));
+    world
+}
+
+#[test]
+fn a_lost_intermediate_that_is_still_needed_is_made_again() {
+    let mut world = with_intermediate_on_element_0(1);
+    world.lose(0);
+    assert_eq!(world.states(1)[0], TaskState::Done);
+    // The rest of the inputs arrive; now the lost one is needed.
+    let placed = world.file(ElementId(1), 1);
+    world.on(Event::FileSealed {
+        path: "/t9/in0".into(),
+        placed,
+    });
+    world.finish(9, Ok(1));
+    assert_eq!(world.states(1)[0], TaskState::Sent);
+    assert_eq!(world.sent(1).unwrap().0, 1);
+    assert!(world.log.iter().any(|action| matches!(
+        action,
+        Action::Task { task: TaskId(1), state: TaskState::Waiting, failure: Some(failure), .. }
+            if failure.message.contains("run again")
+    )));
+    world.finish(1, Ok(10));
+    world.finish(2, Ok(10));
+    assert_eq!(world.job_state(1), JobState::Done);
+    assert_eq!(world.count(publishes(1)), 2);
+}
+
+#[test]
+fn an_intermediate_that_cannot_be_made_again_is_waited_for() {
+    let mut world = with_intermediate_on_element_0(1);
+    let placed = world.file(ElementId(1), 1);
+    world.lose(0);
+    world.lose(1);
+    world.on(Event::FileSealed {
+        path: "/t9/in0".into(),
+        placed,
+    });
+    world.gain(1);
+    world.lose(1);
+    assert_eq!(world.states(1)[0], TaskState::Done);
+    world.gain(0);
+    world.gain(1);
+    world.finish(9, Ok(1));
+    world.finish(2, Ok(1));
+    assert_eq!(world.job_state(1), JobState::Done);
+    assert_eq!(world.count(publishes(1)), 1);
+}
+
+#[test]
+fn a_task_that_takes_elements_down_with_it_is_given_up() {
+    let mut world = array(1);
+    world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
+    for _ in 0..=LOSSES_MAX {
+        assert_eq!(world.states(1), [TaskState::Sent]);
+        world.begin(1);
+        world.lose(0);
+        world.gain(0);
+    }
+    assert_eq!(world.states(1), [TaskState::Failed]);
+    assert_eq!(world.told(1).unwrap().kind, FailureKind::ElementLost);
+}
+
+#[test]
+fn a_pinned_task_waits_for_its_element() {
+    let mut world = array(1);
+    let mut pinned = task(1, "a", vec![]);
+    pinned.element = Some(ElementId(7));
+    world.submit(job(1, "min-wait", vec![pinned, task(2, "a", vec![])]));
+    assert_eq!(world.states(1), [TaskState::Ready, TaskState::Sent]);
+    world.gain(7);
+    let (element, _) = world.sent(1).unwrap();
+    assert_eq!(element, 7);
+    let decision = world.log.iter().rev().find_map(|action| match action {
+        Action::Decided(decision) => Some(decision.clone()),
+        _ => None,
+    });
+    assert_eq!(decision.unwrap().policy, "pinned");
+}
+
+#[test]
+fn a_queue_is_bounded_and_the_rest_is_placed_late() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(0), 1 << 40);
+    let tasks = (1..=100)
+        .map(|id| task(id, "a", vec![Origin::File(raw)]))
+        .collect();
+    world.submit(job(1, "input-locality", tasks));
+    let bound = QUEUE_FACTOR.max(QUEUE_MIN);
+    let sent = |world: &World| world.dispatcher.job(JobId(1)).unwrap().tasks[&TaskState::Sent];
+    assert_eq!(sent(&world), bound);
+    world.finish(1, Ok(1));
+    assert_eq!(sent(&world), bound);
+    assert_eq!(world.sent(9).unwrap().0, 0);
+}
+
+#[test]
+fn short_tasks_fill_a_queue_further_but_not_without_limit() {
+    let mut world = array(1);
+    let tasks = (1..=1000).map(|id| task(id, "blink", vec![])).collect();
+    world.submit(job(1, "min-wait", tasks));
+    let mut most = 0;
+    for id in 1..=1000 {
+        most = most.max(
+            world
+                .dispatcher
+                .elements(world.now)
+                .next()
+                .unwrap()
+                .outstanding,
+        );
+        world.finish(id, Ok(1));
+    }
+    assert!(most > QUEUE_MIN && most <= QUEUE_FACTOR_MAX, "{most}");
+    assert_eq!(world.job_state(1), JobState::Done);
+}
+
+#[test]
+fn an_idle_element_is_offered_what_waits_for_a_full_one() {
+    let mut world = array(1);
+    let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
+    world.submit(job(1, "min-wait", tasks));
+    world.gain(1);
+    let on = |world: &World, element: u32| {
+        (1..=20)
+            .filter(|&id| world.sent(id).is_some_and(|(at, _)| at == element))
+            .count()
+    };
+    assert!(on(&world, 1) > 0);
+    for _ in 0..8 {
+        world.on(Event::ElementStatus {
+            element: ElementId(1),
+            view: view(Role::Store, 1),
+        });
+    }
+    assert_eq!(on(&world, 0), QUEUE_MIN);
+}
+
+#[test]
+fn a_cancelled_job_aborts_what_is_out_and_discards_what_comes_late() {
+    let mut world = array(1);
+    world.submit(job(
+        1,
+        "min-wait",
+        vec![task(1, "a", vec![]), task(2, "b", vec![from(1)])],
+    ));
+    world.on(Event::Cancel { job: JobId(1) });
+    assert_eq!(world.states(1), [TaskState::Cancelled; 2]);
+    assert_eq!(world.job_state(1), JobState::Cancelled);
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Abort { .. })),
+        2
+    );
+    world.finish(1, Ok(3));
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Discard { .. })),
+        1
+    );
+    assert_eq!(
+        world.count(|action| matches!(action, Action::Publish { .. })),
+        0
+    );
+    world.finish(2, Err(FailureKind::Cancelled));
+    assert_eq!(
+        world
+            .dispatcher
+            .elements(world.now)
+            .next()
+            .unwrap()
+            .outstanding,
+        0
+    );
+    assert!(world.dispatcher.forget(JobId(1)));
+    assert_eq!(world.dispatcher.jobs().count(), 0);
+}
+
+#[test]
+fn the_host_gets_reduce_tasks_under_hybrid_only() {
+    for (policy, expected) in [("hybrid", 9), ("min-wait", 0)] {
+        let mut world = with_nodes(&[(0, Role::Store, 1), (1, Role::Store, 1), (9, Role::Host, 2)]);
+        let files: Vec<_> = (0..3).map(|id| world.file(ElementId(id % 2), 10)).collect();
+        let reduce = task(1, "sum", files.into_iter().map(Origin::File).collect());
+        world.submit(job(1, policy, vec![reduce]));
+        assert_eq!(world.sent(1).unwrap().0, expected, "{policy}");
+    }
+}
+
+#[test]
+fn the_unaligned_rest_of_a_wave_goes_to_the_host_under_hybrid() {
+    let mut nodes: Vec<_> = (0..4).map(|id| (id, Role::Store, 1)).collect();
+    nodes.push((9, Role::Host, 2));
+    let mut world = with_nodes(&nodes);
+    let mut tasks = Vec::new();
+    for id in 1..=10 {
+        let raw = world.file(ElementId(id as u32 % 4), 1000);
+        tasks.push(task(id, "mProjectPP", vec![Origin::File(raw)]));
+    }
+    world.submit(job(1, "hybrid:round-robin", tasks));
+    let mut counts = BTreeMap::new();
+    for id in 1..=10 {
+        *counts.entry(world.sent(id).unwrap().0).or_insert(0) += 1;
+    }
+    assert_eq!(
+        counts,
+        BTreeMap::from([(0, 2), (1, 2), (2, 2), (3, 2), (9, 2)])
+    );
+}
+
+#[test]
+fn an_explanation_names_every_element_and_its_cost() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(1), 125_000_000);
+    world.submit(job(
+        1,
+        "min-wait",
+        vec![task(1, "a", vec![Origin::File(raw)])],
+    ));
+    let decision = world.log.iter().find_map(|action| match action {
+        Action::Decided(decision) => Some(decision.clone()),
+        _ => None,
+    });
+    let decision = decision.unwrap();
+    assert_eq!(
+        (decision.element, decision.policy.as_str()),
+        (ElementId(1), "min-wait")
+    );
+    let costs: Vec<_> = decision
+        .estimates
+        .iter()
+        .map(|one| (one.transfer_bytes, one.transfer_ns))
+        .collect();
+    assert_eq!(costs, [(125_000_000, 1_000_000_000), (0, 0)]);
+}
+
+#[test]
+fn run_times_are_learned_and_spread_the_next_tasks() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(0), 1_000_000);
+    let tasks = (1..=4)
+        .map(|id| task(id, "slow", vec![Origin::File(raw)]))
+        .collect();
+    world.submit(job(1, "min-wait", tasks));
+    // 8 ms to move the input, 100 ms expected of a kernel without history: worth moving.
+    assert!((1..=4).any(|id| world.sent(id).unwrap().0 == 1));
+    for id in 1..=4 {
+        world.finish(id, Ok(1));
+    }
+    // Runs turn out to take a few: not worth moving.
+    let tasks = (11..=12)
+        .map(|id| task(id, "slow", vec![Origin::File(raw)]))
+        .collect();
+    world.submit(job(2, "min-wait", tasks));
+    assert!((11..=12).all(|id| world.sent(id).unwrap().0 == 0));
+}
+
+#[test]
+fn jobs_are_served_first_come_first_served() {
+    let mut world = array(1);
+    world.submit(job(
+        2,
+        "min-wait",
+        (201..=220).map(|id| task(id, "a", vec![])).collect(),
+    ));
+    world.submit(job(1, "min-wait", vec![task(101, "a", vec![])]));
+    assert!(world.sent(101).is_none());
+    let mut dice = Dice(3);
+    world.finish(201 + dice.roll(8), Ok(1));
+    assert!(
+        world.sent(101).is_some(),
+        "the job with the lower id is first in line"
+    );
+}

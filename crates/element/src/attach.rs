@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
 use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1::{self, from_element, to_element::Message};
-use tidemill_wire::PROTOCOL_VERSION;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 /// First pause before the connection is opened again; it doubles up to [`PAUSE_MAX`].
@@ -86,7 +86,9 @@ async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::I
                 *welcomed = true;
             }
             Some(message) => on_message(node, message),
-            None => tracing::warn!("the server sent a message of a kind that this release does not know"),
+            None => tracing::warn!(
+                "the server sent a message of a kind that this release does not know"
+            ),
         }
     }
 }
@@ -116,7 +118,9 @@ async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
         if let Some(outcome) = record.outcome {
             match prost::Message::decode(&*outcome) {
                 Ok(outcome) => reports.finished(record.id, outcome),
-                Err(error) => tracing::error!(%error, label = %record.id, "a kept outcome is broken"),
+                Err(error) => {
+                    tracing::error!(%error, label = %record.id, "a kept outcome is broken")
+                }
             }
         }
     }
@@ -146,7 +150,9 @@ fn on_message(node: &Arc<Node>, message: Message) {
                     request: find.request,
                     found: parts.runner.find_programs(&find.names),
                 };
-                parts.reports.send(from_element::Message::Programs(programs));
+                parts
+                    .reports
+                    .send(from_element::Message::Programs(programs));
             });
         }
         Message::Peers(peers) => node.parts().pulls.set_peers(peers.elements),

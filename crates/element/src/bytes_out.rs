@@ -146,7 +146,14 @@ mod tests {
     fn pieces_cover_a_range_without_gaps() {
         let step = PIECE_BYTES as u64;
         let all: Vec<_> = pieces(5..2 * step + 7).collect();
-        assert_eq!(all, [5..step + 5, step + 5..2 * step + 5, 2 * step + 5..2 * step + 7]);
+        assert_eq!(
+            all,
+            [
+                5..step + 5,
+                step + 5..2 * step + 5,
+                2 * step + 5..2 * step + 7
+            ]
+        );
         assert_eq!(pieces(4..4).count(), 0);
     }
 }

@@ -4,6 +4,7 @@
 //! `synchronous=NORMAL` in WAL mode keeps a commit over `kill -9`; a change that was asked to be durable
 //! makes its whole group be synced.
 
+use crate::reserve::Reserve;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::path::{Path, PathBuf};
@@ -167,11 +168,15 @@ impl Db {
         drop(options);
         let connection = connect(path).map_err(failed)?;
         migrate(path, &connection)?;
-        let readers = [connect(path).map_err(failed)?, connect(path).map_err(failed)?];
+        let readers = [
+            connect(path).map_err(failed)?,
+            connect(path).map_err(failed)?,
+        ];
+        let reserve = Reserve::new(path.parent().unwrap_or(Path::new(".")));
         let (writes, incoming) = mpsc::channel();
         let writer = std::thread::Builder::new()
             .name("element-db".into())
-            .spawn(move || write_groups(&connection, &incoming))
+            .spawn(move || write_groups(&connection, &incoming, reserve))
             .expect("a thread can be started when the element starts");
         Ok(Self {
             path: path.into(),
@@ -271,14 +276,17 @@ fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
             found,
         });
     }
-    for (version, step) in (1..).zip(MIGRATIONS).filter(|(version, _)| *version > found) {
+    for (version, step) in (1..)
+        .zip(MIGRATIONS)
+        .filter(|(version, _)| *version > found)
+    {
         let sql = format!("BEGIN IMMEDIATE; {step} PRAGMA user_version = {version}; COMMIT;");
         connection.execute_batch(&sql).map_err(failed)?;
     }
     Ok(())
 }
 
-fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>) {
+fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>, mut reserve: Reserve) {
     let mut stop = false;
     while !stop {
         let Ok(Message::Change(first)) = incoming.recv() else {
@@ -295,6 +303,7 @@ fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>) {
                 Err(_) => break,
             }
         }
+        reserve.look();
         let committed = commit(connection, &mut group).map_err(Arc::new);
         if let Err(error) = &committed {
             tracing::error!(%error, "the element's database could not commit");

@@ -18,10 +18,14 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Another process has it.
-    #[error("the folder {0} is in use by another element that runs; stop it or give another folder")]
+    #[error(
+        "the folder {0} is in use by another element that runs; stop it or give another folder"
+    )]
     InUse(PathBuf),
     /// The folder is that of another element.
-    #[error("the folder {path} belongs to element {theirs}, not to element {ours}: give another folder or id")]
+    #[error(
+        "the folder {path} belongs to element {theirs}, not to element {ours}: give another folder or id"
+    )]
     OtherElement {
         /// The folder.
         path: PathBuf,

@@ -271,12 +271,16 @@ impl Shared {
         let last = acked.iter().chain(&open).map(|record| record.seq).max();
         state.seq = last.unwrap_or(0);
         for record in acked {
-            state.queue.add_ended(record.id, record.seq, succeeded(&record));
+            state
+                .queue
+                .add_ended(record.id, record.seq, succeeded(&record));
             state.queue.acknowledge(record.id);
         }
         for record in open {
             if record.outcome.is_some() {
-                state.queue.add_ended(record.id, record.seq, succeeded(&record));
+                state
+                    .queue
+                    .add_ended(record.id, record.seq, succeeded(&record));
             } else {
                 queued.push(record);
             }
@@ -299,7 +303,9 @@ impl Shared {
                 Kept::Queued => {}
                 Kept::Ended(outcome) => match v1::LabelOutcome::decode(&*outcome) {
                     Ok(outcome) => self.parts.reports.finished(incoming.id(), outcome),
-                    Err(error) => tracing::error!(%error, label = %incoming.id(), "a kept outcome is broken"),
+                    Err(error) => {
+                        tracing::error!(%error, label = %incoming.id(), "a kept outcome is broken")
+                    }
                 },
             }
         }
@@ -309,7 +315,9 @@ impl Shared {
     fn on_refused(&self, incoming: &[Incoming], error: &DbError) {
         for incoming in incoming {
             let outcome = failed(task::now(), FailureKind::Device, error.to_string());
-            self.parts.reports.finished(incoming.id(), (&outcome).into());
+            self.parts
+                .reports
+                .finished(incoming.id(), (&outcome).into());
         }
     }
 
@@ -488,7 +496,10 @@ fn capabilities(message: &v1::Label) -> Arc<[Vec<u8>]> {
         Some(Operation::Copy(copy)) => copy.from.as_slice(),
         _ => &[],
     };
-    inputs.iter().map(|input| input.capability.clone()).collect()
+    inputs
+        .iter()
+        .map(|input| input.capability.clone())
+        .collect()
 }
 
 /// Empties a folder that tasks may pass through but not read.

@@ -167,9 +167,8 @@ impl Context {
         id: &str,
         wanted: u32,
     ) -> Result<(ObjectId, Capability), Refused> {
-        let object = route::parse_object(id).ok_or(Refused::Bad(
-            "an object id is 16 hexadecimal digits",
-        ))?;
+        let object =
+            route::parse_object(id).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
         if wanted & (rights::WRITE | rights::REMOVE) != 0 && !object.is_data() {
             return Err(Refused::Bad("only data objects are written and removed"));
         }
@@ -182,7 +181,9 @@ impl Context {
         object: ObjectId,
         wanted: u32,
     ) -> Result<Capability, Refused> {
-        let value = headers.get(CAPABILITY_HEADER).ok_or(Refused::NoCapability)?;
+        let value = headers
+            .get(CAPABILITY_HEADER)
+            .ok_or(Refused::NoCapability)?;
         self.check_bytes(value.as_bytes(), object, wanted).await
     }
 
@@ -219,7 +220,11 @@ async fn blocking<T: Send + 'static>(
     Ok(tokio::task::spawn_blocking(work).await??)
 }
 
-async fn read(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+async fn read(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
     let (object, capability) = context.authorize(&headers, &id, rights::READ).await?;
     let store = Arc::clone(&context.node.parts().store);
     let opened = blocking(move || store.open(object)).await?;
@@ -251,7 +256,11 @@ async fn read(State(context): State<Context>, Path(id): Path<String>, headers: H
         .map_err(|_| Refused::Bad("no answer can be made"))
 }
 
-async fn head(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+async fn head(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
     let (object, capability) = context.authorize(&headers, &id, rights::READ).await?;
     let store = Arc::clone(&context.node.parts().store);
     let stat = blocking(move || store.stat(object)).await?;
@@ -326,8 +335,8 @@ async fn seal(
 ) -> Answer {
     let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
-    let body: SealBody =
-        serde_json::from_slice(&body).map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
+    let body: SealBody = serde_json::from_slice(&body)
+        .map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
     let sealed = seal_objects(&context, vec![(object, body)]).await?;
     match sealed.into_iter().next() {
         Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
@@ -419,7 +428,11 @@ async fn seal_objects(
     Ok(results)
 }
 
-async fn remove(State(context): State<Context>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+async fn remove(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
     let (object, _) = context.authorize(&headers, &id, rights::REMOVE).await?;
     let parts = context.node.parts();
     let store = Arc::clone(&parts.store);
@@ -514,7 +527,9 @@ async fn status(State(context): State<Context>) -> Answer {
 }
 
 async fn tasks(State(context): State<Context>, headers: HeaderMap) -> Answer {
-    context.check(&headers, ObjectId::STATUS, rights::READ).await?;
+    context
+        .check(&headers, ObjectId::STATUS, rights::READ)
+        .await?;
     let live = context.node.executor.live();
     let list: Vec<serde_json::Value> = live.iter().map(tracker::live_json).collect();
     Ok(axum::Json(list).into_response())

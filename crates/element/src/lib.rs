@@ -21,6 +21,7 @@ pub mod pull;
 pub mod queue;
 pub mod records;
 pub mod reports;
+mod reserve;
 pub mod runner;
 pub mod status;
 pub mod store;
@@ -79,9 +80,15 @@ impl Element {
         let listener = listen(&config).await?;
         let url = match &config.url {
             Some(url) => url.clone(),
-            None => format!("http://{}", listener.local_addr().map_err(|source| {
-                Error::Listen { address: config.listen, source }
-            })?),
+            None => format!(
+                "http://{}",
+                listener.local_addr().map_err(|source| {
+                    Error::Listen {
+                        address: config.listen,
+                        source,
+                    }
+                })?
+            ),
         };
         let runtime = tokio::runtime::Handle::current();
         let cores = config.cores;

@@ -131,7 +131,9 @@ impl Node {
                 theirs: array,
             });
         }
-        let same = before.key.is_some_and(|old| old.as_bytes() == key.as_bytes());
+        let same = before
+            .key
+            .is_some_and(|old| old.as_bytes() == key.as_bytes());
         if !same || before.array == 0 {
             let bytes = key.as_bytes().to_vec();
             let change = move |connection: &rusqlite::Connection| {

@@ -113,7 +113,11 @@ impl Queue {
 
     /// Notes a label that ended before a restart.
     pub fn add_ended(&mut self, label: LabelId, seq: u64, succeeded: bool) {
-        let state = if succeeded { State::Done } else { State::Failed };
+        let state = if succeeded {
+            State::Done
+        } else {
+            State::Failed
+        };
         let entry = Entry {
             seq,
             state,

@@ -345,7 +345,11 @@ pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Kept
         Some(None) => return Ok(Kept::Queued),
         None => {}
     }
-    let state = if label.outcome.is_some() { ENDED } else { QUEUED };
+    let state = if label.outcome.is_some() {
+        ENDED
+    } else {
+        QUEUED
+    };
     connection
         .prepare_cached(
             "INSERT INTO label (id, seq, payload, state, outcome, acked) VALUES (?1, ?2, ?3, ?4, ?5, 0)",
@@ -376,9 +380,8 @@ pub fn end_label(connection: &Connection, id: LabelId, outcome: &[u8]) -> Result
 /// # Errors
 /// If SQLite refuses.
 pub fn ack_labels(connection: &Connection, ids: &[LabelId]) -> Result<()> {
-    let mut ack = connection.prepare_cached(
-        "UPDATE label SET acked = 1, payload = X'' WHERE id = ?1 AND state = ?2",
-    )?;
+    let mut ack = connection
+        .prepare_cached("UPDATE label SET acked = 1, payload = X'' WHERE id = ?1 AND state = ?2")?;
     for id in ids {
         ack.execute(params![signed(id.0), ENDED])?;
     }

@@ -228,7 +228,8 @@ impl Runner {
             Kernel::Program(name) => {
                 let found = self.launcher.find_program(name);
                 found.map(Code::Program).ok_or_else(|| {
-                    let message = format!("no program `{name}` is installed on this element's host");
+                    let message =
+                        format!("no program `{name}` is installed on this element's host");
                     failure(FailureKind::Kernel, message)
                 })
             }
@@ -242,7 +243,10 @@ fn hash(code: &Code) -> Result<String, Failure> {
         Code::Builtin(name) => Ok(tidemill_kernel::builtin_hash(name).unwrap_or_default()),
         Code::Native(path) | Code::Program(path) => {
             tidemill_kernel::hash_file(path).map_err(|error| {
-                let message = format!("the kernel's code {} can't be read: {error}", path.display());
+                let message = format!(
+                    "the kernel's code {} can't be read: {error}",
+                    path.display()
+                );
                 failure(FailureKind::Kernel, message)
             })
         }

@@ -166,7 +166,9 @@ fn load_milli() -> u32 {
     let whole: u32 = whole.parse().unwrap_or(0);
     // The kernel gives two digits.
     let hundredths: u32 = part.parse().unwrap_or(0);
-    whole.saturating_mul(1000).saturating_add(hundredths.saturating_mul(10))
+    whole
+        .saturating_mul(1000)
+        .saturating_add(hundredths.saturating_mul(10))
 }
 
 #[cfg(test)]

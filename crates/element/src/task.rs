@@ -202,7 +202,10 @@ impl Running<'_> {
             return Ok(found);
         }
         let failed = |what: String| {
-            let message = format!("input `{}` (object {:016x}) {what}", input.name, input.object.0);
+            let message = format!(
+                "input `{}` (object {:016x}) {what}",
+                input.name, input.object.0
+            );
             failure(FailureKind::Input, message)
         };
         if input.element == self.parts.element {
@@ -221,7 +224,10 @@ impl Running<'_> {
                 Ok(found)
             }
             Err(error) => Err(pull_failure(&error, |error| {
-                failed(format!("can't be pulled from element {}: {error}", input.element))
+                failed(format!(
+                    "can't be pulled from element {}: {error}",
+                    input.element
+                ))
             })),
         }
     }
@@ -284,7 +290,9 @@ impl Running<'_> {
         };
         let file = open_beneath(folder, &output.name).map_err(|error| match error {
             rustix::io::Errno::NOENT => bad("was not written, though the kernel ended well"),
-            rustix::io::Errno::LOOP => bad("is or lies behind a symbolic link; it must be a plain file"),
+            rustix::io::Errno::LOOP => {
+                bad("is or lies behind a symbolic link; it must be a plain file")
+            }
             error => bad(&format!("can't be read: {error}")),
         })?;
         let metadata = file

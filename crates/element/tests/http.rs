@@ -105,13 +105,32 @@ async fn bytes_are_written_sealed_and_read_in_ranges() {
     let unsealed = request(&element, "GET", &path(5), Some(&read), "", b"").await;
     assert_eq!(unsealed.status, 404);
     assert!(unsealed.text().contains("still being written"));
-    let own = request(&element, "GET", &path(5), Some(&all), "range: bytes=0-9\r\n", b"").await;
+    let own = request(
+        &element,
+        "GET",
+        &path(5),
+        Some(&all),
+        "range: bytes=0-9\r\n",
+        b"",
+    )
+    .await;
     assert_eq!((own.status, &*own.body), (206, &data[..10]));
 
     let body = serde_json::to_vec(&seal_body("/a")).unwrap();
     for _ in 0..2 {
-        let sealed = request(&element, "POST", &format!("{}/seal", path(5)), Some(&all), "", &body).await;
-        assert_eq!((sealed.status, sealed.json()["size"].as_u64()), (200, Some(3_000_000)));
+        let sealed = request(
+            &element,
+            "POST",
+            &format!("{}/seal", path(5)),
+            Some(&all),
+            "",
+            &body,
+        )
+        .await;
+        assert_eq!(
+            (sealed.status, sealed.json()["size"].as_u64()),
+            (200, Some(3_000_000))
+        );
     }
     let file = folder.path().join(ObjectId(5).relative_path());
     let metadata = std::fs::metadata(&file).unwrap();
@@ -124,9 +143,20 @@ async fn bytes_are_written_sealed_and_read_in_ranges() {
     let range = "range: bytes=1048570-2097160\r\n";
     let part = request(&element, "GET", &path(5), Some(&read), range, b"").await;
     assert_eq!(part.status, 206);
-    assert!(part.head.contains("content-range: bytes 1048570-2097160/3000000"));
+    assert!(
+        part.head
+            .contains("content-range: bytes 1048570-2097160/3000000")
+    );
     assert!(part.body == data[1_048_570..=2_097_160]);
-    let beyond = request(&element, "GET", &path(5), Some(&read), "range: bytes=3000000-\r\n", b"").await;
+    let beyond = request(
+        &element,
+        "GET",
+        &path(5),
+        Some(&read),
+        "range: bytes=3000000-\r\n",
+        b"",
+    )
+    .await;
     assert_eq!(beyond.status, 416);
     assert!(beyond.head.contains("content-range: bytes */3000000"));
     let head = request(&element, "HEAD", &path(5), Some(&read), "", b"").await;
@@ -184,24 +214,44 @@ async fn every_request_needs_its_own_capability() {
         ("DELETE", "", Some(&read_only), 403),
         ("POST", "/truncate?size=0", Some(&read_only), 403),
         ("POST", "/seal", Some(&read_only), 403),
-        ("GET", "/attributes", Some(&capability(1, 5, rights::WRITE)), 403),
+        (
+            "GET",
+            "/attributes",
+            Some(&capability(1, 5, rights::WRITE)),
+            403,
+        ),
         ("PUT", "/attributes/256/1", Some(&read_only), 403),
     ];
     for (method, rest, capability, status) in cases {
         let target = format!("{}{rest}", path(5));
         let refused = request(&element, method, &target, capability, "", b"").await;
-        assert_eq!(refused.status, status, "{method} {rest}: {}", refused.text());
+        assert_eq!(
+            refused.status,
+            status,
+            "{method} {rest}: {}",
+            refused.text()
+        );
         assert!(!refused.text().contains("secret"));
     }
     for target in ["/tasks", "/tasks/1"] {
         let refused = request(&element, "GET", target, Some(&read_only), "", b"").await;
         assert_eq!(refused.status, 403, "{target}");
     }
-    assert_eq!(request(&element, "GET", "/objects/5", Some(&old), "", b"").await.status, 400);
+    assert_eq!(
+        request(&element, "GET", "/objects/5", Some(&old), "", b"")
+            .await
+            .status,
+        400
+    );
     // A collection or the status object is nothing that clients write.
     let collection = ObjectId::task_collection(TaskId(3)).0;
     let all = capability(1, collection, ALL);
-    assert_eq!(request(&element, "PUT", &path(collection), Some(&all), "", b"").await.status, 400);
+    assert_eq!(
+        request(&element, "PUT", &path(collection), Some(&all), "", b"")
+            .await
+            .status,
+        400
+    );
     assert_eq!(get(&element, 5).await, b"secret");
     element.stop().await;
 }
@@ -233,13 +283,26 @@ async fn objects_written_in_place_are_sealed_many_at_once() {
     let results = Objects::new().seal_all(&url, &items).await.unwrap();
     assert_eq!(results.len(), items.len());
     for (result, item) in results.iter().zip(&items).take(190) {
-        assert_eq!((result.status, result.size), (200, item.object), "{}", result.message);
+        assert_eq!(
+            (result.status, result.size),
+            (200, item.object),
+            "{}",
+            result.message
+        );
     }
     let statuses: Vec<u16> = results[190..].iter().map(|result| result.status).collect();
     assert_eq!(statuses, [404, 403, 400]);
     assert_eq!(get(&element, 150).await, vec![b'x'; 150]);
     let read = capability(1, 150, rights::READ);
-    let listed = request(&element, "GET", &format!("{}/attributes", path(150)), Some(&read), "", b"").await;
+    let listed = request(
+        &element,
+        "GET",
+        &format!("{}/attributes", path(150)),
+        Some(&read),
+        "",
+        b"",
+    )
+    .await;
     let listed = listed.json();
     let value = |number: u64| {
         let all = listed.as_array().unwrap();
@@ -260,16 +323,41 @@ async fn clients_keep_attributes_on_pages_of_their_own() {
     put(&element, 5, b"x").await;
     let all = capability(1, 5, ALL);
     let at = |page: u32, number: u32| format!("{}/attributes/{page}/{number}", path(5));
-    assert_eq!(request(&element, "PUT", &at(256, 7), Some(&all), "", b"mine").await.status, 204);
+    assert_eq!(
+        request(&element, "PUT", &at(256, 7), Some(&all), "", b"mine")
+            .await
+            .status,
+        204
+    );
     let got = request(&element, "GET", &at(256, 7), Some(&all), "", b"").await;
     assert_eq!((got.status, got.text()), (200, "mine"));
-    assert_eq!(request(&element, "PUT", &at(1, 1), Some(&all), "", b"9").await.status, 403);
-    assert_eq!(request(&element, "GET", &at(256, 8), Some(&all), "", b"").await.status, 404);
+    assert_eq!(
+        request(&element, "PUT", &at(1, 1), Some(&all), "", b"9")
+            .await
+            .status,
+        403
+    );
+    assert_eq!(
+        request(&element, "GET", &at(256, 8), Some(&all), "", b"")
+            .await
+            .status,
+        404
+    );
     let long = vec![0; (64 << 10) + 1];
-    assert_eq!(request(&element, "PUT", &at(256, 7), Some(&all), "", &long).await.status, 413);
+    assert_eq!(
+        request(&element, "PUT", &at(256, 7), Some(&all), "", &long)
+            .await
+            .status,
+        413
+    );
     let other = capability(1, 6, ALL);
     let missing = format!("{}/attributes/256/1", path(6));
-    assert_eq!(request(&element, "PUT", &missing, Some(&other), "", b"x").await.status, 404);
+    assert_eq!(
+        request(&element, "PUT", &missing, Some(&other), "", b"x")
+            .await
+            .status,
+        404
+    );
     element.stop().await;
 }
 
@@ -283,25 +371,54 @@ async fn a_full_element_refuses_writes_and_outputs_until_room_is_made() {
     assert_eq!(refused.status, 507);
     assert!(refused.text().contains("full"));
     let target = format!("{}/truncate?size=50000", path(6));
-    assert_eq!(request(&element, "POST", &target, Some(&six), "", b"").await.status, 507);
-    let full = connection.status(|status| status.free_bytes == 40_000).await;
+    assert_eq!(
+        request(&element, "POST", &target, Some(&six), "", b"")
+            .await
+            .status,
+        507
+    );
+    let full = connection
+        .status(|status| status.free_bytes == 40_000)
+        .await;
     assert_eq!(full.capacity_bytes, 100_000);
     let task = |id: u64| {
-        program_label(id, "sh", &["-c", "head -c 30000 /dev/zero > a; head -c 30000 /dev/zero > b"])
-            .output("a", 10 * id)
-            .output("b", 10 * id + 1)
+        program_label(
+            id,
+            "sh",
+            &[
+                "-c",
+                "head -c 30000 /dev/zero > a; head -c 30000 /dev/zero > b",
+            ],
+        )
+        .output("a", 10 * id)
+        .output("b", 10 * id + 1)
     };
     connection.labels(&[task(1)]);
     let outcome = connection.finished(1).await;
     assert_eq!(failure(&outcome).kind, "device");
     assert!(failure(&outcome).message.contains("full"), "{outcome:?}");
     // What had been kept of it is given back.
-    connection.status(|status| status.free_bytes == 40_000 && status.running == 0).await;
+    connection
+        .status(|status| status.free_bytes == 40_000 && status.running == 0)
+        .await;
     let five = capability(1, 5, ALL);
-    assert_eq!(request(&element, "DELETE", &path(5), Some(&five), "", b"").await.status, 204);
+    assert_eq!(
+        request(&element, "DELETE", &path(5), Some(&five), "", b"")
+            .await
+            .status,
+        204
+    );
     connection.labels(&[task(2)]);
-    assert_eq!(sealed(&connection.finished(2).await), [(20, 30_000), (21, 30_000)]);
-    assert_eq!(request(&element, "PUT", &path(6), Some(&six), "", &vec![1; 40_000]).await.status, 204);
+    assert_eq!(
+        sealed(&connection.finished(2).await),
+        [(20, 30_000), (21, 30_000)]
+    );
+    assert_eq!(
+        request(&element, "PUT", &path(6), Some(&six), "", &vec![1; 40_000])
+            .await
+            .status,
+        204
+    );
     element.stop().await;
 }
 
@@ -327,7 +444,15 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
     };
     assert_eq!(running["state"], "running");
     assert!(running["start"].as_u64().unwrap() > 0);
-    let list = request(&element, "GET", "/tasks", Some(&capability(1, 0, rights::READ)), "", b"").await;
+    let list = request(
+        &element,
+        "GET",
+        "/tasks",
+        Some(&capability(1, 0, rights::READ)),
+        "",
+        b"",
+    )
+    .await;
     assert_eq!(list.json().as_array().unwrap().len(), 1);
     connection.abort(1);
     connection.finished(1).await;
@@ -340,14 +465,34 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
     // The same by the collections and attributes of the paper's Fig. 3.
     let inputs = ObjectId::input_collection(TaskId(task)).0;
     let may_inputs = capability(1, inputs, rights::READ);
-    let members = request(&element, "GET", &format!("{}/members", path(inputs)), Some(&may_inputs), "", b"").await;
+    let members = request(
+        &element,
+        "GET",
+        &format!("{}/members", path(inputs)),
+        Some(&may_inputs),
+        "",
+        b"",
+    )
+    .await;
     assert_eq!(members.json(), serde_json::json!(["0000000000000005"]));
     let one = format!("{}/attributes/2/1", path(collection));
-    let value = request(&element, "GET", &one, Some(&may), "", b"").await.body;
+    let value = request(&element, "GET", &one, Some(&may), "", b"")
+        .await
+        .body;
     assert_eq!(value, inputs.to_le_bytes());
     let none = capability(1, ObjectId::task_collection(TaskId(9)).0, rights::READ);
-    assert_eq!(request(&element, "GET", "/tasks/9", Some(&none), "", b"").await.status, 404);
-    let status = request(&element, "GET", "/status", None, "", b"").await.json();
-    assert_eq!((status["element"].as_u64(), status["cores"].as_u64()), (Some(1), Some(2)));
+    assert_eq!(
+        request(&element, "GET", "/tasks/9", Some(&none), "", b"")
+            .await
+            .status,
+        404
+    );
+    let status = request(&element, "GET", "/status", None, "", b"")
+        .await
+        .json();
+    assert_eq!(
+        (status["element"].as_u64(), status["cores"].as_u64()),
+        (Some(1), Some(2))
+    );
     element.stop().await;
 }

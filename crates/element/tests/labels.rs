@@ -31,7 +31,10 @@ async fn a_program_runs_over_its_input_and_its_output_is_sealed() {
         .stdout("who");
     connection.labels(&[label]);
     let outcome = connection.finished(1).await;
-    assert_eq!(sealed(&outcome).iter().map(|s| s.0).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(
+        sealed(&outcome).iter().map(|s| s.0).collect::<Vec<_>>(),
+        [2, 3]
+    );
     assert_eq!(get(&element, 2).await, b"3\n");
     assert_eq!(get(&element, 3).await, format!("{}\n", user()).as_bytes());
     assert_eq!(outcome.read_bytes, 17);
@@ -64,7 +67,10 @@ async fn a_chain_runs_in_order_and_breaks_as_a_whole() {
     assert_eq!(sealed(&connection.finished(1).await), [(2, 17)]);
     assert_eq!(sealed(&connection.finished(2).await), [(3, 34)]);
     let failed = connection.finished(3).await;
-    assert_eq!((failure(&failed).kind.as_str(), failure(&failed).code), ("exit", 3));
+    assert_eq!(
+        (failure(&failed).kind.as_str(), failure(&failed).code),
+        ("exit", 3)
+    );
     assert_eq!(failure(&failed).stderr, "no luck\n");
     for dependant in [4, 5] {
         let outcome = connection.finished(dependant).await;
@@ -106,13 +112,20 @@ async fn outcomes_are_sent_again_until_they_are_acknowledged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_outputs_are_failures_that_say_why() {
     let (folder, _server, element, mut connection) = element().await;
-    let run = |id, script: &str| program_label(id, SHELL, &["-c", script]).input("in", 1, 1).output("out", 10 + id);
+    let run = |id, script: &str| {
+        program_label(id, SHELL, &["-c", script])
+            .input("in", 1, 1)
+            .output("out", 10 + id)
+    };
     connection.labels(&[
         run(1, "true"),
         run(2, "ln -s /etc/passwd out"),
         run(3, "mkdir out"),
         run(4, "mkdir d; echo x > d/f; ln d/f out"),
-        run(5, "head -c 3000 /dev/zero > out; head -c 3000 /dev/zero > other"),
+        run(
+            5,
+            "head -c 3000 /dev/zero > out; head -c 3000 /dev/zero > other",
+        ),
         run(6, "mkfifo out"),
     ]);
     let mut messages = Vec::new();
@@ -201,20 +214,26 @@ async fn a_kernel_that_takes_too_long_or_writes_too_much_is_killed() {
     let (_folder, _server, element, mut connection) = element().await;
     let mut slow = program_label(1, "sleep", &["1000"]);
     analyse(&mut slow).time_ns_max = 200_000_000;
-    let mut big = program_label(2, SHELL, &["-c", "head -c 100000 /dev/zero > out"]).output("out", 2);
+    let mut big =
+        program_label(2, SHELL, &["-c", "head -c 100000 /dev/zero > out"]).output("out", 2);
     analyse(&mut big).output_bytes_max = 10_000;
     connection.labels(&[slow, big, program_label(3, SHELL, &["-c", "kill -SEGV $$"])]);
     assert_eq!(failure(&connection.finished(1).await).kind, "timeout");
     assert_eq!(failure(&connection.finished(2).await).kind, "output-limit");
     let crash = connection.finished(3).await;
-    assert_eq!((failure(&crash).kind.as_str(), failure(&crash).code), ("signal", 11));
+    assert_eq!(
+        (failure(&crash).kind.as_str(), failure(&crash).code),
+        ("signal", 11)
+    );
     element.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_tasks_all_come_back() {
     let (_folder, _server, element, mut connection) = element().await;
-    let labels: Vec<v1::Label> = (1..=1000).map(|id| program_label(id, "true", &[])).collect();
+    let labels: Vec<v1::Label> = (1..=1000)
+        .map(|id| program_label(id, "true", &[]))
+        .collect();
     for batch in labels.chunks(100) {
         connection.labels(batch);
     }
@@ -242,7 +261,10 @@ async fn the_server_learns_which_programs_there_are() {
             _ => None,
         })
         .await;
-    assert_eq!((found.request, found.found), (4, vec!["true".into(), "sh".into()]));
+    assert_eq!(
+        (found.request, found.found),
+        (4, vec!["true".into(), "sh".into()])
+    );
     element.stop().await;
 }
 

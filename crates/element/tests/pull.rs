@@ -70,9 +70,13 @@ async fn pulled_is_shared(in_place: bool) {
         assert_eq!(get(&two.elements[1], 100 + id).await, b"3000000\n");
     }
     assert_eq!(moved, 3_000_000, "only the first of them moves it");
-    let pulled = two.folders[1].path().join("pulled").join(format!("{:016x}", 5));
+    let pulled = two.folders[1]
+        .path()
+        .join("pulled")
+        .join(format!("{:016x}", 5));
     let original = two.folders[0].path().join(ObjectId(5).relative_path());
-    let same = std::fs::metadata(pulled).unwrap().ino() == std::fs::metadata(original).unwrap().ino();
+    let same =
+        std::fs::metadata(pulled).unwrap().ino() == std::fs::metadata(original).unwrap().ino();
     assert_eq!(same, in_place);
     stop(two).await;
 }

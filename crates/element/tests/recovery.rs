@@ -79,7 +79,9 @@ async fn labels_sent_with_the_kill_are_either_known_or_not_run() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let labels: Vec<v1::Label> = (1..=300)
-        .map(|id| program_label(id, "sh", &["-c", "echo $TIDEMILL_TASK > out"]).output("out", 1000 + id))
+        .map(|id| {
+            program_label(id, "sh", &["-c", "echo $TIDEMILL_TASK > out"]).output("out", 1000 + id)
+        })
         .collect();
     let mut child = spawn(folder.path(), &server);
     let mut connection = server.welcomed().await;
@@ -97,9 +99,15 @@ async fn labels_sent_with_the_kill_are_either_known_or_not_run() {
         let known: std::collections::BTreeSet<u64> =
             connection.hello.labels.iter().copied().collect();
         connection.welcome(ARRAY);
-        let missing: Vec<v1::Label> =
-            labels.iter().filter(|label| !known.contains(&label.id)).cloned().collect();
-        assert!(missing.is_empty(), "labels that were accepted are forgotten: {missing:?}");
+        let missing: Vec<v1::Label> = labels
+            .iter()
+            .filter(|label| !known.contains(&label.id))
+            .cloned()
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "labels that were accepted are forgotten: {missing:?}"
+        );
         // What was reported before is reported alike.
         for (&id, outcome) in &finished {
             assert_eq!(&connection.finished(id).await, outcome);
@@ -112,7 +120,10 @@ async fn labels_sent_with_the_kill_are_either_known_or_not_run() {
         };
         assert_eq!(sealed(&outcome)[0].0, 1000 + id);
         let path = folder.path().join(ObjectId(1000 + id).relative_path());
-        assert_eq!(std::fs::read_to_string(path).unwrap(), format!("{}\n", 1000 + id));
+        assert_eq!(
+            std::fs::read_to_string(path).unwrap(),
+            format!("{}\n", 1000 + id)
+        );
     }
     kill(child);
 }
@@ -121,7 +132,9 @@ async fn labels_sent_with_the_kill_are_either_known_or_not_run() {
 async fn a_stopped_element_takes_up_what_it_left() {
     let folder = folder();
     let mut server = FakeServer::start().await;
-    let element = Element::start(config(1, folder.path(), &server)).await.unwrap();
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
     let mut connection = server.welcomed().await;
     put(&element, 5, b"kept").await;
     connection.labels(&[program_label(1, "sh", &["-c", "sleep 0.5; cat in > out"])
@@ -130,7 +143,9 @@ async fn a_stopped_element_takes_up_what_it_left() {
     connection.running(1).await;
     element.stop().await;
     drop(connection);
-    let element = Element::start(config(1, folder.path(), &server)).await.unwrap();
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
     let mut connection = server.welcomed().await;
     assert_eq!(connection.hello.labels, [1]);
     assert_eq!(sealed(&connection.finished(1).await), [(6, 4)]);
@@ -143,7 +158,9 @@ async fn a_stopped_element_takes_up_what_it_left() {
 async fn a_folder_belongs_to_one_element_of_one_array() {
     let folder = folder();
     let mut server = FakeServer::start().await;
-    let element = Element::start(config(1, folder.path(), &server)).await.unwrap();
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
     drop(server.welcomed().await);
     let twice = Element::start(config(1, folder.path(), &server)).await;
     assert!(matches!(twice, Err(Error::InUse(_))), "{twice:?}");
@@ -155,14 +172,22 @@ async fn a_folder_belongs_to_one_element_of_one_array() {
     drop(connection);
 
     let other = Element::start(config(2, folder.path(), &server)).await;
-    assert!(matches!(other, Err(Error::OtherElement { .. })), "{other:?}");
+    assert!(
+        matches!(other, Err(Error::OtherElement { .. })),
+        "{other:?}"
+    );
 
     let mut server = FakeServer::start().await;
-    let mut element = Element::start(config(1, folder.path(), &server)).await.unwrap();
+    let mut element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
     let connection = server.connection().await;
     connection.welcome(ARRAY + 1);
     let error = soon(element.failed()).await;
-    assert!(matches!(error, Error::OtherArray { ours: ARRAY, .. }), "{error}");
+    assert!(
+        matches!(error, Error::OtherArray { ours: ARRAY, .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains("belongs to array"));
     element.stop().await;
 }

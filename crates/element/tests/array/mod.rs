@@ -1,8 +1,17 @@
 //! The server's part of an array, played by a test: it takes an element's connection, sends labels, breaks
 //! the connection, and looks at what comes back.
 
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part of this")]
-#![allow(missing_debug_implementations, clippy::unwrap_used, reason = "a test that fails here has failed")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test uses its own part of this"
+)]
+#![allow(
+    missing_debug_implementations,
+    clippy::unwrap_used,
+    reason = "a test that fails here has failed"
+)]
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -163,11 +172,11 @@ impl Connection {
     }
 
     /// The first message, of those that came and will come, that `wanted` makes something of.
-    pub async fn find<T>(
-        &mut self,
-        wanted: impl Fn(&from_element::Message) -> Option<T>,
-    ) -> T {
-        let kept = self.kept.iter().position(|message| wanted(message).is_some());
+    pub async fn find<T>(&mut self, wanted: impl Fn(&from_element::Message) -> Option<T>) -> T {
+        let kept = self
+            .kept
+            .iter()
+            .position(|message| wanted(message).is_some());
         if let Some(message) = kept.and_then(|at| self.kept.remove(at)) {
             return wanted(&message).unwrap();
         }

@@ -44,6 +44,8 @@ pub struct Config {
     pub default_policy: String,
     /// How long an element may be away before its labels are given elsewhere.
     pub element_timeout: Duration,
+    /// How long a mount may be away before what it had open is given up.
+    pub mount_timeout: Duration,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
 }
@@ -59,6 +61,7 @@ impl Config {
             socket: None,
             default_policy: tidemill_core::policy::DEFAULT.into(),
             element_timeout: Duration::from_secs(10),
+            mount_timeout: Duration::from_secs(10),
             link_bytes_per_sec: 125_000_000,
         }
     }
@@ -162,7 +165,11 @@ impl Server {
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
-        let sessions = Sessions::new(names.clone() as Arc<dyn Names>, array.clone());
+        let sessions = Sessions::new(
+            names.clone() as Arc<dyn Names>,
+            array.clone(),
+            config.mount_timeout,
+        );
         let parts = Parts {
             names: names.clone(),
             array: array.clone(),

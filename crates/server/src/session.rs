@@ -11,9 +11,6 @@ use tidemill_core::id::ObjectId;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op};
 
-/// How long a mount may be away before what it had open is given up.
-pub(crate) const GRACE: Duration = Duration::from_secs(10);
-
 /// The mounts that are there.
 #[derive(Clone, Debug)]
 pub(crate) struct Sessions {
@@ -21,6 +18,7 @@ pub(crate) struct Sessions {
     names: Arc<dyn Names>,
     array: Arc<Array>,
     objects: Objects,
+    timeout: Duration,
 }
 
 /// A mount's stream; when it is dropped the mount is away.
@@ -38,12 +36,13 @@ impl Drop for Presence {
 }
 
 impl Sessions {
-    pub(crate) fn new(names: Arc<dyn Names>, array: Arc<Array>) -> Self {
+    pub(crate) fn new(names: Arc<dyn Names>, array: Arc<Array>, timeout: Duration) -> Self {
         Self {
             present: Arc::default(),
             names,
             array,
             objects: Objects::new(),
+            timeout,
         }
     }
 
@@ -68,7 +67,7 @@ impl Sessions {
 
     /// Gives up what a session had open, unless its mount comes back in time.
     pub(crate) async fn end_if_away(&self, session: u64) {
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(self.timeout).await;
         {
             let mut present = self.present.lock();
             if present.get(&session).is_some_and(|&count| count > 0) {

@@ -57,6 +57,7 @@ impl Running {
     pub async fn start(dir: &Path) -> Self {
         Self::start_with(Config {
             element_timeout: std::time::Duration::from_millis(300),
+            mount_timeout: std::time::Duration::from_millis(300),
             ..Config::new(dir)
         })
         .await
@@ -118,10 +119,15 @@ pub fn status(id: u32) -> v1::Element {
 
 impl FakeElement {
     pub async fn attach(client: &Client, id: u32, labels: Vec<u64>) -> Self {
+        Self::attach_as(client, status(id), labels).await
+    }
+
+    pub async fn attach_as(client: &Client, status: v1::Element, labels: Vec<u64>) -> Self {
+        let id = status.element;
         let (out, receiver) = mpsc::channel(10_000);
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
-            element: Some(status(id)),
+            element: Some(status),
             array_id: 0,
             labels,
             free_space_epoch: 0,

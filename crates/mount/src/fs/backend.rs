@@ -124,6 +124,20 @@ impl Backend {
         }
     }
 
+    /// As [`Self::one`], for what needs an element to be placed on: waits a while if there is none, as after
+    /// a restart of the server.
+    pub(crate) fn one_placed(&self, caller: Caller, op: &Op) -> Result<Answer, Error> {
+        let deadline = Instant::now() + ELEMENT_PATIENCE;
+        loop {
+            match self.one(caller, op.clone()) {
+                Err(error) if error.is(Errno::HOSTUNREACH) && Instant::now() < deadline => {
+                    std::thread::sleep(ELEMENTS_TTL);
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Carries out operations in order; the answer ends with the first error.
     pub(crate) fn apply(
         &self,
@@ -204,6 +218,23 @@ impl Backend {
                 self.refresh_elements()?;
             }
         }
+    }
+
+    /// As [`Self::place`], from async code: the element's URL.
+    pub(crate) async fn url(self: &Arc<Self>, element: u32) -> Result<Arc<str>, ClientError> {
+        if let Ok(place) = self.place(element, Pace::Now) {
+            return Ok(place.url);
+        }
+        let backend = self.clone();
+        let ask = move || backend.place(element, Pace::MayWait);
+        let place = tokio::task::spawn_blocking(ask).await.unwrap_or(Err(Error::Later));
+        let down = ClientError::ElementDown(tidemill_core::id::ElementId(element));
+        Ok(place.map_err(|_| down)?.url)
+    }
+
+    /// Forgets where an element is: it may have come back elsewhere.
+    pub(crate) fn forget_element(&self, element: u32) {
+        self.elements.lock().places.remove(&element);
     }
 
     /// Forgets where elements are: they may have come back elsewhere.

@@ -120,7 +120,7 @@ impl Fs {
     }
 
     /// Attributes of a listed entry as they would be, without the kernel taking it into its cache.
-    pub(crate) fn list_peek(&self, listed: &Listed) -> Found {
+    pub(crate) fn list_peek(&self, parent: u64, listed: &Listed) -> Found {
         let known = self.table.get(listed.attr.ino);
         let mut found = known.map_or(
             Found {
@@ -131,9 +131,13 @@ impl Fs {
                 attr: listed.attr,
                 blocks: listed.attr.size.div_ceil(512),
                 ttl: self.attr_ttl,
+                asked: listed.asked,
+                parent,
             },
             |node| self.found(&node, &node.state.lock()),
         );
+        found.asked = found.asked.min(listed.asked);
+        found.parent = parent;
         found.attr.ino = listed.attr.ino;
         found.attr.kind = listed.attr.kind;
         found

@@ -11,7 +11,7 @@
 //! | `file` | open files |
 //! | `version` | beginning and ending versions |
 //! | `seal` | sealing what was closed, in batches |
-//! | `object`, `remote` | bytes in place and over HTTP |
+//! | `object`, `remote`, `right` | bytes in place and over HTTP |
 //! | `directory` | listings |
 //! | `watch` | what others changed |
 //! | `control` | the control folder |
@@ -23,6 +23,7 @@ pub(crate) mod file;
 pub(crate) mod names;
 pub(crate) mod object;
 pub(crate) mod remote;
+pub(crate) mod right;
 pub(crate) mod seal;
 pub(crate) mod table;
 pub(crate) mod version;
@@ -64,6 +65,10 @@ pub(crate) struct Found {
     pub(crate) blocks: u64,
     /// How long the kernel may believe the attributes.
     pub(crate) ttl: Duration,
+    /// When this was known, on the table's clock.
+    pub(crate) asked: u64,
+    /// The directory it was found in; 0 if it was not found by its name.
+    pub(crate) parent: u64,
 }
 
 impl Fs {
@@ -84,10 +89,6 @@ impl Fs {
         }
     }
 
-    pub(crate) fn entry_ttl(&self) -> Duration {
-        self.attr_ttl
-    }
-
     fn handle_number(&self) -> u64 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
@@ -98,14 +99,16 @@ impl Fs {
             return;
         }
         state.attr = attr;
-        state.fresh = Some(Instant::now() + self.attr_ttl);
+        let believed = !self.table.changed_since(attr.ino, asked);
+        state.fresh = believed.then(|| Instant::now() + self.attr_ttl);
     }
 
     /// What the kernel is told of a node.
     fn found(&self, node: &table::Node, state: &table::State) -> Found {
         let (attr, blocks) = state.shown();
         // Memory mapped writes change size and times without telling the kernel's cache.
-        let ttl = if state.is_writing() { Duration::ZERO } else { self.attr_ttl };
+        let believed = !state.is_writing() && state.is_fresh();
+        let ttl = if believed { self.attr_ttl } else { Duration::ZERO };
         let key = Key {
             ino: node.ino,
             alias: state.alias,
@@ -115,7 +118,22 @@ impl Fs {
             attr,
             blocks,
             ttl,
+            asked: self.table.now(),
+            parent: 0,
         }
+    }
+
+    /// How long the kernel may believe attributes and name of what was found. To be asked while the table's
+    /// gate is held, until the kernel has been told.
+    pub(crate) fn ttls(&self, found: &Found) -> (Duration, Duration) {
+        let changed = |ino| self.table.changed_since(ino, found.asked);
+        if found.key.is_special() || changed(found.key.ino) {
+            return (Duration::ZERO, Duration::ZERO);
+        }
+        let named = found.parent == 0 || !changed(found.parent);
+        // The number of an aliased inode is not the one users are to see: they have to ask for attributes.
+        let attr = if found.key.alias == 0 { found.ttl } else { Duration::ZERO };
+        (attr, if named { self.attr_ttl } else { Duration::ZERO })
     }
 
     fn node(&self, ino: u64) -> Arc<table::Node> {

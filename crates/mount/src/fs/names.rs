@@ -101,13 +101,18 @@ impl Fs {
             let complete = directory.state.lock().complete && name != b"..";
             return complete.then(|| Err(Errno::NOENT.into()));
         };
-        let node = self.table.get(ino)?;
+        let asked = self.table.now();
+        // Only what is still named so is known to have been named so at that time.
+        let node = self.table.get(ino).filter(|_| self.table.named(directory.ino, name) == Some(ino))?;
         let mut state = node.state.lock();
         if !state.is_fresh() {
             return None;
         }
         state.lookups += 1;
-        Some(Ok(self.found(&node, &state)))
+        let mut found = self.found(&node, &state);
+        found.asked = asked;
+        found.parent = directory.ino;
+        Some(Ok(found))
     }
 
     /// A name was asked for in vain. A directory where that happens often is listed, so that the next such
@@ -163,9 +168,12 @@ impl Fs {
                 state.target = entry.target;
             }
             state.lookups += 1;
-            self.found(&node, &state)
+            let mut found = self.found(&node, &state);
+            found.asked = asked;
+            found.parent = parent;
+            found
         };
-        if named {
+        if named && !self.table.changed_since(parent, asked) {
             self.table.name(parent, name, attr.ino);
         }
         Ok((node, found))

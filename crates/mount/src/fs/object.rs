@@ -1,6 +1,7 @@
 //! The bytes of one object as open files use them: an object file opened in place, or one on another host.
 
 use super::remote::Remote;
+use super::right::Right;
 use crate::error::Error;
 use rustix::fs::{FallocateFlags, Timespec};
 use rustix::io::Errno;
@@ -17,8 +18,7 @@ pub(crate) struct Object {
     pub(crate) id: u64,
     pub(crate) element: u32,
     pub(crate) data: Data,
-    /// The server's word that we may; empty if the object file was opened in place for reading.
-    pub(crate) capability: Vec<u8>,
+    pub(crate) right: Arc<Right>,
 }
 
 /// Where the bytes are.

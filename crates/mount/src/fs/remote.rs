@@ -2,16 +2,15 @@
 //!
 //! All calls may wait for the element.
 
-use crate::error::Error;
+use super::backend::Backend;
 use super::object::Stat;
+use super::right::Right;
+use crate::error::Error;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tidemill_client::Objects;
-use tidemill_client::objects::Remote as Address;
-use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 /// Largest piece that is asked for or sent at once.
@@ -30,9 +29,9 @@ const SLACK_BYTES: u64 = 1 << 20;
 /// An object on another host.
 #[derive(Debug)]
 pub(crate) struct Remote {
-    objects: Objects,
-    address: Address,
-    runtime: Handle,
+    backend: Arc<Backend>,
+    element: u32,
+    right: Arc<Right>,
     writing: Mutex<Writing>,
     reading: Mutex<Reading>,
 }
@@ -78,11 +77,11 @@ pub(crate) fn now_ns() -> i64 {
 
 impl Remote {
     /// An object of that size in bytes.
-    pub(crate) fn new(objects: Objects, address: Address, runtime: Handle, size: u64) -> Self {
+    pub(crate) fn new(backend: Arc<Backend>, element: u32, right: Arc<Right>, size: u64) -> Self {
         Self {
-            objects,
-            address,
-            runtime,
+            backend,
+            element,
+            right,
             writing: Mutex::new(Writing {
                 size,
                 mtime: now_ns(),
@@ -142,9 +141,15 @@ impl Remote {
         let overlaps = writing.in_flight.iter().any(|f| f.start < end && start < f.end);
         let leave = if overlaps { 0 } else { IN_FLIGHT_MAX - 1 };
         self.settle(writing, leave)?;
-        let (objects, address) = (self.objects.clone(), self.address.clone());
-        let task = self.runtime.spawn(async move {
-            objects.write(&address, start, buffer.into()).await
+        let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
+        let buffer = Bytes::from(buffer);
+        let task = self.backend.runtime.spawn(async move {
+            let objects = &backend.objects;
+            let write = |address| {
+                let piece = buffer.clone();
+                async move { objects.write(&address, start, piece).await }
+            };
+            right.ask(&backend, element, write).await
         });
         writing.in_flight.push_back(InFlight { start, end, task });
         Ok(())
@@ -154,12 +159,12 @@ impl Remote {
     fn settle(&self, writing: &mut Writing, leave: usize) -> Result<(), Error> {
         while writing.in_flight.len() > leave {
             let Some(first) = writing.in_flight.pop_front() else { break };
-            let outcome = match self.runtime.block_on(first.task) {
+            let outcome = match self.backend.runtime.block_on(first.task) {
                 Ok(outcome) => outcome.map_err(Error::from),
                 Err(_) => Err(rustix::io::Errno::IO.into()),
             };
             if let Err(error) = outcome {
-                tracing::warn!(object = self.address.object.0, "a write failed: {error}");
+                tracing::warn!(element = self.element, "a write failed: {error}");
                 writing.failed = Some(error.errno());
                 return Err(error);
             }
@@ -179,7 +184,10 @@ impl Remote {
         writing.check()?;
         self.send(&mut writing)?;
         self.settle(&mut writing, 0)?;
-        self.runtime.block_on(self.objects.truncate(&self.address, size))?;
+        let objects = &self.backend.objects;
+        let truncate = |address| async move { objects.truncate(&address, size).await };
+        let asked = self.right.ask(&self.backend, self.element, truncate);
+        self.backend.runtime.block_on(asked)?;
         writing.size = size;
         writing.mtime = now_ns();
         drop(writing);
@@ -251,11 +259,14 @@ impl Remote {
         if reading.pieces.len() > PIECES_MAX {
             reading.pieces.pop_front();
         }
-        let (objects, address, asked) = (self.objects.clone(), self.address.clone(), piece.clone());
-        self.runtime.spawn(async move {
-            let answer = objects.read(&address, start, length).await;
+        let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
+        let asked = piece.clone();
+        self.backend.runtime.spawn(async move {
+            let objects = &backend.objects;
+            let read = |address| async move { objects.read(&address, start, length).await };
+            let answer = right.ask(&backend, element, read).await;
             let answer = answer.map_err(|error| {
-                tracing::warn!(object = address.object.0, "a read failed: {error}");
+                tracing::warn!(element, "a read failed: {error}");
                 error.errno()
             });
             *asked.data.lock() = Some(answer);
@@ -267,6 +278,13 @@ impl Remote {
     /// Forgets pieces, so that a failed one is asked for again.
     fn forget(&self) {
         self.reading.lock().pieces.clear();
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let (backend, right) = (self.backend.clone(), self.right.clone());
+        self.backend.runtime.spawn(async move { right.release(&backend).await });
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::object::Object;
 use crate::error::Error;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,9 @@ use tidemill_wire::v1::{Attr, Kind};
 const INODE_BITS: u32 = 48;
 /// Bits that hold the alias.
 const ALIAS_MASK: u64 = 0x7fff;
+
+/// Slots that inodes share for the time of their last change by somebody else.
+const FOREIGN_SLOTS: usize = 1024;
 
 /// What the kernel calls an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -241,8 +244,26 @@ impl Inner {
 pub(crate) struct Table {
     inner: Mutex<Inner>,
     clock: AtomicU64,
-    /// When somebody else last changed an entry of any directory.
-    foreign: AtomicU64,
+    foreign: Foreign,
+    /// Held while the kernel is told something to believe, and, for writing, while a change by somebody else
+    /// is taken note of: so the kernel is told to forget only after it was told.
+    pub(crate) gate: RwLock<()>,
+}
+
+/// When somebody else last changed an inode or its entries, known here or not, by the inode's low bits.
+#[derive(Debug)]
+struct Foreign([AtomicU64; FOREIGN_SLOTS]);
+
+impl Default for Foreign {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Foreign {
+    fn of(&self, ino: u64) -> &AtomicU64 {
+        &self.0[usize::try_from(ino).unwrap_or(0) % FOREIGN_SLOTS]
+    }
 }
 
 #[derive(Debug, Default)]
@@ -257,18 +278,29 @@ impl Table {
         self.clock.load(Ordering::Acquire)
     }
 
-    /// Somebody else changed an entry of a directory, known here or not.
-    pub(crate) fn foreign_change(&self, parent: u64) {
-        self.foreign.store(self.tick(), Ordering::Release);
-        if let Some(directory) = self.get(parent) {
-            directory.state.lock().complete = false;
+    /// Somebody else changed an inode or an entry of it: nothing that was asked before is believed.
+    pub(crate) fn foreign_change(&self, ino: u64, entry: bool) {
+        let slot = self.foreign.of(ino);
+        // Before, for answers that make the node meanwhile; after, for those that have read it already.
+        slot.store(self.tick(), Ordering::Release);
+        if let Some(node) = self.get(ino) {
+            let mut state = node.state.lock();
+            state.stamp = self.tick();
+            state.fresh = None;
+            state.complete &= !entry;
         }
+        slot.store(self.tick(), Ordering::Release);
+    }
+
+    /// Whether somebody else may have changed the inode since `asked`.
+    pub(crate) fn changed_since(&self, ino: u64, asked: u64) -> bool {
+        self.foreign.of(ino).load(Ordering::Acquire) > asked
     }
 
     /// Notes that all entries of a directory are known, as of `asked`.
     pub(crate) fn complete(&self, directory: &Node, asked: u64) {
         let mut state = directory.state.lock();
-        state.complete = state.stamp <= asked && self.foreign.load(Ordering::Acquire) <= asked;
+        state.complete = state.stamp <= asked && !self.changed_since(directory.ino, asked);
     }
 
     /// A later time than all that were read before.
@@ -409,6 +441,7 @@ pub(crate) fn is_dir(attr: &Attr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::object::Data;
+    use super::super::right::Right;
     use super::*;
 
     fn object(id: u64) -> Arc<Object> {
@@ -416,7 +449,7 @@ mod tests {
             id,
             element: 0,
             data: Data::Nothing,
-            capability: Vec::new(),
+            right: Right::none(0, id),
         })
     }
 

@@ -1,8 +1,8 @@
 //! Beginning and ending versions of files, and opening the objects that hold them.
 
-use super::backend::Place;
 use super::object::{Data, Object};
 use super::remote::{Remote, now_ns};
+use super::right::Right;
 use super::seal::{Ending, Job};
 use super::table::{Bound, Key, Node, Phase, State, Writing};
 use super::{Caller, Found, Fs, Pace};
@@ -14,7 +14,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
-use tidemill_client::objects::Remote as Address;
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -84,14 +83,15 @@ impl Fs {
         element: u32,
         pace: Pace,
     ) -> Result<Object, Error> {
-        let (data, capability) = if id == 0 {
-            (Data::Nothing, Vec::new())
+        let in_place = Right::none(ino, id);
+        let (data, right) = if id == 0 {
+            (Data::Nothing, in_place)
         } else {
             let place = self.backend.place(element, pace)?;
             match &place.folder {
                 Some(folder) => {
                     let file = File::open(folder.join(ObjectId(id).relative_path()))?;
-                    (Data::Local(Arc::new(file)), Vec::new())
+                    (Data::Local(Arc::new(file)), in_place)
                 }
                 None => self.open_remote(caller, ino, id, pace)?,
             }
@@ -100,7 +100,7 @@ impl Fs {
             id,
             element,
             data,
-            capability,
+            right,
         })
     }
 
@@ -110,7 +110,7 @@ impl Fs {
         ino: u64,
         id: u64,
         pace: Pace,
-    ) -> Result<(Data, Vec<u8>), Error> {
+    ) -> Result<(Data, Arc<Right>), Error> {
         pace.wait()?;
         let op = Op::Open(v1::Open { ino, version: 0 });
         let Answer::Opened(opened) = self.backend.one(caller, op)? else {
@@ -119,22 +119,17 @@ impl Fs {
         if opened.object != id {
             return Err(Errno::NOENT.into());
         }
-        let place = self.backend.place(opened.element, pace)?;
-        Ok((self.remote(&opened, &place), opened.capability))
+        let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
+        Ok((self.remote(&opened, right.clone()), right))
     }
 
-    fn remote(&self, opened: &v1::Opened, place: &Place) -> Data {
-        let address = Address {
-            url: place.url.clone(),
-            object: ObjectId(opened.object),
-            capability: opened.capability.clone(),
-        };
-        let (objects, runtime) = (self.backend.objects.clone(), self.backend.runtime.clone());
-        Data::Remote(Remote::new(objects, address, runtime, opened.size))
+    fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Data {
+        Data::Remote(Remote::new(self.backend.clone(), opened.element, right, opened.size))
     }
 
     /// The object that a version is written to, empty.
-    fn writable(&self, opened: &v1::Opened) -> Result<Object, Error> {
+    fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
+        let right = Right::new(caller, opened, None);
         let place = self.backend.place(opened.element, Pace::MayWait)?;
         let data = match &place.folder {
             Some(folder) => {
@@ -146,13 +141,7 @@ impl Fs {
                 Data::Local(Arc::new(file))
             }
             None => {
-                let data = self.remote(
-                    &v1::Opened {
-                        size: 0,
-                        ..opened.clone()
-                    },
-                    &place,
-                );
+                let data = self.remote(opened, right.clone());
                 if let Data::Remote(remote) = &data {
                     // The object has to exist even if nothing is ever written.
                     remote.truncate(0)?;
@@ -164,7 +153,7 @@ impl Fs {
             id: opened.object,
             element: opened.element,
             data,
-            capability: opened.capability.clone(),
+            right,
         })
     }
 
@@ -189,11 +178,11 @@ impl Fs {
             ..v1::Create::default()
         };
         let asked = self.table.tick();
-        let answer = self.backend.one(caller, Op::Create(create));
+        let answer = self.backend.one_placed(caller, &Op::Create(create));
         let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))? else {
             return Err(ClientError::Answer("Create").into());
         };
-        let object = match self.writable(&opened) {
+        let object = match self.writable(caller, &opened) {
             Ok(object) => Arc::new(object),
             Err(error) => {
                 self.undo_create(caller, parent, name, &opened);
@@ -361,7 +350,7 @@ impl Fs {
         // The answer is newer than what was known: somebody else may have sealed a version meanwhile.
         let base = opened.attr.unwrap_or(attr);
         let copied = self
-            .writable(&opened)
+            .writable(caller, &opened)
             .and_then(|object| match keep {
                 Some(bytes) => {
                     self.copy_base(caller, &base, bytes.min(base.size), &object)?;
@@ -386,7 +375,7 @@ impl Fs {
     fn ask_version(&self, caller: Caller, new: v1::NewVersion) -> Result<v1::Opened, Error> {
         let deadline = Instant::now() + WRITER_PATIENCE;
         loop {
-            match self.backend.one(caller, Op::NewVersion(new)) {
+            match self.backend.one_placed(caller, &Op::NewVersion(new)) {
                 Ok(Answer::Opened(opened)) => return Ok(opened),
                 Ok(_) => return Err(ClientError::Answer("NewVersion").into()),
                 Err(error) if error.is(Errno::TXTBSY) && Instant::now() < deadline => {
@@ -541,11 +530,11 @@ impl Fs {
             id: object.id,
             element: object.element,
             data: Data::Local(Arc::new(copy)),
-            capability: Vec::new(),
+            right: object.right.clone(),
         };
         let source = Object {
             data: Data::Local(file.clone()),
-            capability: Vec::new(),
+            right: object.right.clone(),
             ..*object
         };
         target.copy_from(&source, 0, 0, stat.size)?;
@@ -575,7 +564,7 @@ impl State {
                 id: u64::MAX,
                 element: 0,
                 data: Data::Nothing,
-                capability: Vec::new(),
+                right: Right::none(key.ino, u64::MAX),
             });
             return self.bind(key, &nothing);
         }

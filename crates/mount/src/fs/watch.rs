@@ -101,25 +101,21 @@ impl Fs {
             self.on_inode(message.ino, notices);
         }
         if message.parent != 0 {
-            self.table.foreign_change(message.parent);
+            let gate = self.table.gate.write();
+            self.table.foreign_change(message.parent, true);
             self.table.unname(message.parent, &message.name);
+            drop(gate);
             self.on_inode(message.parent, notices);
             notices.send(Notice::Entry(message.parent, message.name.clone()));
         }
     }
 
     fn on_inode(&self, ino: u64, notices: &Notices) {
-        let Some(node) = self.table.get(ino) else { return };
-        let number = {
-            let mut state = node.state.lock();
-            state.stamp = self.table.tick();
-            state.fresh = None;
-            super::Key {
-                ino,
-                alias: state.alias,
-            }
-        };
-        notices.send(Notice::Inode(number.pack()));
+        let gate = self.table.gate.write();
+        self.table.foreign_change(ino, false);
+        drop(gate);
+        let alias = self.table.get(ino).map_or(0, |node| node.state.lock().alias);
+        notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
     }
 
     fn on_everything(&self, notices: &Notices) {

@@ -139,8 +139,9 @@ impl Adapter {
     ) {
         self.serve(reply, op, |inner, reply, outcome| match outcome {
             Ok(found) => {
-                let (attr_ttl, entry_ttl) = inner.ttls(&found);
                 let attr = attr_of(&found, found.key.pack());
+                let _gate = inner.fs.table.gate.read();
+                let (attr_ttl, entry_ttl) = inner.fs.ttls(&found);
                 reply.entry_with_ttls(&attr_ttl, &entry_ttl, &attr, Generation(0));
             }
             Err(error) => reply.error(errno(&error)),
@@ -179,23 +180,20 @@ impl Adapter {
         reply: ReplyAttr,
         op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
     ) {
-        self.serve(reply, op, |_, reply, outcome| match outcome {
-            Ok(found) => reply.attr(&found.ttl, &attr_of(&found, found.attr.ino)),
+        self.serve(reply, op, |inner, reply, outcome| match outcome {
+            Ok(found) => {
+                let attr = attr_of(&found, found.attr.ino);
+                let _gate = inner.fs.table.gate.read();
+                let known = !inner.fs.table.changed_since(found.key.ino, found.asked);
+                let ttl = if known { found.ttl } else { Duration::ZERO };
+                reply.attr(&ttl, &attr);
+            }
             Err(error) => reply.error(errno(&error)),
         });
     }
 }
 
 impl Inner {
-    /// How long attributes and entry may be believed. The number of an aliased inode is not the one users
-    /// are to see, so its attributes have to be asked for.
-    fn ttls(&self, found: &Found) -> (Duration, Duration) {
-        let special = found.key.is_special();
-        let attr = if found.key.alias == 0 { found.ttl } else { Duration::ZERO };
-        let entry = if special { Duration::ZERO } else { self.fs.entry_ttl() };
-        (attr, entry)
-    }
-
     /// The backing of an object that is open here, made by `make` if there is none; `None`: the kernel
     /// can't read and write it by itself.
     fn backing(
@@ -249,7 +247,10 @@ impl Inner {
     fn answer_create(&self, reply: ReplyCreate, found: &Found, opened: &Opened) {
         let number = found.key.pack();
         let attr = attr_of(found, number);
-        let (handle, ttl) = (FileHandle(opened.handle), self.fs.entry_ttl());
+        let handle = FileHandle(opened.handle);
+        let _gate = self.fs.table.gate.read();
+        // The kernel takes one time for both: it drops attributes with its own writes.
+        let (_, ttl) = self.fs.ttls(found);
         match self.backing(number, opened, |file| reply.open_backing(file)) {
             Ok(Some(backing)) => {
                 let flags = FopenFlags::empty();
@@ -874,7 +875,10 @@ impl Adapter {
             reply,
             move |fs, pace| lines(fs, caller, key, fh.0, offset, pace),
             move |inner, reply, outcome| match outcome {
-                Ok(lines) => answer(inner, reply, lines),
+                Ok(lines) => {
+                    let _gate = inner.fs.table.gate.read();
+                    answer(inner, reply, lines);
+                }
                 Err(error) => refuse(reply, error),
             },
         );
@@ -886,13 +890,14 @@ impl Inner {
     fn add_plus(&self, reply: &mut ReplyDirectoryPlus, parent: INodeNo, line: Line) -> bool {
         let name = OsStr::from_bytes(&line.name);
         let (found, counted) = match (&line.entry, line.special) {
-            (Some(entry), _) => (self.fs.list_peek(entry), true),
+            (Some(entry), _) => (self.fs.list_peek(key(parent).ino, entry), true),
             (None, Some(found)) => (found, false),
             (None, None) => return false,
         };
         let number = found.key.pack();
-        let ttl = if found.key.alias == 0 { found.ttl } else { Duration::ZERO };
         let attr = attr_of(&found, number);
+        let (attr_ttl, entry_ttl) = self.fs.ttls(&found);
+        let ttl = attr_ttl.min(entry_ttl);
         if reply.add(INodeNo(number), line.next, name, &ttl, &attr, Generation(0)) {
             return true;
         }
@@ -926,6 +931,8 @@ fn lines(
                 attr,
                 blocks: 0,
                 ttl: Duration::ZERO,
+                asked: 0,
+                parent: 0,
             };
             lines.push(Line {
                 name: name.to_vec(),

@@ -57,6 +57,8 @@ pub fn can_mount() -> bool {
 
 impl Array {
     pub fn start() -> Self {
+        let log = tracing_subscriber::fmt().with_test_writer().with_env_filter("info");
+        let _ = log.try_init();
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut array = Self {

@@ -121,6 +121,8 @@ impl Control {
             attr,
             blocks: 0,
             ttl: TTL,
+            asked: 0,
+            parent: 0,
         }
     }
 

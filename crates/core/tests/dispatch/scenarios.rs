@@ -32,7 +32,7 @@ impl World {
         let mut found = None;
         for action in &self.log {
             if let Action::Send { element, labels } = action {
-                let of_task = labels
+                let mut of_task = labels
                     .iter()
                     .filter(|label| analysis(label).task == TaskId(task));
                 found = of_task

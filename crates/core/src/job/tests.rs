@@ -493,7 +493,7 @@ fn a_circle_is_named_without_the_tasks_that_only_lead_to_it() {
         { name = "b"; kernel = "k"; input = [ "c" ]; output = [ "b" ]; },
         { name = "c"; kernel = "k"; input = [ "a", "free" ]; output = [ "c" ]; },
         { name = "free"; kernel = "k"; output = [ "free" ]; }"#;
-    assert!(task_error(tasks).contains("circle: \"a\" needs \"b\" needs \"c\" needs \"a\";"));
+    assert!(task_error(tasks).contains("in a cycle: \"a\" needs \"b\" needs \"c\" needs \"a\";"));
 }
 
 #[test]

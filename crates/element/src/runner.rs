@@ -5,11 +5,11 @@ use crate::task::failure;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner};
+use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::time::Span;
 use tidemill_kernel::{
     Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Run, RunInput, Settings, SetupError,
-    SpawnError, User,
+    SpawnError, Tail, User,
 };
 
 /// Starts kernels of one element.
@@ -46,6 +46,10 @@ pub struct Ran {
     pub memory_bytes: u64,
     /// Hash of its code in hexadecimal; empty if the code could not be had.
     pub kernel_hash: String,
+    /// The end of its standard output.
+    pub stdout: String,
+    /// The end of its standard error.
+    pub stderr: String,
 }
 
 /// Gives up a label, whether its kernel has been started or not.
@@ -71,13 +75,13 @@ impl Control {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// The end of what its kernel has written to standard error so far.
+    /// The ends of what its kernel has written to standard output and to standard error so far.
     #[must_use]
-    pub fn stderr(&self) -> String {
+    pub fn said(&self) -> (String, String) {
         let kernel = self.kernel.lock();
         kernel
             .as_ref()
-            .map(|kernel| kernel.stderr().text())
+            .map(|kernel| (text(&kernel.stdout()), text(&kernel.stderr())))
             .unwrap_or_default()
     }
 
@@ -132,6 +136,13 @@ impl Runner {
         names.iter().filter(found).cloned().collect()
     }
 
+    /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if
+    /// it is left to be removed.
+    #[must_use]
+    pub fn recycle(&self, folder: &Path) -> bool {
+        self.launcher.recycle(folder)
+    }
+
     /// Runs a kernel and waits for its end. The private folder is left with what it wrote.
     #[must_use]
     pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
@@ -140,6 +151,8 @@ impl Runner {
             cpu: Span(0),
             memory_bytes: 0,
             kernel_hash: String::new(),
+            stdout: String::new(),
+            stderr: String::new(),
         };
         ran.result = self.attempt(request, control, &mut ran);
         ran
@@ -170,6 +183,8 @@ impl Runner {
         let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
         ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
         ran.memory_bytes = exit.usage.rss_bytes_max;
+        ran.stdout = text(&exit.stdout);
+        ran.stderr = text(&exit.stderr);
         judge(&exit, &limits)
     }
 
@@ -268,8 +283,18 @@ fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
     Err(Failure {
         kind,
         message: exit.message(limits),
-        stderr: exit.stderr.text(),
     })
+}
+
+/// The end of what a kernel wrote, as text within the bound. What is not UTF-8 takes more bytes as text.
+fn text(tail: &Tail) -> String {
+    let mut text = tail.text();
+    let mut start = text.len().saturating_sub(TAIL_BYTES_MAX);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text.drain(..start);
+    text
 }
 
 fn cancelled() -> Failure {

@@ -21,6 +21,7 @@ use crate::running::Running;
 use crate::sandbox::calls::{self, Filters};
 use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_path};
 use crate::sandbox::{SandboxSupport, sandbox_support};
+use crate::spare::Spares;
 use crate::spawn::{self, Image, Program};
 use crate::watch::{self, Watched};
 
@@ -76,6 +77,7 @@ pub struct Launcher {
     system: SystemRules,
     child: OwnedFd,
     keeper: Arc<Keeper>,
+    spares: Spares,
 }
 
 impl Launcher {
@@ -114,6 +116,7 @@ impl Launcher {
             system,
             child,
             keeper,
+            spares: Spares::default(),
         })
     }
 
@@ -141,7 +144,15 @@ impl Launcher {
     /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
     /// was made until then stays for the caller to remove.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
-        prepare(run)
+        prepare(run, &self.spares)
+    }
+
+    /// Takes back the private folder of a run that has ended, to use it again for another run of the same
+    /// user. `false` if it can't be: then removing it is left to the caller. Spare folders lie beside it and
+    /// are named `spare-*`.
+    #[must_use]
+    pub fn recycle(&self, folder: &Path) -> bool {
+        self.spares.put(folder)
     }
 
     /// Starts a prepared run in a confined process of its own. It is killed when the result is dropped, and

@@ -36,6 +36,7 @@ mod program;
 mod run;
 mod running;
 mod sandbox;
+mod spare;
 mod spawn;
 mod watch;
 

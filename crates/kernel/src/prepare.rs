@@ -18,12 +18,13 @@ use crate::builtin;
 use crate::error::{OutputError, PrepareError};
 use crate::program::{interpreter, may};
 use crate::run::{Code, InputsAs, Run, User};
+use crate::spare::Spares;
 
 /// The part of a private folder that is not for inputs and outputs.
 pub const RESERVED: &str = ".tidemill";
 
 /// Temporary files of the kernel, within [`RESERVED`].
-const TEMPORARY: &str = "tmp";
+pub(crate) const TEMPORARY: &str = "tmp";
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;
@@ -47,7 +48,7 @@ pub struct Prepared {
 /// # Errors
 /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What was
 /// made until then stays for the caller to remove.
-pub(crate) fn prepare(run: Run) -> Result<Prepared, PrepareError> {
+pub(crate) fn prepare(run: Run, spares: &Spares) -> Result<Prepared, PrepareError> {
     check_names(&run)?;
     check_code(&run)?;
     let user = effective_user(&run);
@@ -56,9 +57,11 @@ pub(crate) fn prepare(run: Run) -> Result<Prepared, PrepareError> {
         user: run.user,
         made: BTreeSet::new(),
     };
-    make_folder(&run.folder)?;
-    folder.make_sub(RESERVED)?;
-    folder.make_sub(&format!("{RESERVED}/{TEMPORARY}"))?;
+    if !spares.take(&run) {
+        make_folder(&run.folder)?;
+        folder.make_sub(RESERVED)?;
+        folder.make_sub(&format!("{RESERVED}/{TEMPORARY}"))?;
+    }
     let mut given = BTreeSet::new();
     let mut stdin = None;
     for input in &run.inputs {

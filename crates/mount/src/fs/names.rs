@@ -1,7 +1,8 @@
 //! Operations on the namespace: looking up, making, linking, renaming, removing, attributes.
 
 use super::backend::{attr_of, unsupported};
-use super::table::Node;
+use super::remote::now_ns;
+use super::table::{Node, State};
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
@@ -284,6 +285,7 @@ impl Fs {
         if set == nothing {
             return Ok(());
         }
+        let asked = self.table.now();
         let gone = {
             let state = node.state.lock();
             if let Some(mtime) = changes.mtime
@@ -303,22 +305,41 @@ impl Fs {
             Err(error) => return Err(error),
         };
         let mut state = node.state.lock();
-        state.stamp = self.table.tick();
-        let stamp = state.stamp;
-        // A seal may have overtaken this answer on its way here: then its version is an older one, but what
-        // was set still holds.
-        state.attr.mode = attr.mode;
-        state.attr.uid = attr.uid;
-        state.attr.gid = attr.gid;
-        state.attr.atime = attr.atime;
-        state.attr.ctime = state.attr.ctime.max(attr.ctime);
         if let Some(writing) = state.writing.as_mut()
             && changes.mtime.is_some()
         {
             writing.untouched = None;
         }
-        self.adopt(&mut state, attr, stamp);
+        self.adopt_change(&mut state, attr, asked);
         Ok(())
+    }
+
+    /// Takes attributes from the answer to a change that was asked for at `asked`. If something else changed
+    /// meanwhile, a seal for one, the answer is not all: the rest has to be asked for.
+    fn adopt_change(&self, state: &mut State, attr: Attr, asked: u64) {
+        if state.stamp > asked || attr.version < state.attr.version {
+            state.attr.mode = attr.mode;
+            state.attr.uid = attr.uid;
+            state.attr.gid = attr.gid;
+            state.attr.atime = attr.atime;
+            state.attr.nlink = attr.nlink;
+            state.attr.ctime = state.attr.ctime.max(attr.ctime);
+            state.fresh = None;
+        } else {
+            self.adopt(state, attr, asked);
+        }
+        state.stamp = self.table.tick();
+    }
+
+    /// The entries of a directory have changed from here at `time`.
+    pub(super) fn touched(&self, directory: u64, time: i64, subdirectories: i32) {
+        if let Some(node) = self.table.get(directory) {
+            let mut state = node.state.lock();
+            state.stamp = self.table.tick();
+            state.attr.mtime = state.attr.mtime.max(time);
+            state.attr.ctime = state.attr.ctime.max(time);
+            state.attr.nlink = state.attr.nlink.saturating_add_signed(subdirectories);
+        }
     }
 
     pub(crate) fn readlink(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
@@ -349,6 +370,7 @@ impl Fs {
         check_name(name)?;
         pace.wait()?;
         let (ino, _) = self.backend.ids()?;
+        let time = now_ns();
         let create = v1::Create {
             parent,
             name: name.to_vec(),
@@ -359,6 +381,7 @@ impl Fs {
             target: new.target.clone(),
             uid: caller.uid,
             gid: caller.gid,
+            time,
             ..v1::Create::default()
         };
         let asked = self.table.tick();
@@ -367,7 +390,7 @@ impl Fs {
             return Err(ClientError::Answer("Create").into());
         };
         entry.target.clone_from(&new.target);
-        self.outdate(parent);
+        self.touched(parent, time, i32::from(new.kind == Kind::Directory));
         let (node, found) = self.learn(parent, name, entry, asked, true)?;
         if new.kind == Kind::Directory {
             self.table.complete(&node, asked);
@@ -394,21 +417,31 @@ impl Fs {
     ) -> Result<Found, Error> {
         check_name(name)?;
         pace.wait()?;
+        let time = now_ns();
         let op = Op::Link(v1::Link {
             ino,
             parent,
             name: name.to_vec(),
-            time: 0,
+            time,
         });
+        let asked = self.table.now();
         let answer = self.backend.one(caller, op);
         let attr = answer.and_then(attr_of).inspect_err(|error| self.surprised(parent, error))?;
-        let asked = self.table.tick();
-        self.outdate(parent);
-        let entry = v1::Entry {
-            attr: Some(attr),
-            ..v1::Entry::default()
+        self.touched(parent, time, 0);
+        let node = self.node(ino);
+        let found = {
+            let mut state = node.state.lock();
+            self.adopt_change(&mut state, attr, asked);
+            state.lookups += 1;
+            let mut found = self.found(&node, &state);
+            found.asked = asked;
+            found.parent = parent;
+            found
         };
-        self.learn(parent, name, entry, asked, true).map(|(_, found)| found)
+        if !self.table.changed_since(parent, asked) {
+            self.table.name(parent, name, ino);
+        }
+        Ok(found)
     }
 
     pub(crate) fn unlink(
@@ -421,14 +454,15 @@ impl Fs {
     ) -> Result<(), Error> {
         check_name(name)?;
         pace.wait()?;
+        let time = now_ns();
         let op = Op::Unlink(v1::Unlink {
             parent,
             name: name.to_vec(),
             directory,
-            time: 0,
+            time,
         });
         self.backend.one(caller, op)?;
-        self.outdate(parent);
+        self.touched(parent, time, -i32::from(directory));
         if let Some(ino) = self.table.unname(parent, name) {
             self.lost_name(ino, directory);
         }
@@ -499,7 +533,7 @@ impl Fs {
             let links = state.attr.nlink.saturating_sub(1);
             let last = directory || super::table::is_dir(&state.attr) || links == 0;
             state.attr.nlink = if last { 0 } else { links };
-            state.attr.ctime = super::remote::now_ns();
+            state.attr.ctime = now_ns();
             state.gone = last;
             state.fresh = None;
         }
@@ -614,6 +648,6 @@ fn changed_here(mut attr: Attr, changes: &Changes) -> Attr {
     attr.gid = changes.gid.unwrap_or(attr.gid);
     attr.atime = changes.atime.unwrap_or(attr.atime);
     attr.mtime = changes.mtime.unwrap_or(attr.mtime);
-    attr.ctime = super::remote::now_ns();
+    attr.ctime = now_ns();
     attr
 }

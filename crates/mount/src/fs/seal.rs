@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 /// Versions sealed in one request to the server.
 const BATCH_MAX: usize = 256;
+/// How long a version waits for others to be sealed with it, unless somebody waits for it.
+const GATHER: Duration = Duration::from_millis(8);
 /// Batches under way at once.
 const BATCHES_MAX: usize = 2;
 /// How long an element that can't be reached is asked again.
@@ -49,6 +51,7 @@ pub(crate) enum Ending {
 pub(crate) struct Sealer {
     jobs: mpsc::UnboundedSender<Job>,
     pending: Arc<AtomicUsize>,
+    hurry: Arc<Notify>,
 }
 
 struct Worker {
@@ -74,8 +77,14 @@ impl Sealer {
             table,
             pending: pending.clone(),
         };
-        backend.runtime.spawn(worker.run(queue));
-        Self { jobs, pending }
+        let hurry = Arc::new(Notify::new());
+        backend.runtime.spawn(worker.run(queue, hurry.clone()));
+        Self { jobs, pending, hurry }
+    }
+
+    /// Somebody waits for what was submitted.
+    pub(crate) fn hurry(&self) {
+        self.hurry.notify_one();
     }
 
     pub(crate) fn submit(&self, job: Job) {
@@ -89,6 +98,7 @@ impl Sealer {
     /// Waits until everything submitted is done; says whether it is.
     pub(crate) fn drain(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
+        self.hurry();
         while self.pending.load(Ordering::Acquire) > 0 {
             if Instant::now() >= deadline {
                 return false;
@@ -100,12 +110,15 @@ impl Sealer {
 }
 
 impl Worker {
-    async fn run(self, mut queue: mpsc::UnboundedReceiver<Job>) {
+    async fn run(self, mut queue: mpsc::UnboundedReceiver<Job>, hurry: Arc<Notify>) {
         let worker = Arc::new(self);
         let mut batch = Vec::new();
         // With few batches under way at once, batches grow with the load.
         let turns = Arc::new(Semaphore::new(BATCHES_MAX));
         while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            if tokio::time::timeout(GATHER, hurry.notified()).await.is_err() && !queue.is_empty() {
+                queue.recv_many(&mut batch, BATCH_MAX).await;
+            }
             // Remote bytes have to be sent first: those must not hold up the rest.
             let (slow, fast): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut batch).into_iter().partition(|job| job.object.waits());

@@ -166,6 +166,7 @@ impl Fs {
         mode: u32,
     ) -> Result<(Arc<Node>, Arc<Object>, Found), Error> {
         let (ino, object) = self.backend.ids()?;
+        let time = now_ns();
         let create = v1::Create {
             parent,
             name: name.to_vec(),
@@ -175,6 +176,7 @@ impl Fs {
             object,
             uid: caller.uid,
             gid: caller.gid,
+            time,
             ..v1::Create::default()
         };
         let asked = self.table.tick();
@@ -207,7 +209,7 @@ impl Fs {
             };
             state.bound.insert(0, bound);
         }
-        self.outdate_parent(parent);
+        self.touched(parent, time, 0);
         let entry = v1::Entry {
             attr: opened.attr,
             ..v1::Entry::default()
@@ -232,14 +234,6 @@ impl Fs {
         ];
         if let Err(error) = self.backend.apply(caller, ops, false) {
             tracing::warn!(ino, "a file that can't be written was left empty: {error}");
-        }
-    }
-
-    fn outdate_parent(&self, parent: u64) {
-        if let Some(node) = self.table.get(parent) {
-            let mut state = node.state.lock();
-            state.stamp = self.table.tick();
-            state.fresh = None;
         }
     }
 
@@ -310,6 +304,7 @@ impl Fs {
                 }
                 Some(_) => {
                     pace.wait()?;
+                    self.sealer.hurry();
                     if node.changed.wait_until(state, deadline).timed_out() {
                         return Err(Errno::TXTBSY.into());
                     }
@@ -432,6 +427,7 @@ impl Fs {
                 match state.writing.as_ref().map(|w| (w.phase, w.object.clone())) {
                     Some((Phase::Open, Some(object))) => return object.truncate(size),
                     Some(_) => {
+                        self.sealer.hurry();
                         if node.changed.wait_until(&mut state, deadline).timed_out() {
                             return Err(Errno::TXTBSY.into());
                         }
@@ -547,6 +543,7 @@ impl Fs {
     pub(super) fn wait_sealed(&self, node: &Node) -> Result<(), Error> {
         let deadline = Instant::now() + SEAL_PATIENCE;
         let mut state = node.state.lock();
+        self.sealer.hurry();
         while state.writing.as_ref().is_some_and(|w| w.phase == Phase::Sealing) {
             if node.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(Errno::IO.into());

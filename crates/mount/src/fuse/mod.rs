@@ -35,6 +35,8 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Requests that the kernel may have under way for itself: read ahead, and releases, which must not lag
 /// behind the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
+/// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close.
+const IN_PLACE: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
 /// Entries looked at for one page of a listing.
 const LIST_ENTRIES_MAX: usize = 4096;
 /// What the kernel is asked for, if it has it.
@@ -235,7 +237,7 @@ impl Inner {
     fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
         let handle = FileHandle(opened.handle);
         match self.backing(number, opened, |file| reply.open_backing(file)) {
-            Ok(Some(backing)) => reply.opened_passthrough(handle, FopenFlags::empty(), &backing),
+            Ok(Some(backing)) => reply.opened_passthrough(handle, IN_PLACE, &backing),
             Ok(None) => reply.opened(handle, self.cached_flags(number, opened.object)),
             Err(error) => {
                 self.fs.release(Caller::default(), opened.handle);
@@ -253,8 +255,7 @@ impl Inner {
         let (_, ttl) = self.fs.ttls(found);
         match self.backing(number, opened, |file| reply.open_backing(file)) {
             Ok(Some(backing)) => {
-                let flags = FopenFlags::empty();
-                reply.created_passthrough(&ttl, &attr, Generation(0), handle, flags, &backing);
+                reply.created_passthrough(&ttl, &attr, Generation(0), handle, IN_PLACE, &backing);
             }
             Ok(None) => {
                 let flags = self.cached_flags(number, opened.object);

@@ -1,6 +1,7 @@
 //! A real array in this process: a server, two elements, and as many mounts as a test asks for.
 
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part of this")]
+#![allow(clippy::unwrap_used, reason = "a test that can't have its array fails")]
 
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

@@ -142,6 +142,62 @@ fn a_program_sees_only_its_own_files_under_the_jobs_names() {
 }
 
 #[test]
+fn logs_show_the_ends_of_what_every_task_wrote() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w");
+    let task = |name: &str, command: &str| {
+        format!(
+            "{{ name = \"{name}\"; kernel = \"/bin/sh\"; args = [\"-c\", \"{command}\"]; input = []; output = [\"{name}.out\"]; }}"
+        )
+    };
+    let tasks = [
+        task("well", "echo fine; echo careful >&2; echo > well.out"),
+        task("badly", "echo begun; echo broken >&2; exit 4"),
+        task("silent", "echo > silent.out"),
+        task(
+            "much",
+            "echo first; head -c 100000 /dev/zero | tr '\\\\0' x; echo last; echo > much.out",
+        ),
+    ];
+    let script = format!(
+        "name = \"say\"; workdir = \"/w\"; tasks = ( {} );",
+        tasks.join(",\n")
+    );
+    let job = array.ended(array.submit(&script));
+    let id = job["job"].to_string();
+    let logs = array.json(&["logs", &id]);
+    let logs = logs.as_array().unwrap();
+    let said: Vec<_> = logs
+        .iter()
+        .map(|log| log["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(said, ["well", "badly", "much"]);
+    assert_eq!(
+        (&logs[0]["stdout"], &logs[0]["stderr"]),
+        (&"fine\n".into(), &"careful\n".into())
+    );
+    assert_eq!(
+        (&logs[1]["stdout"], &logs[1]["stderr"]),
+        (&"begun\n".into(), &"broken\n".into())
+    );
+    assert!(
+        logs[1]["error"].as_str().unwrap().contains('4'),
+        "{}",
+        logs[1]
+    );
+    let much = logs[2]["stdout"].as_str().unwrap();
+    assert_eq!(much.len(), 16 << 10);
+    assert!(much.ends_with("xlast\n") && !much.contains("first"));
+    let text = array.run(&["logs", &id, "well"]).out;
+    assert!(
+        text.contains("> fine") && text.contains("| careful"),
+        "{text}"
+    );
+    let silent = array.run(&["logs", &id, "silent"]);
+    assert!(silent.ok && silent.out.contains("silent"), "{}", silent.out);
+}
+
+#[test]
 fn cancel_stops_what_runs_and_what_waits() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w");

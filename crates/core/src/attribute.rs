@@ -58,10 +58,12 @@ pub mod task {
     pub const WRITTEN_BYTES: u32 = 14;
     /// Why it failed (text).
     pub const ERROR: u32 = 15;
-    /// End of its standard error (text).
+    /// End of its standard error (text); absent if empty.
     pub const STDERR: u32 = 16;
     /// Owner's user id (`u64`).
     pub const UID: u32 = 17;
+    /// End of its standard output (text); absent if empty or if that went to an output.
+    pub const STDOUT: u32 = 18;
 }
 
 /// Attributes of the status object, which has the id 0.

@@ -146,6 +146,9 @@ impl Default for Limits {
     }
 }
 
+/// Bytes of a kernel's standard output and of its standard error that are kept, from the end.
+pub const TAIL_BYTES_MAX: usize = 16 << 10;
+
 /// What became of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -169,6 +172,11 @@ pub struct Outcome {
     pub memory_bytes: u64,
     /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
     pub kernel_hash: String,
+    /// The end of what the kernel wrote to its standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if
+    /// that went to an output.
+    pub stdout: String,
+    /// The end of what the kernel wrote to its standard error, at most [`TAIL_BYTES_MAX`] bytes.
+    pub stderr: String,
 }
 
 /// An output as it was sealed.
@@ -187,8 +195,6 @@ pub struct Failure {
     pub kind: FailureKind,
     /// What was wrong, for the user, in one sentence.
     pub message: String,
-    /// The end of what the kernel wrote to its standard error.
-    pub stderr: String,
 }
 
 /// Classes of failure.

@@ -462,11 +462,7 @@ impl Shared {
 /// The outcome of a label that failed before it had any effect.
 pub(crate) fn failed(start: Time, kind: FailureKind, message: String) -> Outcome {
     Outcome {
-        result: Err(Failure {
-            kind,
-            message,
-            stderr: String::new(),
-        }),
+        result: Err(Failure { kind, message }),
         start,
         kernel_start: start,
         end: task::now(),
@@ -476,6 +472,8 @@ pub(crate) fn failed(start: Time, kind: FailureKind, message: String) -> Outcome
         cpu: Span(0),
         memory_bytes: 0,
         kernel_hash: String::new(),
+        stdout: String::new(),
+        stderr: String::new(),
     }
 }
 

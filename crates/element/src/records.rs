@@ -173,9 +173,17 @@ pub fn put_task(
     if let Some(exit) = exit_code(outcome) {
         set(task::EXIT, Value::Number(exit))?;
     }
+    let said = [
+        (task::STDOUT, &outcome.stdout),
+        (task::STDERR, &outcome.stderr),
+    ];
+    for (number, text) in said {
+        if !text.is_empty() {
+            set(number, Value::Text(text))?;
+        }
+    }
     if let Err(failure) = &outcome.result {
         set(task::ERROR, Value::Text(&failure.message))?;
-        set(task::STDERR, Value::Text(&failure.stderr))?;
     }
     Ok(())
 }

@@ -102,9 +102,12 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     }
 }
 
-/// Removes a label's private folder.
+/// Empties a label's private folder for another label, or removes it.
 pub fn clean(parts: &Parts, label: LabelId) {
     let folder = private_folder(parts, label);
+    if parts.runner.recycle(&folder) {
+        return;
+    }
     match std::fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(folder = %folder.display(), %error, "a private folder can't be removed");
@@ -165,10 +168,14 @@ impl Running<'_> {
             cpu,
             memory_bytes,
             kernel_hash,
+            stdout,
+            stderr,
         } = self.parts.runner.run(&request, &self.live.control);
         self.outcome.cpu = cpu;
         self.outcome.memory_bytes = memory_bytes;
         self.outcome.kernel_hash = kernel_hash;
+        self.outcome.stdout = stdout;
+        self.outcome.stderr = stderr;
         result?;
         drop(pulled);
         self.take_outputs(&folder, analysis)
@@ -400,11 +407,7 @@ impl Running<'_> {
 }
 
 pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
-    Failure {
-        kind,
-        message,
-        stderr: String::new(),
-    }
+    Failure { kind, message }
 }
 
 fn store_failure(error: &StoreError) -> Failure {

@@ -9,7 +9,7 @@ use tidemill_core::label::{Input, Operation, Output};
 use tidemill_wire::v1;
 
 /// Names of the attributes of a task collection, and whether they are numbers.
-const TASK_NAMES: [(u32, &str, bool); 17] = [
+const TASK_NAMES: [(u32, &str, bool); 18] = [
     (task::INPUTS, "inputs_collection", true),
     (task::OUTPUTS, "outputs_collection", true),
     (task::NAME, "name", false),
@@ -27,6 +27,7 @@ const TASK_NAMES: [(u32, &str, bool); 17] = [
     (task::ERROR, "error", false),
     (task::STDERR, "stderr", false),
     (task::UID, "uid", true),
+    (task::STDOUT, "stdout", false),
 ];
 
 /// Whether a label works for a task.
@@ -55,7 +56,9 @@ pub(crate) fn live_json(live: &Live) -> Value {
             json["args"] = analysis.args.clone().into();
             json["inputs"] = analysis.inputs.iter().map(input).collect();
             json["outputs"] = analysis.outputs.iter().map(output).collect();
-            json["stderr"] = live.control.stderr().into();
+            let (stdout, stderr) = live.control.said();
+            json["stdout"] = stdout.into();
+            json["stderr"] = stderr.into();
         }
         Operation::Copy { from, to } => {
             json["operation"] = "copy".into();

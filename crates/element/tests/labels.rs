@@ -71,7 +71,7 @@ async fn a_chain_runs_in_order_and_breaks_as_a_whole() {
         (failure(&failed).kind.as_str(), failure(&failed).code),
         ("exit", 3)
     );
-    assert_eq!(failure(&failed).stderr, "no luck\n");
+    assert_eq!(failed.stderr, "no luck\n");
     for dependant in [4, 5] {
         let outcome = connection.finished(dependant).await;
         assert_eq!(failure(&outcome).kind, "dependency");

@@ -326,6 +326,18 @@ async fn a_failure_is_shown_and_cancels_what_depends_on_it() {
     assert_eq!(done.tasks[0].stderr, "the end of its standard error");
     assert_eq!(done.tasks[1].state, i32::from(State::Cancelled));
     assert!(stat(&client, "/w/mid").await.is_none());
+    let get = |uid| v1::GetJobRequest {
+        credentials: Some(array::user(uid)),
+        job: reply.job,
+    };
+    let refused = client.jobs().logs(get(2000)).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::PermissionDenied);
+    let mut logs = client.jobs().logs(get(1000)).await.unwrap().into_inner();
+    let first = logs.message().await.unwrap().unwrap();
+    assert_eq!(first.name, "first");
+    assert_eq!(first.stderr, "the end of its standard error");
+    assert_eq!(logs.message().await.unwrap().unwrap().name, "second");
+    assert!(logs.message().await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

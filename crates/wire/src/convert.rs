@@ -188,6 +188,8 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             cpu_ns: outcome.cpu.0,
             memory_bytes: outcome.memory_bytes,
             kernel_hash: outcome.kernel_hash.clone(),
+            stdout: outcome.stdout.clone(),
+            stderr: outcome.stderr.clone(),
         }
     }
 }
@@ -215,6 +217,8 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             cpu: Span(outcome.cpu_ns),
             memory_bytes: outcome.memory_bytes,
             kernel_hash: outcome.kernel_hash.clone(),
+            stdout: outcome.stdout.clone(),
+            stderr: outcome.stderr.clone(),
         })
     }
 }
@@ -240,7 +244,6 @@ impl From<&core::Failure> for v1::FailureReport {
             kind: kind.into(),
             code,
             message: failure.message.clone(),
-            stderr: failure.stderr.clone(),
         }
     }
 }
@@ -268,7 +271,6 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
         Ok(Self {
             kind,
             message: report.message.clone(),
-            stderr: report.stderr.clone(),
         })
     }
 }
@@ -384,6 +386,7 @@ impl From<&Decision> for v1::Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_core::label as core;
 
     fn label() -> core::Label {
         let analysis = core::Analysis {
@@ -452,7 +455,6 @@ mod tests {
             let failure = core::Failure {
                 kind,
                 message: "m".into(),
-                stderr: "e".into(),
             };
             assert_eq!(
                 core::Failure::try_from(&v1::FailureReport::from(&failure)),

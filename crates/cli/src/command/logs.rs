@@ -4,12 +4,13 @@ use super::jobs;
 use crate::context::Context;
 use crate::output::job::LogsView;
 use std::process::ExitCode;
+use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill logs 3                   every task of job 3 that said something or failed
+  tidemill logs 3                   every task of job 3 that wrote something or failed
   tidemill logs 3 mProjectPP_07     one task, by its name in the script";
 
-/// Show why tasks failed and the end of what they wrote to standard error
+/// Show the end of what tasks wrote to standard output and standard error, and why they failed
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -21,14 +22,27 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let tasks = jobs::get(&server, args.job).await?.tasks;
-    let name_and_id = |task: &tidemill_wire::v1::Task| (task.name.clone(), task.task);
+    let reply = server.jobs().logs(jobs::request(args.job)).await;
+    let mut reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let mut tasks = Vec::new();
+    while let Some(log) = reply
+        .message()
+        .await
+        .map_err(|status| server.explain(status))?
+    {
+        tasks.push(log);
+    }
+    let name_and_id = |task: &v1::Task| (task.name.clone(), task.task);
     let mut tasks = jobs::named(tasks, args.task.as_deref(), args.job, name_and_id)?;
     if args.task.is_none() {
-        tasks.retain(|task| !task.error.is_empty() || !task.stderr.is_empty());
+        tasks.retain(|task| {
+            [&task.error, &task.stdout, &task.stderr]
+                .iter()
+                .any(|text| !text.is_empty())
+        });
         if tasks.is_empty() {
             context.note(format_args!(
-                "no task of job {} has written to standard error or failed",
+                "no task of job {} has written to standard output or standard error, or failed",
                 args.job
             ));
         }

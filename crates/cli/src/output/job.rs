@@ -141,7 +141,7 @@ impl View for ChangeView<'_> {
     }
 }
 
-/// What tasks wrote to standard error and why they failed.
+/// What tasks wrote, standard output (`>`) before standard error (`|`), and why they failed.
 #[derive(Debug)]
 pub(crate) struct LogsView(pub(crate) Vec<v1::Task>);
 
@@ -162,8 +162,10 @@ impl View for LogsView {
             if !task.error.is_empty() {
                 writeln!(out, "{}", task.error)?;
             }
-            for line in task.stderr.lines() {
-                writeln!(out, "  | {line}")?;
+            for (mark, text) in [('>', &task.stdout), ('|', &task.stderr)] {
+                for line in text.lines() {
+                    writeln!(out, "  {mark} {line}")?;
+                }
             }
         }
         Ok(())
@@ -173,7 +175,8 @@ impl View for LogsView {
         let log = |task: &v1::Task| {
             json!({
                 "task": task.task, "name": task.name, "state": state(task.state),
-                "element": element_or_null(task), "error": task.error, "stderr": task.stderr,
+                "element": element_or_null(task), "error": task.error,
+                "stdout": task.stdout, "stderr": task.stderr,
             })
         };
         self.0.iter().map(log).collect()
@@ -332,6 +335,7 @@ mod tests {
             element: 2,
             tries: 1,
             error: "exit code 3".into(),
+            stdout: "half\n".into(),
             stderr: "one\ntwo\n".into(),
             start: 1_000_000_000,
             end: 3_500_000_000,
@@ -372,7 +376,7 @@ mod tests {
         let logs = text(&LogsView(job.tasks.clone()));
         assert_eq!(
             logs,
-            "== a (mean), failed on element 2 ==\nexit code 3\n  | one\n  | two\n"
+            "== a (mean), failed on element 2 ==\nexit code 3\n  > half\n  | one\n  | two\n"
         );
         assert!(text(&JobView(job)).contains("exit code 3"));
     }

@@ -99,7 +99,6 @@ impl Dispatcher {
                     Failure {
                         kind: FailureKind::Input,
                         message,
-                        stderr: String::new(),
                     },
                 );
             }
@@ -189,7 +188,6 @@ impl Dispatcher {
             Failure {
                 kind: FailureKind::ElementLost,
                 message,
-                stderr: String::new(),
             },
         );
         self.redone.insert(id);
@@ -341,6 +339,5 @@ fn dependency(message: String) -> Failure {
     Failure {
         kind: FailureKind::Dependency,
         message,
-        stderr: String::new(),
     }
 }

@@ -174,7 +174,6 @@ impl Dispatcher {
                     Failure {
                         kind,
                         message: message.to_owned(),
-                        stderr: String::new(),
                     },
                 );
                 self.set_state(id, TaskState::Waiting, turn);

@@ -131,7 +131,6 @@ impl Dispatcher {
                     let failure = Failure {
                         kind,
                         message,
-                        stderr: String::new(),
                     };
                     self.fail(id, issued, failure, turn);
                 }
@@ -179,7 +178,6 @@ impl Dispatcher {
                     Failure {
                         kind,
                         message,
-                        stderr: String::new(),
                     },
                 );
                 self.set_state(other, TaskState::Waiting, turn);

@@ -213,6 +213,5 @@ fn loss(message: String) -> Failure {
     Failure {
         kind: FailureKind::ElementLost,
         message,
-        stderr: String::new(),
     }
 }

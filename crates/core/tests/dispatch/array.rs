@@ -659,7 +659,6 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
     let failure = Failure {
         kind,
         message: format!("{kind:?}"),
-        stderr: String::new(),
     };
     Box::new(Outcome {
         result: Err(failure),
@@ -672,6 +671,8 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
         cpu: Span(0),
         memory_bytes: 0,
         kernel_hash: String::new(),
+            stdout: String::new(),
+            stderr: String::new(),
     })
 }
 

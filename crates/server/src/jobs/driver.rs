@@ -388,7 +388,6 @@ impl Driver {
                 let failure = Failure {
                     kind: FailureKind::MissingOutput,
                     message,
-                    stderr: String::new(),
                 };
                 Outcome {
                     result: Err(failure),

@@ -157,16 +157,16 @@ impl Writer<'_> {
     }
 
     fn failure(&self, task: TaskId, failure: &Failure) -> Result<(), Fault> {
-        let sql = "UPDATE task SET error = ?2, stderr = ?3 WHERE task = ?1";
-        let row = params![task.0.cast_signed(), failure.message, failure.stderr];
+        let sql = "UPDATE task SET error = ?2 WHERE task = ?1";
+        let row = params![task.0.cast_signed(), failure.message];
         self.db.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
     fn task(&self, task: TaskId, state: TaskState, tries: u32) -> Result<(), Fault> {
         // What an earlier try failed of is of no concern once the task has ended well.
-        let sql = "UPDATE task SET state = ?2, tries = ?3, changed = ?4, error = iif(?5, '', error), \
-                   stderr = iif(?5, '', stderr) WHERE task = ?1";
+        let sql = "UPDATE task SET state = ?2, tries = ?3, changed = ?4, error = iif(?5, '', error) \
+                   WHERE task = ?1";
         let row = params![
             task.0.cast_signed(),
             task_state(state),
@@ -207,7 +207,7 @@ impl Writer<'_> {
     fn measured(&self, task: TaskId, element: ElementId, outcome: &Outcome) -> Result<(), Fault> {
         let sql = "UPDATE task SET element = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
                    written_bytes = ?7, moved_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
-                   changed = ?12 WHERE task = ?1";
+                   changed = ?12, stdout = ?13, stderr = ?14 WHERE task = ?1";
         self.db.prepare_cached(sql)?.execute(params![
             task.0.cast_signed(),
             element.0,
@@ -221,6 +221,8 @@ impl Writer<'_> {
             outcome.memory_bytes.cast_signed(),
             outcome.kernel_hash,
             self.change,
+            outcome.stdout,
+            outcome.stderr,
         ])?;
         Ok(())
     }

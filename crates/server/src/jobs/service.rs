@@ -17,6 +17,8 @@ use tonic::{Request, Response, Status};
 
 /// Events of one watched job are at least this far apart.
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
+/// Tasks whose logs are read at once.
+const LOGS_MAX: u32 = 64;
 /// Jobs in one list.
 const JOBS_MAX: u32 = 10_000;
 
@@ -88,6 +90,7 @@ fn ended(job: &v1::Job) -> bool {
     )
 }
 
+type Logs = Pin<Box<dyn Stream<Item = Result<v1::Task, Status>> + Send>>;
 type Events = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -243,5 +246,42 @@ impl v1::jobs_server::Jobs for JobService {
         Ok(Response::new(v1::ExplainReply {
             decisions: decisions.map_err(|fault| refused(&fault))?,
         }))
+    }
+
+    type LogsStream = Logs;
+
+    async fn logs(&self, request: Request<v1::GetJobRequest>) -> Result<Response<Logs>, Status> {
+        let message = request.get_ref();
+        let job = self
+            .own(&request, message.credentials.as_ref(), message.job)?
+            .job;
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let names = self.names.clone();
+        tokio::spawn(async move {
+            let mut after = 0;
+            loop {
+                let logs = names
+                    .database()
+                    .read(|db| view::logs(db, job, after, LOGS_MAX));
+                let logs = match logs {
+                    Ok(logs) if logs.is_empty() => return,
+                    Ok(logs) => logs,
+                    Err(fault) => {
+                        // Whether the client still listens changes nothing.
+                        let _ = sender.send(Err(refused(&fault))).await;
+                        return;
+                    }
+                };
+                for log in logs {
+                    after = log.task;
+                    if sender.send(Ok(log)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(
+            tokio_stream::wrappers::ReceiverStream::new(receiver),
+        )))
     }
 }

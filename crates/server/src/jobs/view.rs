@@ -63,7 +63,7 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
 /// Tasks of a job that changed after `after`, in the script's order, and the number of the last change.
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
-               moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, stderr, changed FROM task \
+               moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed FROM task \
                WHERE job = ?1 AND changed > ?2 ORDER BY task";
     let unresolved = unresolved(db, job)?;
     let mut statement = db.prepare_cached(sql)?;
@@ -126,6 +126,39 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> rusqlite::Result<v1:
             .collect();
     }
     Ok(task)
+}
+
+/// Tasks of a job that come after `after`, at most `limit`, with what they said.
+pub(crate) fn logs(
+    db: &Connection,
+    job: u64,
+    after: u64,
+    limit: u32,
+) -> Result<Vec<v1::Task>, Fault> {
+    let sql = "SELECT task, spec, state, element, error, stdout, stderr, tries, start FROM task \
+               WHERE job = ?1 AND task > ?2 ORDER BY task LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let row = |row: &Row<'_>| {
+        let stored: Option<StoredTask> = serde_json::from_str(&row.get::<_, String>(1)?).ok();
+        let (name, kernel) = stored
+            .map(|stored| (stored.name, stored.kernel))
+            .unwrap_or_default();
+        Ok(v1::Task {
+            task: row.get::<_, i64>(0)?.cast_unsigned(),
+            name,
+            kernel,
+            state: row.get(2)?,
+            element: row.get(3)?,
+            error: row.get(4)?,
+            stdout: row.get(5)?,
+            stderr: row.get(6)?,
+            tries: row.get(7)?,
+            start: row.get(8)?,
+            ..v1::Task::default()
+        })
+    };
+    let rows = statement.query_map(params![job.cast_signed(), after.cast_signed(), limit], row)?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Why the tasks of a job ran where they did.

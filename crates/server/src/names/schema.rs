@@ -44,7 +44,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -105,6 +105,8 @@ CREATE TABLE task_output(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT 
   PRIMARY KEY(task, seq)) WITHOUT ROWID;
 CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
 ";
+
+const LOGS: &str = "ALTER TABLE task ADD COLUMN stdout TEXT NOT NULL DEFAULT '';";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
@@ -180,4 +182,41 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, OpenError> {
         .busy_timeout(std::time::Duration::from_secs(5))
         .map_err(at)?;
     Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_of_every_earlier_version_are_brought_up_to_date() {
+        let folder = tempfile::tempdir().unwrap();
+        for version in 0..SCHEMA_VERSION {
+            let path = folder.path().join(format!("{version}.db"));
+            let old = Connection::open(&path).unwrap();
+            for migration in &MIGRATIONS[..version] {
+                old.execute_batch(migration).unwrap();
+            }
+            old.pragma_update(None, "user_version", version as i64)
+                .unwrap();
+            if version == 2 {
+                let sql = "INSERT INTO task(task, job, spec, state, changed, stderr) VALUES (1, 1, '', 6, 1, 'why')";
+                old.execute_batch(sql).unwrap();
+            }
+            drop(old);
+            let new = open_writer(&path).unwrap();
+            let found: i64 = new
+                .pragma_query_value(None, "user_version", |row| row.get(0))
+                .unwrap();
+            assert_eq!(found, SCHEMA_VERSION as i64);
+            let said: Result<(String, String), _> =
+                new.query_row("SELECT stdout, stderr FROM task", [], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                });
+            assert_eq!(
+                said.ok(),
+                (version == 2).then(|| (String::new(), "why".into()))
+            );
+        }
+    }
 }

@@ -198,6 +198,7 @@ pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
         read_bytes: 7,
         written_bytes: size,
         kernel_hash: "hash".into(),
+        stdout: "all is well".into(),
         ..v1::LabelOutcome::default()
     }
 }
@@ -208,10 +209,10 @@ pub fn failure(kind: &str, message: &str) -> v1::LabelOutcome {
         kind: kind.into(),
         code: 1,
         message: message.into(),
-        stderr: "the end of its standard error".into(),
     };
     v1::LabelOutcome {
         failure: Some(failure),
+        stderr: "the end of its standard error".into(),
         ..v1::LabelOutcome::default()
     }
 }

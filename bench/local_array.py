@@ -59,11 +59,8 @@ class Array:
         with open(path, "w") as file:
             file.write(script)
         job = self.json("submit", path)["job"]
-        while True:
-            state = self.json("jobs", str(job))
-            if state["state"] in ("done", "failed", "cancelled"):
-                return state
-            time.sleep(0.02)
+        self.run("-q", "watch", str(job))  # waits without asking again and again
+        return self.json("jobs", str(job))
 
     def __enter__(self):
         return self

@@ -1,5 +1,7 @@
 //! End-to-end tests: real processes, a real mount, real programs. See docs/testing.md.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod array;
 mod faults;
 mod files;

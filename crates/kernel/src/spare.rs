@@ -28,14 +28,17 @@ pub(crate) struct Spares {
     shelf: Mutex<Shelf>,
 }
 
+/// The folder that spares lie in, and the user and group they are for.
+type Key = (PathBuf, Option<(u32, u32)>);
+
 #[derive(Debug, Default)]
 struct Shelf {
     used: HashMap<PathBuf, Option<User>>,
-    free: BTreeMap<(PathBuf, Option<(u32, u32)>), Vec<PathBuf>>,
+    free: BTreeMap<Key, Vec<PathBuf>>,
     next: u64,
 }
 
-fn key(folder: &Path, user: Option<User>) -> (PathBuf, Option<(u32, u32)>) {
+fn key(folder: &Path, user: Option<User>) -> Key {
     let parent = folder.parent().unwrap_or(Path::new("/")).to_owned();
     (parent, user.map(|user| (user.uid, user.gid)))
 }

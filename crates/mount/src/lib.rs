@@ -1,6 +1,6 @@
 //! The mounted file system.
 //!
-//! [`fs`] is the file system and knows no FUSE; [`fuse`] is the thin adapter between it and the kernel;
+//! `fs` is the file system and knows no FUSE; `fuse` is the thin adapter between it and the kernel;
 //! [`session`] attaches and detaches. It may talk to the server and to elements through `tidemill-client`,
 //! and open object files of elements on the same host in place. What it promises is in `docs/semantics.md`.
 

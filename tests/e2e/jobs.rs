@@ -198,6 +198,47 @@ fn logs_show_the_ends_of_what_every_task_wrote() {
 }
 
 #[test]
+fn empty_files_are_inputs_on_any_element_however_they_were_made() {
+    let Some(array) = Array::start() else { return };
+    let local = array.path("empty");
+    std::fs::write(&local, b"").unwrap();
+    for element in [0, 1] {
+        array.sh(&format!(
+            "mkdir w{element}; setfattr -n user.tidemill.element -v {element} w{element}; cd w{element}; \
+             touch touched; : > opened; \
+             python3 -c 'import os; os.mknod(\"made\", 0o100644)'; truncate -s 0 cut; \
+             echo full > emptied; : > emptied"
+        ));
+        let said = array.run(&["put", local.to_str().unwrap(), &format!("/w{element}/put")]);
+        assert!(said.ok, "{}", said.err);
+    }
+    let names = ["touched", "opened", "made", "cut", "emptied", "put"];
+    let mut tasks = Vec::new();
+    for from in [0, 1] {
+        for on in [0, 1] {
+            let inputs: Vec<String> = names.iter().map(|n| format!("\"/w{from}/{n}\"")).collect();
+            tasks.push(format!(
+                "{{ name = \"from{from}on{on}\"; kernel = \"/bin/sh\"; element = {on}; \
+                 args = [\"-c\", \"ls | wc -l; cat {0} | wc -c\"]; input = [{1}]; output = [\"{from}{on}\"]; stdout = \"{from}{on}\"; }}",
+                names.join(" "),
+                inputs.join(", ")
+            ));
+        }
+    }
+    let script = format!(
+        "name = \"empty\"; workdir = \"/out\"; strict = true; tasks = ( {} );",
+        tasks.join(",\n")
+    );
+    array.sh("mkdir out");
+    array.done(array.submit(&script));
+    for output in ["00", "01", "10", "11"] {
+        let said = array.sh(&format!("cat out/{output}"));
+        let numbers: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(numbers[1], "0", "{output}: {said}");
+    }
+}
+
+#[test]
 fn cancel_stops_what_runs_and_what_waits() {
     let Some(array) = Array::start() else { return };
     array.sh("mkdir w");

@@ -142,7 +142,11 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { time: Span::from_secs(3600), memory_bytes: 8 << 30, output_bytes: 64 << 30 }
+        Self {
+            time: Span::from_secs(3600),
+            memory_bytes: 8 << 30,
+            output_bytes: 64 << 30,
+        }
     }
 }
 

@@ -76,7 +76,13 @@ mod tests {
     use super::*;
 
     fn rooms(free: &[u64]) -> Vec<Room> {
-        (0..).zip(free).map(|(id, &free_bytes)| Room { element: ElementId(id), free_bytes }).collect()
+        (0..)
+            .zip(free)
+            .map(|(id, &free_bytes)| Room {
+                element: ElementId(id),
+                free_bytes,
+            })
+            .collect()
     }
 
     #[test]
@@ -85,7 +91,10 @@ mod tests {
         assert_eq!(place(Inode(6), None, &all), Ok(ElementId(2)));
         let some = rooms(&[1 << 30, 1 << 30, 0, 1 << 30]);
         assert_eq!(place(Inode(6), None, &some), Ok(ElementId(3)));
-        assert_eq!(place(Inode(6), None, &rooms(&[0, 0])), Err(PlacementError::AllFull));
+        assert_eq!(
+            place(Inode(6), None, &rooms(&[0, 0])),
+            Err(PlacementError::AllFull)
+        );
         assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoElement));
     }
 
@@ -93,7 +102,13 @@ mod tests {
     fn a_named_element_is_never_replaced() {
         let some = rooms(&[1 << 30, 0]);
         assert_eq!(place(Inode(6), Some(ElementId(0)), &some), Ok(ElementId(0)));
-        assert_eq!(place(Inode(6), Some(ElementId(1)), &some), Err(PlacementError::Full(ElementId(1))));
-        assert_eq!(place(Inode(6), Some(ElementId(7)), &some), Err(PlacementError::Unknown(ElementId(7))));
+        assert_eq!(
+            place(Inode(6), Some(ElementId(1)), &some),
+            Err(PlacementError::Full(ElementId(1)))
+        );
+        assert_eq!(
+            place(Inode(6), Some(ElementId(7)), &some),
+            Err(PlacementError::Unknown(ElementId(7)))
+        );
     }
 }

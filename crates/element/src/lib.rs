@@ -37,10 +37,12 @@ use crate::executor::{Executor, Parts};
 use crate::folder::FolderStore;
 use crate::pull::Pulls;
 use crate::runner::Runner;
+use crate::store::{Store as _, StoreError};
 use std::fs::{File, Permissions, TryLockError};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_core::id::ObjectId;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -171,13 +173,24 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
     Ok(Parts {
         element: config.element,
         folder: config.folder.clone(),
-        store: Arc::new(FolderStore::open(&config.folder, config.capacity_bytes)?),
+        store: Arc::new(open_store(config)?),
         db,
         pulls: Arc::new(pulls),
         runner: Runner::new(config.program.clone())?,
         counters: Arc::new(counters),
         reports: Arc::default(),
     })
+}
+
+/// Opens the store. Under the id of the status object, which has no bytes, it keeps an empty file: what a task
+/// reads that has a file as input that never had a byte, and so no object of its own.
+fn open_store(config: &Config) -> Result<FolderStore, StoreError> {
+    let store = FolderStore::open(&config.folder, config.capacity_bytes)?;
+    if store.stat(ObjectId::STATUS).is_err() {
+        store.create(ObjectId::STATUS)?;
+    }
+    store.seal(ObjectId::STATUS, false)?;
+    Ok(store)
 }
 
 /// Makes sure that no other process has the folder.

@@ -72,7 +72,7 @@ impl Dispatcher {
             for index in 0..task.spec.inputs.len() {
                 let placed = self.input(id, index).expect("a ready task has its inputs");
                 assert!(
-                    self.up(placed.element),
+                    self.reachable(placed),
                     "{id:?} is ready, {placed:?} is out of reach"
                 );
             }

@@ -7,7 +7,7 @@
 use super::task::is_end;
 use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use crate::event::{Origin, TaskState};
-use crate::id::{ElementId, TaskId};
+use crate::id::{ElementId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
 use std::collections::BTreeSet;
@@ -28,6 +28,12 @@ struct Obstacles {
 impl Dispatcher {
     pub(super) fn up(&self, element: ElementId) -> bool {
         self.presence(element) == Presence::Up
+    }
+
+    /// Whether a sealed object can be read now. A file that never had a byte has no object: it is empty
+    /// everywhere.
+    pub(super) fn reachable(&self, placed: Placed) -> bool {
+        placed.object == ObjectId::STATUS || self.up(placed.element)
     }
 
     /// The sealed object of an input, if there is one.
@@ -120,7 +126,7 @@ impl Dispatcher {
         let mut found = Obstacles::default();
         for (index, input) in self.task(id).spec.inputs.iter().enumerate() {
             if let Some(placed) = self.input(id, index) {
-                if self.up(placed.element) {
+                if self.reachable(placed) {
                     continue;
                 }
                 let name = input.name.clone();
@@ -160,7 +166,7 @@ impl Dispatcher {
             }
             for (index, input) in task.spec.inputs.iter().enumerate() {
                 match (self.input(id, index), input.origin) {
-                    (Some(placed), _) if self.up(placed.element) => {}
+                    (Some(placed), _) if self.reachable(placed) => {}
                     (Some(_), Origin::Task(maker, _)) => pending.push(maker),
                     (None, Origin::Task(maker, _)) => {
                         let maker = self.tasks.get(&maker);

@@ -128,10 +128,7 @@ impl Dispatcher {
                 None => {
                     let message = "the element did not report all of its outputs".to_owned();
                     let kind = FailureKind::MissingOutput;
-                    let failure = Failure {
-                        kind,
-                        message,
-                    };
+                    let failure = Failure { kind, message };
                     self.fail(id, issued, failure, turn);
                 }
             },
@@ -173,13 +170,7 @@ impl Dispatcher {
                 let task = self.task_mut(other);
                 task.tries = task.tries.saturating_sub(1);
                 let kind = FailureKind::Dependency;
-                self.tell(
-                    other,
-                    Failure {
-                        kind,
-                        message,
-                    },
-                );
+                self.tell(other, Failure { kind, message });
                 self.set_state(other, TaskState::Waiting, turn);
                 abandoned.push(other);
             }

@@ -308,7 +308,7 @@ impl Dispatcher {
                 .filter(|issued| issued.element == element)?;
         }
         let sealed = (0..task.spec.inputs.len()).filter_map(|index| self.input(id, index));
-        if sealed.into_iter().any(|placed| !self.up(placed.element)) {
+        if sealed.into_iter().any(|placed| !self.reachable(placed)) {
             return None;
         }
         Some(

@@ -671,8 +671,8 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
         cpu: Span(0),
         memory_bytes: 0,
         kernel_hash: String::new(),
-            stdout: String::new(),
-            stderr: String::new(),
+        stdout: String::new(),
+        stderr: String::new(),
     })
 }
 

@@ -194,8 +194,16 @@ fn an_element_killed_at_work_comes_back_and_the_job_ends_well() {
         waiting["state"], "running",
         "inputs that only the lost element has must be waited for"
     );
+    let says = |task: &serde_json::Value| {
+        let error = task["error"].as_str().unwrap();
+        task["state"] == "waiting" && error.contains("only on element 0, which is down")
+    };
+    let tasks = waiting["tasks"].as_array().unwrap();
+    assert!(tasks.iter().any(says), "{waiting:#}");
     array.start_element(0);
-    array.done(job);
+    let done = array.done(job);
+    let tasks = done["tasks"].as_array().unwrap();
+    assert!(tasks.iter().all(|task| task["error"] == ""), "{done:#}");
     check_slow_outputs(&array);
 }
 

@@ -87,7 +87,11 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         .map_err(at)?;
     let connect = Server::connect(&config.endpoint, config.token.as_deref());
     let server = runtime.block_on(connect)?;
-    let backend = Arc::new(Backend::new(server, runtime.handle().clone(), config.in_place));
+    let backend = Arc::new(Backend::new(
+        server,
+        runtime.handle().clone(),
+        config.in_place,
+    ));
     backend.refresh_elements()?;
     let fs = Arc::new(Fs::new(backend, mountpoint.clone(), config.attr_ttl));
 
@@ -98,7 +102,8 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     // Without a session the mount would be told of its own changes: slower, but right.
     let _ = runtime.block_on(async { tokio::time::timeout(FIRST_CONTACT, ready.recv()).await });
 
-    let fuse = fuser::Session::new(Adapter::new(fs.clone()), &mountpoint, &options(config)).map_err(at)?;
+    let fuse =
+        fuser::Session::new(Adapter::new(fs.clone()), &mountpoint, &options(config)).map_err(at)?;
     // Nothing else sets it.
     let _ = caches.0.set(fuse.notifier());
     let fuse = fuse.spawn().map_err(at)?;
@@ -119,7 +124,11 @@ fn options(config: &Config) -> fuser::Config {
         MountOption::NoSuid,
         MountOption::NoDev,
     ];
-    options.acl = if config.allow_other { SessionACL::All } else { SessionACL::Owner };
+    options.acl = if config.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
     options
 }
 
@@ -127,7 +136,10 @@ fn options(config: &Config) -> fuser::Config {
 fn detach_stale(mountpoint: &Path) -> std::io::Result<()> {
     match std::fs::metadata(mountpoint) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            tracing::info!("detaching what an earlier mount left at {}", mountpoint.display());
+            tracing::info!(
+                "detaching what an earlier mount left at {}",
+                mountpoint.display()
+            );
             Ok(rustix::mount::unmount(mountpoint, UnmountFlags::DETACH)?)
         }
         Ok(metadata) if !metadata.is_dir() => Err(std::io::ErrorKind::NotADirectory.into()),
@@ -147,7 +159,9 @@ impl Session {
     /// # Errors
     /// As for [`Self::unmount`].
     pub fn run(mut self) -> Result<(), Error> {
-        let Some(mut fuse) = self.fuse.take() else { return Ok(()) };
+        let Some(mut fuse) = self.fuse.take() else {
+            return Ok(());
+        };
         let (over, mut ended) = mpsc::channel::<()>(1);
         // The guard's thread ends with the mount; another thread stands in for it here.
         let watched = std::mem::replace(&mut fuse.guard, std::thread::spawn(|| Ok(())));
@@ -177,7 +191,9 @@ impl Session {
     /// If the mountpoint can't be detached, or what was written could not be sealed in time; the server then
     /// seals what reached the elements.
     pub fn unmount(mut self) -> Result<(), Error> {
-        let Some(fuse) = self.fuse.take() else { return Ok(()) };
+        let Some(fuse) = self.fuse.take() else {
+            return Ok(());
+        };
         let at = |source| Error::Mount {
             path: self.mountpoint.display().to_string(),
             source,
@@ -211,11 +227,17 @@ impl Session {
         }
         let left = self.fs.writers();
         if left > 0 {
-            tracing::warn!("{left} files are still open for writing: they are sealed as they are now");
+            tracing::warn!(
+                "{left} files are still open for writing: they are sealed as they are now"
+            );
             self.fs.close_all();
         }
         let sealed = self.fs.drain(SEAL_PATIENCE);
         end()?;
-        if sealed { Ok(()) } else { Err(std::io::ErrorKind::TimedOut.into()) }
+        if sealed {
+            Ok(())
+        } else {
+            Err(std::io::ErrorKind::TimedOut.into())
+        }
     }
 }

@@ -2,7 +2,10 @@
 //! The sentences of `docs/semantics.md` stand above the tests that prove them.
 
 #![allow(unsafe_code, reason = "memory maps")]
-#![allow(clippy::unwrap_used, reason = "a test that can't do what it needs fails")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't do what it needs fails"
+)]
 
 mod array;
 
@@ -36,10 +39,22 @@ fn soon(what: &str, mut so: impl FnMut() -> bool) {
 
 fn map(file: &File, length: usize, write: bool) -> &'static mut [u8] {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    let protection = if write {
+        ProtFlags::READ | ProtFlags::WRITE
+    } else {
+        ProtFlags::READ
+    };
     // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped while used.
     unsafe {
-        let at = mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0).unwrap();
+        let at = mmap(
+            std::ptr::null_mut(),
+            length,
+            protection,
+            MapFlags::SHARED,
+            file,
+            0,
+        )
+        .unwrap();
         std::slice::from_raw_parts_mut(at.cast(), length)
     }
 }
@@ -54,7 +69,9 @@ fn unmap(bytes: &'static mut [u8]) {
 fn bytes_come_back() {
     both(|_, mounted| {
         let path = mounted.join("f");
-        let data: Vec<u8> = (0..9_000_001u32).map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
+        let data: Vec<u8> = (0..9_000_001u32)
+            .map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[2])
+            .collect();
         fs::write(&path, &data).unwrap();
         assert_eq!(fs::read(&path).unwrap(), data);
         assert_eq!(fs::metadata(&path).unwrap().len(), data.len() as u64);
@@ -93,7 +110,10 @@ fn readers_keep_their_version() {
         unmap(of_old);
         unmap(of_new);
         assert_eq!(old.metadata().unwrap().len(), 11);
-        assert_eq!(old.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino());
+        assert_eq!(
+            old.metadata().unwrap().ino(),
+            fs::metadata(&path).unwrap().ino()
+        );
     });
 }
 
@@ -104,12 +124,25 @@ fn an_unchanged_file_stays_its_version() {
         let path = mounted.join("f");
         fs::write(&path, "text").unwrap();
         let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-        File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
         let before = fs::metadata(&path).unwrap();
         assert_eq!(before.mtime(), 1_000_000_000);
         drop(OpenOptions::new().append(true).open(&path).unwrap());
-        drop(OpenOptions::new().read(true).write(true).open(&path).unwrap());
-        soon("the open for writing ended", || OpenOptions::new().append(true).open(&path).is_ok());
+        drop(
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .unwrap(),
+        );
+        soon("the open for writing ended", || {
+            OpenOptions::new().append(true).open(&path).is_ok()
+        });
         let after = fs::metadata(&path).unwrap();
         assert_eq!((after.mtime(), after.len()), (before.mtime(), before.len()));
         assert_eq!(fs::read(&path).unwrap(), b"text");
@@ -122,7 +155,11 @@ fn files_are_updated() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, vec![b'a'; 3 << 20]).unwrap();
-        let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
         file.seek(SeekFrom::Start(1 << 20)).unwrap();
         file.write_all(b"bbb").unwrap();
         file.write_all_at(b"cc", (3 << 20) + 5).unwrap();
@@ -177,12 +214,18 @@ fn unlinked_files_go_on() {
         assert_eq!(text, "sealed");
         assert_eq!(reader.metadata().unwrap().nlink(), 0);
 
-        let mut writer =
-            OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let mut writer = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
         writer.write_all(b"written").unwrap();
         fs::remove_file(&path).unwrap();
         writer.write_all(b" on").unwrap();
-        writer.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+        writer
+            .set_permissions(fs::Permissions::from_mode(0o600))
+            .unwrap();
         writer.rewind().unwrap();
         text.clear();
         writer.read_to_string(&mut text).unwrap();
@@ -219,12 +262,19 @@ fn attributes_set_while_writing_stay() {
         file.write_all(b"x").unwrap();
         let time = std::time::UNIX_EPOCH + Duration::from_secs(1_234_567_890);
         file.set_modified(time).unwrap();
-        file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o640))
+            .unwrap();
         std::os::unix::fs::fchown(&file, Some(1234), Some(4321)).unwrap();
         drop(file);
         let check = || {
             let meta = fs::metadata(&path).unwrap();
-            (meta.mtime(), meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.len())
+            (
+                meta.mtime(),
+                meta.mode() & 0o7777,
+                meta.uid(),
+                meta.gid(),
+                meta.len(),
+            )
         };
         let expected = (1_234_567_890, 0o640, 1234, 4321, 1);
         assert_eq!(check(), expected);
@@ -247,7 +297,12 @@ fn shared_maps_and_holes() {
     let mut array = Array::start();
     let mounted = array.mount(true);
     let path = mounted.join("f");
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
     file.set_len(1 << 20).unwrap();
     let bytes = map(&file, 1 << 20, true);
     bytes[..5].copy_from_slice(b"begin");
@@ -260,7 +315,10 @@ fn shared_maps_and_holes() {
     bytes[6] = b'!';
     unmap(bytes);
     let data = fs::read(&path).unwrap();
-    assert_eq!((&data[..7], &data[data.len() - 3..]), (&b"begin!!"[..], &b"end"[..]));
+    assert_eq!(
+        (&data[..7], &data[data.len() - 3..]),
+        (&b"begin!!"[..], &b"end"[..])
+    );
     let file = File::open(&path).unwrap();
     let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap();
     assert!(hole > 0 && hole < 1 << 20, "{hole}");
@@ -278,14 +336,24 @@ fn two_mounts_see_each_other() {
     let (one, two) = (array.mount(true), array.mount(false));
     fs::create_dir(one.join("d")).unwrap();
     fs::write(one.join("d/f"), "first").unwrap();
-    soon("the file is there", || fs::read(two.join("d/f")).is_ok_and(|data| data == b"first"));
+    soon("the file is there", || {
+        fs::read(two.join("d/f")).is_ok_and(|data| data == b"first")
+    });
     fs::write(two.join("d/f"), "second version").unwrap();
-    soon("the new version is there", || fs::read(one.join("d/f")).unwrap() == b"second version");
-    soon("its size too", || fs::metadata(one.join("d/f")).unwrap().len() == 14);
+    soon("the new version is there", || {
+        fs::read(one.join("d/f")).unwrap() == b"second version"
+    });
+    soon("its size too", || {
+        fs::metadata(one.join("d/f")).unwrap().len() == 14
+    });
     fs::rename(one.join("d/f"), one.join("d/g")).unwrap();
-    soon("the rename is seen", || !two.join("d/f").exists() && two.join("d/g").exists());
+    soon("the rename is seen", || {
+        !two.join("d/f").exists() && two.join("d/g").exists()
+    });
     fs::set_permissions(two.join("d/g"), fs::Permissions::from_mode(0o600)).unwrap();
-    soon("the mode is seen", || fs::metadata(one.join("d/g")).unwrap().mode() & 0o777 == 0o600);
+    soon("the mode is seen", || {
+        fs::metadata(one.join("d/g")).unwrap().mode() & 0o777 == 0o600
+    });
     fs::remove_file(two.join("d/g")).unwrap();
     soon("the removal is seen", || !one.join("d/g").exists());
     assert_eq!(fs::read_dir(one.join("d")).unwrap().count(), 0);
@@ -300,14 +368,21 @@ fn other_mounts_see_sealed_versions_only() {
     let mut array = Array::start();
     let (one, two) = (array.mount(true), array.mount(true));
     fs::write(one.join("f"), "sealed").unwrap();
-    soon("it is sealed", || fs::read(two.join("f")).is_ok_and(|data| data == b"sealed"));
+    soon("it is sealed", || {
+        fs::read(two.join("f")).is_ok_and(|data| data == b"sealed")
+    });
     let mut writer = OpenOptions::new().append(true).open(one.join("f")).unwrap();
     writer.write_all(b" and more").unwrap();
     assert_eq!(fs::read(two.join("f")).unwrap(), b"sealed");
-    let refused = OpenOptions::new().append(true).open(two.join("f")).unwrap_err();
+    let refused = OpenOptions::new()
+        .append(true)
+        .open(two.join("f"))
+        .unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::ETXTBSY));
     drop(writer);
-    soon("it is sealed", || fs::read(two.join("f")).unwrap() == b"sealed and more");
+    soon("it is sealed", || {
+        fs::read(two.join("f")).unwrap() == b"sealed and more"
+    });
 }
 
 /// Extended attributes in `user.` are kept.
@@ -324,7 +399,10 @@ fn extended_attributes_are_kept() {
         assert_eq!(getxattr(&path, "user.a", &mut value[..]), Ok(1));
         assert_eq!(listxattr(&path, &mut value[..]), Ok(7));
         removexattr(&path, "user.a").unwrap();
-        assert_eq!(getxattr(&path, "user.a", &mut value[..]), Err(rustix::io::Errno::NODATA));
+        assert_eq!(
+            getxattr(&path, "user.a", &mut value[..]),
+            Err(rustix::io::Errno::NODATA)
+        );
     });
 }
 
@@ -332,18 +410,29 @@ fn extended_attributes_are_kept() {
 #[test]
 fn large_directories_are_listed_whole() {
     both(|_, mounted| {
-        let expected: std::collections::BTreeSet<_> = (0..3000).map(|i| format!("{i:05}")).collect();
+        let expected: std::collections::BTreeSet<_> =
+            (0..3000).map(|i| format!("{i:05}")).collect();
         for name in &expected {
             std::os::unix::fs::symlink("nowhere", mounted.join(name)).unwrap();
         }
         let names = || {
             let entries = fs::read_dir(mounted.path()).unwrap();
-            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+            entries
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect()
         };
         let listed: Vec<String> = names();
         assert_eq!(listed.len(), expected.len());
-        assert_eq!(listed.into_iter().collect::<std::collections::BTreeSet<_>>(), expected);
-        assert_eq!(fs::read_link(mounted.join("01234")).unwrap().to_str(), Some("nowhere"));
+        assert_eq!(
+            listed
+                .into_iter()
+                .collect::<std::collections::BTreeSet<_>>(),
+            expected
+        );
+        assert_eq!(
+            fs::read_link(mounted.join("01234")).unwrap().to_str(),
+            Some("nowhere")
+        );
     });
 }
 
@@ -362,7 +451,11 @@ fn a_server_restart_is_survived() {
         array.start_server();
         maker.join().unwrap().unwrap();
         drop(open);
-        for (name, text) in [("before", "before"), ("open", "one two"), ("during", "during")] {
+        for (name, text) in [
+            ("before", "before"),
+            ("open", "one two"),
+            ("during", "during"),
+        ] {
             assert_eq!(fs::read_to_string(mounted.join(name)).unwrap(), text);
         }
         let other = array.mount(true);
@@ -382,7 +475,9 @@ fn unmount_seals_open_files() {
         // What the kernel still takes goes nowhere.
         let _ = writer.write_all(b", too late");
         let again = array.mount(true);
-        soon("it is sealed", || fs::read(again.join("f")).is_ok_and(|data| data == b"in time"));
+        soon("it is sealed", || {
+            fs::read(again.join("f")).is_ok_and(|data| data == b"in time")
+        });
     });
 }
 
@@ -399,7 +494,11 @@ fn the_control_folder_shows_the_array() {
         assert_eq!(link.to_str(), Some(".tidemill"));
         let folder = fs::metadata(mounted.join(".tidemill/root")).unwrap();
         assert_eq!((folder.mode() & 0o7777, folder.uid()), (0o500, 0));
-        assert!(fs::metadata(mounted.join(".tidemill/lineage/f")).unwrap().is_file());
+        assert!(
+            fs::metadata(mounted.join(".tidemill/lineage/f"))
+                .unwrap()
+                .is_file()
+        );
         assert!(fs::remove_file(mounted.join(".tidemill/elements/1/status")).is_err());
         assert!(fs::write(mounted.join(".tidemill/new"), "").is_err());
         let refused = fs::write(mounted.join(".tidemill/root/submit"), "/no/such.conf\n");

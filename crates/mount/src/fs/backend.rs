@@ -109,9 +109,7 @@ impl Backend {
 
     /// A new inode and a new object id.
     pub(crate) fn ids(&self) -> Result<(u64, u64), Error> {
-        let (inode, object) = self
-            .runtime
-            .block_on(self.patiently(|| self.ids.take()))?;
+        let (inode, object) = self.runtime.block_on(self.patiently(|| self.ids.take()))?;
         Ok((inode.0, object.0))
     }
 
@@ -167,8 +165,7 @@ impl Backend {
             session: self.session(),
             durable,
         };
-        self.patiently(|| self.server.apply(request.clone()))
-            .await
+        self.patiently(|| self.server.apply(request.clone())).await
     }
 
     /// Repeats a request while the server can't be reached, for a bounded time. Requests can be repeated:
@@ -207,7 +204,11 @@ impl Backend {
                 return Ok(place);
             }
             pace.wait()?;
-            let recent = self.elements.lock().asked.is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
+            let recent = self
+                .elements
+                .lock()
+                .asked
+                .is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
             if Instant::now() > deadline {
                 let id = tidemill_core::id::ElementId(element);
                 return Err(ClientError::ElementDown(id).into());
@@ -227,7 +228,9 @@ impl Backend {
         }
         let backend = self.clone();
         let ask = move || backend.place(element, Pace::MayWait);
-        let place = tokio::task::spawn_blocking(ask).await.unwrap_or(Err(Error::Later));
+        let place = tokio::task::spawn_blocking(ask)
+            .await
+            .unwrap_or(Err(Error::Later));
         let down = ClientError::ElementDown(tidemill_core::id::ElementId(element));
         Ok(place.map_err(|_| down)?.url)
     }
@@ -271,7 +274,11 @@ impl Backend {
 fn usable(folder: &Path) -> Option<PathBuf> {
     use rustix::fs::{Access, access};
     let objects = folder.join("objects");
-    access(&objects, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).ok()?;
+    access(
+        &objects,
+        Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK,
+    )
+    .ok()?;
     Some(folder.to_owned())
 }
 

@@ -62,7 +62,12 @@ impl Fs {
         limit: usize,
         pace: Pace,
     ) -> Result<Vec<Listed>, Error> {
-        let listing = self.directories.lock().get(&handle).cloned().ok_or(Errno::BADF)?;
+        let listing = self
+            .directories
+            .lock()
+            .get(&handle)
+            .cloned()
+            .ok_or(Errno::BADF)?;
         let mut pages = listing.pages.lock();
         let known = from < pages.entries.len() || pages.complete;
         if !known || from == 0 {
@@ -90,7 +95,10 @@ impl Fs {
     }
 
     fn next_page(&self, caller: Caller, ino: u64, pages: &mut Pages) -> Result<(), Error> {
-        let after = pages.entries.last().map_or_else(Vec::new, |entry| entry.name.clone());
+        let after = pages
+            .entries
+            .last()
+            .map_or_else(Vec::new, |entry| entry.name.clone());
         let op = Op::ReadDir(v1::ReadDir {
             ino,
             after,
@@ -116,7 +124,8 @@ impl Fs {
             attr: Some(listed.attr),
             target: listed.target.clone(),
         };
-        self.learn(parent, &listed.name, entry, listed.asked, true).map(|(_, found)| found)
+        self.learn(parent, &listed.name, entry, listed.asked, true)
+            .map(|(_, found)| found)
     }
 
     /// Attributes of a listed entry as they would be, without the kernel taking it into its cache.

@@ -91,7 +91,10 @@ impl Fs {
 
     fn file(&self, handle: u64) -> Result<Arc<Handle>, Error> {
         let files = self.files.lock();
-        files.get(&handle).cloned().ok_or_else(|| Errno::BADF.into())
+        files
+            .get(&handle)
+            .cloned()
+            .ok_or_else(|| Errno::BADF.into())
     }
 
     pub(crate) fn read(
@@ -148,7 +151,9 @@ impl Fs {
 
     /// The last descriptor of an open file is gone.
     pub(crate) fn release(&self, caller: Caller, handle: u64) {
-        let Some(file) = self.files.lock().remove(&handle) else { return };
+        let Some(file) = self.files.lock().remove(&handle) else {
+            return;
+        };
         if file.write {
             self.close_writer(caller, &file.node, file.key.alias);
         } else {
@@ -187,7 +192,9 @@ impl Fs {
         if !target.write {
             return Err(Errno::BADF.into());
         }
-        target.object.copy_from(&source.object, from.1, to.1, length)
+        target
+            .object
+            .copy_from(&source.object, from.1, to.1, length)
     }
 
     /// Handles that could write, of all files.

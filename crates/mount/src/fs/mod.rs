@@ -108,7 +108,11 @@ impl Fs {
         let (attr, blocks) = state.shown();
         // Memory mapped writes change size and times without telling the kernel's cache.
         let believed = !state.is_writing() && state.is_fresh();
-        let ttl = if believed { self.attr_ttl } else { Duration::ZERO };
+        let ttl = if believed {
+            self.attr_ttl
+        } else {
+            Duration::ZERO
+        };
         let key = Key {
             ino: node.ino,
             alias: state.alias,
@@ -132,7 +136,11 @@ impl Fs {
         }
         let named = found.parent == 0 || !changed(found.parent);
         // The number of an aliased inode is not the one users are to see: they have to ask for attributes.
-        let attr = if found.key.alias == 0 { found.ttl } else { Duration::ZERO };
+        let attr = if found.key.alias == 0 {
+            found.ttl
+        } else {
+            Duration::ZERO
+        };
         (attr, if named { self.attr_ttl } else { Duration::ZERO })
     }
 

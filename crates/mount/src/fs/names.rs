@@ -66,7 +66,14 @@ impl Fs {
     ) -> Result<Found, Error> {
         check_name(name)?;
         if name == b"." {
-            let found = self.getattr(caller, Key { ino: parent, alias: 0 }, pace)?;
+            let found = self.getattr(
+                caller,
+                Key {
+                    ino: parent,
+                    alias: 0,
+                },
+                pace,
+            )?;
             self.node(parent).state.lock().lookups += 1;
             return Ok(found);
         }
@@ -83,7 +90,8 @@ impl Fs {
         match self.backend.one(caller, op) {
             Ok(Answer::Entry(entry)) => {
                 let keep = name != b"..";
-                self.learn(parent, name, entry, asked, keep).map(|(_, found)| found)
+                self.learn(parent, name, entry, asked, keep)
+                    .map(|(_, found)| found)
             }
             Ok(_) => Err(ClientError::Answer("Lookup").into()),
             Err(error) => {
@@ -104,7 +112,10 @@ impl Fs {
         };
         let asked = self.table.now();
         // Only what is still named so is known to have been named so at that time.
-        let node = self.table.get(ino).filter(|_| self.table.named(directory.ino, name) == Some(ino))?;
+        let node = self
+            .table
+            .get(ino)
+            .filter(|_| self.table.named(directory.ino, name) == Some(ino))?;
         let mut state = node.state.lock();
         if !state.is_fresh() {
             return None;
@@ -185,7 +196,9 @@ impl Fs {
         if key.is_special() {
             return;
         }
-        let Some(node) = self.table.get(key.ino) else { return };
+        let Some(node) = self.table.get(key.ino) else {
+            return;
+        };
         let unused = {
             let mut state = node.state.lock();
             state.lookups = state.lookups.saturating_sub(lookups);
@@ -295,7 +308,11 @@ impl Fs {
             }
             state.gone
         };
-        let answer = if gone { Err(Errno::NOENT.into()) } else { self.backend.one(caller, Op::SetAttr(set)) };
+        let answer = if gone {
+            Err(Errno::NOENT.into())
+        } else {
+            self.backend.one(caller, Op::SetAttr(set))
+        };
         let attr = match answer.and_then(attr_of) {
             Ok(attr) => attr,
             // It has no name any more but is open here: only this mount can see it.
@@ -352,7 +369,10 @@ impl Fs {
         // The target comes with entries only: look the link up again by one of its names.
         let name = node.state.lock().names.last().cloned();
         let (parent, name) = name.ok_or(Errno::STALE)?;
-        match self.backend.one(caller, Op::Lookup(v1::Lookup { parent, name }))? {
+        match self
+            .backend
+            .one(caller, Op::Lookup(v1::Lookup { parent, name }))?
+        {
             Answer::Entry(entry) => Ok(entry.target),
             _ => Err(ClientError::Answer("Lookup").into()),
         }
@@ -386,7 +406,8 @@ impl Fs {
         };
         let asked = self.table.tick();
         let answer = self.backend.one(caller, Op::Create(create));
-        let Answer::Entry(mut entry) = answer.inspect_err(|error| self.surprised(parent, error))? else {
+        let Answer::Entry(mut entry) = answer.inspect_err(|error| self.surprised(parent, error))?
+        else {
             return Err(ClientError::Answer("Create").into());
         };
         entry.target.clone_from(&new.target);
@@ -426,7 +447,9 @@ impl Fs {
         });
         let asked = self.table.now();
         let answer = self.backend.one(caller, op);
-        let attr = answer.and_then(attr_of).inspect_err(|error| self.surprised(parent, error))?;
+        let attr = answer
+            .and_then(attr_of)
+            .inspect_err(|error| self.surprised(parent, error))?;
         self.touched(parent, time, 0);
         let node = self.node(ino);
         let found = {
@@ -526,7 +549,9 @@ impl Fs {
 
     /// A name of the node was removed.
     fn lost_name(&self, ino: u64, directory: bool) {
-        let Some(node) = self.table.get(ino) else { return };
+        let Some(node) = self.table.get(ino) else {
+            return;
+        };
         {
             let mut state = node.state.lock();
             state.stamp = self.table.tick();
@@ -540,10 +565,19 @@ impl Fs {
         self.table.drop_unused(ino);
     }
 
-    pub(crate) fn getxattr(&self, caller: Caller, ino: u64, name: &[u8], pace: Pace) -> Result<Vec<u8>, Error> {
+    pub(crate) fn getxattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<Vec<u8>, Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
-        let op = Op::GetXattr(v1::GetXattr { ino, name: name.to_vec() });
+        let op = Op::GetXattr(v1::GetXattr {
+            ino,
+            name: name.to_vec(),
+        });
         match self.backend.one(caller, op)? {
             Answer::Bytes(bytes) => Ok(bytes.value),
             _ => Err(ClientError::Answer("GetXattr").into()),
@@ -576,7 +610,10 @@ impl Fs {
     /// Names of extended attributes, each ended by a zero byte.
     pub(crate) fn listxattr(&self, caller: Caller, ino: u64, pace: Pace) -> Result<Vec<u8>, Error> {
         pace.wait()?;
-        match self.backend.one(caller, Op::ListXattr(v1::ListXattr { ino }))? {
+        match self
+            .backend
+            .one(caller, Op::ListXattr(v1::ListXattr { ino }))?
+        {
             Answer::Names(list) => {
                 let mut names = Vec::new();
                 for name in list.names {
@@ -589,10 +626,19 @@ impl Fs {
         }
     }
 
-    pub(crate) fn removexattr(&self, caller: Caller, ino: u64, name: &[u8], pace: Pace) -> Result<(), Error> {
+    pub(crate) fn removexattr(
+        &self,
+        caller: Caller,
+        ino: u64,
+        name: &[u8],
+        pace: Pace,
+    ) -> Result<(), Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
-        let op = Op::RemoveXattr(v1::RemoveXattr { ino, name: name.to_vec() });
+        let op = Op::RemoveXattr(v1::RemoveXattr {
+            ino,
+            name: name.to_vec(),
+        });
         self.backend.one(caller, op)?;
         self.outdate(ino);
         Ok(())

@@ -130,7 +130,10 @@ impl Object {
         match &self.data {
             Data::Local(file) => {
                 let times = rustix::fs::Timestamps {
-                    last_access: Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
+                    last_access: Timespec {
+                        tv_sec: 0,
+                        tv_nsec: rustix::fs::UTIME_OMIT,
+                    },
                     last_modification: Timespec {
                         tv_sec: mtime.div_euclid(SECOND_NS),
                         tv_nsec: mtime.rem_euclid(SECOND_NS),

@@ -138,7 +138,10 @@ impl Remote {
         }
         let buffer = std::mem::take(&mut writing.buffer);
         let (start, end) = (writing.start, writing.start + buffer.len() as u64);
-        let overlaps = writing.in_flight.iter().any(|f| f.start < end && start < f.end);
+        let overlaps = writing
+            .in_flight
+            .iter()
+            .any(|f| f.start < end && start < f.end);
         let leave = if overlaps { 0 } else { IN_FLIGHT_MAX - 1 };
         self.settle(writing, leave)?;
         let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
@@ -158,7 +161,9 @@ impl Remote {
     /// Waits until no more than `leave` pieces are on their way.
     fn settle(&self, writing: &mut Writing, leave: usize) -> Result<(), Error> {
         while writing.in_flight.len() > leave {
-            let Some(first) = writing.in_flight.pop_front() else { break };
+            let Some(first) = writing.in_flight.pop_front() else {
+                break;
+            };
             let outcome = match self.backend.runtime.block_on(first.task) {
                 Ok(outcome) => outcome.map_err(Error::from),
                 Err(_) => Err(rustix::io::Errno::IO.into()),
@@ -240,7 +245,13 @@ impl Remote {
             self.ask(&mut reading, at, length)
         };
         let next = piece.end;
-        if sequential && next < size && !reading.pieces.iter().any(|p| p.start <= next && next < p.end) {
+        if sequential
+            && next < size
+            && !reading
+                .pieces
+                .iter()
+                .any(|p| p.start <= next && next < p.end)
+        {
             reading.window = (reading.window * 2).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
             let length = reading.window.min(size - next);
             self.ask(&mut reading, next, length);
@@ -284,7 +295,9 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         let (backend, right) = (self.backend.clone(), self.right.clone());
-        self.backend.runtime.spawn(async move { right.release(&backend).await });
+        self.backend
+            .runtime
+            .spawn(async move { right.release(&backend).await });
     }
 }
 

@@ -71,7 +71,11 @@ impl Right {
                 steal: false,
             }),
         };
-        match backend.apply_async(self.caller, vec![op], false).await?.pop() {
+        match backend
+            .apply_async(self.caller, vec![op], false)
+            .await?
+            .pop()
+        {
             Some(Answer::Opened(opened)) if opened.object == self.object => {
                 *self.capability.lock() = opened.capability;
                 Ok(())
@@ -86,7 +90,10 @@ impl Right {
         let (ino, object) = (self.ino, self.object);
         let op = Op::Release(v1::Release { ino, object });
         if let Err(error) = backend.apply_async(self.caller, vec![op], false).await {
-            tracing::debug!(object, "the server keeps an object until this mount ends: {error}");
+            tracing::debug!(
+                object,
+                "the server keeps an object until this mount ends: {error}"
+            );
         }
     }
 

@@ -79,7 +79,11 @@ impl Sealer {
         };
         let hurry = Arc::new(Notify::new());
         backend.runtime.spawn(worker.run(queue, hurry.clone()));
-        Self { jobs, pending, hurry }
+        Self {
+            jobs,
+            pending,
+            hurry,
+        }
     }
 
     /// Somebody waits for what was submitted.
@@ -91,7 +95,9 @@ impl Sealer {
         self.pending.fetch_add(1, Ordering::AcqRel);
         if self.jobs.send(job).is_err() {
             self.pending.fetch_sub(1, Ordering::AcqRel);
-            tracing::error!("a version was closed after the end of the mount: the server will seal it");
+            tracing::error!(
+                "a version was closed after the end of the mount: the server will seal it"
+            );
         }
     }
 
@@ -116,19 +122,26 @@ impl Worker {
         // With few batches under way at once, batches grow with the load.
         let turns = Arc::new(Semaphore::new(BATCHES_MAX));
         while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            if tokio::time::timeout(GATHER, hurry.notified()).await.is_err() && !queue.is_empty() {
+            if tokio::time::timeout(GATHER, hurry.notified())
+                .await
+                .is_err()
+                && !queue.is_empty()
+            {
                 queue.recv_many(&mut batch, BATCH_MAX).await;
             }
             // Remote bytes have to be sent first: those must not hold up the rest.
-            let (slow, fast): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut batch).into_iter().partition(|job| job.object.waits());
+            let (slow, fast): (Vec<_>, Vec<_>) = std::mem::take(&mut batch)
+                .into_iter()
+                .partition(|job| job.object.waits());
             for job in slow {
                 tokio::spawn(worker.clone().remote(job));
             }
             if fast.is_empty() {
                 continue;
             }
-            let Ok(turn) = turns.clone().acquire_owned().await else { return };
+            let Ok(turn) = turns.clone().acquire_owned().await else {
+                return;
+            };
             let worker = worker.clone();
             tokio::spawn(async move {
                 worker.local(fast).await;
@@ -143,7 +156,10 @@ impl Worker {
             let object = job.object.clone();
             let flushed = tokio::task::spawn_blocking(move || object.flush()).await;
             if !matches!(flushed, Ok(Ok(()))) {
-                tracing::warn!(ino = job.ino, "a file is sealed at the length that reached its element");
+                tracing::warn!(
+                    ino = job.ino,
+                    "a file is sealed at the length that reached its element"
+                );
             }
         }
         self.local(vec![job]).await;
@@ -159,7 +175,10 @@ impl Worker {
             } else {
                 // Before the seal: the element's own change of the file must not count.
                 let mtime = job.object.stat().unwrap_or_default().mtime;
-                by_element.entry(job.object.element).or_default().push((job, mtime));
+                by_element
+                    .entry(job.object.element)
+                    .or_default()
+                    .push((job, mtime));
             }
         }
         for (element, jobs) in by_element {
@@ -202,8 +221,10 @@ impl Worker {
                 return Vec::new();
             }
         };
-        let results: BTreeMap<u64, SealResult> =
-            results.into_iter().map(|result| (result.object, result)).collect();
+        let results: BTreeMap<u64, SealResult> = results
+            .into_iter()
+            .map(|result| (result.object, result))
+            .collect();
         let mut refused = Vec::new();
         for (job, mtime) in jobs {
             match results.get(&job.object.id) {
@@ -276,7 +297,11 @@ impl Worker {
         let mut rest = ready;
         while !rest.is_empty() {
             let ops = rest.iter().map(Ready::op).collect();
-            let answers = match self.backend.apply_async(rest[0].job.caller, ops, false).await {
+            let answers = match self
+                .backend
+                .apply_async(rest[0].job.caller, ops, false)
+                .await
+            {
                 Ok(answers) => answers,
                 Err(error) => {
                     tracing::error!("versions could not be named at the server: {error}");

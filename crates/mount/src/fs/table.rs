@@ -44,7 +44,10 @@ impl Key {
     #[must_use]
     pub(crate) fn unpack(number: u64) -> Self {
         if number & Inode::SPECIAL != 0 {
-            return Self { ino: number, alias: 0 };
+            return Self {
+                ino: number,
+                alias: 0,
+            };
         }
         let alias = (number >> INODE_BITS) & ALIAS_MASK;
         Self {
@@ -364,7 +367,9 @@ impl Table {
     /// Forgets the node if nothing holds it.
     pub(crate) fn drop_unused(&self, ino: u64) {
         let mut inner = self.inner.lock();
-        let Some(node) = inner.nodes.get(&ino) else { return };
+        let Some(node) = inner.nodes.get(&ino) else {
+            return;
+        };
         let mut state = node.state.lock();
         if state.lookups > 0 || state.opens > 0 || state.writing.is_some() || ino == Inode::ROOT.0 {
             return;
@@ -387,9 +392,10 @@ impl Table {
             state.complete = false;
         }
         let inodes = inner.nodes.keys().copied().collect();
-        let entries = inner.names.iter().flat_map(|(parent, names)| {
-            names.keys().map(move |name| (*parent, name.clone()))
-        });
+        let entries = inner
+            .names
+            .iter()
+            .flat_map(|(parent, names)| names.keys().map(move |name| (*parent, name.clone())));
         (inodes, entries.collect())
     }
 
@@ -455,11 +461,20 @@ mod tests {
 
     #[test]
     fn keys_hold_inode_and_alias() {
-        for key in [Key { ino: 1, alias: 0 }, Key { ino: (1 << 48) - 1, alias: 0x7fff }] {
+        for key in [
+            Key { ino: 1, alias: 0 },
+            Key {
+                ino: (1 << 48) - 1,
+                alias: 0x7fff,
+            },
+        ] {
             assert_eq!(Key::unpack(key.pack()), key);
             assert!(!key.is_special());
         }
-        let special = Key { ino: Inode::SPECIAL | 1 << 50, alias: 0 };
+        let special = Key {
+            ino: Inode::SPECIAL | 1 << 50,
+            alias: 0,
+        };
         assert_eq!(Key::unpack(special.pack()), special);
         assert!(special.is_special());
     }

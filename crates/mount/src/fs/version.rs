@@ -124,7 +124,12 @@ impl Fs {
     }
 
     fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Data {
-        Data::Remote(Remote::new(self.backend.clone(), opened.element, right, opened.size))
+        Data::Remote(Remote::new(
+            self.backend.clone(),
+            opened.element,
+            right,
+            opened.size,
+        ))
     }
 
     /// The object that a version is written to, empty.
@@ -181,7 +186,8 @@ impl Fs {
         };
         let asked = self.table.tick();
         let answer = self.backend.one_placed(caller, &Op::Create(create));
-        let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))? else {
+        let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))?
+        else {
             return Err(ClientError::Answer("Create").into());
         };
         let object = match self.writable(caller, &opened) {
@@ -355,7 +361,9 @@ impl Fs {
             });
         let object = copied.inspect_err(|_| {
             let (ino, object) = (node.ino, id);
-            let _ = self.backend.one(caller, Op::Abandon(v1::Abandon { ino, object }));
+            let _ = self
+                .backend
+                .one(caller, Op::Abandon(v1::Abandon { ino, object }));
         })?;
         let whole = keep.is_some_and(|bytes| bytes >= base.size) && base.object != 0;
         let old = now_ns() - base.mtime > MTIME_GRAIN_NS;
@@ -398,7 +406,9 @@ impl Fs {
             Err(error) => return Err(error),
         };
         while copied < bytes {
-            let piece = usize::try_from(bytes - copied).unwrap_or(COPY_BYTES).min(COPY_BYTES);
+            let piece = usize::try_from(bytes - copied)
+                .unwrap_or(COPY_BYTES)
+                .min(COPY_BYTES);
             let data = from.read(copied, piece)?;
             if data.is_empty() {
                 return Err(Errno::IO.into());
@@ -442,11 +452,13 @@ impl Fs {
                 untouched: None,
             });
         }
-        let begun = self.begin(caller, node, Some(size)).and_then(|(object, _)| {
-            object.truncate(size)?;
-            object.set_mtime(now_ns())?;
-            Ok(object)
-        });
+        let begun = self
+            .begin(caller, node, Some(size))
+            .and_then(|(object, _)| {
+                object.truncate(size)?;
+                object.set_mtime(now_ns())?;
+                Ok(object)
+            });
         let mut state = node.state.lock();
         node.changed.notify_all();
         let object = begun.inspect_err(|_| state.writing = None)?;
@@ -465,7 +477,9 @@ impl Fs {
     pub(super) fn close_writer(&self, caller: Caller, node: &Node, alias: u16) {
         let mut state = node.state.lock();
         state.unbind(alias);
-        let Some(writing) = state.writing.as_mut() else { return };
+        let Some(writing) = state.writing.as_mut() else {
+            return;
+        };
         writing.writers = writing.writers.saturating_sub(1);
         if writing.writers == 0 {
             self.end_writing(caller, node, &mut state, None);
@@ -475,11 +489,17 @@ impl Fs {
     /// The last writer is gone: the version is to be sealed, or given up if it says nothing new.
     fn end_writing(&self, caller: Caller, node: &Node, state: &mut State, ending: Option<Ending>) {
         let gone = state.gone;
-        let Some(writing) = state.writing.as_mut() else { return };
-        let Some(object) = writing.object.clone() else { return };
+        let Some(writing) = state.writing.as_mut() else {
+            return;
+        };
+        let Some(object) = writing.object.clone() else {
+            return;
+        };
         writing.phase = Phase::Sealing;
         let unchanged = writing.untouched.is_some_and(|mtime| {
-            object.stat().is_ok_and(|stat| stat.mtime == mtime && stat.size == state.attr.size)
+            object
+                .stat()
+                .is_ok_and(|stat| stat.mtime == mtime && stat.size == state.attr.size)
         });
         let ending = match ending {
             Some(ending) => ending,
@@ -501,9 +521,14 @@ impl Fs {
         for node in self.table.all() {
             let mut state = node.state.lock();
             let open = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
-            let Some(object) = open.and_then(|w| w.object.clone()) else { continue };
+            let Some(object) = open.and_then(|w| w.object.clone()) else {
+                continue;
+            };
             if let Err(error) = self.part_from_writers(&object) {
-                tracing::error!(ino = node.ino, "a file still being written can't be sealed: {error}");
+                tracing::error!(
+                    ino = node.ino,
+                    "a file still being written can't be sealed: {error}"
+                );
                 continue;
             }
             self.end_writing(Caller::default(), &node, &mut state, None);
@@ -512,7 +537,9 @@ impl Fs {
 
     /// Gives the object a file of its own, if the kernel may still write to the one it has.
     fn part_from_writers(&self, object: &Object) -> Result<(), Error> {
-        let Data::Local(file) = &object.data else { return Ok(()) };
+        let Data::Local(file) = &object.data else {
+            return Ok(());
+        };
         let place = self.backend.place(object.element, Pace::MayWait)?;
         let folder = place.folder.ok_or(Errno::HOSTUNREACH)?;
         let path = folder.join(ObjectId(object.id).relative_path());
@@ -544,7 +571,11 @@ impl Fs {
         let deadline = Instant::now() + SEAL_PATIENCE;
         let mut state = node.state.lock();
         self.sealer.hurry();
-        while state.writing.as_ref().is_some_and(|w| w.phase == Phase::Sealing) {
+        while state
+            .writing
+            .as_ref()
+            .is_some_and(|w| w.phase == Phase::Sealing)
+        {
             if node.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(Errno::IO.into());
             }

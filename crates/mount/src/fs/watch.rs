@@ -53,13 +53,17 @@ impl Notices {
                 }
             }
         };
-        std::thread::Builder::new().name("kernel-notices".into()).spawn(run)?;
+        std::thread::Builder::new()
+            .name("kernel-notices".into())
+            .spawn(run)?;
         Ok(Self { queue, waiting })
     }
 
     fn send(&self, notice: Notice) {
         if self.waiting.lock().insert(notice.clone()) && self.queue.try_send(notice).is_err() {
-            tracing::warn!("the kernel's cache can't be told of a change: it is believed for up to a minute");
+            tracing::warn!(
+                "the kernel's cache can't be told of a change: it is believed for up to a minute"
+            );
         }
     }
 }
@@ -114,7 +118,10 @@ impl Fs {
         let gate = self.table.gate.write();
         self.table.foreign_change(ino, false);
         drop(gate);
-        let alias = self.table.get(ino).map_or(0, |node| node.state.lock().alias);
+        let alias = self
+            .table
+            .get(ino)
+            .map_or(0, |node| node.state.lock().alias);
         notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
     }
 

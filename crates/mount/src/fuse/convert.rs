@@ -61,7 +61,11 @@ pub(super) fn attr_of(found: &Found, ino: u64) -> FileAttr {
 
 fn system_time(nanos: i64) -> SystemTime {
     let distance = Duration::from_nanos(nanos.unsigned_abs());
-    if nanos >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+    if nanos >= 0 {
+        UNIX_EPOCH + distance
+    } else {
+        UNIX_EPOCH - distance
+    }
 }
 
 /// Nanoseconds since the Unix epoch.
@@ -83,7 +87,10 @@ mod tests {
     #[test]
     fn times_before_and_after_the_epoch_survive() {
         for nanos in [0, 1, -1, 1_700_000_000_123_456_789, -1_000_000_001] {
-            assert_eq!(nanoseconds(TimeOrNow::SpecificTime(system_time(nanos))), nanos);
+            assert_eq!(
+                nanoseconds(TimeOrNow::SpecificTime(system_time(nanos))),
+                nanos
+            );
         }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! One thread reads requests. What can be answered at once is answered there; what has to wait for a server
 //! goes to a pool, so that a slow element holds up nobody else.
+//! It is longer than other files because it is one `impl` of one trait.
 
 mod convert;
+mod list;
 
 use crate::error::Error;
 use crate::fs::control;
@@ -37,8 +39,6 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 const BACKGROUND_MAX: u16 = 1024;
 /// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close.
 const IN_PLACE: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
-/// Entries looked at for one page of a listing.
-const LIST_ENTRIES_MAX: usize = 4096;
 /// What the kernel is asked for, if it has it.
 const WANTED: [InitFlags; 10] = [
     InitFlags::FUSE_PASSTHROUGH,
@@ -204,18 +204,25 @@ impl Inner {
         opened: &Opened,
         make: impl FnOnce(&std::fs::File) -> io::Result<BackingId>,
     ) -> Result<Option<Arc<BackingId>>, Error> {
-        let Some(file) = &opened.local else { return Ok(None) };
+        let Some(file) = &opened.local else {
+            return Ok(None);
+        };
         if !self.passthrough.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let mut backings = self.backings.lock();
-        let shared = backings.by_inode.get(&number).and_then(|(_, weak)| weak.upgrade());
+        let shared = backings
+            .by_inode
+            .get(&number)
+            .and_then(|(_, weak)| weak.upgrade());
         let backing = match shared {
             Some(backing) => backing,
             None => match make(file) {
                 Ok(backing) => Arc::new(backing),
                 Err(error) if backings.by_handle.is_empty() => {
-                    tracing::info!("files are read and written through the mount's process: {error}");
+                    tracing::info!(
+                        "files are read and written through the mount's process: {error}"
+                    );
                     self.passthrough.store(false, Ordering::Relaxed);
                     return Ok(None);
                 }
@@ -231,7 +238,11 @@ impl Inner {
     /// Flags of a file that the kernel caches: its pages are good if they are of the same object.
     fn cached_flags(&self, number: u64, object: u64) -> FopenFlags {
         let before = self.backings.lock().cached.insert(number, object);
-        if before == Some(object) { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
+        if before == Some(object) {
+            FopenFlags::FOPEN_KEEP_CACHE
+        } else {
+            FopenFlags::empty()
+        }
     }
 
     fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
@@ -271,7 +282,9 @@ impl Inner {
     fn release(&self, handle: u64) {
         let mut backings = self.backings.lock();
         if backings.by_handle.remove(&handle).is_some() {
-            backings.by_inode.retain(|_, (_, weak)| weak.strong_count() > 0);
+            backings
+                .by_inode
+                .retain(|_, (_, weak)| weak.strong_count() > 0);
         }
     }
 }
@@ -599,7 +612,11 @@ impl Filesystem for Adapter {
     fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let special = key(ino).is_special();
         self.serve_empty(reply, move |fs, pace| {
-            if special { fs.control_flush(fh.0, pace) } else { fs.flush(fh.0, pace) }
+            if special {
+                fs.control_flush(fh.0, pace)
+            } else {
+                fs.flush(fh.0, pace)
+            }
         });
     }
 
@@ -625,7 +642,11 @@ impl Filesystem for Adapter {
     fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
         let (caller, special) = (caller(request), key(ino).is_special());
         self.serve_empty(reply, move |fs, pace| {
-            if special { Ok(()) } else { fs.fsync(caller, fh.0, pace) }
+            if special {
+                Ok(())
+            } else {
+                fs.fsync(caller, fh.0, pace)
+            }
         });
     }
 
@@ -642,7 +663,11 @@ impl Filesystem for Adapter {
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let key = key(ino);
-        let handle = if key.is_special() { 0 } else { self.0.fs.opendir(key.ino) };
+        let handle = if key.is_special() {
+            0
+        } else {
+            self.0.fs.opendir(key.ino)
+        };
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
@@ -654,15 +679,28 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        self.list(request, ino, fh, offset, reply, |_, mut reply, lines| {
-            for line in lines {
-                let kind = file_type(line.attr.kind());
-                if reply.add(INodeNo(line.attr.ino), line.next, kind, OsStr::from_bytes(&line.name)) {
-                    break;
+        self.list(
+            request,
+            ino,
+            fh,
+            offset,
+            reply,
+            |_, mut reply, lines| {
+                for line in lines {
+                    let kind = file_type(line.attr.kind());
+                    if reply.add(
+                        INodeNo(line.attr.ino),
+                        line.next,
+                        kind,
+                        OsStr::from_bytes(&line.name),
+                    ) {
+                        break;
+                    }
                 }
-            }
-            reply.ok();
-        }, |reply, error| reply.error(errno(&error)));
+                reply.ok();
+            },
+            |reply, error| reply.error(errno(&error)),
+        );
     }
 
     fn readdirplus(
@@ -673,14 +711,22 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.list(request, ino, fh, offset, reply, move |inner, mut reply, lines| {
-            for line in lines {
-                if inner.add_plus(&mut reply, ino, line) {
-                    break;
+        self.list(
+            request,
+            ino,
+            fh,
+            offset,
+            reply,
+            move |inner, mut reply, lines| {
+                for line in lines {
+                    if inner.add_plus(&mut reply, ino, line) {
+                        break;
+                    }
                 }
-            }
-            reply.ok();
-        }, |reply, error| reply.error(errno(&error)));
+                reply.ok();
+            },
+            |reply, error| reply.error(errno(&error)),
+        );
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
@@ -697,7 +743,16 @@ impl Filesystem for Adapter {
                 Ok(space) => {
                     let (blocks, free) = (space.capacity / 4096, space.free / 4096);
                     let left = u64::from(u32::MAX);
-                    reply.statfs(blocks, free, free, space.files + left, left, 4096, 255, 4096);
+                    reply.statfs(
+                        blocks,
+                        free,
+                        free,
+                        space.files + left,
+                        left,
+                        4096,
+                        255,
+                        4096,
+                    );
                 }
                 Err(error) => reply.error(errno(&error)),
             },
@@ -716,7 +771,10 @@ impl Filesystem for Adapter {
     ) {
         let (caller, key) = (caller(request), key(ino));
         let (name, value) = (name.to_owned().into_vec(), value.to_vec());
-        let how = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
+        let how = (
+            flags & libc::XATTR_CREATE != 0,
+            flags & libc::XATTR_REPLACE != 0,
+        );
         if key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
@@ -725,7 +783,14 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         let (caller, key, name) = (caller(request), key(ino), name.to_owned());
         if key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
@@ -738,7 +803,11 @@ impl Filesystem for Adapter {
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let (caller, key) = (caller(request), key(ino));
         self.serve_xattr(reply, size, move |fs, pace| {
-            if key.is_special() { Ok(Vec::new()) } else { fs.listxattr(caller, key.ino, pace) }
+            if key.is_special() {
+                Ok(Vec::new())
+            } else {
+                fs.listxattr(caller, key.ino, pace)
+            }
         });
     }
 
@@ -810,23 +879,18 @@ impl Filesystem for Adapter {
         }
         // The answer holds 32 bits; the caller asks again for the rest.
         let length = length.min(1 << 30);
-        let run = move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
+        let run =
+            move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
         let inner = self.0.clone();
-        self.0.fs.backend.runtime.spawn_blocking(move || match run(&inner.fs) {
-            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
-            Err(error) => reply.error(errno(&error)),
-        });
+        self.0
+            .fs
+            .backend
+            .runtime
+            .spawn_blocking(move || match run(&inner.fs) {
+                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+                Err(error) => reply.error(errno(&error)),
+            });
     }
-}
-
-/// One line of a listing.
-struct Line {
-    name: Vec<u8>,
-    attr: tidemill_wire::v1::Attr,
-    /// Where the listing goes on.
-    next: u64,
-    entry: Option<crate::fs::directory::Listed>,
-    special: Option<Found>,
 }
 
 impl Adapter {
@@ -858,109 +922,4 @@ impl Adapter {
             fs.unlink(caller, parent.ino, name.as_bytes(), directory, pace)
         });
     }
-
-    /// Lists a directory from `offset` on: 0 and 1 are `.` and `..`, then come its entries.
-    #[allow(clippy::too_many_arguments, reason = "the two kinds of listing differ in their answers only")]
-    fn list<R: Send + 'static>(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        reply: R,
-        answer: impl FnOnce(&Inner, R, Vec<Line>) + Send + 'static,
-        refuse: impl FnOnce(R, Error) + Send + 'static,
-    ) {
-        let (caller, key) = (caller(request), key(ino));
-        self.serve(
-            reply,
-            move |fs, pace| lines(fs, caller, key, fh.0, offset, pace),
-            move |inner, reply, outcome| match outcome {
-                Ok(lines) => {
-                    let _gate = inner.fs.table.gate.read();
-                    answer(inner, reply, lines);
-                }
-                Err(error) => refuse(reply, error),
-            },
-        );
-    }
-}
-
-impl Inner {
-    /// Adds a line with attributes; says whether the answer is full.
-    fn add_plus(&self, reply: &mut ReplyDirectoryPlus, parent: INodeNo, line: Line) -> bool {
-        let name = OsStr::from_bytes(&line.name);
-        let (found, counted) = match (&line.entry, line.special) {
-            (Some(entry), _) => (self.fs.list_peek(key(parent).ino, entry), true),
-            (None, Some(found)) => (found, false),
-            (None, None) => return false,
-        };
-        let number = found.key.pack();
-        let attr = attr_of(&found, number);
-        let (attr_ttl, entry_ttl) = self.fs.ttls(&found);
-        let ttl = attr_ttl.min(entry_ttl);
-        if reply.add(INodeNo(number), line.next, name, &ttl, &attr, Generation(0)) {
-            return true;
-        }
-        if counted && let Some(entry) = &line.entry {
-            // The kernel holds it from now on. What can fail is a malformed answer, which had no attributes.
-            let _ = self.fs.list_found(key(parent).ino, entry);
-        }
-        false
-    }
-}
-
-fn lines(
-    fs: &Fs,
-    caller: Caller,
-    key: Key,
-    handle: u64,
-    offset: u64,
-    pace: Pace,
-) -> Result<Vec<Line>, Error> {
-    let mut lines = Vec::new();
-    let dots = [(0, &b"."[..]), (1, &b".."[..])];
-    for (at, name) in dots {
-        if offset <= at {
-            let attr = tidemill_wire::v1::Attr {
-                ino: key.ino,
-                kind: Kind::Directory.into(),
-                ..Default::default()
-            };
-            let found = Found {
-                key,
-                attr,
-                blocks: 0,
-                ttl: Duration::ZERO,
-                asked: 0,
-                parent: 0,
-            };
-            lines.push(Line {
-                name: name.to_vec(),
-                attr,
-                next: at + 1,
-                entry: None,
-                special: Some(found),
-            });
-        }
-    }
-    let from = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
-    if key.is_special() {
-        let entries = fs.control_list(caller, key.ino, pace)?;
-        for (at, (name, found)) in entries.into_iter().enumerate().skip(from) {
-            let (attr, next) = (found.attr, at as u64 + 3);
-            lines.push(Line { name, attr, next, entry: None, special: Some(found) });
-        }
-        return Ok(lines);
-    }
-    for (at, entry) in fs.list(caller, handle, from, LIST_ENTRIES_MAX, pace)?.into_iter().enumerate() {
-        lines.push(Line {
-            name: entry.name.clone(),
-            attr: entry.attr,
-            next: (from + at) as u64 + 3,
-            entry: Some(entry),
-            special: None,
-        });
-    }
-    Ok(lines)
 }

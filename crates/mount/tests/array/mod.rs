@@ -1,6 +1,11 @@
 //! A real array in this process: a server, two elements, and as many mounts as a test asks for.
 
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its own part of this")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test uses its own part of this"
+)]
 #![allow(clippy::unwrap_used, reason = "a test that can't have its array fails")]
 
 use std::path::{Path, PathBuf};
@@ -58,7 +63,9 @@ pub fn can_mount() -> bool {
 
 impl Array {
     pub fn start() -> Self {
-        let log = tracing_subscriber::fmt().with_test_writer().with_env_filter("info");
+        let log = tracing_subscriber::fmt()
+            .with_test_writer()
+            .with_env_filter("info");
         let _ = log.try_init();
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -72,8 +79,7 @@ impl Array {
         array.start_server();
         for number in 0..2 {
             let folder = array.folder.path().join(format!("e{number}"));
-            let config =
-                tidemill_element::Config::new(ElementId(number), folder, array.endpoint());
+            let config = tidemill_element::Config::new(ElementId(number), folder, array.endpoint());
             let element = array.runtime.block_on(Element::start(config)).unwrap();
             array.elements.push(element);
         }
@@ -84,7 +90,9 @@ impl Array {
     fn wait_elements(&self) {
         let endpoint = self.endpoint();
         self.runtime.block_on(async {
-            let client = tidemill_client::Server::connect(&endpoint, None).await.unwrap();
+            let client = tidemill_client::Server::connect(&endpoint, None)
+                .await
+                .unwrap();
             loop {
                 let status = client.status().await.unwrap();
                 if status.elements.iter().filter(|element| element.up).count() == 2 {

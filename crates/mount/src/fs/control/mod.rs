@@ -95,7 +95,9 @@ impl Control {
     fn special(&self, number: u64) -> Result<Special, Error> {
         let numbers = self.numbers.lock();
         let index = usize::try_from(number & !Inode::SPECIAL).unwrap_or(0);
-        let special = index.checked_sub(1).and_then(|index| numbers.all.get(index));
+        let special = index
+            .checked_sub(1)
+            .and_then(|index| numbers.all.get(index));
         special.copied().ok_or_else(|| Errno::STALE.into())
     }
 
@@ -113,7 +115,11 @@ impl Control {
             mtime: super::remote::now_ns(),
             ctime: super::remote::now_ns(),
             atime: super::remote::now_ns(),
-            size: if special == Special::Link { FOLDER.len() as u64 } else { 0 },
+            size: if special == Special::Link {
+                FOLDER.len() as u64
+            } else {
+                0
+            },
             ..Attr::default()
         };
         Found {
@@ -139,11 +145,15 @@ impl Control {
 impl Special {
     fn looks(self) -> (Kind, u32, u32) {
         match self {
-            Self::Folder | Self::Elements | Self::Element(_) | Self::Lineage(_) => (Kind::Directory, 0o555, 0),
+            Self::Folder | Self::Elements | Self::Element(_) | Self::Lineage(_) => {
+                (Kind::Directory, 0o555, 0)
+            }
             Self::Link => (Kind::Symlink, 0o777, 0),
             Self::User(uid) => (Kind::Directory, 0o500, uid),
             Self::Submit(uid) => (Kind::File, 0o600, uid),
-            Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => (Kind::File, 0o400, uid),
+            Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
+                (Kind::File, 0o400, uid)
+            }
             Self::ElementStatus(_) | Self::LineageOf(_) => (Kind::File, 0o444, 0),
         }
     }
@@ -175,13 +185,17 @@ impl Fs {
                 Some("joblist") => Some(Special::JobList(uid)),
                 Some("last-error") => Some(Special::LastError(uid)),
                 Some(other) => {
-                    let job = other.strip_suffix("-status").and_then(|job| job.parse().ok());
+                    let job = other
+                        .strip_suffix("-status")
+                        .and_then(|job| job.parse().ok());
                     job.map(|job| Special::JobStatus(uid, job))
                 }
                 None => None,
             },
             Special::Elements => text.and_then(|n| n.parse().ok()).map(Special::Element),
-            Special::Element(element) => (name == b"status").then_some(Special::ElementStatus(element)),
+            Special::Element(element) => {
+                (name == b"status").then_some(Special::ElementStatus(element))
+            }
             Special::Lineage(directory) => {
                 return self.lineage_lookup(caller, directory, name, pace);
             }
@@ -191,7 +205,10 @@ impl Fs {
         match special {
             Special::JobStatus(uid, job) => {
                 pace.wait()?;
-                self.jobs_of(uid)?.iter().find(|known| known.job == job).ok_or(Errno::NOENT)?;
+                self.jobs_of(uid)?
+                    .iter()
+                    .find(|known| known.job == job)
+                    .ok_or(Errno::NOENT)?;
             }
             Special::Element(element) => {
                 pace.wait()?;
@@ -230,7 +247,11 @@ impl Fs {
             _ => return None,
         };
         let mut found = self.control.found(special);
-        let allowed = if attr.kind() == Kind::Directory { 0o555 } else { 0o444 };
+        let allowed = if attr.kind() == Kind::Directory {
+            0o555
+        } else {
+            0o444
+        };
         found.attr.mode = attr.mode & allowed;
         found.attr.uid = attr.uid;
         found.attr.gid = attr.gid;
@@ -275,8 +296,10 @@ impl Fs {
             Special::Folder => {
                 let mut seen = self.control.users.lock();
                 seen.insert(caller.uid);
-                let mut entries: Vec<_> =
-                    seen.iter().map(|uid| named(users::name(*uid), Special::User(*uid))).collect();
+                let mut entries: Vec<_> = seen
+                    .iter()
+                    .map(|uid| named(users::name(*uid), Special::User(*uid)))
+                    .collect();
                 entries.push(named("elements".into(), Special::Elements));
                 entries.push(named("lineage".into(), Special::Lineage(Inode::ROOT.0)));
                 entries
@@ -297,10 +320,13 @@ impl Fs {
             Special::Elements => {
                 pace.wait()?;
                 let elements = self.elements()?;
-                let name = |e: &v1::Element| named(e.element.to_string(), Special::Element(e.element));
+                let name =
+                    |e: &v1::Element| named(e.element.to_string(), Special::Element(e.element));
                 elements.iter().map(name).collect()
             }
-            Special::Element(element) => vec![named("status".into(), Special::ElementStatus(element))],
+            Special::Element(element) => {
+                vec![named("status".into(), Special::ElementStatus(element))]
+            }
             Special::Lineage(ino) => {
                 pace.wait()?;
                 self.lineage_list(caller, ino)?
@@ -369,7 +395,9 @@ impl Fs {
             *content = Some(self.content(open.caller, open.special)?);
         }
         let bytes = content.as_deref().unwrap_or_default();
-        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let start = usize::try_from(offset)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len());
         let end = start.saturating_add(length).min(bytes.len());
         Ok(bytes[start..end].to_vec())
     }
@@ -384,9 +412,19 @@ impl Fs {
                 };
                 let mut jobs = self.backend.server.jobs();
                 let reply = self.backend.runtime.block_on(jobs.get(request));
-                text::job_status(&reply.map_err(|s| self.backend.server.explain(s))?.into_inner())
+                text::job_status(
+                    &reply
+                        .map_err(|s| self.backend.server.explain(s))?
+                        .into_inner(),
+                )
             }
-            Special::LastError(uid) => self.control.errors.lock().get(&uid).cloned().unwrap_or_default(),
+            Special::LastError(uid) => self
+                .control
+                .errors
+                .lock()
+                .get(&uid)
+                .cloned()
+                .unwrap_or_default(),
             Special::ElementStatus(element) => text::element_status(&self.element(element)?),
             Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
             _ => String::new(),
@@ -420,11 +458,18 @@ impl Fs {
         };
         let mut jobs = self.backend.server.jobs();
         let reply = self.backend.runtime.block_on(jobs.list(request));
-        Ok(reply.map_err(|status| self.backend.server.explain(status))?.into_inner().jobs)
+        Ok(reply
+            .map_err(|status| self.backend.server.explain(status))?
+            .into_inner()
+            .jobs)
     }
 
     fn elements(&self) -> Result<Vec<v1::Element>, Error> {
-        Ok(self.backend.runtime.block_on(self.backend.server.status())?.elements)
+        Ok(self
+            .backend
+            .runtime
+            .block_on(self.backend.server.status())?
+            .elements)
     }
 
     fn element(&self, element: u32) -> Result<v1::Element, Error> {
@@ -454,7 +499,9 @@ impl Fs {
     /// A descriptor of a special file was closed: a last line without an end counts as finished.
     pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
-        let Special::Submit(uid) = open.special else { return Ok(()) };
+        let Special::Submit(uid) = open.special else {
+            return Ok(());
+        };
         let mut input = open.input.lock();
         if input.is_empty() {
             return Ok(());

@@ -85,7 +85,11 @@ impl Fs {
         let reply = self.backend.runtime.block_on(jobs.submit(request));
         let reply = reply.map_err(|status| self.backend.server.explain(status).to_string())?;
         let errors = reply.into_inner().errors;
-        if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(errors.join("\n"))
+        }
     }
 
     /// Makes a path absolute by the writer's working directory, and sees whether it lies in the mount.
@@ -94,8 +98,12 @@ impl Fs {
             path.to_owned()
         } else {
             let link = format!("/proc/{}/cwd", caller.pid);
-            let cwd = std::fs::read_link(&link)
-                .map_err(|error| format!("{}: give an absolute path ({link}: {error})", path.display()))?;
+            let cwd = std::fs::read_link(&link).map_err(|error| {
+                format!(
+                    "{}: give an absolute path ({link}: {error})",
+                    path.display()
+                )
+            })?;
             cwd.join(path)
         };
         let clean = normal(&absolute);
@@ -129,7 +137,10 @@ impl Fs {
 }
 
 fn too_large(path: &Path) -> String {
-    format!("{}: a job script has at most {SCRIPT_BYTES_MAX} bytes", path.display())
+    format!(
+        "{}: a job script has at most {SCRIPT_BYTES_MAX} bytes",
+        path.display()
+    )
 }
 
 /// Without `.` and `..`, by the text alone.
@@ -158,23 +169,30 @@ fn groups_of(pid: u32) -> Vec<u32> {
 /// Reads a regular file of this host with the rights of a user, on a thread that gives up all others.
 fn read_as(caller: Caller, groups: &[u32], path: &Path) -> std::io::Result<Vec<u8>> {
     let (path, groups) = (path.to_owned(), groups.to_vec());
-    let reader = std::thread::Builder::new().name("script".into()).spawn(move || {
-        if rustix::process::geteuid().is_root() && caller.uid != 0 {
-            let groups: Vec<_> = groups.into_iter().map(Gid::from_raw).collect();
-            let (uid, gid) = (Uid::from_raw(caller.uid), Gid::from_raw(caller.gid));
-            rustix::thread::set_thread_groups(&groups)?;
-            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-        }
-        read_script(&path)
-    })?;
-    reader.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
+    let reader = std::thread::Builder::new()
+        .name("script".into())
+        .spawn(move || {
+            if rustix::process::geteuid().is_root() && caller.uid != 0 {
+                let groups: Vec<_> = groups.into_iter().map(Gid::from_raw).collect();
+                let (uid, gid) = (Uid::from_raw(caller.uid), Gid::from_raw(caller.gid));
+                rustix::thread::set_thread_groups(&groups)?;
+                rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+                rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+            }
+            read_script(&path)
+        })?;
+    reader
+        .join()
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
 }
 
 fn read_script(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut options = std::fs::OpenOptions::new();
     // A pipe must not hold the mount up.
-    let file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    let file = options
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)?;
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::other("not a regular file"));
     }

@@ -16,7 +16,9 @@ pub(super) fn job_list(jobs: &[v1::Job]) -> String {
 }
 
 fn state(number: i32) -> String {
-    v1::State::try_from(number).map_or("unknown", |state| state.as_str_name()).to_lowercase()
+    v1::State::try_from(number)
+        .map_or("unknown", |state| state.as_str_name())
+        .to_lowercase()
 }
 
 /// A job and its tasks.
@@ -29,7 +31,9 @@ pub(super) fn job_status(job: &v1::Job) -> String {
     let _ = writeln!(text, "policy   {}", job.policy);
     let _ = writeln!(text, "state    {}", state(job.state));
     let _ = writeln!(text, "moved    {} bytes", job.moved_bytes);
-    let header = ["task", "kernel", "state", "element", "ms", "read", "written", "error"];
+    let header = [
+        "task", "kernel", "state", "element", "ms", "read", "written", "error",
+    ];
     let mut rows = vec![header.map(str::to_owned)];
     for task in &job.tasks {
         let placed = task.state >= v1::State::Sent.into();
@@ -38,8 +42,16 @@ pub(super) fn job_status(job: &v1::Job) -> String {
             task.name.clone(),
             task.kernel.clone(),
             state(task.state),
-            if placed { task.element.to_string() } else { "-".into() },
-            if ended { ((task.end - task.start) / MILLISECOND_NS).to_string() } else { "-".into() },
+            if placed {
+                task.element.to_string()
+            } else {
+                "-".into()
+            },
+            if ended {
+                ((task.end - task.start) / MILLISECOND_NS).to_string()
+            } else {
+                "-".into()
+            },
             task.read_bytes.to_string(),
             task.written_bytes.to_string(),
             task.error.lines().next().unwrap_or_default().to_owned(),
@@ -56,7 +68,11 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
     for row in rows {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
-            let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+            let width = rows
+                .iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0);
             let _ = write!(line, "{cell:width$}  ");
         }
         text.push_str(line.trim_end());
@@ -70,7 +86,11 @@ pub(super) fn element_status(element: &v1::Element) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "element        {}", element.element);
     let _ = writeln!(text, "role           {}", element.role);
-    let _ = writeln!(text, "state          {}", if element.up { "up" } else { "down" });
+    let _ = writeln!(
+        text,
+        "state          {}",
+        if element.up { "up" } else { "down" }
+    );
     let _ = writeln!(text, "url            {}", element.url);
     let _ = writeln!(text, "folder         {}", element.folder);
     let _ = writeln!(text, "cores          {}", element.cores);
@@ -90,8 +110,13 @@ pub(super) fn element_status(element: &v1::Element) -> String {
 pub(super) fn lineage(reply: &v1::LineageReply) -> String {
     let mut text = String::new();
     let name = |object: u64| {
-        let known = reply.versions.iter().find(|version| version.object == object);
-        known.map_or_else(String::new, |version| format!(" {} v{}", version.path, version.version))
+        let known = reply
+            .versions
+            .iter()
+            .find(|version| version.object == object);
+        known.map_or_else(String::new, |version| {
+            format!(" {} v{}", version.path, version.version)
+        })
     };
     let _ = writeln!(text, "object {}{}", reply.object, name(reply.object));
     for version in &reply.versions {
@@ -139,7 +164,10 @@ mod tests {
             source: source.into(),
             ..v1::Job::default()
         };
-        assert_eq!(job_list(&[job(3, "/a.conf"), job(9, "/b.conf")]), "/a.conf 3\n/b.conf 9\n");
+        assert_eq!(
+            job_list(&[job(3, "/a.conf"), job(9, "/b.conf")]),
+            "/a.conf 3\n/b.conf 9\n"
+        );
     }
 
     #[test]
@@ -151,7 +179,10 @@ mod tests {
             ..v1::Task::default()
         };
         let job = v1::Job {
-            tasks: vec![task("a", v1::State::Done), task("longer", v1::State::Waiting)],
+            tasks: vec![
+                task("a", v1::State::Done),
+                task("longer", v1::State::Waiting),
+            ],
             ..v1::Job::default()
         };
         let text = job_status(&job);

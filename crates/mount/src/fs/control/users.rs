@@ -45,7 +45,11 @@ pub(super) fn groups(uid: u32) -> Vec<u32> {
     let member = |line: &str| {
         let mut fields = line.split(':');
         let gid = fields.nth(2)?.parse().ok()?;
-        fields.next()?.split(',').any(|member| member == name).then_some(gid)
+        fields
+            .next()?
+            .split(',')
+            .any(|member| member == name)
+            .then_some(gid)
     };
     text.lines().filter_map(member).collect()
 }

@@ -1,0 +1,149 @@
+//! Listings as the kernel asks for them: by offset, with or without attributes.
+
+use super::convert::attr_of;
+use super::{Adapter, Inner, caller, key};
+use crate::error::Error;
+use crate::fs::{Caller, Found, Fs, Key, Pace, directory::Listed};
+use fuser::{FileHandle, Generation, INodeNo, ReplyDirectoryPlus, Request};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+use tidemill_wire::v1::{Attr, Kind};
+
+/// Entries looked at for one page of a listing.
+const LIST_ENTRIES_MAX: usize = 4096;
+
+/// One line of a listing.
+pub(super) struct Line {
+    pub(super) name: Vec<u8>,
+    pub(super) attr: Attr,
+    /// Where the listing goes on.
+    pub(super) next: u64,
+    entry: Option<Listed>,
+    special: Option<Found>,
+}
+
+impl Adapter {
+    /// Lists a directory from `offset` on: 0 and 1 are `.` and `..`, then come its entries.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the two kinds of listing differ in their answers only"
+    )]
+    pub(super) fn list<R: Send + 'static>(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: R,
+        answer: impl FnOnce(&Inner, R, Vec<Line>) + Send + 'static,
+        refuse: impl FnOnce(R, Error) + Send + 'static,
+    ) {
+        let (caller, key) = (caller(request), key(ino));
+        self.serve(
+            reply,
+            move |fs, pace| lines(fs, caller, key, fh.0, offset, pace),
+            move |inner, reply, outcome| match outcome {
+                Ok(lines) => {
+                    let _gate = inner.fs.table.gate.read();
+                    answer(inner, reply, lines);
+                }
+                Err(error) => refuse(reply, error),
+            },
+        );
+    }
+}
+
+impl Inner {
+    /// Adds a line with attributes; says whether the answer is full.
+    pub(super) fn add_plus(
+        &self,
+        reply: &mut ReplyDirectoryPlus,
+        parent: INodeNo,
+        line: Line,
+    ) -> bool {
+        let name = OsStr::from_bytes(&line.name);
+        let (found, counted) = match (&line.entry, line.special) {
+            (Some(entry), _) => (self.fs.list_peek(key(parent).ino, entry), true),
+            (None, Some(found)) => (found, false),
+            (None, None) => return false,
+        };
+        let number = found.key.pack();
+        let attr = attr_of(&found, number);
+        let (attr_ttl, entry_ttl) = self.fs.ttls(&found);
+        let ttl = attr_ttl.min(entry_ttl);
+        if reply.add(INodeNo(number), line.next, name, &ttl, &attr, Generation(0)) {
+            return true;
+        }
+        if counted && let Some(entry) = &line.entry {
+            // The kernel holds it from now on. What can fail is a malformed answer, which had no attributes.
+            let _ = self.fs.list_found(key(parent).ino, entry);
+        }
+        false
+    }
+}
+
+fn lines(
+    fs: &Fs,
+    caller: Caller,
+    key: Key,
+    handle: u64,
+    offset: u64,
+    pace: Pace,
+) -> Result<Vec<Line>, Error> {
+    let mut lines = Vec::new();
+    let dots = [(0, &b"."[..]), (1, &b".."[..])];
+    for (at, name) in dots {
+        if offset <= at {
+            let attr = Attr {
+                ino: key.ino,
+                kind: Kind::Directory.into(),
+                ..Attr::default()
+            };
+            let found = Found {
+                key,
+                attr,
+                blocks: 0,
+                ttl: Duration::ZERO,
+                asked: 0,
+                parent: 0,
+            };
+            lines.push(Line {
+                name: name.to_vec(),
+                attr,
+                next: at + 1,
+                entry: None,
+                special: Some(found),
+            });
+        }
+    }
+    let from = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
+    if key.is_special() {
+        let entries = fs.control_list(caller, key.ino, pace)?;
+        for (at, (name, found)) in entries.into_iter().enumerate().skip(from) {
+            let (attr, next) = (found.attr, at as u64 + 3);
+            lines.push(Line {
+                name,
+                attr,
+                next,
+                entry: None,
+                special: Some(found),
+            });
+        }
+        return Ok(lines);
+    }
+    for (at, entry) in fs
+        .list(caller, handle, from, LIST_ENTRIES_MAX, pace)?
+        .into_iter()
+        .enumerate()
+    {
+        lines.push(Line {
+            name: entry.name.clone(),
+            attr: entry.attr,
+            next: (from + at) as u64 + 3,
+            entry: Some(entry),
+            special: None,
+        });
+    }
+    Ok(lines)
+}

@@ -541,3 +541,107 @@ async fn a_thousand_tasks_are_each_run_once() {
         seen.iter().map(|(_, analyse)| &analyse.name).collect();
     assert_eq!((seen.len(), names.len()), (1000, 1000), "each task once");
 }
+
+const DIAMOND: &str = r#"
+name = "again"; workdir = "/w"; policy = "round-robin";
+tasks = (
+  { name = "make"; kernel = "max"; input = []; output = ["a", "b", "c"]; },
+  { name = "wait"; kernel = "min"; input = ["late"]; output = ["w"]; },
+  { name = "use"; kernel = "min"; input = ["a", "b", "c", "w"]; output = ["out"]; }
+);
+"#;
+
+async fn runs_above(client: &tidemill_client::Server, path: &str) -> Vec<v1::Run> {
+    let question = v1::LineageRequest {
+        path: path.as_bytes().to_vec(),
+        up: true,
+        ..v1::LineageRequest::default()
+    };
+    client
+        .lineage()
+        .query(question)
+        .await
+        .unwrap()
+        .into_inner()
+        .runs
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_that_are_made_again_become_new_versions_of_their_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let mut first = running.element(0).await;
+    let client = running.client().await;
+    mkdir(&client, "/w", 1000).await;
+    let reply = submit(&client, 1000, DIAMOND).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let (label, make) = first.labels().await.remove(0);
+    first.finished(label, success(&make, 5)).await;
+    first.acknowledged(vec![label]).await;
+    let old = [
+        stat(&client, "/w/a").await.unwrap(),
+        stat(&client, "/w/b").await.unwrap(),
+    ];
+    // One output is renamed, one is removed and its name taken by another file, one is written to.
+    let parent = stat(&client, "/w").await.unwrap().ino;
+    let rename = v1::Rename {
+        parent,
+        name: b"a".to_vec(),
+        new_parent: 1,
+        new_name: b"moved".to_vec(),
+        ..v1::Rename::default()
+    };
+    client.one(&root(), Op::Rename(rename)).await.unwrap();
+    unlink(&client, parent, "b").await;
+    let theirs = write_file(&client, "/w/b", 77, 1000).await;
+    let changed = stat(&client, "/w/c").await.unwrap().ino;
+    let (_, object) = client.reserve(0, 1).await.unwrap();
+    let version = v1::NewVersion {
+        ino: changed,
+        object: object.0,
+        ..v1::NewVersion::default()
+    };
+    client.one(&root(), Op::NewVersion(version)).await.unwrap();
+    let seal = v1::Seal {
+        ino: changed,
+        object: object.0,
+        size: 9,
+        mtime: 0,
+    };
+    client.one(&root(), Op::Seal(seal)).await.unwrap();
+
+    // The element that has the outputs is lost before they are read.
+    let worker = running.element(1).await.serve();
+    drop(first);
+    write_file(&client, "/w/late", 9, 1000).await;
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done), "{done:?}");
+    let moved = stat(&client, "/moved").await.unwrap();
+    assert_eq!(
+        (moved.ino, moved.version, moved.element),
+        (old[0].ino, 2, 1)
+    );
+    assert_ne!(moved.object, old[0].object);
+    assert!(stat(&client, "/w/a").await.is_none());
+    assert_eq!(stat(&client, "/w/b").await.unwrap().object, theirs);
+    let kept = stat(&client, "/w/c").await.unwrap();
+    assert_eq!((kept.object, kept.version), (object.0, 2));
+    let runs = runs_above(&client, "/w/out").await;
+    let make = runs.iter().find(|run| run.name == "make").unwrap();
+    assert!(
+        make.outputs
+            .iter()
+            .any(|output| output.object == moved.object)
+    );
+    let read = runs.iter().find(|run| run.name == "use").unwrap();
+    for output in &make.outputs {
+        assert!(
+            read.inputs
+                .iter()
+                .any(|input| input.object == output.object),
+            "{output:?}"
+        );
+    }
+    assert_eq!(runs_above(&client, "/moved").await[0].name, "make");
+    worker.abort();
+}

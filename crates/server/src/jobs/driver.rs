@@ -377,8 +377,9 @@ impl Driver {
         let checked = self.database.read(|db| {
             let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
             for output in outputs {
-                if let Some(message) = publish::obstacle(&tx, &output.path, output.inode.0)? {
-                    return Ok(Some(message));
+                let obstacle = publish::obstacle(&tx, &output.path, output.inode.0)?;
+                if obstacle.is_some() && !publish::published(db, task)? {
+                    return Ok(obstacle);
                 }
             }
             Ok(None)

@@ -76,6 +76,12 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
     }
 }
 
+/// Whether the outputs of a task got their names before: it runs again because they were lost.
+pub(crate) fn published(db: &Connection, task: TaskId) -> Result<bool, Fault> {
+    let mut found = db.prepare_cached("SELECT 1 FROM task_output WHERE task = ?1")?;
+    Ok(found.exists([task.0.cast_signed()])?)
+}
+
 /// Gives all outputs of a task their names and records what it read and wrote.
 pub(crate) fn publish(
     db: &Connection,
@@ -87,8 +93,10 @@ pub(crate) fn publish(
     let mut tx = Tx::new(db, shared, &caller, 0, now);
     let task = publishing.task.0;
     let sql = "INSERT OR REPLACE INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-    for (seq, (output, placed)) in (0_u32..).zip(&publishing.outputs) {
+    for (output, placed) in &publishing.outputs {
         tx.publish_one(publishing, output, placed)?;
+    }
+    for (seq, (output, placed)) in (0_u32..).zip(&publishing.outputs) {
         db.prepare_cached(sql)?.execute(params![
             task.cast_signed(),
             seq,
@@ -140,19 +148,12 @@ impl Tx<'_> {
         placed: &Placed,
     ) -> Result<(), Fault> {
         let (uid, task) = (of.owner.uid, of.task.0);
-        if let Some(mut node) = Node::find(self.db, output.inode.0)? {
-            // The task ran again because its first outputs were lost.
-            if node.object == placed.object.0 {
-                return Ok(());
-            }
-            self.drop_object(node.object, node.element)?;
-            node.version += 1;
-            self.fill(&mut node, placed);
-            self.record_version(&node, uid, task)?;
-            node.update(self.db)?;
-            self.changes
-                .extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
-            return Ok(());
+        if let Some(node) = Node::find(self.db, output.inode.0)? {
+            return self.publish_again(of, node, placed);
+        }
+        if published(self.db, of.task)? {
+            // The file was removed since. It stays so; only the job reads what was made again.
+            return self.keep_unnamed(self.output_node(of.owner, output, placed), of);
         }
         let named = self.name_output(of.owner, output, placed, &output.path);
         let named = match named {
@@ -171,12 +172,73 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// The task ran again because its first outputs were lost: a file that still has one of them gets the
+    /// new one as its next version.
+    fn publish_again(
+        &mut self,
+        of: &Publishing,
+        mut node: Node,
+        placed: &Placed,
+    ) -> Result<(), Fault> {
+        if node.object == placed.object.0 {
+            return Ok(());
+        }
+        let ours = self
+            .db
+            .prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND task = ?2")?
+            .exists([node.object.cast_signed(), of.task.0.cast_signed()])?;
+        if !ours {
+            // It was written to since: what its user made of it is not replaced.
+            self.fill(&mut node, placed);
+            return self.keep_unnamed(node, of);
+        }
+        self.drop_object(node.object, node.element)?;
+        node.version += 1;
+        self.fill(&mut node, placed);
+        self.record_version(&node, of.owner.uid, of.task.0)?;
+        node.update(self.db)?;
+        self.changes
+            .extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
+        Ok(())
+    }
+
+    /// Records an output that is no file's version, and has it removed when its job needs it no longer.
+    fn keep_unnamed(&self, mut node: Node, of: &Publishing) -> Result<(), Fault> {
+        node.version = 0;
+        self.record_version(&node, of.owner.uid, of.task.0)?;
+        self.drop_object(node.object, node.element)
+    }
+
     fn fill(&self, node: &mut Node, placed: &Placed) {
         node.object = placed.object.0;
         node.element = i64::from(placed.element.0);
         node.size = placed.size;
         node.mtime = self.now;
         node.ctime = self.now;
+    }
+
+    fn output_node(&self, owner: Owner, output: &OutputSpec, placed: &Placed) -> Node {
+        let mut node = Node {
+            ino: output.inode.0,
+            kind: Kind::File,
+            mode: OUTPUT_MODE,
+            uid: owner.uid,
+            gid: owner.gid,
+            nlink: 1,
+            size: 0,
+            atime: self.now,
+            mtime: self.now,
+            ctime: self.now,
+            rdev: 0,
+            version: 1,
+            object: 0,
+            element: 0,
+            writing: 0,
+            parent: 0,
+            target: Vec::new(),
+        };
+        self.fill(&mut node, placed);
+        node
     }
 
     fn name_output(
@@ -193,27 +255,10 @@ impl Tx<'_> {
         if Node::child(self.db, parent.ino, name.as_bytes())?.is_some() {
             return Err(Fault::Exists(path.into()));
         }
-        let setgid = parent.mode & crate::names::node::SETGID != 0;
-        let mut node = Node {
-            ino: output.inode.0,
-            kind: Kind::File,
-            mode: OUTPUT_MODE,
-            uid: owner.uid,
-            gid: if setgid { parent.gid } else { owner.gid },
-            nlink: 1,
-            size: 0,
-            atime: self.now,
-            mtime: self.now,
-            ctime: self.now,
-            rdev: 0,
-            version: 1,
-            object: 0,
-            element: 0,
-            writing: 0,
-            parent: 0,
-            target: Vec::new(),
-        };
-        self.fill(&mut node, placed);
+        let mut node = self.output_node(owner, output, placed);
+        if parent.mode & crate::names::node::SETGID != 0 {
+            node.gid = parent.gid;
+        }
         self.add_entry(parent, name.as_bytes(), &node)?;
         node.insert(self.db)?;
         self.shared.add_files(1);

@@ -1,6 +1,6 @@
 //! The mount as programs use it. Semantics: docs/semantics.md.
 
-use crate::array::{Array, Options};
+use crate::array::{Array, Options, wait};
 
 #[test]
 fn everyday_tools_work() {
@@ -128,6 +128,20 @@ fn files_are_spread_over_elements_or_follow_their_folder() {
     for i in 1..=9 {
         assert_eq!(element(&format!("d/e/f{i}")), "2");
     }
+}
+
+#[test]
+fn what_is_written_in_place_is_counted_by_its_element() {
+    let Some(array) = Array::start() else { return };
+    array.sh("setfattr -n user.tidemill.element -v 1 .; head -c 3000000 /dev/zero > f; sync f");
+    let written = |index: u64| {
+        let status = array.json(&["status"]);
+        let elements = status["elements"].as_array().unwrap().clone();
+        let element = elements.iter().find(|e| e["element"] == index).unwrap();
+        element["bytes_written"].as_u64().unwrap()
+    };
+    wait("the element says so", || written(1) == 3_000_000);
+    assert_eq!(written(0), 0);
 }
 
 #[test]

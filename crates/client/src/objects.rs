@@ -112,6 +112,15 @@ impl Objects {
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
+    /// Makes the bytes written so far survive power loss.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn sync(&self, remote: &Remote) -> Result<(), Error> {
+        let request = base(remote, Method::POST, "/sync");
+        self.send(remote, request, Bytes::new()).await.map(drop)
+    }
+
     /// Seals an object; gives its final length.
     ///
     /// # Errors

@@ -206,6 +206,12 @@ impl Store for FolderStore {
         Ok(())
     }
 
+    fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
+        let (path, file) = self.writable(object)?;
+        file.sync_all()
+            .map_err(|source| StoreError::from_io(object, &path, source))
+    }
+
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError> {
         let path = self.path(object);
         let error = |source| StoreError::from_io(object, &path, source);

@@ -73,6 +73,7 @@ fn router(node: Arc<Node>) -> axum::Router {
             get(read).head(head).put(write).delete(remove),
         )
         .route("/objects/{id}/truncate", post(truncate))
+        .route("/objects/{id}/sync", post(sync))
         .route("/objects/{id}/seal", post(seal))
         .route("/objects/{id}/attributes", get(attributes))
         .route("/objects/{id}/members", get(members))
@@ -324,6 +325,17 @@ async fn truncate(
     let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.truncate(object, size)).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn sync(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let store = Arc::clone(&context.node.parts().store);
+    blocking(move || store.sync(object)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

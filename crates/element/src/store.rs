@@ -29,6 +29,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// As for [`Store::create`].
     fn truncate(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
 
+    /// Makes the bytes of an unsealed object survive power loss.
+    ///
+    /// # Errors
+    /// As for [`Store::create`].
+    fn sync(&self, object: ObjectId) -> Result<(), StoreError>;
+
     /// Seals an object and gives its length in bytes. Sealing it again changes nothing.
     ///
     /// With `durable`, its bytes and its name survive power loss when this returns.

@@ -6,6 +6,7 @@
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
+//! | `POST /objects/{id}/sync` | answers when the bytes of an unsealed object survive power loss |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`]); answers a list of [`SealResult`], in order |
 //! | `DELETE /objects/{id}` | removes it |

@@ -101,11 +101,11 @@ impl Object {
         }
     }
 
-    /// Makes the bytes survive power loss, as far as the element can promise that before the seal.
+    /// Makes the bytes written so far survive power loss.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         match &self.data {
             Data::Local(file) => Ok(file.sync_all()?),
-            Data::Remote(remote) => remote.flush(),
+            Data::Remote(remote) => remote.sync(),
             Data::Nothing => Ok(()),
         }
     }

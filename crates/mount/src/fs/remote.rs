@@ -184,6 +184,15 @@ impl Remote {
         self.settle(&mut writing, 0)
     }
 
+    /// Sends what is buffered and has the element make it durable.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        self.flush()?;
+        let objects = &self.backend.objects;
+        let sync = |address| async move { objects.sync(&address).await };
+        let asked = self.right.ask(&self.backend, self.element, sync);
+        Ok(self.backend.runtime.block_on(asked)?)
+    }
+
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
         let mut writing = self.writing.lock();
         writing.check()?;

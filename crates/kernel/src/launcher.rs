@@ -80,6 +80,15 @@ pub struct Launcher {
     spares: Spares,
 }
 
+/// Makes processes whose parents ended without waiting for them children of this process, so that what
+/// they used is counted with their kernel.
+fn adopt_orphans() {
+    // SAFETY: this option takes a plain number and only changes who parents processes to come.
+    if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } != 0 {
+        tracing::warn!("what processes used that no kernel waits for will not be counted");
+    }
+}
+
 impl Launcher {
     /// Looks the host over and opens what all kernels share.
     ///
@@ -109,6 +118,7 @@ impl Launcher {
             source: error.into(),
         })?;
         let keeper = Arc::new(Keeper::start(&child).map_err(SetupError::Keeper)?);
+        adopt_orphans();
         let system = SystemRules::open(&settings.system_paths);
         Ok(Self {
             settings,

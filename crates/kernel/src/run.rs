@@ -151,7 +151,7 @@ pub enum End {
 pub struct Usage {
     /// Wall-clock time from before the fork to the end.
     pub wall: Duration,
-    /// Processor time in user mode of the first process and all descendants that were waited for.
+    /// Processor time in user mode of the first process and all its descendants.
     pub user_cpu: Duration,
     /// The same in system mode.
     pub system_cpu: Duration,

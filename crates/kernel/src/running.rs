@@ -106,10 +106,10 @@ impl Running {
         let mut buffer = vec![0; READ_BYTES];
         while !self.serve(&mut buffer, true, None)? {}
         let wall = self.watched.started.elapsed();
-        let (status, usage) = self.reap()?;
+        let (status, mut usage) = self.reap()?;
         // What it left behind was killed with it; its last words may still be in the pipes.
         let until = Instant::now() + LEFT_BEHIND_MAX;
-        self.wait_for_left_behind(until);
+        self.wait_for_left_behind(until, &mut usage);
         while (self.stdout.is_some() || self.stderr.is_some()) && Instant::now() < until {
             if self.serve(
                 &mut buffer,
@@ -198,17 +198,15 @@ impl Running {
         } else {
             End::Code(libc::WEXITSTATUS(status))
         };
-        let usage = Usage {
-            user_cpu: duration(usage.ru_utime),
-            system_cpu: duration(usage.ru_stime),
-            rss_bytes_max: usage.ru_maxrss.cast_unsigned() << 10,
-            ..Usage::default()
-        };
-        Ok((end, usage))
+        let mut used = Usage::default();
+        add(&mut used, &usage);
+        Ok((end, used))
     }
 
     /// Processes that were killed may still be writing for a moment.
-    fn wait_for_left_behind(&self, until: Instant) {
+    fn wait_for_left_behind(&self, until: Instant, usage: &mut Usage) {
+        // Those that no process of the kernel waited for have become children of this one.
+        self.reap_orphans(usage);
         let exists = || {
             // SAFETY: signal 0 only asks whether the group is there.
             unsafe { libc::kill(-self.watched.pid, 0) == 0 }
@@ -219,8 +217,38 @@ impl Running {
                 return;
             }
             thread::sleep(LEFT_BEHIND_PAUSE);
+            self.reap_orphans(usage);
         }
     }
+
+    /// Takes the ends of all processes of the group that have ended, and counts what they used.
+    fn reap_orphans(&self, usage: &mut Usage) {
+        loop {
+            // SAFETY: all-zero is a valid rusage.
+            let mut used = unsafe { std::mem::zeroed::<libc::rusage>() };
+            // SAFETY: a null status is allowed; the other pointer is to a live, writable value.
+            let result = unsafe {
+                libc::wait4(
+                    -self.watched.pid,
+                    std::ptr::null_mut(),
+                    libc::WNOHANG,
+                    &raw mut used,
+                )
+            };
+            if result <= 0 {
+                return;
+            }
+            add(usage, &used);
+        }
+    }
+}
+
+/// Adds what a process and those that it waited for used.
+fn add(usage: &mut Usage, used: &libc::rusage) {
+    usage.user_cpu += duration(used.ru_utime);
+    usage.system_cpu += duration(used.ru_stime);
+    let rss_bytes = used.ru_maxrss.cast_unsigned() << 10;
+    usage.rss_bytes_max = usage.rss_bytes_max.max(rss_bytes);
 }
 
 impl Drop for Running {

@@ -59,6 +59,52 @@ fn standard_streams_can_be_files() {
 }
 
 #[test]
+fn processor_time_of_grandchildren_that_were_waited_for_counts() {
+    let place = Place::new();
+    let busy = "seq 2000000 | md5sum";
+    // The shell itself says what its children took: the last line of `times`, user and system.
+    let run = place.shell(&format!("sh -c 'sh -c \"{busy}\"; true'; times"));
+    let (_, exit) = finish(run);
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let times = exit.stdout.text();
+    let children: f64 = times
+        .lines()
+        .last()
+        .unwrap()
+        .split_whitespace()
+        .map(|time| {
+            let (minutes, seconds) = time.trim_end_matches('s').split_once('m').unwrap();
+            minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
+        })
+        .sum();
+    let counted = (exit.usage.user_cpu + exit.usage.system_cpu).as_secs_f64();
+    assert!(children > 0.02, "{times}");
+    // `times` has ticks of 10 ms.
+    assert!(counted + 0.02 >= children, "{counted} s, {times}");
+}
+
+#[test]
+fn processor_time_of_descendants_that_nobody_waited_for_counts() {
+    let place = Place::new();
+    // The first process ends well without having waited for its busy children: one of them has ended by
+    // itself, one is killed.
+    let script = "import os, sys, time
+for last in (False, True):
+    ready, told = os.pipe()
+    if os.fork() == 0:
+        while time.process_time() < 0.2: pass
+        os.write(told, b'x')
+        if last: time.sleep(1000)
+        os._exit(0)
+    os.read(ready, 1)
+";
+    let (_, exit) = finish(place.python(script));
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let counted = exit.usage.user_cpu + exit.usage.system_cpu;
+    assert!(counted >= Duration::from_millis(390), "{counted:?}");
+}
+
+#[test]
 fn the_end_of_a_long_standard_error_is_kept() {
     let place = Place::new();
     let (_, exit) = finish(place.shell("yes | head -c 1000000 >&2; echo the end >&2; exit 7"));

@@ -165,6 +165,27 @@ async fn bytes_are_written_sealed_and_read_in_ranges() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_unsealed_object_can_be_synced_and_written_further() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    let all = capability(1, 5, ALL);
+    let target = format!("{}/sync", path(5));
+    for piece in ["one", "two"] {
+        let offset = if piece == "one" { 0 } else { 3 };
+        let write = format!("{}?offset={offset}", path(5));
+        let wrote = request(&element, "PUT", &write, Some(&all), "", piece.as_bytes()).await;
+        assert_eq!(wrote.status, 204);
+        assert_eq!(
+            request(&element, "POST", &target, Some(&all), "", b"")
+                .await
+                .status,
+            204
+        );
+    }
+    assert_eq!(get(&element, 5).await, b"onetwo");
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sealed_object_never_changes() {
     let (_folder, element, _connection) = started(|_| ()).await;
     put(&element, 5, b"for ever").await;
@@ -173,6 +194,7 @@ async fn a_sealed_object_never_changes() {
         ("PUT", path(5)),
         ("PUT", format!("{}?offset=3", path(5))),
         ("POST", format!("{}/truncate?size=0", path(5))),
+        ("POST", format!("{}/sync", path(5))),
     ] {
         let refused = request(&element, method, &path, Some(&all), "", b"x").await;
         assert_eq!(refused.status, 409, "{method} {path}");
@@ -203,7 +225,7 @@ async fn every_request_needs_its_own_capability() {
     let mut forged = capability(1, 5, ALL);
     forged[30] ^= 1;
     let read_only = capability(1, 5, rights::READ);
-    let cases: [(&str, &str, Option<&[u8]>, u16); 12] = [
+    let cases: [(&str, &str, Option<&[u8]>, u16); 13] = [
         ("GET", "", None, 403),
         ("GET", "", Some(&old), 403),
         ("GET", "", Some(&forged), 403),
@@ -214,6 +236,7 @@ async fn every_request_needs_its_own_capability() {
         ("DELETE", "", Some(&read_only), 403),
         ("POST", "/truncate?size=0", Some(&read_only), 403),
         ("POST", "/seal", Some(&read_only), 403),
+        ("POST", "/sync", Some(&read_only), 403),
         (
             "GET",
             "/attributes",

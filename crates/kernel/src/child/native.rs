@@ -223,3 +223,16 @@ unsafe extern "C" fn report_error(_: *const RawTask, message: *const c_char) {
     let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
     let _ = writeln!(io::stderr(), "{message}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_the_program_and_the_documents_name_one_version() {
+        let header = include_str!("../../include/tidemill_kernel.h");
+        assert!(header.contains(&format!("#define TIDEMILL_ABI_VERSION {ABI_VERSION}\n")));
+        let formats = include_str!("../../../../docs/formats.md");
+        assert!(formats.contains(&format!("| `TIDEMILL_ABI_VERSION` {ABI_VERSION} |")));
+    }
+}

@@ -289,3 +289,40 @@ fn keywords_of_c_sources_agree_with_grep() {
     assert!(said.ok, "{}{}", said.out, said.err);
     array.sh(&format!("{example}/check.sh {data} k/keywords.tsv"));
 }
+
+#[test]
+fn montage_in_the_array_gives_the_mosaic_that_it_gives_outside() {
+    let options = Options {
+        elements: 4,
+        cores: 1,
+        host_cores: 1,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/montage");
+    let (data, plain) = (array.path("data"), array.path("plain"));
+    let (data, plain) = (data.display(), plain.display());
+    array.sh(&format!(
+        "{example}/get-data.sh {data} >&2 && {example}/make-job.py {data} /m >&2 && {example}/offline.sh {plain} {data} >&2"
+    ));
+    array.sh(&format!("mkdir m && cp {data}/images/* {data}/plan/* m/"));
+    let said = array.run(&[
+        "submit",
+        &format!("{data}/montage.conf"),
+        "--policy",
+        "hybrid",
+        "--watch",
+    ]);
+    assert!(said.ok, "{}{}", said.out, said.err);
+    array.sh(&format!(
+        "cmp m/mosaic.fits {plain}/mosaic.fits && cmp m/mosaic.png {plain}/mosaic.png"
+    ));
+    let lineage = array.json(&["lineage", "/m/mosaic.png", "--up"]);
+    assert_eq!(
+        lineage["runs"].as_array().unwrap().len(),
+        36,
+        "every task had a part in it"
+    );
+}

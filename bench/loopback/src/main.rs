@@ -4,9 +4,10 @@
 //! `--plain`, each operation one system call on the folder below, no checks. Inodes are paths in a table.
 
 use fuser::{
-    BackingId, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, SessionACL, TimeOrNow, WriteFlags,
+    BackingId, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, Request, SessionACL, TimeOrNow, WriteFlags,
 };
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -34,8 +35,16 @@ struct Table {
 impl Loopback {
     fn new(root: PathBuf, plain: bool) -> Self {
         let paths = HashMap::from([(1, root)]);
-        let table = Table { paths, open: HashMap::new(), listings: HashMap::new(), next_handle: 1 };
-        Self { plain, table: Mutex::new(table) }
+        let table = Table {
+            paths,
+            open: HashMap::new(),
+            listings: HashMap::new(),
+            next_handle: 1,
+        };
+        Self {
+            plain,
+            table: Mutex::new(table),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -64,8 +73,9 @@ impl Loopback {
         if let Some(names) = self.table().listings.get(&handle.0) {
             return Ok(names.clone());
         }
-        let names: Result<Vec<_>, std::io::Error> =
-            std::fs::read_dir(self.path(ino)?)?.map(|entry| Ok(entry?.file_name())).collect();
+        let names: Result<Vec<_>, std::io::Error> = std::fs::read_dir(self.path(ino)?)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect();
         let names = names?;
         self.table().listings.insert(handle.0, names.clone());
         Ok(names)
@@ -82,7 +92,11 @@ fn attr(metadata: &Metadata) -> FileAttr {
         FileType::RegularFile
     };
     FileAttr {
-        ino: INodeNo(if metadata.ino() == 1 { 2 } else { metadata.ino() }),
+        ino: INodeNo(if metadata.ino() == 1 {
+            2
+        } else {
+            metadata.ino()
+        }),
         size: metadata.size(),
         blocks: metadata.blocks(),
         atime: metadata.accessed().unwrap_or(SystemTime::UNIX_EPOCH),
@@ -114,23 +128,33 @@ impl Filesystem for Loopback {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         if !self.plain {
             let wanted = InitFlags::FUSE_PASSTHROUGH | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
-            config.add_capabilities(wanted).map_err(|_| std::io::Error::other("no passthrough here"))?;
-            config.set_max_stack_depth(1).map_err(|_| std::io::Error::other("no stacking here"))?;
+            config
+                .add_capabilities(wanted)
+                .map_err(|_| std::io::Error::other("no passthrough here"))?;
+            config
+                .set_max_stack_depth(1)
+                .map_err(|_| std::io::Error::other("no stacking here"))?;
         }
         let rest = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO;
-        config.add_capabilities(rest).map_err(|_| std::io::Error::other("kernel too old"))
+        config
+            .add_capabilities(rest)
+            .map_err(|_| std::io::Error::other("kernel too old"))
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = self.path(parent).and_then(|path| self.entry(path.join(name)));
+        let found = self
+            .path(parent)
+            .and_then(|path| self.entry(path.join(name)));
         answer!(reply, found, attr => reply.entry(&TTL, &attr, Generation(0)));
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        let found = self.path(ino).and_then(|path| Ok(attr(&path.symlink_metadata()?)));
+        let found = self
+            .path(ino)
+            .and_then(|path| Ok(attr(&path.symlink_metadata()?)));
         answer!(reply, found, attr => reply.attr(&TTL, &attr));
     }
 
@@ -161,7 +185,15 @@ impl Filesystem for Loopback {
         answer!(reply, set, attr => reply.attr(&TTL, &attr));
     }
 
-    fn mkdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
+    fn mkdir(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
         let made = self.path(parent).and_then(|path| {
             std::fs::create_dir(path.join(name))?;
             self.entry(path.join(name))
@@ -170,12 +202,16 @@ impl Filesystem for Loopback {
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let gone = self.path(parent).and_then(|path| Ok(std::fs::remove_file(path.join(name))?));
+        let gone = self
+            .path(parent)
+            .and_then(|path| Ok(std::fs::remove_file(path.join(name))?));
         answer!(reply, gone, () => reply.ok());
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let gone = self.path(parent).and_then(|path| Ok(std::fs::remove_dir(path.join(name))?));
+        let gone = self
+            .path(parent)
+            .and_then(|path| Ok(std::fs::remove_dir(path.join(name))?));
         answer!(reply, gone, () => reply.ok());
     }
 
@@ -191,7 +227,13 @@ impl Filesystem for Loopback {
     ) {
         let made = self.path(parent).and_then(|path| {
             let path = path.join(name);
-            let file = File::options().read(true).write(true).create(true).truncate(true).mode(mode).open(&path)?;
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(mode)
+                .open(&path)?;
             Ok((file, self.entry(path)?))
         });
         answer!(reply, made, (file, attr) => {
@@ -213,9 +255,13 @@ impl Filesystem for Loopback {
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let write = flags.0 & O_ACCMODE != 0;
         let truncate = flags.0 & 0o1000 != 0;
-        let opened = self
-            .path(ino)
-            .and_then(|path| Ok(File::options().read(true).write(write).truncate(truncate && write).open(path)?));
+        let opened = self.path(ino).and_then(|path| {
+            Ok(File::options()
+                .read(true)
+                .write(write)
+                .truncate(truncate && write)
+                .open(path)?)
+        });
         answer!(reply, opened, file => {
             if self.plain {
                 return reply.opened(self.keep(file, None), FopenFlags::FOPEN_KEEP_CACHE);
@@ -267,7 +313,14 @@ impl Filesystem for Loopback {
         answer!(reply, written, () => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)));
     }
 
-    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         reply.ok();
     }
 
@@ -292,12 +345,26 @@ impl Filesystem for Loopback {
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
-    fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
         self.table().listings.remove(&fh.0);
         reply.ok();
     }
 
-    fn readdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         answer!(reply, self.names(ino, fh), names => {
             let rest = names.iter().zip(1u64..).skip(usize::try_from(offset).unwrap_or(usize::MAX));
             for (name, next) in rest {
@@ -309,8 +376,17 @@ impl Filesystem for Loopback {
         });
     }
 
-    fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let listed = self.path(ino).and_then(|path| Ok((path, self.names(ino, fh)?)));
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let listed = self
+            .path(ino)
+            .and_then(|path| Ok((path, self.names(ino, fh)?)));
         answer!(reply, listed, (path, names) => {
             let rest = names.iter().zip(1u64..).skip(usize::try_from(offset).unwrap_or(usize::MAX));
             for (name, next) in rest {
@@ -332,7 +408,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let plain = args.iter().any(|arg| arg == "--plain");
     let mut config = Config::default();
-    config.mount_options = vec![MountOption::FSName("loopback".into()), MountOption::DefaultPermissions];
+    config.mount_options = vec![
+        MountOption::FSName("loopback".into()),
+        MountOption::DefaultPermissions,
+    ];
     config.acl = SessionACL::All;
     fuser::mount(Loopback::new(source, plain), mountpoint, &config)?;
     Ok(())

@@ -7,8 +7,9 @@ use crate::array::Array;
 use crate::clock;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, resolve};
 use tidemill_core::label::Owner;
@@ -19,6 +20,10 @@ use tidemill_wire::v1::Kind;
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Longest script, in bytes.
 pub(crate) const SCRIPT_BYTES_MAX: usize = 16 << 20;
+
+/// How long a submission waits for files that are being written, and how often it looks.
+const SEAL_PATIENCE: Duration = Duration::from_secs(2);
+const SEAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a job is refused.
 #[derive(Debug, thiserror::Error)]
@@ -74,22 +79,15 @@ pub(crate) async fn submit(
         .into_iter()
         .map(|element| ElementId(element.element))
         .collect();
-    let mut issued = reserve(names, &job).await?;
+    let issued = reserve(names, &job).await?;
     let owner = Owner {
         uid: what.caller.uid,
         gid: what.caller.gid,
     };
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
-    let mut accepted = names.database().read(|db| {
-        let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns());
-        let view = View {
-            tx: &tx,
-            programs,
-            elements,
-        };
-        Ok(look_around(&job, &view, owner, &mut issued))
-    })?;
+    let view = View { programs, elements };
+    let mut accepted = resolved(names, &job, &caller, &view, owner, issued).await?;
     if let Ok(accepted) = &mut accepted {
         accepted.groups.clone_from(&what.caller.groups);
     }
@@ -109,15 +107,46 @@ pub(crate) async fn submit(
     Ok(names.database().write(false, write).await?)
 }
 
+/// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
+/// writes files and then submits means what was written, so files that are being written are waited for, for
+/// [`SEAL_PATIENCE`]. After that their sealed versions count.
+async fn resolved(
+    names: &SqliteNames,
+    job: &Job,
+    caller: &Caller,
+    view: &View,
+    owner: Owner,
+    issued: Issued,
+) -> Result<Result<Accepted, Vec<String>>, Fault> {
+    let start = Instant::now();
+    loop {
+        let mut issued = issued.clone();
+        let (resolved, writing) = names.database().read(|db| {
+            let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
+            let seen = Seen {
+                tx: &tx,
+                view,
+                writing: Cell::new(false),
+            };
+            let resolved = look_around(job, &seen, owner, &mut issued);
+            Ok((resolved, seen.writing.get()))
+        })?;
+        if !writing || start.elapsed() > SEAL_PATIENCE {
+            return Ok(resolved);
+        }
+        tokio::time::sleep(SEAL_PAUSE).await;
+    }
+}
+
 fn look_around(
     job: &Job,
-    view: &View<'_>,
+    seen: &Seen<'_>,
     owner: Owner,
     issued: &mut Issued,
 ) -> Result<Accepted, Vec<String>> {
     let spec =
-        resolve(job, issued.job, owner, view, issued).map_err(|errors| vec![errors.to_string()])?;
-    let errors = unwritable(job, view.tx);
+        resolve(job, issued.job, owner, seen, issued).map_err(|errors| vec![errors.to_string()])?;
+    let errors = unwritable(job, seen.tx);
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -151,7 +180,7 @@ fn unwritable(job: &Job, tx: &Tx<'_>) -> Vec<String> {
 }
 
 /// Ids for all tasks and outputs of a job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Issued {
     job: JobId,
     tasks: std::ops::Range<u64>,
@@ -215,16 +244,25 @@ async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> 
     (!found.is_empty()).then(|| found.into_values().flatten().collect())
 }
 
-/// The array as the owner of a job sees it.
-struct View<'a> {
-    tx: &'a Tx<'a>,
+/// What elements there are and what they can run.
+struct View {
     programs: Option<BTreeSet<String>>,
     elements: BTreeSet<ElementId>,
 }
 
-impl Outside for View<'_> {
+/// The array as the owner of a job sees it.
+struct Seen<'a> {
+    tx: &'a Tx<'a>,
+    view: &'a View,
+    /// Some file that was looked at is being written.
+    writing: Cell<bool>,
+}
+
+impl Outside for Seen<'_> {
     fn look(&self, path: &str) -> Look {
-        look(self.tx, path)
+        let (look, writing) = look(self.tx, path);
+        self.writing.set(self.writing.get() || writing);
+        look
     }
 
     fn is_builtin(&self, name: &str) -> bool {
@@ -232,30 +270,33 @@ impl Outside for View<'_> {
     }
 
     fn has_program(&self, name: &str) -> bool {
-        self.programs
+        self.view
+            .programs
             .as_ref()
             .is_none_or(|programs| programs.contains(name))
     }
 
     fn has_element(&self, element: ElementId) -> bool {
-        self.elements.is_empty() || self.elements.contains(&element)
+        self.view.elements.is_empty() || self.view.elements.contains(&element)
     }
 }
 
-fn look(tx: &Tx<'_>, path: &str) -> Look {
+/// What a path names, and whether a version of it is being written.
+fn look(tx: &Tx<'_>, path: &str) -> (Look, bool) {
     let node = match tx.resolve(path.as_bytes(), true) {
         Ok(node) => node,
-        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => return Look::Nothing,
-        Err(_) => return Look::Denied,
+        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => return (Look::Nothing, false),
+        Err(_) => return (Look::Denied, false),
     };
     if node.kind != Kind::File {
-        return Look::Folder;
+        return (Look::Folder, false);
     }
     if !tx.caller.may(&node, crate::names::node::READ) {
-        return Look::Denied;
+        return (Look::Denied, false);
     }
+    let writing = node.writing != 0;
     if node.version == 0 {
-        return Look::Unsealed;
+        return (Look::Unsealed, writing);
     }
     let element = ElementId(node.element().unwrap_or(0));
     let placed = Placed {
@@ -268,12 +309,12 @@ fn look(tx: &Tx<'_>, path: &str) -> Look {
     } else {
         tx.caller.may(&node, crate::names::node::SEARCH)
     };
-    Look::Sealed(Found { placed, executable })
+    (Look::Sealed(Found { placed, executable }), writing)
 }
 
 /// The sealed version of a file that the caller may read.
 pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
-    match look(tx, path) {
+    match look(tx, path).0 {
         Look::Sealed(found) => Ok(Some(found.placed)),
         _ => Ok(None),
     }

@@ -1,17 +1,19 @@
 //! Connections to the server and to elements, used by everything that talks: element, mount, command line.
 //!
 //! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
-//! [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
+//! [`LocalNames`] is a short way to the namespace of a server on this host. [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
 
 pub mod endpoint;
 pub mod error;
 pub mod host;
 pub mod ids;
+pub mod local;
 pub mod objects;
 pub mod server;
 pub mod transfer;
 
 pub use endpoint::Endpoint;
 pub use error::Error;
+pub use local::LocalNames;
 pub use objects::Objects;
 pub use server::Server;

@@ -74,12 +74,9 @@ impl Access {
             .and_then(|info| info.peer_cred);
         match local {
             Some(cred) => {
-                let trusted = token || cred.uid() == 0 || cred.uid() == self.own_uid;
-                Ok(Peer {
-                    trusted,
-                    uid: cred.uid(),
-                    gid: cred.gid(),
-                })
+                let mut peer = self.local_peer(cred.uid(), cred.gid());
+                peer.trusted |= token;
+                Ok(peer)
             }
             None if token => Ok(Peer {
                 trusted: true,
@@ -109,7 +106,24 @@ impl Access {
         request: &Request<T>,
         claimed: Option<&v1::Credentials>,
     ) -> Result<Caller, Status> {
-        let peer = self.peer(request)?;
+        self.caller_of(&self.peer(request)?, claimed)
+    }
+
+    /// Who is at the other end of a plain Unix socket.
+    pub(crate) fn local_peer(&self, uid: u32, gid: u32) -> Peer {
+        Peer {
+            trusted: uid == 0 || uid == self.own_uid,
+            uid,
+            gid,
+        }
+    }
+
+    /// As [`Self::caller`], for a peer that is known.
+    pub(crate) fn caller_of(
+        &self,
+        peer: &Peer,
+        claimed: Option<&v1::Credentials>,
+    ) -> Result<Caller, Status> {
         match claimed {
             Some(claimed) if peer.trusted => Ok(Caller {
                 uid: claimed.uid,

@@ -9,6 +9,7 @@ mod array_service;
 mod clock;
 mod jobs;
 mod lineage;
+mod local_names;
 pub mod names;
 mod namespace_service;
 mod removal;

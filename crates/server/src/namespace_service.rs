@@ -43,17 +43,9 @@ impl v1::names_server::Names for NamespaceService {
         let caller = self
             .access
             .caller(&request, request.get_ref().credentials.as_ref())?;
-        let message = request.into_inner();
-        let session = if caller.trusted { message.session } else { 0 };
-        let request = NamesRequest {
-            caller,
-            session,
-            durable: message.durable,
-            ops: message.ops,
-        };
         let results = self
             .names
-            .apply(request)
+            .apply(NamesRequest::of(caller, request.into_inner()))
             .await
             .map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::NameReply { results }))

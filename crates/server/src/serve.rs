@@ -8,6 +8,7 @@ use crate::jobs::driver::{Driver, Signals};
 use crate::jobs::expiry;
 use crate::jobs::service::JobService;
 use crate::lineage::LineageService;
+use crate::local_names::LocalNames;
 use crate::names::{Change, Changed, Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
 use crate::session::Sessions;
@@ -107,6 +108,7 @@ pub struct Server {
     socket: PathBuf,
     token: PathBuf,
     runtime: Option<tokio::runtime::Runtime>,
+    local: Option<LocalNames>,
     names: Arc<SqliteNames>,
     driver: Sender<Incoming>,
     worker: Option<std::thread::JoinHandle<()>>,
@@ -173,7 +175,7 @@ impl Server {
         let parts = Parts {
             names: names.clone(),
             array: array.clone(),
-            access,
+            access: access.clone(),
             driver: driver.clone(),
             signals: signals.clone(),
             sessions: sessions.clone(),
@@ -181,6 +183,7 @@ impl Server {
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, &socket, routes).await?;
+        let local = start_local(&socket, &names, access)?;
         let (database, shared) = (names.database().clone(), names.shared().clone());
         tokio::spawn(removal::run(database, shared, array));
         tokio::spawn(expiry::run(names.clone()));
@@ -192,6 +195,7 @@ impl Server {
             socket,
             token,
             runtime: None,
+            local: Some(local),
             names,
             driver,
             worker: Some(worker),
@@ -221,8 +225,10 @@ impl Server {
     pub async fn shutdown(mut self) {
         let _ = self.driver.send(Incoming::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
+        let local = self.local.take();
         let runtime = self.runtime.take();
         let close = move || {
+            drop(local);
             let _ = worker.map(std::thread::JoinHandle::join);
             if let Some(runtime) = runtime {
                 runtime.shutdown_timeout(Duration::from_secs(1));
@@ -241,6 +247,15 @@ impl Drop for Server {
             runtime.shutdown_background();
         }
     }
+}
+
+fn start_local(
+    socket: &Path,
+    names: &Arc<SqliteNames>,
+    access: Arc<Access>,
+) -> Result<LocalNames, StartError> {
+    let path = tidemill_wire::local::socket(socket);
+    LocalNames::start(&path, names.clone(), access).map_err(|source| file(&path, source))
 }
 
 /// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.

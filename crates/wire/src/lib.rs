@@ -5,6 +5,7 @@
 
 pub mod capability;
 pub mod convert;
+pub mod local;
 pub mod route;
 
 /// Version of the control protocol. Peers of different versions refuse each other.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::ids::Ids;
+use tidemill_client::local::{LocalError, LocalNames};
 use tidemill_client::{Error as ClientError, Objects, Server};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
@@ -73,6 +74,8 @@ pub(crate) struct Backend {
     pub(crate) server: Server,
     pub(crate) objects: Objects,
     pub(crate) runtime: Handle,
+    /// The short way to a server on this host.
+    local: Option<LocalNames>,
     ids: Ids,
     session: AtomicU64,
     in_place: bool,
@@ -90,6 +93,7 @@ impl Backend {
         Self {
             objects: Objects::new(),
             ids: Ids::new(server.clone()),
+            local: LocalNames::new(server.endpoint()),
             server,
             runtime,
             session: AtomicU64::new(0),
@@ -143,9 +147,30 @@ impl Backend {
         ops: Vec<Op>,
         durable: bool,
     ) -> Result<Vec<Answer>, Error> {
-        self.runtime
-            .block_on(self.apply_async(caller, ops, durable))
-            .map_err(Error::from)
+        let request = self.request(caller, ops, durable);
+        if let Some(local) = &self.local {
+            match local.apply(&request) {
+                Ok(answers) => return Ok(answers),
+                // The server may be starting again.
+                Err(LocalError::Refused(ClientError::Unreachable { .. })) => {}
+                Err(LocalError::Refused(error)) => return Err(error.into()),
+                Err(LocalError::Lost(error)) => tracing::debug!("no answer on this host: {error}"),
+            }
+        }
+        let asked = self.patiently(|| self.server.apply(request.clone()));
+        Ok(self.runtime.block_on(asked)?)
+    }
+
+    fn request(&self, caller: Caller, ops: Vec<Op>, durable: bool) -> v1::NameRequest {
+        v1::NameRequest {
+            credentials: Some(credentials(caller)),
+            ops: ops
+                .into_iter()
+                .map(|op| v1::NameOp { op: Some(op) })
+                .collect(),
+            session: self.session(),
+            durable,
+        }
     }
 
     /// As [`Self::apply`], from async code.
@@ -155,16 +180,7 @@ impl Backend {
         ops: Vec<Op>,
         durable: bool,
     ) -> Result<Vec<Answer>, ClientError> {
-        let ops: Vec<_> = ops
-            .into_iter()
-            .map(|op| v1::NameOp { op: Some(op) })
-            .collect();
-        let request = v1::NameRequest {
-            credentials: Some(credentials(caller)),
-            ops,
-            session: self.session(),
-            durable,
-        };
+        let request = self.request(caller, ops, durable);
         self.patiently(|| self.server.apply(request.clone())).await
     }
 

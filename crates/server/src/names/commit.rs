@@ -1,5 +1,5 @@
-//! Group commit: one thread owns the writing connection, takes all the work that waits and commits it at
-//! once. Readers use connections of their own and see the last commit.
+//! Group commit: one thread takes all the work that waits and commits it at once; work that meets nobody
+//! else is committed by the thread that brings it. Readers use connections of their own and see the last commit.
 //!
 //! A piece of work that fails is rolled back to its own savepoint and harms no other of the same commit.
 
@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, TransactionBehavior};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -36,6 +37,17 @@ pub(crate) struct Database {
     readers: Vec<Mutex<Connection>>,
     next_reader: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
+    /// Whoever writes holds it for a whole transaction; `None` once it is closed.
+    writing: Arc<Mutex<Option<Writing>>>,
+    /// Pieces of work in the queue.
+    waiting: Arc<AtomicUsize>,
+}
+
+/// The writing connection.
+struct Writing {
+    connection: Connection,
+    wal: PathBuf,
+    wal_file: Option<File>,
 }
 
 impl std::fmt::Debug for Database {
@@ -66,13 +78,23 @@ impl Database {
         let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
-        let wal = PathBuf::from(wal);
-        let writer = std::thread::spawn(move || write_loop(connection, &receiver, &wal));
+        let writing = Arc::new(Mutex::new(Some(Writing {
+            connection,
+            wal: PathBuf::from(wal),
+            wal_file: None,
+        })));
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let writer = std::thread::spawn({
+            let (writing, waiting) = (writing.clone(), waiting.clone());
+            move || write_loop(&writing, &receiver, &waiting)
+        });
         let database = Self {
             queue: Mutex::new(Some(sender)),
             readers: readers?,
             next_reader: std::sync::atomic::AtomicUsize::new(0),
             writer: Mutex::new(Some(writer)),
+            writing,
+            waiting,
         };
         Ok((database, done))
     }
@@ -95,10 +117,40 @@ impl Database {
             })
         });
         let queue = self.queue.lock().clone().ok_or(Fault::Closed)?;
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         queue
             .send(Piece { work, durable })
             .map_err(|_| Fault::Closed)?;
         Ok(receiver)
+    }
+
+    /// As [`Self::write_blocking`], but on the caller's own thread if nobody else writes or waits to: two
+    /// changes of threads cost more than a small commit.
+    pub(crate) fn write_here<T: Send + 'static>(
+        &self,
+        durable: bool,
+        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        if self.waiting.load(Ordering::Acquire) == 0
+            && let Some(mut writing) = self.writing.try_lock()
+        {
+            let writing = writing.as_mut().ok_or(Fault::Closed)?;
+            execute(&writing.connection, "BEGIN IMMEDIATE")?;
+            // An operation that fails undoes only itself; what breaks the whole piece ends the transaction.
+            let result = work(&writing.connection);
+            if result.is_err() {
+                let _ = writing.connection.execute_batch("ROLLBACK");
+                return result;
+            }
+            return if writing.commit(durable) {
+                result
+            } else {
+                Err(Fault::Closed)
+            };
+        }
+        self.submit(durable, work)?
+            .blocking_recv()
+            .map_err(|_| Fault::Closed)?
     }
 
     /// Runs `work` in the next commit; resolves when it is committed (and, if `durable`, on the disk).
@@ -143,6 +195,7 @@ impl Database {
         if let Some(writer) = writer {
             let _ = writer.join();
         }
+        drop(self.writing.lock().take());
     }
 }
 
@@ -167,32 +220,48 @@ fn savepoint<T>(
     result
 }
 
-fn write_loop(connection: Connection, queue: &mpsc::Receiver<Piece>, wal: &Path) {
-    let mut wal_file = None;
+fn write_loop(
+    writing: &Mutex<Option<Writing>>,
+    queue: &mpsc::Receiver<Piece>,
+    waiting: &AtomicUsize,
+) {
     while let Ok(first) = queue.recv() {
+        let mut writing = writing.lock();
+        let Some(writing) = writing.as_mut() else {
+            return;
+        };
         let started = Instant::now();
         let mut durable = first.durable;
-        if let Err(error) = execute(&connection, "BEGIN IMMEDIATE") {
+        waiting.fetch_sub(1, Ordering::AcqRel);
+        if let Err(error) = execute(&writing.connection, "BEGIN IMMEDIATE") {
             // Dropping the piece tells its caller.
             tracing::error!(%error, "can't begin a transaction");
             continue;
         }
-        let mut answers = vec![(first.work)(&connection)];
+        let mut answers = vec![(first.work)(&writing.connection)];
         // SQLite may have ended the transaction itself (disk full): nothing more may go in then.
         while answers.len() < BATCH_MAX
             && started.elapsed() < BATCH_TIME_MAX
-            && !connection.is_autocommit()
+            && !writing.connection.is_autocommit()
         {
             let Ok(piece) = queue.try_recv() else { break };
+            waiting.fetch_sub(1, Ordering::AcqRel);
             durable |= piece.durable;
-            answers.push((piece.work)(&connection));
+            answers.push((piece.work)(&writing.connection));
         }
-        let committed = commit(&connection) && (!durable || sync(&mut wal_file, wal));
+        let committed = writing.commit(durable);
         for answer in answers {
             answer(committed);
         }
     }
     tracing::debug!(at = clock::now_ns(), "database closed");
+}
+
+impl Writing {
+    /// Commits what was begun; says whether it is kept.
+    fn commit(&mut self, durable: bool) -> bool {
+        commit(&self.connection) && (!durable || sync(&mut self.wal_file, &self.wal))
+    }
 }
 
 fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<usize> {

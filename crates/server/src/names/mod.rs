@@ -45,6 +45,19 @@ pub struct Request {
     pub ops: Vec<v1::NameOp>,
 }
 
+impl Request {
+    /// A message of somebody whose rights are known. Only mounts have sessions, and they are trusted.
+    pub(crate) fn of(caller: Caller, message: v1::NameRequest) -> Self {
+        let session = if caller.trusted { message.session } else { 0 };
+        Self {
+            caller,
+            session,
+            durable: message.durable,
+            ops: message.ops,
+        }
+    }
+}
+
 /// What one commit changed, and on whose behalf.
 #[derive(Debug)]
 pub struct Changed {
@@ -62,6 +75,12 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If the changes could not be kept; then none has taken effect. Errors of single operations are among
     /// the results.
     fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>>;
+
+    /// As [`Self::apply`], for threads outside the runtime.
+    ///
+    /// # Errors
+    /// As for [`Self::apply`].
+    fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault>;
 
     /// Reserves inode and object ids; gives the first of each. They are never given again.
     ///

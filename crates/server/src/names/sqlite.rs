@@ -75,18 +75,36 @@ impl SqliteNames {
         tell(&self.changed, changed);
     }
 
-    async fn apply_writes(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
-        let shared = self.shared.clone();
-        let changed = self.changed.clone();
-        let session = request.session;
-        let work = move |db: &Connection| {
+    /// Carries out a request that changes nothing; gives it back if it does.
+    fn apply_reads(&self, request: Request) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
+        if request.ops.len() > OPS_MAX {
+            return Err(Fault::Malformed(
+                "more than 10000 operations in one request",
+            ));
+        }
+        if !request.ops.iter().all(only_reads) {
+            return Ok(Err(request));
+        }
+        let (session, now) = (request.session, clock::now_ns());
+        let read = self.database.read(|db| {
+            Tx::new(db, &self.shared, &request.caller, session, now).apply_all(&request.ops, true)
+        });
+        read.map(Ok)
+    }
+
+    /// A request that changes something, to be carried out in a commit.
+    fn writes(
+        &self,
+        request: Request,
+    ) -> impl FnOnce(&Connection) -> Result<(Vec<v1::NameResult>, Changed), Fault> + Send + 'static
+    {
+        let (shared, session) = (self.shared.clone(), request.session);
+        move |db| {
             let mut tx = Tx::new(db, &shared, &request.caller, session, clock::now_ns());
             let results = tx.apply_all(&request.ops, false)?;
-            Ok((results, tx.changes))
-        };
-        let (results, changes) = self.database.write(request.durable, work).await?;
-        tell(&changed, Changed { session, changes });
-        Ok(results)
+            let changes = tx.changes;
+            Ok((results, Changed { session, changes }))
+        }
     }
 }
 
@@ -146,25 +164,28 @@ pub(crate) fn array_id(db: &Connection) -> Result<u64, Fault> {
 impl Names for SqliteNames {
     fn apply(&self, request: Request) -> Answered<'_, Result<Vec<v1::NameResult>, Fault>> {
         Box::pin(async move {
-            if request.ops.len() > OPS_MAX {
-                return Err(Fault::Malformed(
-                    "more than 10000 operations in one request",
-                ));
-            }
-            if !request.ops.iter().all(only_reads) {
-                return self.apply_writes(request).await;
-            }
-            self.database.read(|db| {
-                let mut tx = Tx::new(
-                    db,
-                    &self.shared,
-                    &request.caller,
-                    request.session,
-                    clock::now_ns(),
-                );
-                tx.apply_all(&request.ops, true)
-            })
+            let request = match self.apply_reads(request)? {
+                Ok(results) => return Ok(results),
+                Err(request) => request,
+            };
+            let durable = request.durable;
+            let written = self.database.write(durable, self.writes(request)).await;
+            let (results, changed) = written?;
+            self.tell(changed);
+            Ok(results)
         })
+    }
+
+    fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+        let request = match self.apply_reads(request)? {
+            Ok(results) => return Ok(results),
+            Err(request) => request,
+        };
+        let durable = request.durable;
+        let work = self.writes(request);
+        let (results, changed) = self.database.write_here(durable, work)?;
+        self.tell(changed);
+        Ok(results)
     }
 
     fn reserve(

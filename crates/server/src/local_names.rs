@@ -1,0 +1,189 @@
+//! The namespace for peers on this host that wait for each answer, such as a mount: a thread for every
+//! connection, and no more between the socket and the database than has to be.
+
+use crate::access::{Access, Peer};
+use crate::names::{Names, Request};
+use crate::namespace_service::refused;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io::{self, BufReader};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::{PROTOCOL_VERSION, local, v1};
+
+/// Connections at once; a peer that is refused one uses the other protocol.
+const CONNECTIONS_MAX: usize = 256;
+/// How long a peer may take to say its version or to take an answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Pause before the next try when no connection can be taken, as without free file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The open socket. Closes it and all its connections when it is dropped.
+#[derive(Debug)]
+pub(crate) struct LocalNames {
+    listener: Arc<UnixListener>,
+    path: PathBuf,
+    service: Arc<Service>,
+    acceptor: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Service {
+    names: Arc<dyn Names>,
+    access: Arc<Access>,
+    /// `None` once the socket is closed.
+    open: Mutex<Option<BTreeMap<u64, UnixStream>>>,
+}
+
+impl LocalNames {
+    /// Begins to serve.
+    pub(crate) fn start(
+        path: &Path,
+        names: Arc<dyn Names>,
+        access: Arc<Access>,
+    ) -> io::Result<Self> {
+        // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
+        let _ = std::fs::remove_file(path);
+        let listener = Arc::new(UnixListener::bind(path)?);
+        // Everyone may connect: the server knows who they are.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        let service = Arc::new(Service {
+            names,
+            access,
+            open: Mutex::new(Some(BTreeMap::new())),
+        });
+        let acceptor = std::thread::Builder::new().name("names".into()).spawn({
+            let (listener, service) = (listener.clone(), service.clone());
+            move || accept(&listener, &service)
+        })?;
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+            service,
+            acceptor: Some(acceptor),
+        })
+    }
+}
+
+impl Drop for LocalNames {
+    fn drop(&mut self) {
+        let open = self.service.open.lock().take().unwrap_or_default();
+        // Wakes the thread that waits for connections.
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        let _ = self.acceptor.take().map(std::thread::JoinHandle::join);
+        for stream in open.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn accept(listener: &UnixListener, service: &Arc<Service>) {
+    let mut number = 0;
+    loop {
+        let accepted = listener.accept();
+        if service.open.lock().is_none() {
+            return;
+        }
+        number += 1;
+        let begun = accepted.and_then(|(stream, _)| service.begin(number, stream));
+        if let Err(error) = begun {
+            tracing::warn!(%error, "a local connection to the namespace can't be taken");
+            std::thread::sleep(ACCEPT_PAUSE);
+        }
+    }
+}
+
+impl Service {
+    /// Gives a connection its thread, unless there are too many.
+    fn begin(self: &Arc<Self>, number: u64, mut stream: UnixStream) -> io::Result<()> {
+        stream.set_write_timeout(Some(PATIENCE))?;
+        {
+            let mut guard = self.open.lock();
+            let Some(open) = guard.as_mut() else {
+                return Ok(());
+            };
+            if open.len() >= CONNECTIONS_MAX {
+                // Whether it hears this or sees the end makes no difference to it.
+                let _ =
+                    local::send_bytes(&mut stream, &[local::EXHAUSTED], b"too many connections");
+                return Ok(());
+            }
+            open.insert(number, stream.try_clone()?);
+        }
+        let service = self.clone();
+        let thread = std::thread::Builder::new().name("local".into());
+        let spawned = thread.spawn(move || {
+            if let Err(error) = service.serve(stream) {
+                tracing::warn!(%error, "a local connection to the namespace is closed");
+            }
+            service.ended(number);
+        });
+        if spawned.is_err() {
+            self.ended(number);
+        }
+        spawned.map(drop)
+    }
+
+    fn ended(&self, number: u64) {
+        if let Some(open) = self.open.lock().as_mut() {
+            open.remove(&number);
+        }
+    }
+
+    /// Answers one request after the other until the peer goes away.
+    fn serve(&self, stream: UnixStream) -> io::Result<()> {
+        let cred = rustix::net::sockopt::socket_peercred(&stream)?;
+        let peer = self.access.local_peer(cred.uid.as_raw(), cred.gid.as_raw());
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut input = BufReader::new(stream);
+        let Some(hello) = local::receive(&mut input)? else {
+            return Ok(());
+        };
+        let theirs = local::greeted(&hello).ok_or(io::ErrorKind::InvalidData)?;
+        let status = if theirs == PROTOCOL_VERSION {
+            local::OK
+        } else {
+            local::WRONG_VERSION
+        };
+        local::send_bytes(input.get_mut(), &[status], &local::greeting())?;
+        if status != local::OK {
+            tracing::warn!(
+                theirs,
+                ours = PROTOCOL_VERSION,
+                "a peer of another version is refused"
+            );
+            return Ok(());
+        }
+        // Mounts keep connections that they do not use.
+        input.get_mut().set_read_timeout(None)?;
+        while let Some(frame) = local::receive(&mut input)? {
+            let request = local::request(&frame)?;
+            let answer = self.answer(&peer, request);
+            let stream = input.get_mut();
+            match answer {
+                Ok(reply) => local::send(stream, &[local::OK], &reply)?,
+                Err(status) => {
+                    let code = u8::try_from(status.code() as i32).unwrap_or(u8::MAX);
+                    local::send_bytes(stream, &[code], status.message().as_bytes())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(
+        &self,
+        peer: &Peer,
+        message: v1::NameRequest,
+    ) -> Result<v1::NameReply, tonic::Status> {
+        let caller = self.access.caller_of(peer, message.credentials.as_ref())?;
+        let results = self.names.apply_blocking(Request::of(caller, message));
+        let results = results.map_err(|fault| refused(&fault))?;
+        Ok(v1::NameReply { results })
+    }
+}

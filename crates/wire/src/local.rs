@@ -1,0 +1,172 @@
+//! Requests to the namespace from the same host, without HTTP: frames on a Unix socket of their own.
+//!
+//! A frame is a length (four bytes, little-endian) and that many bytes. Each side first sends one that says
+//! its version; then every [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC
+//! status code, and the [`NameReply`](crate::v1::NameReply) if it is 0, else a text.
+
+use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
+use prost::Message;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// The status of an answer that is a reply.
+pub const OK: u8 = 0;
+/// The status that refuses a connection because there are too many.
+pub const EXHAUSTED: u8 = 8;
+/// The status that refuses a peer of another version.
+pub const WRONG_VERSION: u8 = 9;
+
+const MAGIC: &[u8; 4] = b"TMLN";
+/// What is set aside for a frame before its bytes have come: a false length must cost nothing.
+const TRUSTED_BYTES: usize = 64 << 10;
+
+/// Where the server listens for this, given the Unix socket of its other services.
+#[must_use]
+pub fn socket(control: &Path) -> PathBuf {
+    if control
+        .file_name()
+        .is_some_and(|name| name == "server.sock")
+    {
+        return control.with_file_name("names.sock");
+    }
+    let mut path = control.as_os_str().to_owned();
+    path.push(".names");
+    path.into()
+}
+
+/// Sends a frame that begins with `head` and goes on with `message`.
+///
+/// # Errors
+/// If it is too long or the peer can't be written to.
+pub fn send(peer: &mut impl Write, head: &[u8], message: &impl Message) -> io::Result<()> {
+    let length = head.len() + message.encoded_len();
+    let mut frame = begin(length)?;
+    frame.extend_from_slice(head);
+    message.encode(&mut frame).map_err(io::Error::other)?;
+    peer.write_all(&frame)
+}
+
+/// Sends a frame of bytes: a greeting, or a status and a text.
+///
+/// # Errors
+/// As for [`send`].
+pub fn send_bytes(peer: &mut impl Write, head: &[u8], bytes: &[u8]) -> io::Result<()> {
+    let mut frame = begin(head.len() + bytes.len())?;
+    frame.extend_from_slice(head);
+    frame.extend_from_slice(bytes);
+    peer.write_all(&frame)
+}
+
+fn begin(length: usize) -> io::Result<Vec<u8>> {
+    let fits = u32::try_from(length).ok();
+    let Some(prefix) = fits.filter(|_| length <= MESSAGE_BYTES_MAX) else {
+        return Err(invalid("a message is longer than any may be"));
+    };
+    let mut frame = Vec::with_capacity(4 + length);
+    frame.extend_from_slice(&prefix.to_le_bytes());
+    Ok(frame)
+}
+
+/// Takes the next frame; `None` if the peer has closed the connection between two.
+///
+/// # Errors
+/// If it is too long, or ends early.
+pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut prefix = [0; 4];
+    let got = loop {
+        match peer.read(&mut prefix) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => break other?,
+        }
+    };
+    if got == 0 {
+        return Ok(None);
+    }
+    peer.read_exact(&mut prefix[got..])?;
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(invalid("a message claims to be longer than any may be"));
+    }
+    let mut bytes = Vec::with_capacity(length.min(TRUSTED_BYTES));
+    peer.take(length as u64).read_to_end(&mut bytes)?;
+    if bytes.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(Some(bytes))
+}
+
+/// What each side says first.
+#[must_use]
+pub fn greeting() -> [u8; 8] {
+    let mut greeting = [0; 8];
+    greeting[..4].copy_from_slice(MAGIC);
+    greeting[4..].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    greeting
+}
+
+/// The version in a peer's greeting.
+#[must_use]
+pub fn greeted(frame: &[u8]) -> Option<u32> {
+    let version = frame.strip_prefix(MAGIC)?.try_into().ok()?;
+    Some(u32::from_le_bytes(version))
+}
+
+/// The request in a frame.
+///
+/// # Errors
+/// If it is none.
+pub fn request(frame: &[u8]) -> io::Result<v1::NameRequest> {
+    v1::NameRequest::decode(frame).map_err(|_| invalid("a message is no request"))
+}
+
+/// The reply in an answer, or its status and text.
+///
+/// # Errors
+/// If it is no answer.
+pub fn reply(frame: &[u8]) -> io::Result<Result<v1::NameReply, (u8, String)>> {
+    let (&status, rest) = frame
+        .split_first()
+        .ok_or_else(|| invalid("an answer is empty"))?;
+    if status == OK {
+        let reply = v1::NameReply::decode(rest);
+        return Ok(Ok(reply.map_err(|_| invalid("an answer is no reply"))?));
+    }
+    Ok(Err((status, String::from_utf8_lossy(rest).into_owned())))
+}
+
+fn invalid(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_end_where_they_say() {
+        let mut bytes = Vec::new();
+        send_bytes(&mut bytes, &[5], b"no").unwrap();
+        send(&mut bytes, &[OK], &v1::NameReply::default()).unwrap();
+        let mut peer = bytes.as_slice();
+        let first = receive(&mut peer).unwrap().unwrap();
+        assert_eq!(reply(&first).unwrap(), Err((5, "no".into())));
+        let second = receive(&mut peer).unwrap().unwrap();
+        assert_eq!(reply(&second).unwrap(), Ok(v1::NameReply::default()));
+        assert!(receive(&mut peer).unwrap().is_none());
+        for cut in 1..7 {
+            assert!(receive(&mut &bytes[..cut]).is_err(), "{cut}");
+        }
+        assert!(receive(&mut [0xff; 4].as_slice()).is_err());
+        assert_eq!(greeted(&greeting()), Some(PROTOCOL_VERSION));
+        assert_eq!(greeted(b"GET / HTTP"), None);
+    }
+
+    #[test]
+    fn its_socket_belongs_to_one_server() {
+        assert_eq!(
+            socket(Path::new("/a/server.sock")),
+            Path::new("/a/names.sock")
+        );
+        assert_eq!(socket(Path::new("/a/b")), Path::new("/a/b.names"));
+    }
+}

@@ -1,13 +1,13 @@
 //! The gRPC service of the namespace: who asks, what they want, and who must be told of changes.
 
 use crate::access::Access;
-use crate::names::{Change, Changed, Fault, Names, Request as NamesRequest};
+use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest};
 use crate::session::Sessions;
 use futures_util::Stream;
 use std::pin::Pin;
 use std::sync::Arc;
 use tidemill_wire::v1;
-use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status};
 
 /// Invalidations a mount may be behind.
@@ -73,7 +73,7 @@ impl v1::names_server::Names for NamespaceService {
     ) -> Result<Response<Invalidations>, Status> {
         self.access.need_trusted(&request)?;
         // Before the session is given out, so that no change can fall between.
-        let changes = self.names.changes();
+        let mut changes = self.names.changes();
         let session = match request.into_inner().session {
             0 => self
                 .names
@@ -82,6 +82,7 @@ impl v1::names_server::Names for NamespaceService {
                 .map_err(|fault| refused(&fault))?,
             known => known,
         };
+        changes.leave_out(session);
         let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
         let presence = self.sessions.arrive(session);
         tokio::spawn(async move {
@@ -90,7 +91,7 @@ impl v1::names_server::Names for NamespaceService {
                 ..v1::Invalidation::default()
             };
             if sender.send(Ok(first)).await.is_ok() {
-                forward(changes, session, &sender).await;
+                forward(changes, &sender).await;
             }
             drop(presence);
         });
@@ -101,17 +102,15 @@ impl v1::names_server::Names for NamespaceService {
 }
 
 async fn forward(
-    mut changes: Receiver<Arc<Changed>>,
-    session: u64,
+    mut changes: Changes,
     sender: &tokio::sync::mpsc::Sender<Result<v1::Invalidation, Status>>,
 ) {
     loop {
         let received = tokio::select! {
-            received = changes.recv() => received,
+            received = changes.next() => received,
             () = sender.closed() => return,
         };
         let messages = match received {
-            Ok(changed) if changed.session == session => continue,
             Ok(changed) => changed.changes.iter().filter_map(invalidation).collect(),
             Err(RecvError::Lagged(_)) => {
                 vec![v1::Invalidation {

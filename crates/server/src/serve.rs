@@ -9,7 +9,8 @@ use crate::jobs::expiry;
 use crate::jobs::service::JobService;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
-use crate::names::{Change, Changed, Fault, Names, OpenError, SqliteNames};
+use crate::names::changes::Teller;
+use crate::names::{Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
 use crate::session::Sessions;
 use crate::{clock, names, removal};
@@ -25,8 +26,6 @@ use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 use tonic::service::Routes;
 
 /// Changes of names within this time reach waiting jobs at once.
@@ -187,7 +186,11 @@ impl Server {
         let (database, shared) = (names.database().clone(), names.shared().clone());
         tokio::spawn(removal::run(database, shared, array));
         tokio::spawn(expiry::run(names.clone()));
-        tokio::spawn(forward_changes(names.changes(), signals, driver.clone()));
+        tokio::spawn(forward_changes(
+            names.teller().clone(),
+            signals,
+            driver.clone(),
+        ));
         forget_old_sessions(&names, &sessions)?;
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
@@ -330,25 +333,13 @@ impl Parts {
 
 /// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told
 /// once.
-async fn forward_changes(
-    mut changes: Receiver<Arc<Changed>>,
-    signals: Signals,
-    driver: Sender<Incoming>,
-) {
+async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incoming>) {
     loop {
-        let relevant = match changes.recv().await {
-            Ok(changed) => changed
-                .changes
-                .iter()
-                .any(|c| matches!(c, Change::Sealed(_) | Change::Moved)),
-            Err(RecvError::Lagged(_)) => true,
-            Err(RecvError::Closed) => return,
-        };
-        if !relevant || !signals.awaiting.load(std::sync::atomic::Ordering::Relaxed) {
+        teller.files().await;
+        if !signals.awaiting.load(std::sync::atomic::Ordering::Relaxed) {
             continue;
         }
         tokio::time::sleep(COALESCE).await;
-        changes = changes.resubscribe();
         if driver.send(Incoming::NamesChanged).is_err() {
             return;
         }

@@ -6,6 +6,7 @@
 
 mod apply;
 mod attribute;
+pub(crate) mod changes;
 pub(crate) mod commit;
 mod fault;
 pub(crate) mod ids;
@@ -17,6 +18,7 @@ pub(crate) mod transaction;
 mod tree;
 mod version;
 
+pub use changes::Changes;
 pub use fault::Fault;
 pub use node::Caller;
 pub use schema::{OpenError, SCHEMA_VERSION};
@@ -26,7 +28,6 @@ pub use transaction::Change;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use tidemill_wire::v1;
 
 /// A future of a [`Names`] method.
@@ -94,7 +95,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ) -> Answered<'_, Result<(u64, u64), Fault>>;
 
     /// All changes from now on.
-    fn changes(&self) -> tokio::sync::broadcast::Receiver<Arc<Changed>>;
+    fn changes(&self) -> Changes;
 
     /// A number for a mount, never used before.
     ///

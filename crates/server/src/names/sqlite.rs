@@ -1,6 +1,7 @@
 //! The namespace in one SQLite file.
 
 use super::apply::{OPS_MAX, only_reads};
+use super::changes::{Changes, Teller};
 use super::commit::Database;
 use super::fault::Fault;
 use super::ids;
@@ -16,17 +17,13 @@ use std::sync::Arc;
 use tidemill_core::id::Inode;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1::{self, Kind};
-use tokio::sync::broadcast;
-
-/// Commits a watcher may lag behind before it is told to forget everything.
-const CHANGES_MAX: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
 pub struct SqliteNames {
     database: Arc<Database>,
     shared: Arc<Shared>,
-    changed: broadcast::Sender<Arc<Changed>>,
+    teller: Teller,
 }
 
 impl SqliteNames {
@@ -54,11 +51,10 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_elements();
         }
-        let (changed, _) = broadcast::channel(CHANGES_MAX);
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),
-            changed,
+            teller: Teller::new(),
         })
     }
 
@@ -70,9 +66,13 @@ impl SqliteNames {
         &self.shared
     }
 
+    pub(crate) fn teller(&self) -> &Teller {
+        &self.teller
+    }
+
     /// Tells watchers.
     pub(crate) fn tell(&self, changed: Changed) {
-        tell(&self.changed, changed);
+        self.teller.tell(changed);
     }
 
     /// Carries out a request that changes nothing; gives it back if it does.
@@ -105,13 +105,6 @@ impl SqliteNames {
             let changes = tx.changes;
             Ok((results, Changed { session, changes }))
         }
-    }
-}
-
-fn tell(sender: &broadcast::Sender<Arc<Changed>>, changed: Changed) {
-    if !changed.changes.is_empty() {
-        // No receiver: nobody has to know.
-        let _ = sender.send(Arc::new(changed));
     }
 }
 
@@ -199,8 +192,8 @@ impl Names for SqliteNames {
         }))
     }
 
-    fn changes(&self) -> broadcast::Receiver<Arc<Changed>> {
-        self.changed.subscribe()
+    fn changes(&self) -> Changes {
+        self.teller.changes()
     }
 
     fn new_session(&self) -> Answered<'_, Result<u64, Fault>> {

@@ -1,0 +1,134 @@
+//! Telling watchers what changed. Whoever asked for a change knows it already, so that a mount that is alone
+//! costs nobody a wake-up.
+
+use super::{Change, Changed};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::broadcast::{self, Receiver, error::RecvError};
+use tokio::sync::{Notify, futures::Notified};
+
+/// Commits a watcher may lag behind before it is told to forget everything.
+const CHANGES_MAX: usize = 4096;
+
+/// How many watchers a session has.
+type Own = Mutex<BTreeMap<u64, usize>>;
+
+/// Tells all watchers.
+#[derive(Clone, Debug)]
+pub(crate) struct Teller {
+    sender: broadcast::Sender<Arc<Changed>>,
+    own: Arc<Own>,
+    files: Arc<Notify>,
+}
+
+/// Changes as they come.
+#[derive(Debug)]
+pub struct Changes {
+    receiver: Receiver<Arc<Changed>>,
+    own: Arc<Own>,
+    session: Option<u64>,
+}
+
+impl Teller {
+    pub(crate) fn new() -> Self {
+        Self {
+            sender: broadcast::channel(CHANGES_MAX).0,
+            own: Arc::default(),
+            files: Arc::default(),
+        }
+    }
+
+    /// To be called after the commit.
+    pub(crate) fn tell(&self, changed: Changed) {
+        if changed.changes.is_empty() {
+            return;
+        }
+        let of_files = |change: &Change| matches!(change, Change::Sealed(_) | Change::Moved);
+        if changed.changes.iter().any(of_files) {
+            self.files.notify_one();
+        }
+        let knowing = self.own.lock().get(&changed.session).copied();
+        if knowing.unwrap_or(0) < self.sender.receiver_count() {
+            // No receiver: nobody has to know.
+            let _ = self.sender.send(Arc::new(changed));
+        }
+    }
+
+    /// All changes from now on.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes {
+            receiver: self.sender.subscribe(),
+            own: self.own.clone(),
+            session: None,
+        }
+    }
+
+    /// Waits until files were sealed or moved since it was last asked; for one task only.
+    pub(crate) fn files(&self) -> Notified<'_> {
+        self.files.notified()
+    }
+}
+
+impl Changes {
+    /// Leaves out what this session changed itself. To be called once.
+    pub(crate) fn leave_out(&mut self, session: u64) {
+        self.session = Some(session);
+        *self.own.lock().entry(session).or_default() += 1;
+    }
+
+    /// The next one.
+    pub(crate) async fn next(&mut self) -> Result<Arc<Changed>, RecvError> {
+        loop {
+            let received = self.receiver.recv().await?;
+            if self.session != Some(received.session) {
+                return Ok(received);
+            }
+        }
+    }
+}
+
+impl Drop for Changes {
+    // Runs before the receiver is dropped: a session must never seem to have more watchers than there are.
+    fn drop(&mut self) {
+        let Some(session) = self.session else { return };
+        let mut own = self.own.lock();
+        if let Some(count) = own.get_mut(&session) {
+            *count -= 1;
+            if *count == 0 {
+                own.remove(&session);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(session: u64, ino: u64) -> Changed {
+        Changed {
+            session,
+            changes: vec![Change::Node(ino)],
+        }
+    }
+
+    #[tokio::test]
+    async fn watchers_hear_of_others_and_not_of_themselves() {
+        let teller = Teller::new();
+        let mut first = teller.changes();
+        first.leave_out(1);
+        teller.tell(changed(1, 10));
+        assert!(first.receiver.is_empty());
+        let mut second = teller.changes();
+        teller.tell(changed(1, 11));
+        second.leave_out(2);
+        teller.tell(changed(2, 12));
+        assert_eq!(second.next().await.unwrap().session, 1);
+        assert_eq!(first.next().await.unwrap().session, 2);
+        drop(first);
+        teller.tell(changed(1, 13));
+        assert_eq!(second.next().await.unwrap().session, 1);
+        assert!(second.receiver.is_empty());
+    }
+}

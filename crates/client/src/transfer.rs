@@ -9,12 +9,18 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Bytes moved in one request: large pieces make large page-cache folios, which are read faster later.
 pub const PIECE_BYTES: usize = 4 << 20;
+
+/// How long a file that is being written is waited for before its sealed version is read, and how often it is
+/// looked at.
+const SEAL_PATIENCE: Duration = Duration::from_secs(2);
+const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
 /// Puts and gets whole files as one user.
 #[derive(Debug)]
@@ -153,7 +159,7 @@ impl Transfer {
         path: &str,
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
-        let attr = self.resolve(path).await?;
+        let attr = self.settled(path).await?;
         let open = v1::Open {
             ino: attr.ino,
             version: 0,
@@ -162,6 +168,19 @@ impl Transfer {
             Answer::Opened(opened) if opened.size == 0 => Ok(0),
             Answer::Opened(opened) => self.objects.read_all(&self.remote(&opened)?, piece).await,
             _ => Err(Error::Answer("Open")),
+        }
+    }
+
+    /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
+    /// shortly after `close`. A file that somebody goes on writing is waited for [`SEAL_PATIENCE`].
+    async fn settled(&self, path: &str) -> Result<v1::Attr, Error> {
+        let deadline = tokio::time::Instant::now() + SEAL_PATIENCE;
+        loop {
+            let attr = self.resolve(path).await?;
+            if !attr.writing || tokio::time::Instant::now() > deadline {
+                return Ok(attr);
+            }
+            tokio::time::sleep(SEAL_PAUSE).await;
         }
     }
 

@@ -99,7 +99,9 @@ impl Fs {
             return;
         }
         state.attr = attr;
-        let believed = !self.table.changed_since(attr.ino, asked);
+        // What somebody else is writing is asked for each time: it is about to change.
+        let settled = !attr.writing || state.is_writing();
+        let believed = settled && !self.table.changed_since(attr.ino, asked);
         state.fresh = believed.then(|| Instant::now() + self.attr_ttl);
     }
 

@@ -574,6 +574,10 @@ impl Fs {
     ) -> Result<Vec<u8>, Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
+        if name.starts_with(b"user.tidemill.") {
+            // What the array knows of a file is known when it has been sealed.
+            self.wait_sealed(&self.node(ino))?;
+        }
         let op = Op::GetXattr(v1::GetXattr {
             ino,
             name: name.to_vec(),

@@ -216,8 +216,13 @@ impl Fs {
             state.bound.insert(0, bound);
         }
         self.touched(parent, time, 0);
+        // Written here, so known here: `writing` marks what somebody else is about to change.
+        let attr = opened.attr.map(|attr| v1::Attr {
+            writing: false,
+            ..attr
+        });
         let entry = v1::Entry {
-            attr: opened.attr,
+            attr,
             ..v1::Entry::default()
         };
         let (node, found) = self.learn(parent, name, entry, asked, true)?;

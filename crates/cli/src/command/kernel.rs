@@ -83,7 +83,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 fn list(context: &Context) -> anyhow::Result<ExitCode> {
-    let names: Vec<_> = builtin_names().collect();
+    let names = builtin_names();
     let text = names.join("\n");
     context
         .output
@@ -111,7 +111,7 @@ fn code(name: &str, launcher: &Launcher) -> anyhow::Result<Code> {
         Some(program) => Ok(Code::Program(program)),
         None => bail!(
             "there is no kernel `{name}`: no file with a `/` in its name, no built-in one ({}), no program in {}",
-            builtin_names().collect::<Vec<_>>().join(", "),
+            builtin_names().join(", "),
             std::env::join_paths(&launcher.settings().path)?.display()
         ),
     }
@@ -163,7 +163,7 @@ fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
     };
     context
         .output
-        .show(&Said::new(tried.text(context.quiet), tried.json()))?;
+        .show(&Said::new(tried.text(context.quiet()), tried.json()))?;
     Ok(ExitCode::from(u8::from(!exit.success())))
 }
 

@@ -1,5 +1,6 @@
 //! An axis: its scale, the range it shows and where its ticks stand.
 
+use super::canvas::text_width;
 use crate::units::{significant, thousands};
 
 /// How values become distances.
@@ -75,8 +76,16 @@ impl Axis {
                 if high - low <= f64::EPSILON * high.abs() {
                     high = low + low.abs().max(1.0);
                 }
-                let step = step(high - low);
-                ((low / step).floor() * step, (high / step).ceil() * step)
+                // Widening to ticks can make the ticks coarser, so the range is widened until they agree.
+                loop {
+                    let step = step(high - low);
+                    let wide = ((low / step).floor() * step, (high / step).ceil() * step);
+                    let grown = wide.1 - wide.0 - (high - low);
+                    (low, high) = wide;
+                    if grown <= step * 1e-6 {
+                        return wide;
+                    }
+                }
             }
         }
     }
@@ -134,6 +143,14 @@ pub(super) fn tick_label(value: f64) -> String {
     }
 }
 
+/// Width that the labels of these ticks take.
+pub(super) fn labels_width(ticks: &[f64]) -> f64 {
+    let widths = ticks
+        .iter()
+        .map(|tick| text_width(&tick_label(*tick), 11.0));
+    widths.fold(30.0, f64::max)
+}
+
 /// A round step that divides a span into four to ten pieces.
 fn step(span: f64) -> f64 {
     let rough = span / 6.0;
@@ -179,6 +196,8 @@ mod tests {
     fn ranges_hold_their_data_even_when_there_is_little() {
         let axis = Axis::linear("");
         assert_eq!(axis.fit([0.0, 97.0].into_iter()), (0.0, 100.0));
+        let (low, _) = axis.fit([-236.0, 0.0, 922.0].into_iter());
+        assert!((low + 500.0).abs() < 1e-9, "a range ends at a tick");
         let (low, high) = axis.fit(std::iter::empty());
         assert!(low < high);
         let (low, high) = axis.fit([5.0].into_iter());

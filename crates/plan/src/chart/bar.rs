@@ -1,7 +1,7 @@
 //! Bars: in groups beside each other, stacked, or both.
 
 use super::axis::tick_label;
-use super::line::vertical_axis;
+use super::line::{axis_width, vertical_axis};
 use super::{
     Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, canvas, color, legend, levels, levels_width,
 };
@@ -77,7 +77,8 @@ impl BarChart {
     }
 
     fn plot(&self, canvas: &mut Canvas, area: Area) {
-        let left = 84.0;
+        let range = self.y.fit(self.extremes().into_iter().chain([0.0]));
+        let left = axis_width(&self.y, range);
         let labels = self
             .groups
             .iter()
@@ -99,7 +100,6 @@ impl BarChart {
             width,
             height: area.height - 12.0 - below - 10.0,
         };
-        let range = self.y.fit(self.extremes().into_iter().chain([0.0]));
         vertical_axis(canvas, plot, &self.y, range);
         levels(canvas, plot, &self.y, range, &self.levels);
         for (index, group) in self.groups.iter().enumerate() {

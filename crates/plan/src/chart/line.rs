@@ -1,6 +1,6 @@
 //! Lines over two axes, linear or logarithmic.
 
-use super::axis::tick_label;
+use super::axis::{labels_width, tick_label};
 use super::{
     Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, color, legend, levels, levels_width,
 };
@@ -49,13 +49,6 @@ impl LineChart {
         canvas.title(&self.title);
         let names: Vec<String> = self.lines.iter().map(|line| line.label.clone()).collect();
         let top = 52.0 + legend(&mut canvas, 24.0, 50.0, WIDTH - 48.0, &names, true);
-        let left = 84.0;
-        let plot = Area {
-            x: left,
-            y: top,
-            width: WIDTH - left - levels_width(&self.levels),
-            height: HEIGHT - top - 58.0,
-        };
         let points = || {
             self.lines
                 .iter()
@@ -66,6 +59,13 @@ impl LineChart {
         let y_range = self
             .y
             .fit(points().map(|point| point.1).chain(level_values));
+        let left = axis_width(&self.y, y_range);
+        let plot = Area {
+            x: left,
+            y: top,
+            width: WIDTH - left - levels_width(&self.levels),
+            height: HEIGHT - top - 58.0,
+        };
         self.axes(&mut canvas, plot, x_range, y_range);
         levels(&mut canvas, plot, &self.y, y_range, &self.levels);
         for (index, line) in self.lines.iter().enumerate() {
@@ -112,6 +112,11 @@ impl LineChart {
     }
 }
 
+/// Room that a vertical axis needs at the left of a plot.
+pub(super) fn axis_width(axis: &Axis, range: (f64, f64)) -> f64 {
+    labels_width(&axis.ticks(range)) + 46.0
+}
+
 /// Draws the ticks, grid lines and label of a vertical axis at the left of `plot`.
 pub(super) fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, f64)) {
     for tick in axis.ticks(range) {
@@ -126,7 +131,7 @@ pub(super) fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range:
     }
     let middle = plot.y + plot.height / 2.0;
     canvas.turned_text(
-        (plot.x - 62.0, middle),
+        (plot.x - axis_width(axis, range) + 22.0, middle),
         &axis.label,
         12.0,
         -90.0,

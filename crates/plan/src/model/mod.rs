@@ -1,13 +1,19 @@
 //! The equations of Active Flash: staging, feasibility, energy and cost of analysis on storage devices.
 
+mod claims;
 pub mod corrections;
 pub mod cost;
 pub mod energy;
 pub mod feasible;
+pub mod figures;
+pub mod paper;
 pub mod prototype;
+mod published;
+pub mod report;
 pub mod setting;
 pub mod site;
 pub mod staging;
+mod text;
 
 #[cfg(test)]
 mod tests {
@@ -18,7 +24,7 @@ mod tests {
     /// The paper's site.
     pub(super) const JAGUAR: &str = include_str!("../../../../examples/site/jaguar.toml");
 
-    fn site() -> Site {
+    pub(super) fn site() -> Site {
         Site::parse(JAGUAR, Path::new("jaguar.toml")).unwrap()
     }
 

@@ -215,7 +215,7 @@ fn infrastructure(site: &Site) -> LineChart {
     LineChart {
         title: format!(
             "Price of staging for {} nodes, {}",
-            significant(nodes),
+            thousands(&significant(nodes)),
             site.name
         ),
         x: Axis::log("staging ratio (nodes a device)").from_to(1.0, HIGHEST_RATIO),

@@ -590,6 +590,18 @@ mod tests {
         assert!(rows.iter().all(|row| row.difference_percent.abs() < 2.1));
     }
 
+    /// Dividing idle time by R twice makes the energy of analysis nodes a small part of what is printed.
+    #[test]
+    fn the_bills_do_not_come_out_as_printed() {
+        let site = jaguar();
+        let rows = table_5(&site, &Corrections::AS_PRINTED);
+        let bill = rows
+            .iter()
+            .find(|row| row.item == "analysis nodes at ratio 10, energy, $")
+            .unwrap();
+        assert!(bill.difference_percent < -50.0, "{bill:?}");
+    }
+
     #[test]
     fn verdicts() {
         let verdict = |published: &str, computed| {

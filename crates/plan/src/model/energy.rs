@@ -13,17 +13,23 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StageEnergy {
     /// Moving data over the network: E_interconnect (Eqs. 13 and 29).
+    #[serde(rename = "interconnect_joules")]
     pub interconnect: Joules,
     /// Taking data in: E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
+    #[serde(rename = "staging_joules")]
     pub staging: Joules,
     /// Analysing: E_activeSSD, E_a_node (Eqs. 16 and 31); zero when nothing is analysed.
+    #[serde(rename = "analysis_joules")]
     pub analysis: Joules,
     /// Writing to the file system: E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
+    #[serde(rename = "draining_joules")]
     pub draining: Joules,
     /// Waiting: E_idleSSD, E_idle-a_node (Eqs. 18 and 33).
+    #[serde(rename = "idle_joules")]
     pub idle: Joules,
     /// What simulation nodes save by waiting less for I/O: E_iosaving (Eqs. 19 and 34). Negative where staging is
     /// slower than the file system.
+    #[serde(rename = "io_saving_joules")]
     pub io_saving: Joules,
 }
 

@@ -51,16 +51,20 @@ pub enum Infeasible {
     #[error("the kernel runs at {available} and would need more than {required}")]
     KernelTooSlow {
         /// The throughput needed (Eqs. 11 and 28).
+        #[serde(rename = "required_bytes_per_second")]
         required: BytesPerSecond,
         /// The throughput there is.
+        #[serde(rename = "available_bytes_per_second")]
         available: BytesPerSecond,
     },
     /// The run holds more work than time (Eqs. 18 and 33 would turn negative).
     #[error("the work takes each device {needed}, and the run lasts {available}")]
     Overloaded {
         /// Busy time of a device.
+        #[serde(rename = "needed_seconds")]
         needed: Seconds,
         /// The run.
+        #[serde(rename = "available_seconds")]
         available: Seconds,
     },
 }

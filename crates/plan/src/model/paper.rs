@@ -625,5 +625,8 @@ mod tests {
             assert!(text.contains(&row.item), "{}", row.item);
         }
         assert!(text.contains("NOT REPRODUCED"));
+        let sum =
+            "111 rows: 76 exact (to the printed digits), 28 close (within 1 %), 7 not reproduced";
+        assert!(text.contains(sum), "docs/models.md has a table of these");
     }
 }

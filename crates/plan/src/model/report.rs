@@ -158,7 +158,7 @@ pub struct EnergyRow {
 pub struct RunEnergy {
     /// All of it.
     pub total_joules: Joules,
-    /// What it is made of, in joules.
+    /// What it is made of.
     pub parts: StageEnergy,
 }
 

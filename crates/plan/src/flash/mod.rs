@@ -1,0 +1,1 @@
+//! A flash device: its translation layer, wear, and analysis that shares it with I/O.

@@ -4,6 +4,7 @@
 mod amplification;
 mod device;
 mod ftl;
+mod ledger;
 mod wear;
 
 use super::ftl::{Config, Ftl};

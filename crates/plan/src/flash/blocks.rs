@@ -26,8 +26,6 @@ pub(super) struct Block {
     pub(super) erases: u32,
     /// Tick of the last page that was invalidated in it, or of its closing.
     pub(super) modified: u64,
-    /// Tick of its closing.
-    pub(super) closed: u64,
     next: u32,
     previous: u32,
 }
@@ -49,6 +47,8 @@ struct List {
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
     table: Vec<Block>,
+    /// Tick at which each block was closed; apart, since only one collector looks at it.
+    closed_at: Vec<u64>,
     /// Closed blocks with `i` valid pages, longest unmodified first.
     by_valid: Vec<List>,
     /// Free blocks of each chip, least worn first.
@@ -67,7 +67,6 @@ impl Blocks {
             valid: 0,
             erases: 0,
             modified: 0,
-            closed: 0,
             next: NONE,
             previous: NONE,
         };
@@ -78,6 +77,7 @@ impl Blocks {
         let chips = geometry.chips();
         Self {
             table: vec![block; geometry.blocks() as usize],
+            closed_at: vec![0; geometry.blocks() as usize],
             by_valid: vec![empty; geometry.spec().pages_per_block as usize + 1],
             free: (0..chips)
                 .map(|chip| {
@@ -113,7 +113,8 @@ impl Blocks {
             *blocks.by_wear.entry(erases).or_default() += 1;
             let entry = &mut blocks.table[block as usize];
             (entry.state, entry.erases) = (state, erases);
-            (entry.modified, entry.closed) = (modified, closed);
+            entry.modified = modified;
+            blocks.closed_at[block as usize] = closed;
         }
         blocks
     }
@@ -133,6 +134,11 @@ impl Blocks {
 
     pub(super) fn get(&self, block: u32) -> &Block {
         &self.table[block as usize]
+    }
+
+    /// Tick at which a block was last closed.
+    pub(super) fn closed_at(&self, block: u32) -> u64 {
+        self.closed_at[block as usize]
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Block)> {
@@ -196,7 +202,8 @@ impl Blocks {
         self.tick += 1;
         let entry = &mut self.table[block as usize];
         entry.state = State::Closed;
-        (entry.modified, entry.closed) = (self.tick, self.tick);
+        entry.modified = self.tick;
+        self.closed_at[block as usize] = self.tick;
         self.link(block);
     }
 

@@ -90,8 +90,8 @@ impl Ftl {
                 .blocks
                 .iter()
                 .filter(|(_, block)| block.is_worth_collecting(pages_per_block))
-                .min_by_key(|(_, block)| block.closed)
-                .map(|(number, _)| number),
+                .map(|(number, _)| number)
+                .min_by_key(|&number| self.blocks.closed_at(number)),
         }?;
         self.blocks.take_victim(block);
         Some(Slot {

@@ -4,9 +4,12 @@
 //! An element knows its objects, not the device's pages. The ledger lays objects out on a device of the
 //! element's capacity by itself, first fit, and scales the page so that its map stays small: a page here
 //! stands for a stripe over all chips and a block for a row of blocks erased together. Bytes programmed are
-//! counted in sectors of 4 KiB; a coarse page goes to the translation layer each time a page's worth of
-//! sectors was written in it. A page is given up when nothing is left in it, which errs towards more
-//! copying, the more so the smaller the objects are against a page.
+//! counted in sectors of 4 KiB.
+//!
+//! A coarse page goes to the translation layer when it has been filled, and after that, if n of its N
+//! sectors are written anew, with probability n / N: so as many bytes go there as were written, and pages
+//! live as irregularly as the objects in them (counting up to N would make them live too evenly, and
+//! collection look too cheap). A page is given up when nothing is left in it.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +18,7 @@ use super::gc::Collection;
 use super::geometry::{Geometry, GeometryError, Spec};
 use super::snapshot::{Reader, SnapshotError, VERSION, Writer, ensure};
 use super::wear::Wear;
+use super::workload::Source;
 
 /// Bytes of the smallest unit that a device programs; objects are rounded up to it.
 pub const SECTOR_BYTES: u64 = 4096;
@@ -91,8 +95,10 @@ pub struct Ledger {
     extents: BTreeMap<(u64, u32), Extent>,
     /// Sectors of each page that objects take up.
     live: Vec<u32>,
-    /// Sectors of each page that were written since it last went to the translation layer.
+    /// Sectors of each page that were written while the translation layer does not have it.
     unflushed: Vec<u32>,
+    /// Draws whether a page in use is programmed anew; always the same numbers.
+    source: Source,
 }
 
 impl Ledger {
@@ -111,6 +117,11 @@ impl Ledger {
         let (Some(page_bytes), false) = (bytes, capacity == 0) else {
             return Err(LedgerError::Capacity { capacity });
         };
+        Self::with_pages(capacity, page_bytes)
+    }
+
+    /// As [`Ledger::new`] with pages of so many bytes, a multiple of a sector.
+    pub(super) fn with_pages(capacity: u64, page_bytes: u32) -> Result<Self, LedgerError> {
         let blocks = capacity.div_ceil(u64::from(page_bytes) * PAGES_PER_BLOCK);
         let spare = (blocks * OVER_PROVISIONING_PERCENT).div_ceil(100);
         let spare = spare.max(SPARE_BLOCKS_MIN);
@@ -141,6 +152,7 @@ impl Ledger {
             extents: BTreeMap::new(),
             live: vec![0; pages as usize],
             unflushed: vec![0; pages as usize],
+            source: Source::seeded(0),
         }
     }
 
@@ -227,12 +239,18 @@ impl Ledger {
     }
 
     fn program(&mut self, extent: Extent) {
+        let per_page = narrow(self.sectors_per_page);
         for (page, sectors) in self.pages(extent) {
             self.live[page as usize] += sectors;
-            let unflushed = &mut self.unflushed[page as usize];
-            *unflushed += sectors;
-            if let Some(rest) = unflushed.checked_sub(narrow(self.sectors_per_page)) {
-                *unflushed = rest;
+            let due = if self.ftl.locate(page).is_some() {
+                self.source.below(per_page) < sectors
+            } else {
+                let unflushed = &mut self.unflushed[page as usize];
+                *unflushed += sectors;
+                *unflushed >= per_page
+            };
+            if due {
+                self.unflushed[page as usize] = 0;
                 self.ftl.write_page(page, &mut |_| ());
             }
         }
@@ -269,6 +287,7 @@ impl Ledger {
         self.ftl.encode(&mut writer);
         writer.put(self.host_bytes);
         writer.put(self.sectors_written);
+        writer.put(self.source.state);
         let unflushed = (0u64..).zip(&self.unflushed).filter(|&(_, &n)| n > 0);
         writer.put(unflushed.clone().count() as u64);
         for (page, &sectors) in unflushed {
@@ -299,6 +318,7 @@ impl Ledger {
         let mut ledger = Self::over(ftl);
         ledger.host_bytes = reader.take_count("host_bytes")?;
         ledger.sectors_written = reader.take_count("sectors_written")?;
+        ledger.source = Source::seeded(reader.take("source")?);
         for _ in 0..reader.take("unflushed")? {
             let page = reader.take_u32("unflushed")? as usize;
             let sectors = reader.take_u32("unflushed")?;

@@ -182,12 +182,12 @@ impl Ftl {
     fn encode_blocks(&self, writer: &mut Writer) {
         let tick = self.blocks.tick();
         writer.put(tick);
-        for (_, block) in self.blocks.iter() {
+        for (number, block) in self.blocks.iter() {
             let closed = block.state == State::Closed;
             writer.put(u64::from(block.erases) << 1 | u64::from(closed));
             if closed {
                 writer.put(tick - block.modified);
-                writer.put(tick - block.closed);
+                writer.put(tick - self.blocks.closed_at(number));
             }
         }
     }

@@ -7,7 +7,8 @@ use super::device::{Kind, Request};
 /// A seeded source of numbers: SplitMix64 (Steele, Lea, Flood 2014). The same seed gives the same numbers.
 #[derive(Clone, Debug)]
 pub struct Source {
-    state: u64,
+    /// What it goes on from: a source seeded with it draws the same numbers.
+    pub(super) state: u64,
 }
 
 impl Source {

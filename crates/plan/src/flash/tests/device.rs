@@ -57,29 +57,36 @@ fn sparse_reads(mode: Mode, bytes_per_s: u64) -> Report {
     run(&mut ftl, &requests, Some(&analysis), Span(0)).unwrap()
 }
 
-/// The four kernels of Table 7, by their compute time for 100 MB, and two of Table 3.
+/// The kernels of Table 7, by their compute time for 100 MB, and those of Table 3 on the ARM core.
+const KERNELS: [(&str, u64); 11] = [
+    ("max", 1000 * MIB / 198),
+    ("mean", 1000 * MIB / 221),
+    ("standard deviation", 1000 * MIB / 277),
+    ("linear regression", 1000 * MIB / 496),
+    ("statistics", 416 * MIB),
+    ("grep", 123 * MIB),
+    ("transpose", 76 * MIB),
+    ("PCA", 102 * MIB / 10),
+    ("gzip", 41 * MIB / 10),
+    ("fingerprint", 181 * MIB / 100),
+    ("k-means", 91 * MIB / 100),
+];
+
 #[test]
 fn the_mean_preemption_delay_is_half_a_slice() {
-    for bytes_per_s in [
-        1000 * MIB / 198,
-        1000 * MIB / 221,
-        1000 * MIB / 277,
-        1000 * MIB / 496,
-        41 * MIB / 10,
-        123 * MIB,
-    ] {
+    for (name, bytes_per_s) in KERNELS {
         let report = sparse_reads(Mode::Idle, bytes_per_s);
         let expected = kernel(Mode::Idle, bytes_per_s, 0).mean_preemption_delay();
         let found = report.latency.preemption_mean;
+        let error = found.as_secs_f64() / expected.as_secs_f64() - 1.0;
         println!(
-            "{:.2} MiB/s: {} preemptions, mean {:.3} ms, B/2T {:.3} ms",
-            Span(bytes_per_s).as_secs_f64() * 1e9 / 1048576.0,
+            "{name}: {} preemptions, mean {:.3} ms, B/2T {:.3} ms, {:+.1} %",
             report.latency.preemptions,
             found.as_secs_f64() * 1e3,
             expected.as_secs_f64() * 1e3,
+            error * 100.0,
         );
-        let error = found.as_secs_f64() / expected.as_secs_f64() - 1.0;
-        assert!(report.latency.preemptions > 1000);
+        assert!(report.latency.preemptions > 500);
         assert!(error.abs() < 0.04, "{found:?} against {expected:?}");
         assert!(report.latency.preemption_max.0 <= 2 * expected.0 + 1);
     }

@@ -86,7 +86,7 @@ pub enum GeometryError {
         /// Name of the setting.
         field: &'static str,
     },
-    /// Over-provisioning is negative, infinite or not a number.
+    /// Over-provisioning is zero, negative, not finite, or so large that no page is left.
     #[error(
         "flash device: over_provisioning is {value}; it must be a positive fraction such as 0.07"
     )]
@@ -172,6 +172,9 @@ impl Geometry {
             logical_pages: shrink(physical_pages, value),
             spec,
         };
+        if geometry.logical_pages == 0 {
+            return Err(GeometryError::OverProvisioning { value });
+        }
         geometry.check_spare()
     }
 
@@ -182,7 +185,8 @@ impl Geometry {
         let needed = self
             .chips()
             .saturating_mul(2)
-            .saturating_add(self.reserve() + 3);
+            .saturating_add(self.reserve())
+            .saturating_add(3);
         if spare < needed {
             return Err(GeometryError::TooFewSpareBlocks {
                 spare,
@@ -240,7 +244,7 @@ impl Geometry {
     /// chip before it frees the first.
     #[must_use]
     pub fn reserve(&self) -> u32 {
-        self.chips() + 2
+        self.chips().saturating_add(2)
     }
 
     /// The block a physical page is in.
@@ -303,7 +307,7 @@ mod tests {
 
     #[test]
     fn what_is_out_of_range_is_refused() {
-        for value in [0.0, -0.1, f64::INFINITY, f64::NAN] {
+        for value in [0.0, -0.1, 1e12, f64::INFINITY, f64::NAN] {
             let spec = Spec {
                 over_provisioning: value,
                 ..Spec::default()
@@ -331,6 +335,17 @@ mod tests {
         assert!(matches!(
             Geometry::new(all),
             Err(GeometryError::TooManyPages { .. })
+        ));
+        let spec = Spec {
+            channels: u32::MAX - 1,
+            chips_per_channel: 1,
+            blocks_per_chip: 1,
+            pages_per_block: 1,
+            ..Spec::default()
+        };
+        assert!(matches!(
+            Geometry::new(spec),
+            Err(GeometryError::TooFewSpareBlocks { .. })
         ));
         let spec = Spec {
             blocks_per_chip: 10,

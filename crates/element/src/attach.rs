@@ -71,7 +71,10 @@ async fn session(node: &Arc<Node>, welcomed: &mut bool) -> Ended {
 }
 
 async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::Infallible, Ended> {
-    let server = Server::connect(&node.config.server, node.config.token.as_deref()).await?;
+    let server = Server::connect(&node.config.server, node.config.credential.as_ref()).await?;
+    if let Some(trust) = server.trust() {
+        node.parts().pulls.set_trust(trust);
+    }
     let outgoing = UnboundedReceiverStream::new(node.parts().reports.connect(hello(node)?));
     let incoming = server.array().attach(outgoing).await;
     let mut incoming = incoming
@@ -101,12 +104,14 @@ fn hello(node: &Node) -> Result<v1::Hello, Error> {
         array_id: node.array(),
         labels: known.iter().map(|record| record.id.0).collect(),
         free_space_epoch: 0,
+        public_key: node.public_key().to_vec(),
     })
 }
 
 async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
     node.join(welcome.array_id, Key::from_slice(&welcome.key)?)
         .await?;
+    node.renew(&welcome.certificate).await?;
     tracing::info!(element = %node.config.element, url = %node.url, "attached to array {:016x}", welcome.array_id);
     let reports = &node.parts().reports;
     for live in node.executor.live() {

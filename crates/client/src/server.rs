@@ -3,6 +3,7 @@
 use crate::error::deepest;
 use crate::tls::{self, Connector, Inside, Problem, Trust};
 use crate::{Credential, Endpoint, Error, Objects};
+use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_wire::v1::array_client::ArrayClient;
@@ -93,7 +94,13 @@ impl Server {
             endpoint: Arc::new(endpoint.clone()),
             trust,
         };
-        let status = server.status().await?;
+        let status = match server.status().await {
+            // Not the server's word: what answered does not speak the protocol.
+            Err(Error::Refused(status)) if status.source().is_some() => {
+                return Err(lost(endpoint, &*status));
+            }
+            other => other?,
+        };
         let theirs = status.version;
         if theirs != PROTOCOL_VERSION {
             return Err(Error::Version {

@@ -26,6 +26,10 @@ const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How far the clocks of hosts may differ.
 const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// An uncompressed point of P-256 (SEC 1, 2.3.3): a mark and two coordinates of 32 bytes.
+const POINT_BYTES: usize = 65;
+const UNCOMPRESSED: u8 = 4;
+
 /// The array's authority.
 #[derive(Debug)]
 pub(crate) struct Authority {
@@ -45,6 +49,9 @@ pub enum AuthorityError {
         "no key with a certificate in it; bring it back from a copy, or remove it and give the new `token` to all other hosts"
     )]
     Broken,
+    /// What is to be certified.
+    #[error("it is no uncompressed point of P-256")]
+    Key,
     /// Signing.
     #[error("can't sign: {0}")]
     Sign(#[from] rcgen::Error),
@@ -100,6 +107,9 @@ impl Authority {
         element: tidemill_core::id::ElementId,
         public_key: &[u8],
     ) -> Result<Vec<u8>, AuthorityError> {
+        if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
+            return Err(AuthorityError::Key);
+        }
         self.sign(&tls::element(element), &Point(public_key))
     }
 
@@ -218,5 +228,10 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let element = tidemill_core::id::ElementId(3);
         authority.certify(element, key.der_bytes()).unwrap();
+        let wrong: [&[u8]; 3] = [b"", &key.der_bytes()[1..], &[0; POINT_BYTES]];
+        for wrong in wrong {
+            let error = authority.certify(element, wrong).unwrap_err();
+            assert!(matches!(error, AuthorityError::Key), "{error}");
+        }
     }
 }

@@ -166,9 +166,9 @@ impl Server {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
         let token = dir.join("token");
-        let authority_file = dir.join("authority.pem");
-        let authority = Arc::new(open_authority(&authority_file)?);
+        let (authority, identity) = open_authority(&dir.join("authority.pem"))?;
         let trust = Trust::new(authority.der())?;
+        let identity = config.tls.then_some(identity);
         let access = Arc::new(Access::open(&token, &authority)?);
         let owner = (
             rustix::process::geteuid().as_raw(),
@@ -208,8 +208,6 @@ impl Server {
         };
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
-        let identity = config.tls.then(|| authority.server()).transpose();
-        let identity = identity.map_err(|source| authority_error(&authority_file, source))?;
         let address = listen(config.listen, identity, &socket, routes).await?;
         let local = start_local(&socket, &names, access)?;
         let (database, shared) = (names.database().clone(), names.shared().clone());
@@ -375,15 +373,15 @@ async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incomi
     }
 }
 
-fn open_authority(path: &Path) -> Result<Authority, StartError> {
-    Authority::open(path).map_err(|source| authority_error(path, source))
-}
-
-fn authority_error(path: &Path, source: AuthorityError) -> StartError {
-    StartError::Authority {
+/// Who signs for the array, and what it has signed for this server.
+fn open_authority(path: &Path) -> Result<(Arc<Authority>, Identity), StartError> {
+    let at = |source| StartError::Authority {
         path: path.display().to_string(),
         source,
-    }
+    };
+    let authority = Authority::open(path).map_err(at)?;
+    let identity = authority.server().map_err(at)?;
+    Ok((Arc::new(authority), identity))
 }
 
 fn file(path: &Path, source: std::io::Error) -> StartError {

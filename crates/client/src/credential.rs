@@ -45,15 +45,15 @@ impl fmt::Debug for Credential {
 /// The file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// It can't be read.
+    /// It can't be read or, by the server, be written.
     #[error(
-        "can't read the array's token: {path}: {source}; copy `token` from the server's folder and name it with --token-file"
+        "can't use the array's token: {path}: {reason}; copy `token` from the server's folder and name it with --token-file"
     )]
     Read {
         /// The file.
         path: String,
         /// What the system said.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// It is not what it should be.
     #[error("bad token file: {path}: {what}; copy `token` from the server's folder again")]
@@ -86,9 +86,9 @@ impl Credential {
     /// If it can't be read or is none.
     pub fn read(path: &Path) -> Result<Self, CredentialError> {
         let shown = || path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|source| CredentialError::Read {
+        let text = std::fs::read_to_string(path).map_err(|reason| CredentialError::Read {
             path: shown(),
-            source,
+            reason,
         })?;
         Self::parse(&text).map_err(|what| CredentialError::Parse {
             path: shown(),

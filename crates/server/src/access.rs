@@ -49,8 +49,8 @@ impl Access {
     /// names the array's authority, too.
     pub(crate) fn open(token_file: &Path, authority: &Authority) -> Result<Self, CredentialError> {
         let before = match Credential::read(token_file) {
-            Err(CredentialError::Read { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound =>
+            Err(CredentialError::Read { reason, .. })
+                if reason.kind() == std::io::ErrorKind::NotFound =>
             {
                 None
             }
@@ -61,9 +61,9 @@ impl Access {
         let token = before.map_or_else(new_token, |held| held.token);
         if !written {
             let text = Credential::text(&token, authority.pem());
-            write_private(token_file, &text).map_err(|source| CredentialError::Read {
+            write_private(token_file, &text).map_err(|reason| CredentialError::Read {
                 path: token_file.display().to_string(),
-                source,
+                reason,
             })?;
         }
         let own_uid = rustix::process::geteuid().as_raw();

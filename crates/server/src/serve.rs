@@ -94,12 +94,12 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The array's authority.
-    #[error("{path}: {source}")]
+    #[error("{path}: {reason}")]
     Authority {
         /// Its file.
         path: String,
         /// What is wrong.
-        source: AuthorityError,
+        reason: AuthorityError,
     },
     /// The token.
     #[error(transparent)]
@@ -375,9 +375,9 @@ async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incomi
 
 /// Who signs for the array, and what it has signed for this server.
 fn open_authority(path: &Path) -> Result<(Arc<Authority>, Identity), StartError> {
-    let at = |source| StartError::Authority {
+    let at = |reason| StartError::Authority {
         path: path.display().to_string(),
-        source,
+        reason,
     };
     let authority = Authority::open(path).map_err(at)?;
     let identity = authority.server().map_err(at)?;

@@ -19,6 +19,11 @@ pub enum Problem {
         /// What it should be.
         expected: String,
     },
+    /// gRPC is spoken to an element, or HTTP to the server.
+    #[error(
+        "it speaks another protocol: check address and port, which are one of the server's and not of an element's"
+    )]
+    OtherProtocol,
     /// The certificate is over.
     #[error(
         "its certificate has expired: restart it, which renews the certificate, and check the clocks of both hosts"
@@ -57,6 +62,7 @@ impl From<rustls::Error> for Problem {
                 other => Self::Tls(InvalidCertificate(other)),
             },
             Invalid(InvalidMessage::InvalidContentType) => Self::Plain,
+            AlertReceived(AlertDescription::NoApplicationProtocol) => Self::OtherProtocol,
             AlertReceived(AlertDescription::UnknownCA) => Self::OtherAuthority,
             other => Self::Tls(other),
         }

@@ -1,6 +1,6 @@
 //! The side that connects.
 
-use super::stream::{SEND_BYTES, Stream};
+use super::stream::{SEND_BYTES, Stream, below};
 use super::{Inside, Trust};
 use hyper::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -81,7 +81,7 @@ impl Service<Uri> for Connector {
             let limited = |tls: &mut rustls::ClientConnection| {
                 tls.set_buffer_limit(Some(SEND_BYTES));
             };
-            let greeting = tls.connect_with(name, tcp, limited);
+            let greeting = tls.connect_with(name, below(tcp), limited);
             let greeted = tokio::time::timeout(CONNECT_MAX, greeting).await;
             let stream = greeted.map_err(|_| ConnectError::Silent)??;
             Ok(TokioIo::new(Stream::Tls(Box::new(stream.into()))))

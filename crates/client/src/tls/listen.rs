@@ -1,7 +1,7 @@
 //! The side that is connected to.
 
 use super::Problem;
-use super::stream::{SEND_BYTES, Stream};
+use super::stream::{SEND_BYTES, Stream, below};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -105,6 +105,7 @@ async fn greet(
         let limited = |tls: &mut rustls::ServerConnection| {
             tls.set_buffer_limit(Some(SEND_BYTES));
         };
+        let tcp = below(tcp);
         TlsAcceptor::from(identity).accept_with(tcp, limited).await
     };
     match tokio::time::timeout(HANDSHAKE_MAX, handshake).await {

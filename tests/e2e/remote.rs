@@ -252,6 +252,41 @@ fn what_is_started_again_is_known_again() {
 }
 
 #[test]
+fn token_and_authority_can_be_replaced() {
+    let Some(mut array) = Array::with(remote()) else {
+        return;
+    };
+    std::fs::write(array.at("kept"), "bytes").unwrap();
+    let old = array.path("old-token");
+    std::fs::copy(array.token_file(), &old).unwrap();
+
+    array.kill_server();
+    std::fs::remove_file(array.token_file()).unwrap();
+    std::fs::remove_file(array.path("server/authority.pem")).unwrap();
+    array.start_server();
+    let refused = list(&array.address(), &old);
+    assert!(
+        !refused.ok && refused.err.contains("not signed by this array"),
+        "{}",
+        refused.err
+    );
+    wait("the element says why it does not come back", || {
+        array
+            .log("element-0.log")
+            .contains("copy `token` from the server's folder again")
+    });
+
+    for index in 0..2 {
+        array.kill_element(index);
+        array.start_element(index);
+    }
+    array.wait_for_elements(2);
+    array.kill_mount();
+    array.start_mount();
+    assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), "bytes");
+}
+
+#[test]
 fn tls_can_be_switched_off_and_that_is_said() {
     let Some(array) = Array::with(Options {
         flags: ["--tls", "off"].map(String::from).into(),

@@ -41,21 +41,24 @@ enum Ended {
 /// Stays attached until that can't be; gives the reason.
 pub(crate) async fn stay(node: Arc<Node>) -> Error {
     let mut pause = PAUSE_MIN;
-    let mut silent = false;
+    let mut told = None;
     loop {
         let mut welcomed = false;
         let ended = session(&node, &mut welcomed).await;
         node.parts().reports.disconnect();
         if welcomed {
             pause = PAUSE_MIN;
-            silent = false;
+            told = None;
         }
         match ended {
             Ended::Fatal(error) => return error,
-            error if silent => tracing::debug!(%error, "still without a server"),
+            error if told == Some(error.to_string()) => {
+                tracing::debug!(%error, "still without a server");
+            }
+            // A server that went away may come back as one that can't be trusted, which is to be told, too.
             error => {
                 tracing::warn!(%error, element = %node.config.element, "without a server; trying again for ever");
-                silent = true;
+                told = Some(error.to_string());
             }
         }
         tokio::time::sleep(pause).await;

@@ -24,5 +24,6 @@ forbid tidemill-client tidemill-kernel tidemill-element tidemill-server tidemill
 forbid tidemill-element tidemill-server tidemill-mount fuser
 forbid tidemill-server tidemill-element tidemill-mount fuser
 forbid tidemill-mount tidemill-server tidemill-element rusqlite
+forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server
 [ $status = 0 ] && echo "layering: all arrows point down"
 exit $status

@@ -83,6 +83,7 @@ pub(crate) enum Command {
     Explain(command::explain::Args),
     Report(command::report::Args),
     Lineage(command::lineage::Args),
+    Kernel(command::kernel::Args),
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),

@@ -187,6 +187,11 @@ impl Context {
         !self.global.quiet && !self.global.json && std::io::stderr().is_terminal()
     }
 
+    /// Whether results only are wanted.
+    pub(crate) fn quiet(&self) -> bool {
+        self.global.quiet
+    }
+
     /// Tells something beside the result.
     pub(crate) fn note(&self, text: impl std::fmt::Display) {
         if !self.global.quiet {

@@ -6,6 +6,9 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::{Credential, Error, Trust};
+use tidemill_core::id::{ElementId, ObjectId};
 
 fn remote() -> Options {
     Options {
@@ -19,6 +22,12 @@ fn element_address(array: &Array, index: usize) -> String {
     let status = array.json(&["status"]);
     let url = status["elements"][index]["url"].as_str().unwrap();
     url.strip_prefix("https://").unwrap().to_owned()
+}
+
+/// A port that nobody listens on yet.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }
 
 /// `tidemill ls /` with other flags than the array's own.
@@ -67,9 +76,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 #[test]
 fn files_cross_the_network_whole_and_unreadable() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let target = free.local_addr().unwrap().port();
-    drop(free);
+    let target = free_port();
     let heard = Arc::default();
     let port = wiretap(target, &heard);
     let options = Options {
@@ -246,6 +253,36 @@ fn what_is_started_again_is_known_again() {
     std::fs::write(array.at("new"), &text).unwrap();
     assert!(array.run(&["get", "/new", copy.to_str().unwrap()]).ok);
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), text);
+}
+
+#[test]
+fn an_element_that_starts_before_its_server_is_known_already() {
+    let port = free_port();
+    let Some(mut array) = Array::with(Options {
+        elements: 1,
+        mount: false,
+        element_listen: format!("127.0.0.1:{port}"),
+        ..remote()
+    }) else {
+        return;
+    };
+    let credential = Credential::read(&array.token_file()).unwrap();
+    let trust = Trust::new(&credential.authority.unwrap()).unwrap();
+    array.kill_server();
+    array.kill_element(0);
+    array.start_element(0);
+    let object = Remote {
+        element: ElementId(0),
+        url: format!("https://127.0.0.1:{port}").into(),
+        object: ObjectId(1),
+        capability: vec![1],
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let objects = Objects::new(Some(&trust));
+    wait("the element answers", || {
+        let answer = runtime.block_on(objects.read(&object, 0, 1));
+        matches!(answer, Err(Error::ElementRefused { status: 400, .. }))
+    });
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         store: Arc::new(open_store(config)?),
         db,
         pulls: Arc::new(pulls),
-        runner: Runner::new(config.program.clone())?,
+        runner: Runner::new(config.program.clone(), config.kernels_idle)?,
         counters: Arc::new(counters),
         reports: Arc::default(),
     })

@@ -7,6 +7,7 @@
 //!
 //! Nothing here touches the network, a clock or a running array; files are read only where a function says so.
 
+pub mod advisor;
 pub mod chart;
 pub mod flash;
 pub mod model;

@@ -1,6 +1,7 @@
 //! `tidemill plan`: what would it take, before anyone buys or moves anything? One file a question.
 
 pub(crate) mod model;
+pub(crate) mod offload;
 
 use crate::context::Context;
 use clap::Subcommand;
@@ -9,9 +10,10 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "Examples:
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
-  tidemill plan model paper                     the paper's numbers beside the computed ones";
+  tidemill plan model paper                     the paper's numbers beside the computed ones
+  tidemill plan offload max /raw/values.f64     should this kernel run here or on the element?";
 
-/// Tell what analysis in storage would take and save, without doing it; no array is needed
+/// Tell what analysis in storage would take and save, without doing it
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -22,10 +24,12 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
     Model(model::Args),
+    Offload(offload::Args),
 }
 
-pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     match args.command {
         PlanCommand::Model(args) => model::run(args, context),
+        PlanCommand::Offload(args) => offload::run(args, context).await,
     }
 }

@@ -53,6 +53,15 @@ struct Bench<'a> {
     inputs: &'a Inputs,
 }
 
+/// A job of one task.
+struct Ran {
+    /// From submission to its end.
+    job: Duration,
+    /// The kernel alone.
+    kernel: Duration,
+    output_bytes: u64,
+}
+
 impl Bench<'_> {
     async fn all(
         &self,
@@ -77,8 +86,11 @@ impl Bench<'_> {
     }
 
     async fn element(&self, id: u32, subjects: &[Subject]) -> anyhow::Result<ElementSpeed> {
-        let mut used: Vec<Data> = subjects.iter().map(|subject| subject.data).collect();
-        used.dedup();
+        let uses = |data: &Data| subjects.iter().any(|subject| subject.data == *data);
+        let used: Vec<Data> = [Data::Numbers, Data::Text]
+            .into_iter()
+            .filter(uses)
+            .collect();
         for &data in &used {
             for bytes in [SMALL_BYTES, self.inputs.bytes] {
                 let local = self.inputs.file(data, bytes);
@@ -117,26 +129,23 @@ impl Bench<'_> {
     async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
         self.run(id, subject, self.inputs.bytes).await?;
         let (mut times, mut starts) = (Times::default(), Vec::new());
+        let mut output_bytes = 0;
         for _ in 0..self.inputs.runs {
-            let (job, kernel) = self.run(id, subject, SMALL_BYTES).await?;
-            starts.push(job);
-            times.small.push(kernel);
-            times
-                .large
-                .push(self.run(id, subject, self.inputs.bytes).await?.1);
+            let small = self.run(id, subject, SMALL_BYTES).await?;
+            starts.push(small.job);
+            times.small.push(small.kernel);
+            let large = self.run(id, subject, self.inputs.bytes).await?;
+            times.large.push(large.kernel);
+            output_bytes = large.output_bytes;
         }
         let mut speed = times.speed(subject, self.inputs)?;
         speed.start_ns = u64::try_from(median(&mut starts).as_nanos())?;
+        speed.output_bytes = output_bytes;
         Ok(speed)
     }
 
-    /// Runs one job; how long it took from submission to its end, and its kernel alone.
-    async fn run(
-        &self,
-        id: u32,
-        subject: &Subject,
-        bytes: u64,
-    ) -> anyhow::Result<(Duration, Duration)> {
+    /// Runs one job to its end.
+    async fn run(&self, id: u32, subject: &Subject, bytes: u64) -> anyhow::Result<Ran> {
         let input = Self::input(id, subject.data, bytes);
         let script = subject.script(&self.folder, &input, id);
         let request = v1::SubmitRequest {
@@ -173,10 +182,11 @@ impl Bench<'_> {
         };
         self.server.one(&credentials(), Op::Unlink(output)).await?;
         let span = |from: i64, to: i64| Duration::from_nanos(u64::try_from(to - from).unwrap_or(0));
-        Ok((
-            span(job.submitted, job.ended),
-            span(task.kernel_start, task.end),
-        ))
+        Ok(Ran {
+            job: span(job.submitted, job.ended),
+            kernel: span(task.kernel_start, task.end),
+            output_bytes: task.written_bytes,
+        })
     }
 
     /// Rate and latency of reading from an element.

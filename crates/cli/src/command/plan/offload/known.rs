@@ -103,16 +103,13 @@ impl Known {
     /// Looks everything up.
     ///
     /// # Errors
-    /// If the kernel was not measured, or nothing tells a rate of the link.
+    /// If nothing tells the rate of the link.
     pub(super) fn gather(
         args: &Args,
+        measured: &KernelSpeed,
         calibration: &Calibration,
         array: Option<&Array>,
     ) -> anyhow::Result<Self> {
-        let measured = calibration.kernel(&args.kernel).with_context(|| {
-            let name = &args.kernel;
-            format!("kernel {name} was never measured: `tidemill bench kernel {name}`")
-        })?;
         let mut sources = Vec::new();
         if builtin_hash(&args.kernel).is_some_and(|hash| hash != measured.hash) {
             sources.push(format!(
@@ -187,6 +184,11 @@ fn element(
         || "element".to_owned(),
         |array| format!("element {}", array.element.element),
     );
+    if array.is_some_and(|array| array.element.host == tidemill_client::host::id()) {
+        sources.push(format!(
+            "{name} is on this machine: both sides share its cores"
+        ));
+    }
     if let Some(array) = array
         && !args.no_load
     {

@@ -29,6 +29,7 @@ powers of 1000. docs/advisor.md tells the equations.";
 /// Should a kernel run on this machine, on the element that holds its input, or split between both?
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
+#[command(override_usage = "tidemill plan offload [OPTIONS] <KERNEL> <FILE|--size <SIZE>>")]
 #[command(group = clap::ArgGroup::new("input").required(true).args(["file", "size"]))]
 pub(crate) struct Args {
     /// The kernel, as `tidemill bench kernel` measured it
@@ -113,8 +114,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let path = path.unwrap_or_else(|| context.array.calibration());
     let calibration = Calibration::load(&path)?;
     let array = array(&args, context).await?;
-    let known = Known::gather(&args, &calibration, array.as_ref())
-        .with_context(|| format!("calibration {}", path.display()))?;
+    let measured = calibration.kernel(&args.kernel).with_context(|| {
+        let (name, path) = (&args.kernel, path.display());
+        format!("kernel {name} is not in {path}: measure it with `tidemill bench kernel {name}`")
+    })?;
+    let known = Known::gather(&args, measured, &calibration, array.as_ref())?;
     let splittable = args.splittable || SPLITTABLE.contains(&args.kernel.as_str());
     let case = Case {
         input: known.input,

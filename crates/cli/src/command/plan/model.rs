@@ -18,8 +18,8 @@ const EXAMPLES: &str = "Examples:
   tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
   tidemill plan model paper
 
-A site file describes a machine, its network, what it may stage on, its applications and kernels: start from
-examples/site/jaguar.toml. docs/models.md tells the equations, their readings and what each correction mends.";
+A site file describes a machine, what it may stage on, its applications and kernels; start from
+examples/site/jaguar.toml. docs/models.md tells the equations and what each correction mends.";
 
 /// Should analysis run where output is staged? The staging, feasibility, energy and cost models of Active Flash
 #[derive(Debug, clap::Args)]
@@ -41,11 +41,13 @@ enum Question {
     Cost(OfSite),
     /// All four
     All(OfSite),
+    #[command(after_help = EXAMPLES)]
     /// The paper's Tables 4, 5 and 7, Figs. 3 and 4 and claims beside what is computed, with the reading of each
     Paper(Readings),
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 struct OfSite {
     /// The machine, its applications and kernels [default: the paper's Jaguar]
     #[arg(long, value_name = "FILE")]

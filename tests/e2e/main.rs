@@ -9,4 +9,5 @@ mod jobs;
 mod lineage;
 mod offload;
 mod plan;
+mod remote;
 mod scripts;

@@ -39,6 +39,8 @@ MIB = 1 << 20
 KERNELS = [("max", [], 256 * MIB, "numbers"), ("grep", ["-c", "tide"], 256 * MIB, "text"),
            ("base64", [], 96 * MIB, "text"), ("od", ["-A", "n", "-t", "x1", "-v"], 8 * MIB, "text")]
 BUILTIN = {"max", "grep"}
+# What makes one result of results of parts.
+JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts))}
 
 
 def say(text):
@@ -56,7 +58,7 @@ class Testbed:
             self.client = self.network.add("client", options.client_cores)
             self.server = self.network.add("server", 0.5)
             self.element = self.network.add("element0", element_cores)
-            self.url = f"http://{self.server.address}:{PORT}"
+            self.url = f"https://{self.server.address}:{PORT}"
             self.token = f"{self.folder}/server/token"
             self._start()
         except BaseException:
@@ -113,7 +115,7 @@ class Case:
     """One kernel over one file."""
 
     def __init__(self, bed, kernel, args, size, kind):
-        self.bed, self.kernel, self.args, self.size = bed, kernel, args, size
+        self.bed, self.kernel, self.args, self.size, self.kind = bed, kernel, args, size, kind
         self.local = f"{bed.folder}/made"
         make(self.local, kind, size)
         bed.tidemill("-q", "put", "--element", "0", self.local, f"/{kernel}")
@@ -162,9 +164,14 @@ class Case:
             raise errors[0]
 
     def put_parts(self, share):
-        """The input as two files, cut at a multiple of eight bytes."""
+        """The input as two files, cut between two numbers or two lines."""
         cut = int(self.size * share) // 8 * 8
         with open(self.local, "rb") as file:
+            if self.kind == "text":
+                file.seek(cut)
+                file.readline()
+                cut = file.tell()
+                file.seek(0)
             for name, length in (("here", cut), ("there", self.size - cut)):
                 with open(f"{self.local}-{name}", "wb") as part:
                     shutil.copyfileobj(Limited(file, length), part, MIB)
@@ -187,9 +194,19 @@ class Case:
                 times[place].append(time.monotonic() - start)
             if digest(f"{out}/host") != digest(f"{out}/element"):
                 raise SystemExit(f"{self.kernel}: the results of host and element differ")
+            if split is not None and joined(self.kernel, out, "here", "there") != joined(self.kernel, out, "host"):
+                raise SystemExit(f"{self.kernel}: the results of the parts do not make that of the whole")
         result_bytes = os.path.getsize(f"{out}/host")
         shutil.rmtree(out)
         return times, result_bytes
+
+
+def joined(kernel, folder, *names):
+    parts = []
+    for name in names:
+        with open(f"{folder}/{name}") as file:
+            parts.append(file.read())
+    return JOIN[kernel](parts)
 
 
 class Limited:
@@ -211,8 +228,7 @@ def digest(path):
 
 def one(bed, options, element_cores, kernel, args, size, kind):
     say(f"element of {element_cores} cores: measuring {kernel}")
-    bed.tidemill("-q", "bench", "kernel", kernel, "--elements", "--runs", "3", "--size", str(min(size, 32 * MIB)), "--data",
-                 kind, "--", *args)
+    bed.tidemill("-q", "bench", "kernel", kernel, "--elements", "--data", kind, "--", *args)
     case = Case(bed, kernel, args, size, kind)
     advice = bed.ask("plan", "offload", kernel, f"/{kernel}")
     predicted = {choice["choice"]: choice for choice in advice["choices"] if choice["feasible"]}

@@ -129,7 +129,7 @@ fn what_is_missing_is_said() {
     };
     refused(&["min", "--size", "1 GB"], "tidemill bench kernel min");
     refused(&["max", "--size", "1 GB"], "give --link");
-    refused(&["max", "--size", "1"], "has no unit");
+    refused(&["max", "--size", "1 X"], "is no size");
     refused(
         &["max", "--size", "1 GB", "--element-speed", "0"],
         "above zero",

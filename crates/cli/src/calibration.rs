@@ -43,11 +43,11 @@ pub(crate) struct KernelSpeed {
     pub(crate) input_bytes: u64,
     /// Bytes of its result.
     pub(crate) output_bytes: u64,
-    /// Runs; times are their medians.
+    /// Runs.
     pub(crate) runs: u32,
-    /// What a run over next to nothing takes, in nanoseconds.
+    /// What a run over next to nothing takes, in nanoseconds: the median.
     pub(crate) start_ns: u64,
-    /// Bytes of input per second on one core, the start not counted.
+    /// Bytes of input per second on one core in the fastest run, the start not counted.
     pub(crate) bytes_per_sec: f64,
     /// The same on all cores together, one run on each; only of the machine that measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ pub(crate) enum CalibrationError {
     #[error("no calibration: {} is not there; measure with `tidemill bench kernel`", .0.display())]
     Missing(PathBuf),
     /// It can't be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("can't read or write {}", path.display())]
     File {
         /// Which.
         path: PathBuf,
@@ -86,7 +86,7 @@ pub(crate) enum CalibrationError {
         source: io::Error,
     },
     /// It is no calibration.
-    #[error("{} is no calibration file: {source}", path.display())]
+    #[error("{} is no calibration file", path.display())]
     Text {
         /// Which.
         path: PathBuf,
@@ -262,8 +262,12 @@ mod tests {
             error.contains("c.toml: kernel max: `bytes_per_sec`"),
             "{error}"
         );
-        let error = parse("version = 1\nhost = 3\n").unwrap_err().to_string();
-        assert!(error.contains("line 2"), "{error}");
+        let error = parse("version = 1\nhost = 3\n").unwrap_err();
+        let error = format!("{:#}", anyhow::Error::from(error));
+        assert!(
+            error.contains("c.toml") && error.contains("line 2"),
+            "{error}"
+        );
         let error = Calibration::load(Path::new("/no/such/file")).unwrap_err();
         assert!(
             error.to_string().contains("tidemill bench kernel"),

@@ -9,6 +9,7 @@ use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::job::has_ended;
 use anyhow::{Context as _, bail, ensure};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;
@@ -17,6 +18,9 @@ use tidemill_wire::v1::{self, name_op::Op};
 
 /// How often a job is asked whether it has ended. Its times are the array's own, so this is in none of them.
 const PERIOD: Duration = Duration::from_millis(5);
+
+/// Size of the file that the rate of the link is measured with.
+const LINK_BYTES: u64 = 32 << 20;
 
 /// Measures kernels on all storage elements that are up.
 ///
@@ -86,19 +90,12 @@ impl Bench<'_> {
     }
 
     async fn element(&self, id: u32, subjects: &[Subject]) -> anyhow::Result<ElementSpeed> {
-        let uses = |data: &Data| subjects.iter().any(|subject| subject.data == *data);
-        let used: Vec<Data> = [Data::Numbers, Data::Text]
-            .into_iter()
-            .filter(uses)
-            .collect();
-        for &data in &used {
-            for bytes in [SMALL_BYTES, self.inputs.bytes] {
-                let local = self.inputs.file(data, bytes);
-                let path = self.path(id, data, bytes);
-                self.transfer
-                    .put(&local, &path, Some(ElementId(id)), |_| ())
-                    .await?;
-            }
+        for (data, bytes) in self.used(subjects) {
+            let local = self.inputs.file(data, bytes)?;
+            let path = self.path(id, data, bytes);
+            self.transfer
+                .put(&local, &path, Some(ElementId(id)), |_| ())
+                .await?;
         }
         let mut kernels: Vec<KernelSpeed> = Vec::new();
         for subject in subjects {
@@ -107,8 +104,7 @@ impl Bench<'_> {
                 speed.with_context(|| format!("can't measure {} on element {id}", subject.name))?,
             );
         }
-        let data = used.first().copied().unwrap_or(Data::Numbers);
-        let (link_bytes_per_sec, link_latency_ns) = self.link(id, data).await?;
+        let (link_bytes_per_sec, link_latency_ns) = self.link(id).await?;
         Ok(ElementSpeed {
             array: String::new(),
             id,
@@ -116,6 +112,14 @@ impl Bench<'_> {
             link_latency_ns,
             kernels,
         })
+    }
+
+    /// The files that are needed: two of each subject, and two to measure the link with.
+    fn used(&self, subjects: &[Subject]) -> BTreeSet<(Data, u64)> {
+        let small = subjects.iter().map(|one| (one.data, SMALL_BYTES));
+        let large = subjects.iter().map(|one| (one.data, one.bytes));
+        let link = [SMALL_BYTES, LINK_BYTES].map(|bytes| (Data::Numbers, bytes));
+        small.chain(large).chain(link).collect()
     }
 
     fn input(id: u32, data: Data, bytes: u64) -> String {
@@ -127,14 +131,14 @@ impl Bench<'_> {
     }
 
     async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
-        self.run(id, subject, self.inputs.bytes).await?;
+        self.run(id, subject, subject.bytes).await?;
         let (mut times, mut starts) = (Times::default(), Vec::new());
         let mut output_bytes = 0;
         for _ in 0..self.inputs.runs {
             let small = self.run(id, subject, SMALL_BYTES).await?;
             starts.push(small.job);
             times.small.push(small.kernel);
-            let large = self.run(id, subject, self.inputs.bytes).await?;
+            let large = self.run(id, subject, subject.bytes).await?;
             times.large.push(large.kernel);
             output_bytes = large.output_bytes;
         }
@@ -190,26 +194,26 @@ impl Bench<'_> {
     }
 
     /// Rate and latency of reading from an element.
-    async fn link(&self, id: u32, data: Data) -> anyhow::Result<(f64, u64)> {
+    async fn link(&self, id: u32) -> anyhow::Result<(f64, u64)> {
         let read = async |bytes: u64| -> anyhow::Result<Duration> {
             let start = Instant::now();
             self.transfer
-                .read(&self.path(id, data, bytes), |_| Ok(()))
+                .read(&self.path(id, Data::Numbers, bytes), |_| Ok(()))
                 .await?;
             Ok(start.elapsed())
         };
         let (mut small, mut large) = (Vec::new(), Vec::new());
         for _ in 0..self.inputs.runs {
             small.push(read(SMALL_BYTES).await?);
-            large.push(read(self.inputs.bytes).await?);
+            large.push(read(LINK_BYTES).await?);
         }
         let latency = median(&mut small);
         let moving = median(&mut large).checked_sub(latency);
-        let moving = moving.filter(|moving| !moving.is_zero()).context(
-            "reading the large input took no longer than the small one; give a larger --size",
-        )?;
+        let moving = moving
+            .filter(|moving| !moving.is_zero())
+            .context("reading the large file took no longer than the small one; measure again")?;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let bytes = (self.inputs.bytes - SMALL_BYTES) as f64;
+        let bytes = (LINK_BYTES - SMALL_BYTES) as f64;
         Ok((
             bytes / moving.as_secs_f64(),
             u64::try_from(latency.as_nanos())?,

@@ -20,7 +20,7 @@ use tidemill_kernel::{Launcher, Settings, builtin_names};
 
 const EXAMPLES: &str = "Examples:
   tidemill bench kernel                             all built-in kernels on this machine
-  tidemill bench kernel max grep --size 1Gi
+  tidemill bench kernel max grep --size 1Gi         over more input than it would choose by itself
   tidemill bench kernel od -- -A n -t x1 -v         a program: data on standard input, result on standard output
   tidemill bench kernel --elements max              on this machine, on each element, and the way to each
 
@@ -29,6 +29,12 @@ Input is made from a seed and lies in the page cache. What was measured before o
 /// Least size of an input: less says nothing.
 const SIZE_BYTES_MIN: u64 = 1 << 20;
 
+/// Greatest size of an input that is chosen here: each element gets a copy.
+const SIZE_BYTES_MAX: u64 = 256 << 20;
+
+/// How long the work of a run should take: long against the scatter of its start.
+const WORK: Duration = Duration::from_millis(200);
+
 /// Measure kernels on this machine, and on the array's elements, and keep the figures in a calibration file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -36,10 +42,10 @@ pub(crate) struct Args {
     /// Built-in kernels, or programs that filter standard input [default: all built-in kernels]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Size of the input
-    #[arg(long, value_name = "SIZE", default_value = "64Mi")]
-    size: Size,
-    /// Runs of each; times are their medians
+    /// Size of the input [default: 1Mi to 256Mi, so that a run takes about 0.2 s]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+    /// Runs of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// What the input is made from
@@ -62,36 +68,25 @@ pub(crate) struct Args {
     args: Vec<String>,
 }
 
-/// Input files of two sizes by kind, and how they are used.
+/// Input files by kind and size, made when they are asked for first.
 #[derive(Debug)]
 pub(super) struct Inputs {
     folder: tempfile::TempDir,
-    pub(super) bytes: u64,
     pub(super) seed: u64,
     pub(super) runs: u32,
 }
 
 impl Inputs {
-    fn make(subjects: &[Subject], args: &Args) -> anyhow::Result<Self> {
-        let inputs = Self {
-            folder: tempfile::tempdir().context("can't make a folder for the input")?,
-            bytes: args.size.0 / 8 * 8,
-            seed: args.seed,
-            runs: args.runs,
-        };
-        for data in [Data::Numbers, Data::Text] {
-            if subjects.iter().any(|subject| subject.data == data) {
-                for bytes in [SMALL_BYTES, inputs.bytes] {
-                    data.write(&inputs.file(data, bytes), bytes, args.seed)?;
-                }
-            }
-        }
-        Ok(inputs)
-    }
-
     /// The file of a kind and size.
-    pub(super) fn file(&self, data: Data, bytes: u64) -> PathBuf {
-        self.folder.path().join(Self::name(data, bytes))
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub(super) fn file(&self, data: Data, bytes: u64) -> anyhow::Result<PathBuf> {
+        let path = self.folder.path().join(Self::name(data, bytes));
+        if !path.exists() {
+            data.write(&path, bytes, self.seed)?;
+        }
+        Ok(path)
     }
 
     /// Its name.
@@ -105,11 +100,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         args.args.is_empty() || args.names.len() == 1,
         "arguments after `--` are for one kernel: name one"
     );
-    ensure!(
-        args.size.0 >= SIZE_BYTES_MIN,
-        "too small: --size {}; give at least 1Mi",
-        args.size.0
-    );
+    if let Some(Size(bytes)) = args.size {
+        ensure!(
+            bytes >= SIZE_BYTES_MIN,
+            "too small: --size {bytes}; give at least 1Mi"
+        );
+    }
     let path = args.output.clone();
     let path = path.unwrap_or_else(|| context.array.calibration());
     let mut all = before(&path, context)?;
@@ -120,11 +116,21 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         false => None,
     };
     let launcher = Launcher::new(Settings::default())?;
-    let subjects = subjects(&args, &launcher)?;
-    let inputs = Inputs::make(&subjects, &args)?;
-    for subject in &subjects {
+    let mut subjects = subjects(&args, &launcher)?;
+    let inputs = Inputs {
+        folder: tempfile::tempdir().context("can't make a folder for the input")?,
+        seed: args.seed,
+        runs: args.runs,
+    };
+    for subject in &mut subjects {
         context.note(format_args!("{} on this machine", subject.name));
-        let speed = tokio::task::block_in_place(|| here(subject, &inputs, &launcher, all.cores));
+        let speed = tokio::task::block_in_place(|| {
+            subject.bytes = match args.size {
+                Some(Size(bytes)) => bytes / 8 * 8,
+                None => suitable(subject, &inputs, &launcher)?,
+            };
+            here(subject, &inputs, &launcher, all.cores)
+        });
         let speed = speed.with_context(|| format!("can't measure {}", subject.name))?;
         keep(&mut measured.kernels, speed.clone());
         keep(&mut all.kernels, speed);
@@ -176,6 +182,29 @@ fn subjects(args: &Args, launcher: &Launcher) -> anyhow::Result<Vec<Subject>> {
         .collect()
 }
 
+/// A size of input that takes about [`WORK`], found by trying larger ones.
+fn suitable(subject: &Subject, inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<u64> {
+    let time = |bytes: u64| Ok(at_once(subject, inputs, launcher, bytes, 1)?.0);
+    time(SMALL_BYTES)?;
+    let start: anyhow::Result<_> = time(SMALL_BYTES);
+    let start = start?;
+    let mut bytes = SIZE_BYTES_MIN;
+    loop {
+        let work = time(bytes)?.saturating_sub(start);
+        if bytes >= SIZE_BYTES_MAX || work * 2 >= WORK {
+            return Ok(bytes);
+        }
+        bytes = larger(bytes, work);
+    }
+}
+
+/// The size to try after one of which the work is less than half of [`WORK`]: a multiple of it, 2 to 16.
+fn larger(bytes: u64, work: Duration) -> u64 {
+    let times = WORK.as_nanos() / work.as_nanos().max(1);
+    let times = u64::try_from(times).unwrap_or(u64::MAX).clamp(2, 16);
+    (bytes * times).min(SIZE_BYTES_MAX)
+}
+
 /// Measures a kernel on this machine.
 fn here(
     subject: &Subject,
@@ -184,22 +213,22 @@ fn here(
     cores: u32,
 ) -> anyhow::Result<KernelSpeed> {
     let at_once = |bytes: u64, count: u32| at_once(subject, inputs, launcher, bytes, count);
-    at_once(inputs.bytes, 1)?;
+    at_once(subject.bytes, 1)?;
     let mut times = Times::default();
     let (mut all_cores, mut output_bytes) = (Vec::new(), 0);
     for _ in 0..inputs.runs {
         times.small.push(at_once(SMALL_BYTES, 1)?.0);
-        let (wall, bytes) = at_once(inputs.bytes, 1)?;
+        let (wall, bytes) = at_once(subject.bytes, 1)?;
         times.large.push(wall);
         output_bytes = bytes;
-        all_cores.push(at_once(inputs.bytes, cores)?.0);
+        all_cores.push(at_once(subject.bytes, cores)?.0);
     }
+    let start = least(&times.small);
     let mut speed = times.speed(subject, inputs)?;
     speed.output_bytes = output_bytes;
-    let start = Duration::from_nanos(speed.start_ns);
-    let work = median(&mut all_cores).saturating_sub(start).as_secs_f64();
+    let work = least(&all_cores).saturating_sub(start).as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    let bytes = (inputs.bytes - SMALL_BYTES) as f64 * f64::from(cores);
+    let bytes = (subject.bytes - SMALL_BYTES) as f64 * f64::from(cores);
     speed.all_cores_bytes_per_sec = (work > 0.0).then(|| bytes / work);
     Ok(speed)
 }
@@ -213,7 +242,7 @@ fn at_once(
     count: u32,
 ) -> anyhow::Result<(Duration, u64)> {
     let folder = tempfile::tempdir().context("can't make a folder for the run")?;
-    let data = inputs.file(subject.data, bytes);
+    let data = inputs.file(subject.data, bytes)?;
     let prepared: Vec<_> = (0..count)
         .map(|number| launcher.prepare(subject.run(&data, folder.path().join(number.to_string()))))
         .collect::<Result<_, _>>()?;
@@ -248,7 +277,8 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Start and throughput from the medians.
+    /// The start is the median, since it is paid as it comes. The work is the difference of the least times: other
+    /// programs only ever add to a run, and their share is asked for when it matters.
     ///
     /// # Errors
     /// If the input was too small to tell them apart.
@@ -258,20 +288,20 @@ impl Times {
         inputs: &Inputs,
     ) -> anyhow::Result<KernelSpeed> {
         let start = median(&mut self.small);
-        let work = median(&mut self.large).checked_sub(start);
+        let work = least(&self.large).checked_sub(least(&self.small));
         let work = work
             .filter(|work| !work.is_zero())
             .context("the large input took no longer than next to nothing; give a larger --size")?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let bytes = (inputs.bytes - SMALL_BYTES) as f64;
+        let bytes = (subject.bytes - SMALL_BYTES) as f64;
         Ok(KernelSpeed {
             name: subject.name.clone(),
             args: subject.args.clone(),
             hash: subject.hash.clone(),
             measured: format::time(i64::try_from(since.as_nanos())?),
             seed: inputs.seed,
-            input_bytes: inputs.bytes,
+            input_bytes: subject.bytes,
             output_bytes: 0,
             runs: inputs.runs,
             start_ns: u64::try_from(start.as_nanos())?,
@@ -286,6 +316,10 @@ pub(super) fn median(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     let middle = times.len().saturating_sub(1) / 2;
     times.get(middle).copied().unwrap_or_default()
+}
+
+fn least(times: &[Duration]) -> Duration {
+    times.iter().min().copied().unwrap_or_default()
 }
 
 /// What a call measured.
@@ -343,8 +377,16 @@ fn row(kernel: &KernelSpeed, place: String, ratio: Option<f64>) -> [String; 6] {
         kernel
             .all_cores_bytes_per_sec
             .map_or_else(|| "-".to_owned(), per_second),
-        ratio.map_or_else(|| "-".to_owned(), tidemill_plan::units::significant),
+        ratio.map_or_else(|| "-".to_owned(), ratio_text),
     ]
+}
+
+/// A result of a few bytes is none for each byte of input.
+fn ratio_text(ratio: f64) -> String {
+    match ratio {
+        0.0..1e-4 => "0".to_owned(),
+        _ => tidemill_plan::units::significant(ratio),
+    }
 }
 
 #[expect(
@@ -370,12 +412,19 @@ mod tests {
     }
 
     #[test]
+    fn larger_inputs_are_tried_up_to_a_bound() {
+        assert_eq!(larger(1 << 20, WORK / 10), 10 << 20);
+        assert_eq!(larger(1 << 20, Duration::ZERO), 16 << 20);
+        assert_eq!(larger(200 << 20, WORK / 3), SIZE_BYTES_MAX);
+    }
+
+    #[test]
     fn start_and_work_are_told_apart() {
         let launcher = Launcher::new(Settings::default()).unwrap();
-        let subject = Subject::new("max", &[], None, &launcher).unwrap();
+        let mut subject = Subject::new("max", &[], None, &launcher).unwrap();
+        subject.bytes = SMALL_BYTES + 1000;
         let inputs = Inputs {
             folder: tempfile::tempdir().unwrap(),
-            bytes: SMALL_BYTES + 1000,
             seed: 1,
             runs: 3,
         };
@@ -385,8 +434,8 @@ mod tests {
         };
         let speed = times([5, 9, 5]).speed(&subject, &inputs).unwrap();
         assert_eq!(speed.start_ns, 3_000_000_000);
-        assert!((speed.bytes_per_sec - 500.0).abs() < 1e-9);
-        let error = times([3, 3, 1]).speed(&subject, &inputs).unwrap_err();
+        assert!((speed.bytes_per_sec - 1000.0 / 3.0).abs() < 1e-9);
+        let error = times([3, 3, 2]).speed(&subject, &inputs).unwrap_err();
         assert!(error.to_string().contains("larger --size"), "{error}");
     }
 }

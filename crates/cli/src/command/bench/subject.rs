@@ -29,7 +29,7 @@ const WORDS: [&str; 16] = [
 ];
 
 /// What input is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum Data {
     /// Little-endian doubles.
     Numbers,
@@ -91,6 +91,8 @@ pub(super) struct Subject {
     pub(super) args: Vec<String>,
     pub(super) data: Data,
     pub(super) hash: String,
+    /// Size of the input that it is measured over; not chosen yet if 0.
+    pub(super) bytes: u64,
     code: Code,
 }
 
@@ -122,6 +124,7 @@ impl Subject {
                 },
                 data: data.unwrap_or(if text { Data::Text } else { Data::Numbers }),
                 hash: builtin_hash(name).unwrap_or_default(),
+                bytes: 0,
                 code: Code::Builtin(name.to_owned()),
             });
         }
@@ -138,6 +141,7 @@ impl Subject {
             args: args.to_vec(),
             data: data.unwrap_or(Data::Text),
             hash: hash_file(&program).with_context(at)?,
+            bytes: 0,
             code: Code::Program(program),
         })
     }
@@ -227,6 +231,7 @@ mod tests {
             args: vec!["a \"b\" \\d".into(), String::new()],
             data: Data::Text,
             hash: String::new(),
+            bytes: 0,
             code: Code::Program("/bin/grep".into()),
         };
         let text = odd.script("/bench", "text-4096", 3);

@@ -1,6 +1,6 @@
 //! Where the advisor's numbers come from: flags first, then the calibration, then what the array knows of itself.
 
-use super::Args;
+use super::{Args, per_second};
 use crate::calibration::{Calibration, KernelSpeed};
 use crate::context::{Context, credentials};
 use crate::files;
@@ -124,7 +124,11 @@ impl Known {
         let ratio = measured.output_bytes as f64 / measured.input_bytes as f64;
         let size = array.and_then(|array| array.size).map(bytes);
         Ok(Self {
-            input: args.size.or(size).context("no size: give --size")?,
+            input: args
+                .size
+                .map(|size| bytes(size.0))
+                .or(size)
+                .context("no size: give --size")?,
             output_ratio: args.output_ratio.unwrap_or(ratio),
             element,
             host,
@@ -148,8 +152,11 @@ fn host(
         running_programs()
     };
     sources.push(format!(
-        "host: {rate}, measured {} on {}; {programs} other programs run on its {} cores",
-        measured.measured, calibration.host, calibration.cores
+        "host: {}, measured {} on {}; {programs} other programs run on its {} cores",
+        per_second(rate),
+        measured.measured,
+        calibration.host,
+        calibration.cores
     ));
     Side {
         rate: Some(rate),
@@ -206,18 +213,21 @@ fn element(
         let rate = BytesPerSecond::new(measured.bytes_per_sec * factor);
         side.rate = Some(rate);
         sources.push(format!(
-            "{name}: {rate}, {factor} of the host's as --element-speed says"
+            "{name}: {}, {factor} of the host's as --element-speed says",
+            per_second(rate)
         ));
     } else if let Some(known) = known {
         let rate = BytesPerSecond::new(known.bytes_per_sec);
         (side.rate, side.start) = (Some(rate), nanos(known.start_ns));
+        let rate = per_second(rate);
         sources.push(format!("{name}: {rate}, measured {}", known.measured));
     } else if let Some(history) = history.filter(|one| one.total_ns > 0 && one.input_bytes > 0) {
         let rate = bytes(history.input_bytes) / nanos(history.total_ns);
         // A history counts whole runs: the start is in its rate.
         (side.rate, side.start) = (Some(rate), Seconds::ZERO);
         sources.push(format!(
-            "{name}: {rate}, the mean of its {} runs so far",
+            "{name}: {}, the mean of its {} runs so far",
+            per_second(rate),
             history.runs
         ));
     } else {
@@ -252,7 +262,8 @@ fn link(
     };
     let measured = known.map_or(Seconds::ZERO, |known| nanos(known.link_latency_ns));
     let latency = args.latency.unwrap_or(measured);
-    sources.push(format!("link: {bandwidth}, {from}; latency {latency}"));
+    let rate = per_second(bandwidth);
+    sources.push(format!("link: {rate}, {from}; latency {latency}"));
     Ok(Link {
         bandwidth,
         latency,

@@ -6,6 +6,7 @@ mod known;
 
 use crate::calibration::Calibration;
 use crate::context::Context;
+use crate::format::{self, Size};
 use crate::output::{View, table, write_table};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
@@ -15,16 +16,15 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_plan::advisor::{Advice, Case, Choice, Place, advise};
-use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts};
+use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan offload max /raw/values.f64              a file of the array, on the element that holds it
-  tidemill plan offload grep --size '20 GB'              such a file, on the element that has least to do
-  tidemill plan offload max --size '1 GB' --element-speed 0.25 --link '1 Gbit/s'     no array is needed
+  tidemill plan offload grep --size 20G                  such a file, on the element that has least to do
+  tidemill plan offload max --size 1G --element-speed 0.25 --link '1 Gbit/s'     no array is needed
   tidemill --json plan offload od /raw/a --result element | jq -r .best
 
-First measure the kernel: tidemill bench kernel --elements NAME. Sizes and rates are in powers of 1024, bits in
-powers of 1000. docs/advisor.md tells the equations.";
+First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md tells the equations.";
 
 /// Should a kernel run on this machine, on the element that holds its input, or split between both?
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     file: Option<String>,
     /// Size of the input, if there is no file of it
     #[arg(long, value_name = "SIZE")]
-    size: Option<Bytes>,
+    size: Option<Size>,
     /// Where the result is wanted
     #[arg(long, value_enum, default_value_t = Wanted::Host)]
     result: Wanted,
@@ -163,6 +163,21 @@ async fn array(args: &Args, context: &Context) -> anyhow::Result<Option<Array>> 
     }
 }
 
+/// As sizes are told in all other commands.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "display only; casts saturate"
+)]
+fn size(bytes: Bytes) -> String {
+    format::bytes(bytes.get().round() as u64)
+}
+
+/// A rate, likewise.
+fn per_second(rate: BytesPerSecond) -> String {
+    format!("{}/s", size(Bytes::new(rate.get())))
+}
+
 /// The answer.
 struct Advised<'a> {
     kernel: &'a str,
@@ -175,11 +190,14 @@ const CHOICES: [Choice; 3] = [Choice::Element, Choice::Host, Choice::Split];
 
 impl View for Advised<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let ratio = tidemill_plan::units::significant(self.case.output_ratio);
+        let (input, result) = (self.case.input, self.case.input * self.case.output_ratio);
         writeln!(
             out,
-            "{} over {}, {ratio} bytes of result for each byte, wanted on the {}\n",
-            self.kernel, self.case.input, self.case.result
+            "{} over {}; its result of {} is wanted on the {}\n",
+            self.kernel,
+            size(input),
+            size(result),
+            self.case.result
         )?;
         let header = ["CHOICE", "TIME", "WAIT", "MOVE", "RUN", "MOVED", "ENERGY"];
         let mut rows = table(&header, &[1, 2, 3, 4, 5, 6]);
@@ -192,7 +210,7 @@ impl View for Advised<'_> {
                     one.waiting.to_string(),
                     one.moving.to_string(),
                     (one.on_element + one.on_host).to_string(),
-                    one.moved.to_string(),
+                    size(one.moved),
                     one.energy.to_string(),
                 ])),
                 Err(why) => notes.push(format!("{choice}: can't be had: {why}")),
@@ -200,8 +218,7 @@ impl View for Advised<'_> {
         }
         write_table(out, &rows)?;
         if let Ok(split) = self.advice.split {
-            let share =
-                tidemill_plan::units::significant((split.element_share * 1e3).round() / 10.0);
+            let share = significant((split.element_share * 1e3).round() / 10.0);
             notes.push(format!(
                 "split: best with {share} % of the input on the element"
             ));

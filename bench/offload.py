@@ -36,11 +36,13 @@ from hosts import Network  # noqa: E402
 PORT = 7070
 MIB = 1 << 20
 # Kernel, arguments, size of the input, kind of data. Programs are filters.
-KERNELS = [("max", [], 256 * MIB, "numbers"), ("grep", ["-c", "tide"], 256 * MIB, "text"),
-           ("base64", [], 96 * MIB, "text"), ("od", ["-A", "n", "-t", "x1", "-v"], 8 * MIB, "text")]
-BUILTIN = {"max", "grep"}
+KERNELS = [("max", [], 512 * MIB, "numbers"), ("grep", ["-c", "tide"], 512 * MIB, "text"),
+           ("wordcount", [], 256 * MIB, "text"), ("base64", [], 96 * MIB, "text"),
+           ("od", ["-A", "n", "-t", "x1", "-v"], 8 * MIB, "text")]
+BUILTIN = {"max", "grep", "wordcount"}
 # What makes one result of results of parts.
-JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts))}
+JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts)),
+        "wordcount": lambda parts: [sum(column) for column in zip(*(map(int, part.split()) for part in parts))]}
 
 
 def say(text):
@@ -118,7 +120,7 @@ class Case:
         self.bed, self.kernel, self.args, self.size, self.kind = bed, kernel, args, size, kind
         self.local = f"{bed.folder}/made"
         make(self.local, kind, size)
-        bed.tidemill("-q", "put", "--element", "0", self.local, f"/{kernel}")
+        bed.tidemill("-q", "put", "--element", "0", self.local, f"/{kernel}-input")
         self.number = 0
 
     def on_host(self, source, out):
@@ -181,8 +183,8 @@ class Case:
         """Seconds of each placement, one list each."""
         out = f"{self.bed.folder}/out"
         os.makedirs(out, exist_ok=True)
-        places = {"host": lambda: self.on_host(f"/{self.kernel}", f"{out}/host"),
-                  "element": lambda: self.on_element(f"/{self.kernel}", f"{out}/element")}
+        places = {"host": lambda: self.on_host(f"/{self.kernel}-input", f"{out}/host"),
+                  "element": lambda: self.on_element(f"/{self.kernel}-input", f"{out}/element")}
         if split is not None:
             self.put_parts(split)
             places["split"] = lambda: self.on_both([f"{out}/here", f"{out}/there"])
@@ -230,7 +232,7 @@ def one(bed, options, element_cores, kernel, args, size, kind):
     say(f"element of {element_cores} cores: measuring {kernel}")
     bed.tidemill("-q", "bench", "kernel", kernel, "--elements", "--data", kind, "--", *args)
     case = Case(bed, kernel, args, size, kind)
-    advice = bed.ask("plan", "offload", kernel, f"/{kernel}")
+    advice = bed.ask("plan", "offload", kernel, f"/{kernel}-input")
     predicted = {choice["choice"]: choice for choice in advice["choices"] if choice["feasible"]}
     share = predicted["split"]["element_share"] if advice["best"] == "split" else None
     say(f"element of {element_cores} cores: running {kernel}; the advice is: {advice['best']}")

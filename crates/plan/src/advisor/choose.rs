@@ -8,9 +8,9 @@ use std::fmt;
 /// Times that differ by less than this share count as equal; then the energy decides.
 pub const TIE: f64 = 0.01;
 
-/// A split must be faster by this share than the better side alone: arranging it and joining results is not in the
-/// equations.
-pub const SPLIT_GAIN_MIN: f64 = 0.05;
+/// A split must be faster by this share than the better side alone: cutting the input, joining results, and what the
+/// element's cores do to send the host its part while the kernel runs are not in the equations.
+pub const SPLIT_GAIN_MIN: f64 = 0.2;
 
 /// A way of running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

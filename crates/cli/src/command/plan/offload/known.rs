@@ -5,10 +5,11 @@ use crate::calibration::{Calibration, KernelSpeed};
 use crate::context::{Context, credentials};
 use crate::files;
 use anyhow::{Context as _, ensure};
+use std::time::Duration;
 use tidemill_client::transfer::Transfer;
 use tidemill_kernel::builtin_hash;
 use tidemill_plan::advisor::{ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Link, Load, Side};
-use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
+use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds, significant};
 use tidemill_wire::v1;
 
 /// The element in question, of an array that is up.
@@ -152,10 +153,11 @@ fn host(
         running_programs()
     };
     sources.push(format!(
-        "host: {}, measured {} on {}; {programs} other programs run on its {} cores",
+        "host: {}, measured {} on {}; {} other programs run on its {} cores",
         per_second(rate),
         measured.measured,
         calibration.host,
+        significant(programs),
         calibration.cores
     ));
     Side {
@@ -271,12 +273,21 @@ fn link(
     })
 }
 
-/// Programs that run or want to, this one not counted.
+/// How often the system is asked what runs, and how long between: one look tells of chance, not of load.
+const LOOKS: u32 = 20;
+const LOOK_PERIOD: Duration = Duration::from_millis(10);
+
+/// Programs that run or want to, this one not counted: the mean of some looks.
 fn running_programs() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let running = text.split_whitespace().nth(3);
-    let running = running.and_then(|part| part.split_once('/')?.0.parse::<f64>().ok());
-    (running.unwrap_or(1.0) - 1.0).max(0.0)
+    let mut others = 0;
+    for _ in 0..LOOKS {
+        std::thread::sleep(LOOK_PERIOD);
+        let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let running = text.split_whitespace().nth(3);
+        let running = running.and_then(|part| part.split_once('/')?.0.parse::<u32>().ok());
+        others += running.unwrap_or(1).saturating_sub(1);
+    }
+    f64::from(others) / f64::from(LOOKS)
 }
 
 /// Space for the input and the result where the user is.

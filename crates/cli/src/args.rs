@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Report(command::report::Args),
     Lineage(command::lineage::Args),
     Kernel(command::kernel::Args),
+    Plan(command::plan::Args),
+    Bench(command::bench::Args),
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),

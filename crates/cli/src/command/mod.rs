@@ -1,5 +1,6 @@
 //! The commands, one file each: its flags, its help with examples, what it does.
 
+pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod cat;
 pub(crate) mod completions;
@@ -15,6 +16,7 @@ pub(crate) mod ls;
 pub(crate) mod mkdir;
 pub(crate) mod mount;
 pub(crate) mod mv;
+pub(crate) mod plan;
 pub(crate) mod put;
 pub(crate) mod rebuild;
 pub(crate) mod report;
@@ -59,7 +61,9 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Explain(args) => explain::run(args, &context).await,
         Command::Report(args) => report::run(&args, &context).await,
         Command::Kernel(args) => kernel::run(args, &context),
+        Command::Plan(args) => plan::run(args, &context).await,
         Command::Lineage(args) => lineage::run(args, &context).await,
+        Command::Bench(args) => bench::run(args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,

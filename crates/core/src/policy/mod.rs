@@ -6,12 +6,14 @@
 //! dispatcher may look ahead and drop the answer; [`Policy::chosen`] tells the policy that its answer
 //! was carried out.
 
+mod advised;
 mod hybrid;
 mod input_locality;
 mod min_wait;
 mod random;
 mod round_robin;
 
+pub use advised::Advised;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
 pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
@@ -26,7 +28,7 @@ use std::fmt;
 pub const DEFAULT: &str = "min-wait";
 
 /// Names that [`by_name`] knows, for help texts and errors.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "round-robin",
     "random",
     "input-locality",
@@ -36,6 +38,7 @@ pub const NAMES: [&str; 9] = [
     "hybrid:random",
     "hybrid:input-locality",
     "hybrid:min-wait",
+    "advised",
 ];
 
 /// A task that looks for an element.
@@ -84,7 +87,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The elements that keep data: the only ones that policies other than [`Hybrid`] may choose.
+    /// The elements that keep data: the only ones that policies other than [`Hybrid`] and [`Advised`] may choose.
     pub fn stores(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
         self.candidates
             .iter()
@@ -132,6 +135,17 @@ pub enum Reason {
         /// To pull inputs, in nanoseconds.
         transfer_ns: u64,
     },
+    /// Waiting, pulling inputs and running take the least time there, or as little with less energy.
+    Advised {
+        /// Until a core is free, in nanoseconds.
+        wait_ns: u64,
+        /// To pull inputs, in nanoseconds.
+        transfer_ns: u64,
+        /// To run, in nanoseconds; 0 if nobody knows.
+        run_ns: u64,
+        /// What it would take, in nanojoules.
+        energy_nj: u64,
+    },
     /// It gathers inputs from several elements, which is the host's work.
     Reduce {
         /// Number of inputs.
@@ -173,6 +187,19 @@ impl fmt::Display for Reason {
                 "waiting {:.1} ms for a core and {:.1} ms for inputs is the least of all elements",
                 millis(*wait_ns),
                 millis(*transfer_ns)
+            ),
+            Self::Advised {
+                wait_ns,
+                transfer_ns,
+                run_ns,
+                energy_nj,
+            } => write!(
+                f,
+                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all elements and the host, with {:.3} J",
+                millis(*wait_ns),
+                millis(*transfer_ns),
+                millis(*run_ns),
+                millis(*energy_nj) / 1e3
             ),
             Self::Reduce { inputs, holders } => write!(
                 f,
@@ -225,6 +252,9 @@ pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> 
     }
     if name == "hybrid" {
         return Ok(Box::new(Hybrid::over(Box::new(MinWait))));
+    }
+    if name == "advised" {
+        return Ok(Box::new(Advised));
     }
     plain(name, seed).ok_or_else(|| UnknownPolicy {
         name: name.to_owned(),

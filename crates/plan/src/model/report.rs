@@ -175,8 +175,8 @@ pub struct CostRow {
     pub infrastructure_dollars: Dollars,
     /// Price of the energy of all paid runs; negative when energy is saved.
     pub energy_dollars: Dollars,
-    /// Both.
-    pub total_dollars: Dollars,
+    /// Both; none where no application is feasible, so there is nothing to pay for.
+    pub total_dollars: Option<Dollars>,
     /// The applications that it runs for.
     pub applications: Vec<String>,
     /// Those that are infeasible.
@@ -366,32 +366,83 @@ pub fn cost_row(
         devices: staging::whole_devices(nodes, ratio),
         infrastructure_dollars: infrastructure,
         energy_dollars: bill,
-        total_dollars: cost::total(infrastructure, 1.0, bill),
+        total_dollars: (!applications.is_empty()).then(|| cost::total(infrastructure, 1.0, bill)),
         applications,
         excluded,
     }
 }
 
+/// A part of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// How many nodes may share a device.
+    Staging,
+    /// Which kernels keep up.
+    Feasibility,
+    /// Energy of a run.
+    Energy,
+    /// Money.
+    Cost,
+}
+
+impl Section {
+    /// All, in the order of a report.
+    pub const ALL: [Self; 4] = [Self::Staging, Self::Feasibility, Self::Energy, Self::Cost];
+
+    /// The field of [`SiteReport`] that holds it.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Staging => "staging",
+            Self::Feasibility => "feasibility",
+            Self::Energy => "energy",
+            Self::Cost => "cost",
+        }
+    }
+}
+
 impl SiteReport {
-    /// As plain text for a terminal.
+    /// All of it as plain text for a terminal.
     pub fn to_text(&self) -> String {
-        let ratio = significant(self.staging_ratio);
+        self.sections_text(&Section::ALL)
+    }
+
+    /// Some of it as plain text for a terminal.
+    pub fn sections_text(&self, sections: &[Section]) -> String {
         let mut out = format!(
-            "{}, computed with {}\n\n",
+            "{}, computed with {}\n",
             self.site,
             self.corrections.describe()
         );
-        out += "Largest staging ratio (nodes for each device or analysis node)\n";
-        out += &self.staging_text();
-        out += &format!("\nCan a kernel keep up? Throughput it needs at staging ratio {ratio}\n");
-        out += &self.feasibility_text();
-        out += &format!(
-            "\nEnergy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis\n"
-        );
-        out += &energy_text(&self.energy);
-        out += &format!("\nCost at ratio {ratio} on all applications for which it is feasible\n");
-        out += &self.cost_text();
+        for section in sections {
+            out.push('\n');
+            out += &self.section_text(*section);
+        }
         out
+    }
+
+    fn section_text(&self, section: Section) -> String {
+        let ratio = significant(self.staging_ratio);
+        let (heading, table) = match section {
+            Section::Staging => (
+                "Largest staging ratio (nodes for each device or analysis node)".to_owned(),
+                self.staging_text(),
+            ),
+            Section::Feasibility => (
+                format!("Can a kernel keep up? Throughput it needs at staging ratio {ratio}"),
+                self.feasibility_text(),
+            ),
+            Section::Energy => (
+                format!(
+                    "Energy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis"
+                ),
+                energy_text(&self.energy),
+            ),
+            Section::Cost => (
+                format!("Cost at ratio {ratio} on all applications for which it is feasible"),
+                self.cost_text(),
+            ),
+        };
+        format!("{heading}\n{table}")
     }
 
     fn staging_text(&self) -> String {
@@ -457,13 +508,18 @@ impl SiteReport {
         ];
         let mut table = text::table(&header, &[2, 3, 4, 5]);
         for row in &self.cost {
+            let [infrastructure, energy, total] = match row.total_dollars {
+                Some(total) => [row.infrastructure_dollars, row.energy_dollars, total]
+                    .map(|dollars| dollars.to_string()),
+                None => ["-", "-", "infeasible"].map(String::from),
+            };
             table.add_row([
                 row.kernel.clone(),
                 row.approach.to_string(),
                 significant(row.devices),
-                row.infrastructure_dollars.to_string(),
-                row.energy_dollars.to_string(),
-                row.total_dollars.to_string(),
+                infrastructure,
+                energy,
+                total,
                 row.excluded.join(", "),
             ]);
         }
@@ -562,7 +618,8 @@ pub(super) fn energy_text(rows: &[EnergyRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tests::site;
+    use crate::model::tests::{JAGUAR, site};
+    use std::path::Path;
 
     fn jaguar() -> SiteReport {
         report(&site(), &Corrections::default())
@@ -665,6 +722,20 @@ mod tests {
     }
 
     #[test]
+    fn a_section_is_a_field_and_a_part_of_the_text() {
+        let report = jaguar();
+        let json = serde_json::to_value(&report).unwrap();
+        let all = report.to_text();
+        for section in Section::ALL {
+            assert!(json[section.field()].is_array(), "{section:?}");
+            let text = report.sections_text(&[section]);
+            let (head, body) = text.split_once("\n\n").unwrap();
+            assert!(all.starts_with(head) && all.contains(body), "{text}");
+            assert!(!body.contains("\n\n"), "one section only: {text}");
+        }
+    }
+
+    #[test]
     fn costs_name_who_is_left_out() {
         let report = jaguar();
         let kmeans = report
@@ -674,6 +745,16 @@ mod tests {
             .unwrap();
         assert_eq!(kmeans.excluded, ["CHIMERA", "S3D"]);
         assert_eq!(kmeans.infrastructure_dollars, Dollars::new(180_000.0));
-        assert!(kmeans.total_dollars < kmeans.infrastructure_dollars);
+        assert!(kmeans.total_dollars.unwrap() < kmeans.infrastructure_dollars);
+    }
+
+    #[test]
+    fn what_no_application_can_do_has_no_cost() {
+        let crowded = JAGUAR.replace("staging-ratio = 10", "staging-ratio = 5000");
+        let site = Site::parse(&crowded, Path::new("crowded.toml")).unwrap();
+        let report = report(&site, &Corrections::default());
+        assert!(report.cost.iter().all(|row| row.total_dollars.is_none()));
+        let text = report.sections_text(&[Section::Cost]);
+        assert!(text.contains("infeasible") && !text.contains('$'), "{text}");
     }
 }

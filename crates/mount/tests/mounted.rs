@@ -507,3 +507,33 @@ fn the_control_folder_shows_the_array() {
         assert!(why.contains("/no/such.conf"), "{why}");
     });
 }
+
+/// What a mount asks first is answered while another one changes it.
+#[test]
+fn a_mount_that_starts_while_another_writes_is_sound() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let busy = array.mount(true);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (0_u32..).take_while(|_| !over.load(std::sync::atomic::Ordering::Relaxed))
+            {
+                std::os::unix::fs::symlink("nowhere", busy.join(&number.to_string())).unwrap();
+            }
+        });
+        for _ in 0..20 {
+            let mounted = array.mount(true);
+            let seen = fs::metadata(mounted.path()).map(|root| root.is_dir());
+            let listed = fs::read_dir(mounted.path()).map(|_| ());
+            let said = (seen.ok(), listed.ok());
+            if said != (Some(true), Some(())) {
+                over.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            assert_eq!(said, (Some(true), Some(())));
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}

@@ -95,12 +95,14 @@ impl Fs {
 
     /// Takes attributes from an answer to a question asked at `asked` ([`table::Table::now`]).
     fn adopt(&self, state: &mut table::State, attr: Attr, asked: u64) {
-        if state.stamp > asked || attr.version < state.attr.version {
+        let overtaken = state.stamp > asked || attr.version < state.attr.version;
+        // An old answer is better than none: without a kind the kernel gives the inode up for good.
+        if overtaken && state.attr.ino != 0 {
             return;
         }
         state.attr = attr;
         // What somebody else is writing is asked for each time: it is about to change.
-        let settled = !attr.writing || state.is_writing();
+        let settled = !overtaken && (!attr.writing || state.is_writing());
         let believed = settled && !self.table.changed_since(attr.ino, asked);
         state.fresh = believed.then(|| Instant::now() + self.attr_ttl);
     }

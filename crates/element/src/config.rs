@@ -11,7 +11,7 @@ use tidemill_core::id::ElementId;
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 
 /// Bytes of pulled objects that are kept after their last use.
-pub const PULLED_BYTES_MAX_DEFAULT: u64 = 256 << 20;
+pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::COPIES_BYTES_MAX;
 
 /// What an element is told when it starts.
 #[derive(Clone, Debug)]

@@ -18,6 +18,7 @@
 //! Everything that reaches a decision is ordered, so the same events give the same actions.
 
 mod check;
+mod copies;
 mod element;
 mod inputs;
 mod job;
@@ -27,6 +28,7 @@ mod presence;
 mod query;
 mod task;
 
+pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
 pub use query::{ElementStatus, JobStatus, TaskStatus};
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
@@ -34,6 +36,7 @@ use crate::id::{ElementId, JobId, LabelId, TaskId};
 use crate::label::{Failure, Label};
 use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
+use copies::Copies;
 use element::{Element, Presence};
 use std::collections::{BTreeMap, BTreeSet};
 use task::{Issued, Job, Line, Task, is_end};
@@ -93,6 +96,7 @@ pub struct Dispatcher {
     tasks: BTreeMap<TaskId, Task>,
     elements: BTreeMap<ElementId, Element>,
     labels: BTreeMap<LabelId, Issued>,
+    copies: Copies,
     /// Ready tasks, by what they wait for.
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
     /// Tasks that wait for a path.
@@ -133,6 +137,7 @@ impl Dispatcher {
             tasks: BTreeMap::new(),
             elements: BTreeMap::new(),
             labels: BTreeMap::new(),
+            copies: Copies::default(),
             lines: BTreeMap::new(),
             awaited: BTreeMap::new(),
             stranded: BTreeSet::new(),

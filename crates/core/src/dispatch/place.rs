@@ -11,7 +11,7 @@ use super::{
     MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
 use crate::event::{Action, Decision, Estimate, History, Role, TaskState};
-use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
 use crate::layout::RESERVE_BYTES;
 use crate::object::Placed;
@@ -26,7 +26,7 @@ struct Reads {
     /// How many are not its kernel's code, and the elements that hold them.
     data: usize,
     holders: BTreeSet<ElementId>,
-    /// Bytes of all, and by element.
+    /// Bytes of all, and by element that holds them or should have copies.
     bytes: u64,
     local: BTreeMap<ElementId, u64>,
 }
@@ -188,6 +188,12 @@ impl Dispatcher {
             reads.bytes = reads.bytes.saturating_add(placed.size);
             let local = reads.local.entry(placed.element).or_default();
             *local = local.saturating_add(placed.size);
+            for copied in self.copies.of(placed.object) {
+                if copied != placed.element {
+                    let local = reads.local.entry(copied).or_default();
+                    *local = local.saturating_add(placed.size);
+                }
+            }
             reads.placed.push(placed);
         }
         reads
@@ -339,6 +345,11 @@ impl Dispatcher {
         task.tries += 1;
         task.missing.clear();
         let job = task.job;
+        for placed in &answer.reads.placed {
+            if placed.element != element && placed.object != ObjectId::STATUS {
+                self.copies.note(element, placed.object, placed.size);
+            }
+        }
         let issued = Issued {
             task: id,
             job,

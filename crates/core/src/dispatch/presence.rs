@@ -16,6 +16,7 @@ impl Dispatcher {
             .or_insert_with(|| Element::new(Presence::Up, view.clone()));
         element.presence = Presence::Up;
         element.refresh(view);
+        self.copies.forget(id);
         self.restore_redone(turn);
         self.take_up(id, turn);
         for task in std::mem::take(&mut self.stranded) {

@@ -598,12 +598,45 @@ fn run_times_are_learned_and_spread_the_next_tasks() {
     for id in 1..=4 {
         world.finish(id, Ok(1));
     }
-    // Runs turn out to take a few: not worth moving.
+    // Runs turn out to take a few: not worth moving another.
+    let other = world.file(ElementId(0), 1_000_000);
     let tasks = (11..=12)
-        .map(|id| task(id, "slow", vec![Origin::File(raw)]))
+        .map(|id| task(id, "slow", vec![Origin::File(other)]))
         .collect();
     world.submit(job(2, "min-wait", tasks));
     assert!((11..=12).all(|id| world.sent(id).unwrap().0 == 0));
+}
+
+#[test]
+fn what_an_element_pulled_counts_as_being_there_until_it_starts_anew() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(0), 1_000_000);
+    let costs = |world: &World, id: u64| -> Vec<u64> {
+        let mut decisions = world.log.iter().filter_map(|action| match action {
+            Action::Decided(decision) if decision.task.0 == id => Some(decision),
+            _ => None,
+        });
+        let last = decisions.next_back().unwrap();
+        last.estimates
+            .iter()
+            .map(|one| one.transfer_bytes)
+            .collect()
+    };
+    for (id, expected) in [(1, [0, 1_000_000]), (2, [0, 0])] {
+        let mut pinned = task(id, "any", vec![Origin::File(raw)]);
+        pinned.element = Some(ElementId(1));
+        world.submit(job(id, "min-wait", vec![pinned]));
+        assert_eq!(costs(&world, id), expected);
+        world.finish(id, Ok(1));
+    }
+    world.lose(1);
+    world.gain(1);
+    world.submit(job(
+        3,
+        "min-wait",
+        vec![task(3, "any", vec![Origin::File(raw)])],
+    ));
+    assert_eq!(costs(&world, 3), [0, 1_000_000]);
 }
 
 #[test]

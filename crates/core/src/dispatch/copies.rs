@@ -1,0 +1,120 @@
+//! Which elements should have copies of objects that others hold: what they pulled for earlier labels.
+//!
+//! Only costs are reckoned with this. Labels name the element that holds an object, and an element that
+//! dropped its copy pulls again; so a wrong guess moves bytes but loses nothing.
+
+use crate::id::{ElementId, ObjectId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Bytes of copies that an element keeps after their last use, unless it is told otherwise, and that are
+/// reckoned with.
+pub const COPIES_BYTES_MAX: u64 = 256 << 20;
+
+/// Copies per element that are reckoned with.
+pub const COPIES_MAX: usize = 4096;
+
+/// Copies in the array.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    holders: BTreeMap<ObjectId, BTreeSet<ElementId>>,
+    kept: BTreeMap<ElementId, Kept>,
+}
+
+/// Copies of one element, oldest first.
+#[derive(Debug, Default)]
+struct Kept {
+    order: VecDeque<(ObjectId, u64)>,
+    bytes: u64,
+}
+
+impl Copies {
+    /// An element is to pull an object.
+    pub(super) fn note(&mut self, element: ElementId, object: ObjectId, size: u64) {
+        if !self.holders.entry(object).or_default().insert(element) {
+            return;
+        }
+        let kept = self.kept.entry(element).or_default();
+        kept.order.push_back((object, size));
+        kept.bytes = kept.bytes.saturating_add(size);
+        // The newest stays: it is in use.
+        while kept.order.len() > 1
+            && (kept.bytes > COPIES_BYTES_MAX || kept.order.len() > COPIES_MAX)
+        {
+            let Some((oldest, size)) = kept.order.pop_front() else {
+                break;
+            };
+            kept.bytes = kept.bytes.saturating_sub(size);
+            drop_holder(&mut self.holders, oldest, element);
+        }
+    }
+
+    /// The elements that should have a copy.
+    pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
+        self.holders.get(&object).into_iter().flatten().copied()
+    }
+
+    /// An element starts anew, without copies.
+    pub(super) fn forget(&mut self, element: ElementId) {
+        for (object, _) in self.kept.remove(&element).unwrap_or_default().order {
+            drop_holder(&mut self.holders, object, element);
+        }
+    }
+}
+
+fn drop_holder(
+    holders: &mut BTreeMap<ObjectId, BTreeSet<ElementId>>,
+    object: ObjectId,
+    element: ElementId,
+) {
+    if let Some(elements) = holders.get_mut(&object) {
+        elements.remove(&element);
+        if elements.is_empty() {
+            holders.remove(&object);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holders(copies: &Copies, object: u64) -> Vec<u32> {
+        copies
+            .of(ObjectId(object))
+            .map(|element| element.0)
+            .collect()
+    }
+
+    #[test]
+    fn the_oldest_copies_of_an_element_are_forgotten_first() {
+        let mut copies = Copies::default();
+        let (here, there) = (ElementId(1), ElementId(2));
+        copies.note(there, ObjectId(7), 1);
+        copies.note(here, ObjectId(7), COPIES_BYTES_MAX - 1);
+        copies.note(here, ObjectId(8), 1);
+        assert_eq!(
+            (holders(&copies, 7), holders(&copies, 8)),
+            (vec![1, 2], vec![1])
+        );
+        copies.note(here, ObjectId(9), 1);
+        assert_eq!(
+            (holders(&copies, 7), holders(&copies, 9)),
+            (vec![2], vec![1])
+        );
+    }
+
+    #[test]
+    fn copies_are_bounded_in_number_and_one_larger_than_the_bound_counts_while_it_is_the_last() {
+        let mut copies = Copies::default();
+        let element = ElementId(1);
+        copies.note(element, ObjectId(1), 2 * COPIES_BYTES_MAX);
+        assert_eq!(holders(&copies, 1), [1]);
+        for object in 2..=COPIES_MAX as u64 + 2 {
+            copies.note(element, ObjectId(object), 0);
+        }
+        assert_eq!(copies.kept[&element].order.len(), COPIES_MAX);
+        assert_eq!((holders(&copies, 1), holders(&copies, 2)), (vec![], vec![]));
+        copies.forget(element);
+        assert!(copies.holders.is_empty() && copies.kept.is_empty());
+    }
+}

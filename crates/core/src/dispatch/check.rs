@@ -11,7 +11,7 @@ impl Dispatcher {
     /// # Panics
     /// If one is broken, naming it.
     pub fn check(&self) {
-        for (&id, task) in &self.tasks {
+        for (&id, task) in self.tasks.iter() {
             self.check_task(id, task);
             self.check_waiting(id, task);
         }

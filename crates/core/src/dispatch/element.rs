@@ -22,8 +22,8 @@ pub(super) struct Element {
     pub(super) view: ElementView,
     /// Labels that take a place in its queue, with the time each is expected to take.
     pub(super) outstanding: BTreeMap<LabelId, Span>,
-    /// Which of them run, and since when.
-    pub(super) running: BTreeMap<LabelId, Time>,
+    /// Which of them run, since when, and the time each is expected to take.
+    pub(super) running: BTreeMap<LabelId, (Time, Span)>,
     /// Sum of the expected times of `outstanding`.
     pub(super) backlog: Span,
 }
@@ -77,13 +77,16 @@ impl Element {
         }
         let spent: u64 = self
             .running
-            .iter()
-            .map(|(label, start)| {
-                let expected = self.outstanding.get(label).map_or(0, |span| span.0);
-                now.since(*start).0.min(expected)
-            })
+            .values()
+            .map(|(start, expected)| now.since(*start).0.min(expected.0))
             .sum();
         Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64)
+    }
+
+    /// A label began to run. Expected times that change later are not looked at again while it runs.
+    pub(super) fn start(&mut self, label: LabelId, now: Time) {
+        let expected = self.outstanding.get(&label).copied().unwrap_or_default();
+        self.running.insert(label, (now, expected));
     }
 
     pub(super) fn add(&mut self, label: LabelId, expected: Span) {
@@ -124,15 +127,23 @@ pub(super) fn expected_run(history: &History, input_bytes: u64) -> Option<Span> 
     if mean_bytes == 0 {
         return Some(Span(mean_ns));
     }
-    let scaled = u128::from(mean_ns) * u128::from(input_bytes) / u128::from(mean_bytes);
-    let scaled = u64::try_from(scaled).unwrap_or(u64::MAX);
+    let scaled = multiply_divide(mean_ns, input_bytes, mean_bytes);
     Some(Span(scaled.clamp(mean_ns / 4, mean_ns.saturating_mul(4))))
 }
 
 /// How long pulling bytes over a link takes.
 pub(super) fn transfer(bytes: u64, bytes_per_sec: u64) -> Span {
-    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_sec.max(1));
-    Span(u64::try_from(ns).unwrap_or(u64::MAX))
+    Span(multiply_divide(bytes, 1_000_000_000, bytes_per_sec.max(1)))
+}
+
+/// `a * b / c`, or the largest number if that is larger. Most products fit in 64 bits, where division is
+/// several times faster.
+fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
+    if let Some(product) = a.checked_mul(b) {
+        return product / c;
+    }
+    let wide = u128::from(a) * u128::from(b) / u128::from(c);
+    u64::try_from(wide).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -22,10 +22,12 @@ mod copies;
 mod element;
 mod inputs;
 mod job;
+mod learned;
 mod outcome;
 mod place;
 mod presence;
 mod query;
+mod table;
 mod task;
 
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
@@ -34,11 +36,13 @@ pub use query::{ElementStatus, JobStatus, TaskStatus};
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
 use crate::id::{ElementId, JobId, LabelId, TaskId};
 use crate::label::{Failure, Label};
-use crate::policy::{self, Policy, UnknownPolicy};
+use crate::policy::{self, Candidate, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use copies::Copies;
 use element::{Element, Presence};
+use learned::Learned;
 use std::collections::{BTreeMap, BTreeSet};
+use table::Table;
 use task::{Issued, Job, Line, Task, is_end};
 
 /// Labels that an element always gets per core.
@@ -93,9 +97,10 @@ pub struct Dispatcher {
     ids: Box<dyn IdSource>,
     policies: BTreeMap<String, Box<dyn Policy>>,
     jobs: BTreeMap<JobId, Job>,
-    tasks: BTreeMap<TaskId, Task>,
+    tasks: Table<TaskId, Task>,
     elements: BTreeMap<ElementId, Element>,
-    labels: BTreeMap<LabelId, Issued>,
+    labels: Table<LabelId, Issued>,
+    learned: Learned,
     copies: Copies,
     /// Ready tasks, by what they wait for.
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
@@ -113,6 +118,10 @@ pub struct Dispatcher {
     ending: BTreeSet<JobId>,
     /// Labels that leave at the end of the event, by element.
     outbox: BTreeMap<ElementId, Vec<Label>>,
+    /// Whether decisions come with their estimates.
+    explains: bool,
+    /// Room for the candidates of the next task, so that it need not be made anew each time.
+    spare: Vec<Candidate>,
 }
 
 /// What a handler is given with its event.
@@ -134,9 +143,10 @@ impl Dispatcher {
             config,
             ids,
             jobs: BTreeMap::new(),
-            tasks: BTreeMap::new(),
+            tasks: Table::default(),
             elements: BTreeMap::new(),
-            labels: BTreeMap::new(),
+            labels: Table::default(),
+            learned: Learned::default(),
             copies: Copies::default(),
             lines: BTreeMap::new(),
             awaited: BTreeMap::new(),
@@ -146,7 +156,17 @@ impl Dispatcher {
             idle: BTreeSet::new(),
             ending: BTreeSet::new(),
             outbox: BTreeMap::new(),
+            explains: true,
+            spare: Vec::new(),
         })
+    }
+
+    /// Leaves the estimates out of decisions: for a driver that keeps no explanations and has so many elements
+    /// that the estimates of all of them, for every task, would cost it time.
+    #[must_use]
+    pub fn without_estimates(mut self) -> Self {
+        self.explains = false;
+        self
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.

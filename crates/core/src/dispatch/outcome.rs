@@ -18,7 +18,7 @@ impl Dispatcher {
         };
         let task = issued.task;
         if self.live(label) && self.task(task).state == TaskState::Sent {
-            self.element_mut(element).running.insert(label, turn.now);
+            self.element_mut(element).start(label, turn.now);
             self.set_state(task, TaskState::Running, turn);
         }
     }
@@ -189,6 +189,9 @@ impl Dispatcher {
         history.runs += 1;
         history.total_ns = history.total_ns.saturating_add(run_ns);
         history.input_bytes = history.input_bytes.saturating_add(read_bytes);
+        let history = *history;
+        let kernel = self.task(id).spec.kernel.name().to_owned();
+        self.learned.set(&kernel, element, history);
     }
 
     fn succeed(&mut self, id: TaskId, label: LabelId, outputs: Vec<Placed>, turn: &mut Turn<'_>) {

@@ -4,13 +4,13 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
-use super::element::{expected_run, transfer};
-use super::task::{Issued, Wave};
+use super::element::{Element, expected_run, transfer};
+use super::task::{Issued, Task, Wave};
 use super::{
     Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX, MINI_DAG_DEPTH_MAX,
     MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
-use crate::event::{Action, Decision, Estimate, History, Role, TaskState};
+use crate::event::{Action, Decision, Estimate, Role, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
 use crate::layout::RESERVE_BYTES;
@@ -59,6 +59,7 @@ impl Dispatcher {
                         &answer,
                         turn,
                     );
+                    self.spare = answer.candidates;
                 } else {
                     self.join_line(Line::Pinned(element), id);
                 }
@@ -92,20 +93,18 @@ impl Dispatcher {
     /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let answer = self.ask(id, Span::default(), None, turn.now);
-        let Some(choice) = answer.choice else {
-            self.join_line(Line::Any, id);
-            return false;
-        };
-        let chosen = answer
-            .candidates
-            .iter()
-            .find(|one| one.estimate.element == choice.element);
-        if chosen.is_some_and(|chosen| chosen.room) {
-            self.send(id, choice, &answer, turn);
-            return true;
+        let chosen = answer.choice.and_then(|choice| {
+            let mut candidates = answer.candidates.iter();
+            candidates.find(|one| one.estimate.element == choice.element)
+        });
+        let room = chosen.is_some_and(|chosen| chosen.room);
+        match answer.choice {
+            None => self.join_line(Line::Any, id),
+            Some(choice) if room => self.send(id, choice, &answer, turn),
+            Some(choice) => self.join_line(Line::At(choice.element), id),
         }
-        self.join_line(Line::At(choice.element), id);
-        false
+        self.spare = answer.candidates;
+        room
     }
 
     /// Asks again for tasks that wait for full elements while another has nothing to do: things have
@@ -130,10 +129,11 @@ impl Dispatcher {
 
     /// Shows the policy of a task's job the array. `along` is the element whose outstanding labels the
     /// task would follow, `earliest` the time until the last of them should have ended.
-    fn ask(&self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
-        let task = self.task(id);
+    fn ask(&mut self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
         let reads = self.reads(id, along);
-        let candidates = self.candidates(id, &reads, earliest, now);
+        let spare = std::mem::take(&mut self.spare);
+        let candidates = self.candidates(id, &reads, earliest, now, spare);
+        let task = self.task(id);
         let kernel = task.spec.kernel.name();
         let job = self.jobs.get(&task.job);
         let wave = job.and_then(|job| job.waves.get(kernel)).copied();
@@ -201,22 +201,39 @@ impl Dispatcher {
 
     /// The elements that are up, without storage elements that failed the task before or that are full
     /// of data, unless there are no others.
-    fn candidates(&self, id: TaskId, reads: &Reads, earliest: Span, now: Time) -> Vec<Candidate> {
+    fn candidates(
+        &self,
+        id: TaskId,
+        reads: &Reads,
+        earliest: Span,
+        now: Time,
+        mut all: Vec<Candidate>,
+    ) -> Vec<Candidate> {
         let task = self.task(id);
-        let kernel = task.spec.kernel.name();
-        let pooled = self.pooled_history(kernel);
-        let mut all = Vec::with_capacity(self.elements.len());
-        let mut fit = Vec::with_capacity(self.elements.len());
+        let runs = self.learned.of(task.spec.kernel.name());
+        let pooled = runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes));
+        // Elements, histories and local bytes are all in the order of elements, so they are read side by side.
+        let mut histories = runs
+            .into_iter()
+            .flat_map(|runs| &runs.by_element)
+            .peekable();
+        let mut local = reads.local.iter().peekable();
+        let mut last = (0, 0, Span::default());
+        let mut unfit = false;
+        let mut fit_store = false;
+        all.clear();
         for (&element, known) in self.elements.iter().filter(|(_, known)| known.up()) {
-            let local_bytes = reads.local.get(&element).copied().unwrap_or(0);
+            let local_bytes = at(&mut local, element).copied().unwrap_or(0);
             let transfer_bytes = reads.bytes - local_bytes;
-            let history = known
-                .view
-                .history
-                .get(kernel)
-                .filter(|history| history.runs > 0);
-            let run = expected_run(history.unwrap_or(&pooled), reads.bytes);
-            fit.push(!task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES);
+            let own = at(&mut histories, element).filter(|history| history.runs > 0);
+            let run = own.map_or(pooled, |history| expected_run(history, reads.bytes));
+            let rate = known.view.link_bytes_per_sec;
+            if (transfer_bytes, rate) != (last.0, last.1) {
+                last = (transfer_bytes, rate, transfer(transfer_bytes, rate));
+            }
+            let fit = fits(task, element, known);
+            unfit |= !fit;
+            fit_store |= fit && known.view.role == Role::Store;
             all.push(Candidate {
                 role: known.view.role,
                 cores: known.view.cores,
@@ -226,33 +243,19 @@ impl Dispatcher {
                 estimate: Estimate {
                     element,
                     wait_ns: known.wait(now).max(earliest).0,
-                    transfer_ns: transfer(transfer_bytes, known.view.link_bytes_per_sec).0,
+                    transfer_ns: last.2.0,
                     transfer_bytes,
                     run_ns: run.unwrap_or_default().0,
                 },
             });
         }
-        let mut fits = fit.iter();
-        let better = |one: &Candidate, fit: bool| fit && one.role == Role::Store;
-        if all.iter().zip(&fit).any(|(one, &fit)| better(one, fit)) {
-            all.retain(|_| fits.next().copied().unwrap_or(true));
+        if unfit && fit_store {
+            let known = |one: &Candidate| self.elements.get(&one.estimate.element);
+            all.retain(|one| {
+                known(one).is_some_and(|known| fits(task, one.estimate.element, known))
+            });
         }
         all
-    }
-
-    /// A kernel's history on all elements together, for those that have none of their own.
-    fn pooled_history(&self, kernel: &str) -> History {
-        let mut pooled = History::default();
-        for history in self
-            .elements
-            .values()
-            .filter_map(|known| known.view.history.get(kernel))
-        {
-            pooled.runs = pooled.runs.saturating_add(history.runs);
-            pooled.total_ns = pooled.total_ns.saturating_add(history.total_ns);
-            pooled.input_bytes = pooled.input_bytes.saturating_add(history.input_bytes);
-        }
-        pooled
     }
 
     /// Sends a task, and those that follow it on the same element.
@@ -289,6 +292,7 @@ impl Dispatcher {
                     ends.insert(next, self.issue(next, choice, &answer, true, turn));
                     frontier.push_back((next, depth + 1));
                 }
+                self.spare = answer.candidates;
             }
         }
     }
@@ -378,7 +382,11 @@ impl Dispatcher {
             policy,
             reason: choice.reason.to_string(),
             chained,
-            estimates: answer.candidates.iter().map(|one| one.estimate).collect(),
+            estimates: if self.explains {
+                answer.candidates.iter().map(|one| one.estimate).collect()
+            } else {
+                Vec::new()
+            },
         })));
         if let Some(built) = self.build(label) {
             self.outbox.entry(element).or_default().push(built);
@@ -480,6 +488,22 @@ impl Dispatcher {
             operation: Operation::Analyse(Box::new(analysis)),
         })
     }
+}
+
+/// Whether an element may be given a task: it did not fail it before and is not full of data.
+fn fits(task: &Task, element: ElementId, known: &Element) -> bool {
+    !task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES
+}
+
+/// The value of an element in a series in the order of elements, of which earlier elements are passed.
+fn at<'a, V>(
+    series: &mut std::iter::Peekable<impl Iterator<Item = (&'a ElementId, &'a V)>>,
+    element: ElementId,
+) -> Option<&'a V> {
+    while series.next_if(|(other, _)| **other < element).is_some() {}
+    series
+        .next_if(|(other, _)| **other == element)
+        .map(|(_, value)| value)
 }
 
 /// Time that a label takes of its element.

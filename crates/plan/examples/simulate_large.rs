@@ -3,10 +3,11 @@
 //!
 //! ```text
 //! cargo run --release -p tidemill-plan --example simulate_large -- [--tasks N] [--elements N] [--cores N]
-//!     [--policy NAME] [--seed N] [--write FILE]
+//!     [--policy NAME] [--seed N] [--write FILE | --read FILE]
 //! ```
 //!
-//! `--write` keeps the workflow's JSON, for other simulators to be run on.
+//! `--write` only makes the workflow's file, for `--read` (so that the memory told is that of the simulation) and for
+//! other simulators.
 
 #![expect(clippy::print_stdout, reason = "the lines are what it is for")]
 
@@ -28,14 +29,20 @@ struct Args {
     policy: String,
     seed: u64,
     write: Option<String>,
+    read: Option<String>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = args()?;
-    let text = serde_json::to_string(&generate(args.tasks, args.seed))?;
     if let Some(path) = &args.write {
-        std::fs::write(path, &text)?;
+        let workflow = generate(args.tasks, args.seed);
+        std::fs::write(path, serde_json::to_string(&workflow)?)?;
+        return Ok(());
     }
+    let text = match &args.read {
+        Some(path) => std::fs::read_to_string(path)?,
+        None => serde_json::to_string(&generate(args.tasks, args.seed))?,
+    };
     let begun = Instant::now();
     let workflow = wfformat::parse("generated.json", &text)?;
     let read_s = begun.elapsed().as_secs_f64();
@@ -82,6 +89,7 @@ fn args() -> Result<Args, String> {
         policy: "min-wait".to_owned(),
         seed: 1,
         write: None,
+        read: None,
     };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -94,6 +102,7 @@ fn args() -> Result<Args, String> {
             "--policy" => args.policy = value,
             "--seed" => args.seed = value.parse().map_err(wrong)?,
             "--write" => args.write = Some(value),
+            "--read" => args.read = Some(value),
             _ => return Err(format!("there is no {name}; see the top of the file")),
         }
     }

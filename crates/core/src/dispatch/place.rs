@@ -25,10 +25,10 @@ struct Reads {
     placed: Vec<Placed>,
     /// How many are not its kernel's code, and the elements that hold them.
     data: usize,
-    holders: BTreeSet<ElementId>,
-    /// Bytes of all, and by element that holds them or should have copies.
+    holders: Vec<ElementId>,
+    /// Bytes of all, and by element that holds them or should have copies, in order.
     bytes: u64,
-    local: BTreeMap<ElementId, u64>,
+    local: Vec<(ElementId, u64)>,
 }
 
 /// A policy's answer with what it was shown.
@@ -169,47 +169,58 @@ impl Dispatcher {
             Kernel::Native { input } | Kernel::Stored { input } => Some(input),
             Kernel::Builtin(_) | Kernel::Program(_) => None,
         };
+        let count = spec.inputs.len();
         let mut reads = Reads {
-            placed: Vec::with_capacity(spec.inputs.len()),
+            placed: Vec::with_capacity(count),
             data: 0,
-            holders: BTreeSet::new(),
+            holders: Vec::with_capacity(count),
             bytes: 0,
-            local: BTreeMap::new(),
+            local: Vec::with_capacity(count),
         };
         for (index, input) in spec.inputs.iter().enumerate() {
             let flying = || self.flying(input.origin, along?);
             let Some(placed) = self.input(id, index).or_else(flying) else {
                 continue;
             };
-            if Some(&input.name) != code {
+            if code.is_none_or(|code| *code != input.name) {
                 reads.data += 1;
-                reads.holders.insert(placed.element);
+                reads.holders.push(placed.element);
             }
             reads.bytes = reads.bytes.saturating_add(placed.size);
-            let local = reads.local.entry(placed.element).or_default();
-            *local = local.saturating_add(placed.size);
-            for copied in self.copies.of(placed.object) {
-                if copied != placed.element {
-                    let local = reads.local.entry(copied).or_default();
-                    *local = local.saturating_add(placed.size);
-                }
-            }
+            let copies = self.copies.of(placed.object);
+            let copies = copies.filter(|&copied| copied != placed.element);
+            let holding = std::iter::once(placed.element).chain(copies);
+            reads
+                .local
+                .extend(holding.map(|element| (element, placed.size)));
             reads.placed.push(placed);
         }
+        reads.holders.sort_unstable();
+        reads.holders.dedup();
+        reads.local.sort_unstable();
+        reads.local.dedup_by(|next, first| {
+            let same = next.0 == first.0;
+            if same {
+                first.1 = first.1.saturating_add(next.1);
+            }
+            same
+        });
         reads
     }
 
     /// The elements that are up, without storage elements that failed the task before or that are full
     /// of data, unless there are no others.
     fn candidates(
-        &self,
+        &mut self,
         id: TaskId,
         reads: &Reads,
         earliest: Span,
         now: Time,
         mut all: Vec<Candidate>,
     ) -> Vec<Candidate> {
-        let task = self.task(id);
+        let Some(task) = self.tasks.get(&id) else {
+            return all;
+        };
         let runs = self.learned.of(task.spec.kernel.name());
         let pooled = runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes));
         // Elements, histories and local bytes are all in the order of elements, so they are read side by side.
@@ -217,12 +228,13 @@ impl Dispatcher {
             .into_iter()
             .flat_map(|runs| &runs.by_element)
             .peekable();
-        let mut local = reads.local.iter().peekable();
+        let local = reads.local.iter().map(|(element, bytes)| (element, bytes));
+        let mut local = local.peekable();
         let mut last = (0, 0, Span::default());
         let mut unfit = false;
         let mut fit_store = false;
         all.clear();
-        for (&element, known) in self.elements.iter().filter(|(_, known)| known.up()) {
+        for (&element, known) in self.elements.iter_mut().filter(|(_, known)| known.up()) {
             let local_bytes = at(&mut local, element).copied().unwrap_or(0);
             let transfer_bytes = reads.bytes - local_bytes;
             let own = at(&mut histories, element).filter(|history| history.runs > 0);
@@ -242,7 +254,7 @@ impl Dispatcher {
                 local_bytes,
                 estimate: Estimate {
                     element,
-                    wait_ns: known.wait(now).max(earliest).0,
+                    wait_ns: known.wait_now(now).max(earliest).0,
                     transfer_ns: last.2.0,
                     transfer_bytes,
                     run_ns: run.unwrap_or_default().0,

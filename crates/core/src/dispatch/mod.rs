@@ -62,6 +62,9 @@ pub const MINI_DAG_DEPTH_MAX: usize = 8;
 pub const MINI_DAG_ASKS_MAX: usize = 2 * MINI_DAG_LABELS_MAX;
 /// Tasks waiting for a full element that are asked for again per event when another is idle.
 pub const IDLE_ASKS_MAX: usize = 4;
+/// Tasks waiting for an element that got room and that would rather go elsewhere by now, per event: after these
+/// the others wait for the next event, unless a core has nothing to do.
+pub const LINE_ASKS_MAX: usize = 4;
 /// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
 /// What a run counts for that no element has a history of.
@@ -242,6 +245,9 @@ impl Dispatcher {
         task.state = state;
         if old != state {
             let line = task.line.take();
+            if old == TaskState::Ready {
+                task.ready_inputs = Vec::new();
+            }
             let kernel = task.spec.kernel.name().to_owned();
             if let Some(line) = line {
                 self.leave_line(line, (job, id));

@@ -7,8 +7,8 @@
 use super::element::{Element, expected_run, transfer};
 use super::task::{Issued, Task, Wave};
 use super::{
-    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX, MINI_DAG_DEPTH_MAX,
-    MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
+    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
+    MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
 use crate::event::{Action, Decision, Estimate, Role, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
@@ -41,8 +41,10 @@ struct Answer {
 impl Dispatcher {
     /// Places ready tasks as long as there is room for them.
     pub(super) fn pump(&mut self, turn: &mut Turn<'_>) {
+        let changed = !self.touched.is_empty();
         let mut any = true;
-        while let Some((line, id)) = self.next_ready(any) {
+        let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
+        while let Some((line, id)) = self.next_ready(any, &passed) {
             if let Some(element) = self.task(id).spec.element {
                 let room = self
                     .elements
@@ -63,25 +65,42 @@ impl Dispatcher {
                 } else {
                     self.join_line(Line::Pinned(element), id);
                 }
-            } else if !self.place(id, turn) && line == Line::Any {
-                // The first in line finds no room, so neither do those behind it.
-                any = false;
+            } else if !self.place(id, turn) {
+                match line {
+                    // The first in line finds no room, so neither do those behind it.
+                    Line::Any => any = false,
+                    Line::At(element) => *passed.entry(element).or_default() += 1,
+                    Line::Fresh | Line::Pinned(_) => {}
+                }
             }
         }
         self.touched.clear();
-        self.feed_idle(turn);
+        if changed {
+            self.feed_idle(turn);
+        }
     }
 
     /// The first ready task, by (job, task), for which something has changed.
-    fn next_ready(&mut self, any: bool) -> Option<(Line, TaskId)> {
+    /// `passed` counts those that were asked in vain for an element.
+    fn next_ready(
+        &mut self,
+        any: bool,
+        passed: &BTreeMap<ElementId, usize>,
+    ) -> Option<(Line, TaskId)> {
         let elements = &self.elements;
         self.touched
             .retain(|id| elements.get(id).is_some_and(super::element::Element::room));
         let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
-        let per_element = self
-            .touched
-            .iter()
-            .flat_map(|&id| [Line::Pinned(id), Line::At(id)]);
+        let per_element = self.touched.iter().flat_map(|&id| {
+            let looked = passed.get(&id).copied().unwrap_or(0);
+            let idle = || {
+                elements
+                    .get(&id)
+                    .is_some_and(|known| known.idle_cores() > 0)
+            };
+            let at = (looked < LINE_ASKS_MAX || idle()).then_some(Line::At(id));
+            at.into_iter().chain([Line::Pinned(id)])
+        });
         std::iter::once(Line::Fresh)
             .chain(open_any)
             .chain(per_element)
@@ -164,7 +183,8 @@ impl Dispatcher {
     }
 
     fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
-        let spec = &self.task(id).spec;
+        let task = self.task(id);
+        let spec = &task.spec;
         let code = match &spec.kernel {
             Kernel::Native { input } | Kernel::Stored { input } => Some(input),
             Kernel::Builtin(_) | Kernel::Program(_) => None,
@@ -178,8 +198,10 @@ impl Dispatcher {
             local: Vec::with_capacity(count),
         };
         for (index, input) in spec.inputs.iter().enumerate() {
+            let ready = task.ready_inputs.get(index).copied();
+            let sealed = || self.input(id, index);
             let flying = || self.flying(input.origin, along?);
-            let Some(placed) = self.input(id, index).or_else(flying) else {
+            let Some(placed) = ready.or_else(sealed).or_else(flying) else {
                 continue;
             };
             if code.is_none_or(|code| *code != input.name) {

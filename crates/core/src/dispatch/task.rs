@@ -48,6 +48,8 @@ pub(super) struct Task {
     pub(super) avoid: BTreeSet<ElementId>,
     /// Its place among the ready tasks; `Some` exactly while it is ready.
     pub(super) line: Option<Line>,
+    /// Its inputs while it is ready, since it may be looked at often before it is placed.
+    pub(super) ready_inputs: Vec<Placed>,
     /// Goes out with its next change of state.
     pub(super) failure: Option<Failure>,
 }
@@ -69,6 +71,7 @@ impl Task {
             dependents: BTreeSet::new(),
             avoid: BTreeSet::new(),
             line: None,
+            ready_inputs: Vec::new(),
             failure: None,
         }
     }

@@ -17,7 +17,7 @@ use crate::layout::RESERVE_BYTES;
 use crate::object::Placed;
 use crate::policy::{Candidate, Choice, Reason, Request, View};
 use crate::time::{Span, Time};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a task reads and where that is.
 struct Reads {

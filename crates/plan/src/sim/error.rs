@@ -27,6 +27,9 @@ impl InputError {
 
 impl std::fmt::Display for InputError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Problem::Script(errors) = &self.problem {
+            return f.write_str(errors);
+        }
         match self.line {
             0 => write!(f, "{}: {}", self.file, self.problem),
             line => write!(f, "{}:{line}: {}", self.file, self.problem),

@@ -1,0 +1,184 @@
+//! One workflow on arrays of many shapes: elements × cores × policies, as in AnalyzeThis Fig. 10.
+
+use super::error::SimError;
+use super::platform::{Element, Platform};
+use super::report::time;
+use super::simulation::{Placement, Simulation};
+use super::workflow::Workflow;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::ops::RangeInclusive;
+
+/// What to try.
+#[derive(Clone, Debug)]
+pub struct Shapes {
+    /// Numbers of elements; the paper's are 1 to 8.
+    pub elements: RangeInclusive<u32>,
+    /// Numbers of cores of each; the paper's are 1 to 12.
+    pub cores: RangeInclusive<u32>,
+    /// Names of policies.
+    pub policies: Vec<String>,
+    /// Where files lie before.
+    pub placement: Placement,
+    /// The seed of all that is drawn.
+    pub seed: u64,
+}
+
+impl Default for Shapes {
+    /// The paper's: 1 to 8 elements of 1 to 12 cores, round-robin and write amplification.
+    fn default() -> Self {
+        Self {
+            elements: 1..=8,
+            cores: 1..=12,
+            policies: vec!["round-robin".to_owned(), "write-amplification".to_owned()],
+            placement: Placement::RoundRobin,
+            seed: 0,
+        }
+    }
+}
+
+/// One run of a sweep.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// Name of the policy.
+    pub policy: String,
+    /// Elements of the array.
+    pub elements: u32,
+    /// Cores of each.
+    pub cores: u32,
+    /// From submission to end, in nanoseconds.
+    pub makespan_ns: u64,
+    /// Bytes that went from one element to another.
+    pub moved_bytes: u64,
+    /// (input + moved) / input.
+    pub write_amplification: f64,
+    /// Energy in joules, if the element has power.
+    pub energy_joules: Option<f64>,
+}
+
+/// A line of a plot: one policy on arrays of so many elements.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Series {
+    /// What to call it.
+    pub name: String,
+    /// Cores of each element, and the makespan in seconds.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Runs a workflow on all shapes of arrays of one element and gives the points by policy, elements, cores.
+///
+/// # Errors
+/// [`SimError`] of the first run that can't be run.
+pub fn sweep(
+    element: &Element,
+    workflow: &Workflow,
+    shapes: &Shapes,
+) -> Result<Vec<Point>, SimError> {
+    let mut points = Vec::new();
+    for policy in &shapes.policies {
+        for elements in shapes.elements.clone() {
+            for cores in shapes.cores.clone() {
+                let element = Element {
+                    cores,
+                    ..element.clone()
+                };
+                let platform = Platform::uniform(elements as usize, &element);
+                let report = Simulation::new(&platform, workflow)
+                    .policy(policy)
+                    .placement(shapes.placement)
+                    .seed(shapes.seed)
+                    .run()?;
+                points.push(Point {
+                    policy: policy.clone(),
+                    elements,
+                    cores,
+                    makespan_ns: report.makespan_ns,
+                    moved_bytes: report.moved_bytes,
+                    write_amplification: report.write_amplification,
+                    energy_joules: report.energy_joules,
+                });
+            }
+        }
+    }
+    Ok(points)
+}
+
+/// The points as lines, makespan over cores, one a policy and number of elements.
+#[must_use]
+pub fn series(points: &[Point]) -> Vec<Series> {
+    let lines = points.chunk_by(|a, b| (&a.policy, a.elements) == (&b.policy, b.elements));
+    let series = lines.filter_map(|line| {
+        let first = line.first()?;
+        let point = |one: &Point| {
+            let makespan = tidemill_core::time::Span(one.makespan_ns);
+            (f64::from(one.cores), makespan.as_secs_f64())
+        };
+        let plural = if first.elements == 1 { "" } else { "s" };
+        Some(Series {
+            name: format!("{}, {} element{plural}", first.policy, first.elements),
+            points: line.iter().map(point).collect(),
+        })
+    });
+    series.collect()
+}
+
+/// The points as one table: a row a policy and number of elements, a column a number of cores.
+#[must_use]
+pub fn table(points: &[Point]) -> String {
+    let mut text = String::new();
+    let mut cores: Vec<u32> = points.iter().map(|one| one.cores).collect();
+    cores.sort_unstable();
+    cores.dedup();
+    // Writing to a string never fails.
+    let _ = write!(text, "{:<22} {:>8}", "makespan", "elements");
+    for cores in &cores {
+        let _ = write!(text, " {:>10}", format!("{cores} cores"));
+    }
+    text.push('\n');
+    for line in points.chunk_by(|a, b| (&a.policy, a.elements) == (&b.policy, b.elements)) {
+        let Some(first) = line.first() else {
+            continue;
+        };
+        let _ = write!(text, "{:<22} {:>8}", first.policy, first.elements);
+        for point in line {
+            let _ = write!(text, " {:>10}", time(point.makespan_ns));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::job;
+    use super::*;
+
+    #[test]
+    fn more_cores_and_elements_help_as_far_as_the_workflow_is_wide() {
+        let tasks: Vec<String> = (0..4)
+            .map(|i| format!("{{ name = \"{i}\"; kernel = \"k\"; output = [ \"{i}\" ]; }}"))
+            .collect();
+        let script = format!(
+            "name = \"n\"; workdir = \"/\"; tasks = ( {} );",
+            tasks.join(", ")
+        );
+        let costs = "[kernels]\nk = { time = 1, output = 0 }";
+        let workflow = job::parse("j", &script, "c", costs).unwrap();
+        let shapes = Shapes {
+            elements: 1..=2,
+            cores: 1..=3,
+            ..Shapes::default()
+        };
+        let points = sweep(&Element::default(), &workflow, &shapes).unwrap();
+        let seconds: Vec<u64> = points
+            .iter()
+            .map(|one| one.makespan_ns / 1_000_000_000)
+            .collect();
+        assert_eq!(seconds, [4, 2, 2, 2, 1, 1, 4, 2, 2, 2, 1, 1]);
+        let series = series(&points);
+        assert_eq!(series.len(), 4);
+        assert_eq!(series[0].points, [(1.0, 4.0), (2.0, 2.0), (3.0, 2.0)]);
+        assert_eq!(series[1].name, "round-robin, 2 elements");
+        assert_eq!(table(&points).lines().count(), 5);
+    }
+}

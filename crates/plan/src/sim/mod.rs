@@ -39,6 +39,7 @@ mod element;
 mod engine;
 mod error;
 mod flow;
+pub mod gantt;
 mod ini;
 pub mod job;
 mod json;

@@ -11,7 +11,7 @@ use tidemill_plan::sim::{Element, File, Placement, Platform, Report, Simulation,
 /// (run time in ms, sizes of outputs, inputs: task or file before it by a number that is cut down, pinned)
 type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>);
 
-fn workflow(drafts: &[Draft], sources: &[u64], elements: usize) -> Workflow {
+fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
     let file = |name: String, size| File {
         name,
         size,
@@ -34,7 +34,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: usize) -> Workflow {
             output.maker = Some((index, number));
             files.push(output);
         }
-        let element = pinned.map(|element| ElementId(element % u32::try_from(elements).unwrap()));
+        let element = pinned.map(|element| ElementId(element % elements));
         tasks.push(Task {
             name: format!("task {index}"),
             kernel: Kernel::Program(format!("kernel {}", index % 3)),
@@ -188,7 +188,8 @@ proptest! {
         random in any::<bool>(),
         seed in any::<u64>(),
     ) {
-        let workflow = workflow(&drafts, &sources, platform.elements.len());
+        let elements = u32::try_from(platform.elements.len()).unwrap();
+        let workflow = workflow(&drafts, &sources, elements);
         let placement = if random { Placement::Random } else { Placement::RoundRobin };
         let simulation = Simulation::new(&platform, &workflow)
             .policy(policy)

@@ -46,10 +46,6 @@ impl<K, V> Default for Table<K, V> {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a remainder of BLOCK is below BLOCK"
-)]
 fn split(key: impl Key) -> (u64, usize) {
     (key.number() / BLOCK, (key.number() % BLOCK) as usize)
 }

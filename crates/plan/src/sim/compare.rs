@@ -171,6 +171,10 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
+    use super::super::trace::{
+        FORMAT, TraceElement, TraceFile, TraceKernelKind, TraceOutput, TraceTask, VERSION,
+    };
+    use super::super::{Element, Task, TaskReport, job};
     use super::*;
 
     #[test]
@@ -187,111 +191,89 @@ mod tests {
         assert!(error(0, 0).abs() < 1e-9 && error(0, 1).is_infinite());
     }
 
-    /// A simulation's own report, written as a trace, is predicted exactly.
+    /// A simulation's own report, written as a trace.
+    fn trace_of(workflow: &Workflow, report: &Report, element: &Element, homes: &[u32]) -> Trace {
+        let file = |index: &usize| &workflow.files[*index];
+        let output = |index: &usize| TraceOutput {
+            path: file(index).name.clone(),
+            size_bytes: file(index).size,
+        };
+        let task = |(task, ran): (&Task, &TaskReport)| TraceTask {
+            name: task.name.clone(),
+            kernel: task.kernel.name().to_owned(),
+            kernel_kind: TraceKernelKind::Program,
+            inputs: task
+                .inputs
+                .iter()
+                .map(|one| file(one).name.clone())
+                .collect(),
+            outputs: task.outputs.iter().map(output).collect(),
+            pinned: None,
+            element: ran.element,
+            sent_ns: ran.sent_ns,
+            start_ns: ran.start_ns,
+            kernel_start_ns: ran.kernel_start_ns,
+            end_ns: ran.end_ns,
+            read_ns: ran.read_ns,
+            compute_ns: ran.compute_ns,
+            write_ns: ran.write_ns,
+            moved_bytes: ran.moved_bytes,
+        };
+        let there = workflow.files.iter().filter(|file| file.maker.is_none());
+        let files = there.zip(homes).map(|(file, &element)| TraceFile {
+            path: file.name.clone(),
+            size_bytes: file.size,
+            element,
+        });
+        let elements = (0..2).map(|id| TraceElement {
+            element: id,
+            host: false,
+            cores: element.cores,
+            link_bytes_per_sec: element.link_assumed,
+            pulled_bytes_max: element.pulled_bytes_max,
+            history: [].into(),
+        });
+        Trace {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            job: workflow.name.clone(),
+            policy: report.policy.clone(),
+            submitted_ns: 0,
+            makespan_ns: report.makespan_ns,
+            elements: elements.collect(),
+            files: files.collect(),
+            tasks: workflow.tasks.iter().zip(&report.tasks).map(task).collect(),
+        }
+    }
+
     #[test]
     fn a_prediction_of_a_prediction_is_without_error() {
-        use super::super::trace::{
-            FORMAT, TraceElement, TraceFile, TraceKernelKind, TraceOutput, TraceTask, VERSION,
-        };
-        use super::super::{Element, job};
         let script = r#"name = "n"; workdir = "/w"; tasks = (
             { name = "a"; kernel = "k"; input = [ "1" ]; output = [ "x" ]; },
             { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },
             { name = "c"; kernel = "sum"; input = [ "x", "y" ]; output = [ "z" ]; } );"#;
         let costs = "[files]\n1 = 1000\n2 = 5000\n[kernels]\nk = { rate = \"1 KB/s\", ratio = 0.5 }\n\
-                     sum = { time = 1, output = 1 }";
+                     sum = { time = 1, output = 1000 }";
         let workflow = job::parse("j", script, "c", costs).unwrap();
         let element = Element {
+            read_bandwidth: Some(8000),
+            write_bandwidth: Some(8000),
             link_bandwidth: Some(2500),
             link_assumed: 2500,
             ..Element::default()
         };
         let platform = Platform::uniform(2, &element);
-        let report = Simulation::new(&platform, &workflow)
-            .policy("round-robin")
-            .run()
-            .unwrap();
-        let file = |index: usize| &workflow.files[index];
-        let tasks = workflow
-            .tasks
-            .iter()
-            .zip(&report.tasks)
-            .map(|(task, ran)| TraceTask {
-                name: task.name.clone(),
-                kernel: task.kernel.name().to_owned(),
-                kernel_kind: TraceKernelKind::Program,
-                inputs: task
-                    .inputs
-                    .iter()
-                    .map(|&input| file(input).name.clone())
-                    .collect(),
-                outputs: task
-                    .outputs
-                    .iter()
-                    .map(|&output| TraceOutput {
-                        path: file(output).name.clone(),
-                        size_bytes: file(output).size,
-                    })
-                    .collect(),
-                pinned: None,
-                element: ran.element,
-                sent_ns: ran.sent_ns,
-                start_ns: ran.start_ns,
-                kernel_start_ns: ran.kernel_start_ns,
-                end_ns: ran.end_ns,
-                read_ns: 0,
-                compute_ns: ran.compute_ns,
-                write_ns: 0,
-                moved_bytes: ran.moved_bytes,
-            })
-            .collect();
-        let homes = [("/w/1", 1000, 0), ("/w/2", 5000, 1)];
-        let trace = Trace {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            job: "n".to_owned(),
-            policy: "round-robin".to_owned(),
-            submitted_ns: 0,
-            makespan_ns: report.makespan_ns,
-            elements: (0..2)
-                .map(|element| TraceElement {
-                    element,
-                    host: false,
-                    cores: 1,
-                    link_bytes_per_sec: 2500,
-                    pulled_bytes_max: element_bytes(),
-                    history: [].into(),
-                })
-                .collect(),
-            files: homes
-                .map(|(path, size_bytes, element)| TraceFile {
-                    path: path.to_owned(),
-                    size_bytes,
-                    element,
-                })
-                .to_vec(),
-            tasks,
-        };
+        let simulation = Simulation::new(&platform, &workflow).policy("round-robin");
+        let report = simulation.run().unwrap();
+        let trace = trace_of(&workflow, &report, &element, &[0, 1]);
         let again = trace.workflow().unwrap();
-        let comparison = compare(&trace, &again, &trace.platform(), 0).unwrap();
+        let compared = compare(&trace, &again, &trace.platform(), 0).unwrap();
         assert!(report.moved_bytes > 0);
-        assert_eq!(
-            comparison.makespan_ns.measured,
-            comparison.makespan_ns.predicted
-        );
-        assert_eq!(
-            comparison.moved_bytes.measured,
-            comparison.moved_bytes.predicted
-        );
-        assert_eq!(comparison.same_element, 3);
-        assert!(
-            comparison.text().contains("3 of 3 tasks"),
-            "{}",
-            comparison.text()
-        );
-    }
-
-    fn element_bytes() -> u64 {
-        super::super::Element::default().pulled_bytes_max
+        for pair in [compared.makespan_ns, compared.moved_bytes] {
+            assert_eq!(pair.measured, pair.predicted);
+        }
+        assert_eq!(compared.same_element, 3);
+        let text = compared.text();
+        assert!(text.contains("3 of 3 tasks"), "{text}");
     }
 }

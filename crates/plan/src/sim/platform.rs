@@ -418,7 +418,7 @@ number_afes       = 4      # AFEs in array
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn a_wrong_number_is_told_with_its_line() {
         let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
         for (error, expected) in [
             (
@@ -449,6 +449,15 @@ number_afes       = 4      # AFEs in array
                 replaced("= 4 ", "= 2000000 "),
                 "a.ini:9: number_afes can't be more than 1000000",
             ),
+        ] {
+            assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_unknown_or_no_ini_is_told_with_its_line() {
+        let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
+        for (error, expected) in [
             (
                 replaced("read_latency ", "read_delay "),
                 "a.ini:1: [AFE] needs `read_latency`",

@@ -271,15 +271,28 @@ impl Trace {
         })
     }
 
-    /// The array as far as the trace tells: cores, histories, the rates that elements reported, links as fast as
-    /// tasks really pulled, devices without limits (their time is in the tasks' computing), labels as fast as the
-    /// fastest was.
+    /// The array as far as the trace tells: cores, histories, the rates that elements reported, links and devices
+    /// as fast as tasks really pulled, read and wrote, labels as fast as the fastest was. What was not measured
+    /// apart from computing has no limit here.
     #[must_use]
     pub fn platform(&self) -> Platform {
+        let workflow = self.build().ok();
+        let size = |bytes: fn(&Workflow, usize) -> u64, task| {
+            workflow
+                .as_ref()
+                .map_or(0, |workflow| bytes(workflow, task))
+        };
+        let pulling = |task: &TraceTask| task.kernel_start_ns.saturating_sub(task.start_ns);
+        let all = || self.tasks.iter().enumerate();
+        let link = rate(all().map(|(_, task)| (task.moved_bytes, pulling(task))));
+        let read = rate(all().map(|(at, task)| (size(Workflow::input_bytes, at), task.read_ns)));
+        let write = rate(all().map(|(at, task)| (size(Workflow::output_bytes, at), task.write_ns)));
         let element = |one: &TraceElement| Element {
             class: if one.host { "HOST" } else { "AFE" }.to_owned(),
             cores: one.cores,
-            link_bandwidth: self.pull_rate(),
+            read_bandwidth: read,
+            write_bandwidth: write,
+            link_bandwidth: link,
             link_assumed: one.link_bytes_per_sec,
             pulled_bytes_max: one.pulled_bytes_max,
             history: one
@@ -298,17 +311,6 @@ impl Trace {
             .map(|task| task.start_ns.saturating_sub(task.sent_ns));
         platform.label_latency = Span(delays.min().unwrap_or(0));
         platform
-    }
-
-    /// Bytes per second of all pulls together; `None` without any.
-    fn pull_rate(&self) -> Option<u64> {
-        let pulled = self.tasks.iter().filter(|task| task.moved_bytes > 0);
-        let (bytes, ns) = pulled.fold((0_u128, 0_u128), |(bytes, ns), task| {
-            let took = task.kernel_start_ns.saturating_sub(task.start_ns);
-            (bytes + u128::from(task.moved_bytes), ns + u128::from(took))
-        });
-        let rate = (bytes * 1_000_000_000).checked_div(ns)?;
-        Some(u64::try_from(rate).unwrap_or(u64::MAX).max(1))
     }
 
     /// Storage elements by id.
@@ -332,6 +334,16 @@ impl Trace {
         let count = self.stores().count();
         Platform::uniform(count, &Element::default()).host_id()
     }
+}
+
+/// Bytes per second of all that took time and moved bytes; `None` if nothing did.
+fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
+    let moved = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
+    let (bytes, ns) = moved.fold((0_u128, 0_u128), |sum, (bytes, ns)| {
+        (sum.0 + u128::from(bytes), sum.1 + u128::from(ns))
+    });
+    let rate = (bytes * 1_000_000_000).checked_div(ns)?;
+    Some(u64::try_from(rate).unwrap_or(u64::MAX).max(1))
 }
 
 fn kernel(task: &TraceTask) -> Kernel {

@@ -109,9 +109,9 @@ impl Workflow {
     fn order(&self) -> Result<Vec<usize>, Fault> {
         let mut dependants = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
-        for task in 0..self.tasks.len() {
+        for (task, missing) in missing.iter_mut().enumerate() {
             let makers = self.dependencies(task);
-            missing[task] = makers.len();
+            *missing = makers.len();
             for maker in makers {
                 dependants[maker].push(task);
             }

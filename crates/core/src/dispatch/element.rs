@@ -185,13 +185,32 @@ impl Element {
 /// inputs within a factor of four, since a kernel's start does not shrink with its input and few grow
 /// faster than it. `None` without a history.
 pub(super) fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
-    let mean_ns = history.total_ns.checked_div(history.runs)?;
-    let mean_bytes = history.input_bytes / history.runs;
-    if mean_bytes == 0 {
-        return Some(Span(mean_ns));
+    Some(Mean::of(history)?.scaled(input_bytes))
+}
+
+/// A history's mean run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    ns: u64,
+    bytes: u64,
+}
+
+impl Mean {
+    pub(super) fn of(history: &History) -> Option<Self> {
+        Some(Self {
+            ns: history.total_ns.checked_div(history.runs)?,
+            bytes: history.input_bytes / history.runs,
+        })
     }
-    let scaled = multiply_divide(mean_ns, input_bytes, mean_bytes);
-    Some(Span(scaled.clamp(mean_ns / 4, mean_ns.saturating_mul(4))))
+
+    /// For a run over so many bytes, as [`expected_run`] says.
+    pub(super) fn scaled(self, input_bytes: u64) -> Span {
+        if self.bytes == 0 {
+            return Span(self.ns);
+        }
+        let scaled = multiply_divide(self.ns, input_bytes, self.bytes);
+        Span(scaled.clamp(self.ns / 4, self.ns.saturating_mul(4)))
+    }
 }
 
 /// How long pulling bytes over a link takes.

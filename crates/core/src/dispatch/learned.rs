@@ -1,6 +1,7 @@
 //! Run times per kernel: what the histories of all elements say, arranged by kernel, so that placing a task
 //! looks its kernel up once and not once an element.
 
+use super::element::Mean;
 use crate::event::History;
 use crate::id::ElementId;
 use std::collections::BTreeMap;
@@ -14,8 +15,8 @@ pub(super) struct Learned {
 /// Runs of one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    /// On each element that ran it.
-    pub(super) by_element: BTreeMap<ElementId, History>,
+    /// On each element that ran it; no mean before the first run ended.
+    pub(super) by_element: BTreeMap<ElementId, (History, Option<Mean>)>,
     /// On all of them together.
     pub(super) pooled: History,
 }
@@ -33,7 +34,9 @@ impl Learned {
         let Some(runs) = self.kernels.get_mut(kernel) else {
             return;
         };
-        let old = runs.by_element.insert(element, history).unwrap_or_default();
+        let known = (history, Mean::of(&history));
+        let old = runs.by_element.insert(element, known);
+        let old = old.map_or_else(History::default, |(old, _)| old);
         let pooled = &mut runs.pooled;
         let renew = |sum: u64, old: u64, new: u64| sum.saturating_sub(old).saturating_add(new);
         pooled.runs = renew(pooled.runs, old.runs, history.runs);
@@ -63,6 +66,6 @@ mod tests {
         }
         let runs = learned.of("mean").unwrap();
         assert_eq!(runs.pooled, history(9));
-        assert_eq!(runs.by_element[&ElementId(1)], history(5));
+        assert_eq!(runs.by_element[&ElementId(1)].0, history(5));
     }
 }

@@ -121,7 +121,7 @@ pub struct Dispatcher {
     ending: BTreeSet<JobId>,
     /// Labels that leave at the end of the event, by element.
     outbox: BTreeMap<ElementId, Vec<Label>>,
-    /// Whether decisions come with their estimates.
+    /// Whether decisions are told.
     explains: bool,
     /// Room for the candidates of the next task, so that it need not be made anew each time.
     spare: Vec<Candidate>,
@@ -164,10 +164,10 @@ impl Dispatcher {
         })
     }
 
-    /// Leaves the estimates out of decisions: for a driver that keeps no explanations and has so many elements
-    /// that the estimates of all of them, for every task, would cost it time.
+    /// Gives no [`Action::Decided`]: for a driver that keeps no explanations. The estimates of all elements for
+    /// every task cost time where there are many.
     #[must_use]
-    pub fn without_estimates(mut self) -> Self {
+    pub fn without_explanations(mut self) -> Self {
         self.explains = false;
         self
     }
@@ -248,7 +248,6 @@ impl Dispatcher {
             if old == TaskState::Ready {
                 task.ready_inputs = Vec::new();
             }
-            let kernel = task.spec.kernel.name().to_owned();
             if let Some(line) = line {
                 self.leave_line(line, (job, id));
             }
@@ -257,13 +256,8 @@ impl Dispatcher {
                 *count -= 1;
             }
             *job_state.counts.entry(state).or_default() += 1;
-            if old == TaskState::Ready {
-                let wave = job_state.waves.entry(kernel).or_default();
-                wave.left -= 1;
-            } else if state == TaskState::Ready {
-                let wave = job_state.waves.entry(kernel).or_default();
-                wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
-                wave.left += 1;
+            if old == TaskState::Ready || state == TaskState::Ready {
+                self.count_wave(id, job, state == TaskState::Ready);
             }
             if state == TaskState::Ready {
                 self.join_line(Line::Fresh, id);
@@ -280,6 +274,26 @@ impl Dispatcher {
             failure,
             at: turn.now,
         });
+    }
+
+    /// Counts a task in or out of the ready ones of its kernel.
+    fn count_wave(&mut self, id: TaskId, job: JobId, ready: bool) {
+        let Some((task, job)) = self.tasks.get(&id).zip(self.jobs.get_mut(&job)) else {
+            return;
+        };
+        let kernel = task.spec.kernel.name();
+        if !job.waves.contains_key(kernel) {
+            job.waves.insert(kernel.to_owned(), task::Wave::default());
+        }
+        let Some(wave) = job.waves.get_mut(kernel) else {
+            return;
+        };
+        if ready {
+            wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
+            wave.left += 1;
+        } else {
+            wave.left -= 1;
+        }
     }
 
     fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {

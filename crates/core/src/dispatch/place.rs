@@ -259,8 +259,8 @@ impl Dispatcher {
         for (&element, known) in self.elements.iter_mut().filter(|(_, known)| known.up()) {
             let local_bytes = at(&mut local, element).copied().unwrap_or(0);
             let transfer_bytes = reads.bytes - local_bytes;
-            let own = at(&mut histories, element).filter(|history| history.runs > 0);
-            let run = own.map_or(pooled, |history| expected_run(history, reads.bytes));
+            let own = at(&mut histories, element).and_then(|(_, mean)| *mean);
+            let run = own.map(|mean| mean.scaled(reads.bytes)).or(pooled);
             let rate = known.view.link_bytes_per_sec;
             if (transfer_bytes, rate) != (last.0, last.1) {
                 last = (transfer_bytes, rate, transfer(transfer_bytes, rate));
@@ -409,35 +409,35 @@ impl Dispatcher {
         self.count_idle(element);
         self.set_state(id, TaskState::Sent, turn);
         let policy = self.commit(job, &choice);
-        turn.out.push(Action::Decided(Box::new(Decision {
-            task: id,
-            label,
-            element,
-            policy,
-            reason: choice.reason.to_string(),
-            chained,
-            estimates: if self.explains {
-                answer.candidates.iter().map(|one| one.estimate).collect()
-            } else {
-                Vec::new()
-            },
-        })));
+        if self.explains {
+            turn.out.push(Action::Decided(Box::new(Decision {
+                task: id,
+                label,
+                element,
+                policy: policy.unwrap_or_else(|| "pinned".to_owned()),
+                reason: choice.reason.to_string(),
+                chained,
+                estimates: answer.candidates.iter().map(|one| one.estimate).collect(),
+            })));
+        }
         if let Some(built) = self.build(label) {
-            self.outbox.entry(element).or_default().push(built);
+            // Most events send one.
+            let labels = self.outbox.entry(element);
+            labels.or_insert_with(|| Vec::with_capacity(1)).push(built);
         }
         wait + expected
     }
 
-    /// Tells the policy that its choice was carried out; the name to record.
-    fn commit(&mut self, job: JobId, choice: &Choice) -> String {
+    /// Tells the policy that its choice was carried out; the policy's name, or `None` if none was asked.
+    fn commit(&mut self, job: JobId, choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
-            return "pinned".to_owned();
+            return None;
         }
         let name = self.job_mut(job).policy.clone();
         if let Some(policy) = self.policies.get_mut(&name) {
             policy.chosen(choice);
         }
-        name
+        Some(name)
     }
 
     /// What a label that is outstanding is expected to take on its element.

@@ -109,7 +109,7 @@ impl<'a> Simulation<'a> {
         let submitted = self.submitted()?;
         let objects = self.workflow.files.len() as u64 + 1;
         let ids = Counter { labels: 0, objects };
-        let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_estimates();
+        let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
         let elements = self.platform.elements.iter().chain(&self.platform.host);
         let nodes: Result<Vec<Node>, SimError> = elements
             .map(|element| Ok(Node::new(element, fabric::by_name(&self.fabric)?)))

@@ -117,6 +117,9 @@ pub struct Dispatcher {
     touched: BTreeSet<ElementId>,
     /// Storage elements with a core that has nothing to do.
     idle: BTreeSet<ElementId>,
+    /// Counts what may make a policy move a task away from the full element that it waits for: elements that
+    /// run out of work, and run times that turn out to be different.
+    news: u64,
     /// Jobs in which a task came to an end since jobs were looked at.
     ending: BTreeSet<JobId>,
     /// Labels that leave at the end of the event, by element.
@@ -157,6 +160,7 @@ impl Dispatcher {
             redone: BTreeSet::new(),
             touched: BTreeSet::new(),
             idle: BTreeSet::new(),
+            news: 1,
             ending: BTreeSet::new(),
             outbox: BTreeMap::new(),
             explains: true,
@@ -357,7 +361,7 @@ impl Dispatcher {
             element.view.role == crate::event::Role::Store && element.idle_cores() > 0
         });
         if idle {
-            self.idle.insert(id);
+            self.news += u64::from(self.idle.insert(id));
         } else {
             self.idle.remove(&id);
         }

@@ -112,6 +112,8 @@ impl Dispatcher {
     /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let answer = self.ask(id, Span::default(), None, turn.now);
+        let news = self.news;
+        self.task_mut(id).asked = news;
         let chosen = answer.choice.and_then(|choice| {
             let mut candidates = answer.candidates.iter();
             candidates.find(|one| one.estimate.element == choice.element)
@@ -126,8 +128,8 @@ impl Dispatcher {
         room
     }
 
-    /// Asks again for tasks that wait for full elements while another has nothing to do: things have
-    /// changed since they were put in line. A few per event, the first of every line.
+    /// Asks again for tasks that wait for full elements while another has nothing to do, if there are news
+    /// since they were asked for last. A few per event, the first of every line.
     fn feed_idle(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() {
             return;
@@ -138,6 +140,7 @@ impl Dispatcher {
         let heads: Vec<TaskId> = lines
             .filter(|(line, _)| !matches!(line, Line::At(id) if self.idle.contains(id)))
             .filter_map(|(_, members)| Some(members.first()?.1))
+            .filter(|&id| self.task(id).asked < self.news)
             .take(IDLE_ASKS_MAX)
             .collect();
         for id in heads {

@@ -50,6 +50,8 @@ pub(super) struct Task {
     pub(super) line: Option<Line>,
     /// Its inputs while it is ready, since it may be looked at often before it is placed.
     pub(super) ready_inputs: Vec<Placed>,
+    /// Which news (see `Dispatcher::news`) the policy had when it was asked last.
+    pub(super) asked: u64,
     /// Goes out with its next change of state.
     pub(super) failure: Option<Failure>,
 }
@@ -72,6 +74,7 @@ impl Task {
             avoid: BTreeSet::new(),
             line: None,
             ready_inputs: Vec::new(),
+            asked: 0,
             failure: None,
         }
     }

@@ -35,8 +35,8 @@ pub(super) struct Element {
 struct Spent {
     /// Labels that are within their time.
     active: u64,
-    /// Sum of the times since when those run.
-    starts_ns: u128,
+    /// Sum of the times since when those run, modulo 2^64: what has passed since is small enough.
+    starts_ns: u64,
     /// Expected times of all others.
     over_ns: u64,
     /// From when until when this holds: until another label is over its time.
@@ -95,9 +95,8 @@ impl Element {
         if now < self.spent.from || now > self.spent.until {
             self.sum_up(now);
         }
-        let now_all = u128::from(self.spent.active) * u128::from(now.0);
-        let active = now_all.saturating_sub(self.spent.starts_ns);
-        let active = u64::try_from(active).unwrap_or(u64::MAX);
+        let now_all = self.spent.active.wrapping_mul(now.0);
+        let active = now_all.wrapping_sub(self.spent.starts_ns);
         let spent = active.saturating_add(self.spent.over_ns);
         let wait = Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64);
         debug_assert_eq!(
@@ -122,7 +121,7 @@ impl Element {
                     .saturating_add(now.since(start).0.min(expected.0));
             } else {
                 spent.active += 1;
-                spent.starts_ns += u128::from(start.0);
+                spent.starts_ns = spent.starts_ns.wrapping_add(start.0);
                 spent.until = spent.until.min(end);
             }
         }

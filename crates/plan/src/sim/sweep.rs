@@ -2,12 +2,12 @@
 
 use super::error::SimError;
 use super::platform::{Element, Platform};
-use super::report::time;
 use super::simulation::{Placement, Simulation};
 use super::workflow::Workflow;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
+use tidemill_core::time::Span;
 
 /// What to try.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ pub fn series(points: &[Point]) -> Vec<Series> {
     let series = lines.filter_map(|line| {
         let first = line.first()?;
         let point = |one: &Point| {
-            let makespan = tidemill_core::time::Span(one.makespan_ns);
+            let makespan = Span(one.makespan_ns);
             (f64::from(one.cores), makespan.as_secs_f64())
         };
         let plural = if first.elements == 1 { "" } else { "s" };
@@ -122,7 +122,8 @@ pub fn series(points: &[Point]) -> Vec<Series> {
     series.collect()
 }
 
-/// The points as one table: a row a policy and number of elements, a column a number of cores.
+/// The points as one table of makespans in seconds: a row a policy and number of elements, a column a number of
+/// cores.
 #[must_use]
 pub fn table(points: &[Point]) -> String {
     let mut text = String::new();
@@ -130,9 +131,10 @@ pub fn table(points: &[Point]) -> String {
     cores.sort_unstable();
     cores.dedup();
     // Writing to a string never fails.
-    let _ = write!(text, "{:<22} {:>8}", "makespan", "elements");
+    let _ = write!(text, "{:<22} {:>8}", "makespan in s", "elements");
     for cores in &cores {
-        let _ = write!(text, " {:>10}", format!("{cores} cores"));
+        let plural = if *cores == 1 { "" } else { "s" };
+        let _ = write!(text, " {:>10}", format!("{cores} core{plural}"));
     }
     text.push('\n');
     for line in points.chunk_by(|a, b| (&a.policy, a.elements) == (&b.policy, b.elements)) {
@@ -141,7 +143,7 @@ pub fn table(points: &[Point]) -> String {
         };
         let _ = write!(text, "{:<22} {:>8}", first.policy, first.elements);
         for point in line {
-            let _ = write!(text, " {:>10}", time(point.makespan_ns));
+            let _ = write!(text, " {:>10.2}", Span(point.makespan_ns).as_secs_f64());
         }
         text.push('\n');
     }

@@ -11,6 +11,9 @@ use tidemill_core::label::Kernel;
 use tidemill_core::time::Span;
 
 /// A job with all that its simulation needs. Tasks and files are named by their indices.
+///
+/// The readers check what they give. Whoever makes one by hand sees to it that `maker` of every file says who
+/// lists it as an output, that no two tasks do, and that tasks do not need each other in a circle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workflow {
     /// Its name.

@@ -51,14 +51,14 @@ impl Dispatcher {
                     .get(&element)
                     .is_some_and(super::element::Element::room);
                 if room {
-                    let answer = self.ask(id, Span::default(), None, turn.now);
+                    let mut answer = self.ask(id, Span::default(), None, turn.now);
                     self.send(
                         id,
                         Choice {
                             element,
                             reason: Reason::Pinned,
                         },
-                        &answer,
+                        &mut answer,
                         turn,
                     );
                     self.spare = answer.candidates;
@@ -111,7 +111,7 @@ impl Dispatcher {
 
     /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
-        let answer = self.ask(id, Span::default(), None, turn.now);
+        let mut answer = self.ask(id, Span::default(), None, turn.now);
         let news = self.news;
         self.task_mut(id).asked = news;
         let chosen = answer.choice.and_then(|choice| {
@@ -121,7 +121,7 @@ impl Dispatcher {
         let room = chosen.is_some_and(|chosen| chosen.room);
         match answer.choice {
             None => self.join_line(Line::Any, id),
-            Some(choice) if room => self.send(id, choice, &answer, turn),
+            Some(choice) if room => self.send(id, choice, &mut answer, turn),
             Some(choice) => self.join_line(Line::At(choice.element), id),
         }
         self.spare = answer.candidates;
@@ -296,7 +296,7 @@ impl Dispatcher {
     }
 
     /// Sends a task, and those that follow it on the same element.
-    fn send(&mut self, first: TaskId, choice: Choice, answer: &Answer, turn: &mut Turn<'_>) {
+    fn send(&mut self, first: TaskId, choice: Choice, answer: &mut Answer, turn: &mut Turn<'_>) {
         let element = choice.element;
         let mut ends = BTreeMap::from([(first, self.issue(first, choice, answer, false, turn))]);
         let mut frontier = VecDeque::from([(first, 1)]);
@@ -326,7 +326,7 @@ impl Dispatcher {
                     });
                 }
                 if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
-                    ends.insert(next, self.issue(next, choice, &answer, true, turn));
+                    ends.insert(next, self.issue(next, choice, &mut answer, true, turn));
                     frontier.push_back((next, depth + 1));
                 }
                 self.spare = answer.candidates;
@@ -373,7 +373,7 @@ impl Dispatcher {
         &mut self,
         id: TaskId,
         choice: Choice,
-        answer: &Answer,
+        answer: &mut Answer,
         chained: bool,
         turn: &mut Turn<'_>,
     ) -> Span {
@@ -396,7 +396,7 @@ impl Dispatcher {
             job,
             element,
             objects,
-            inputs: answer.reads.placed.clone(),
+            inputs: std::mem::take(&mut answer.reads.placed),
             output_bytes: answer.reads.bytes,
             taken_back: false,
             held: None,

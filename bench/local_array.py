@@ -23,7 +23,8 @@ def wait(what, ready, seconds=60):
 class Array:
     """`with Array(elements=1, cores=2, mount=True) as array:`"""
 
-    def __init__(self, elements=1, cores=2, mount=False, folder=None):
+    def __init__(self, elements=1, cores=2, mount=False, folder=None, tls="on"):
+        self.tls = tls
         self.folder = tempfile.mkdtemp(prefix="tidemill-bench-", dir=folder)
         self.endpoint = f"unix:{self.folder}/server/server.sock"
         self.processes = []
@@ -41,7 +42,7 @@ class Array:
 
     def _start(self, name, *args):
         log = open(os.path.join(self.folder, f"{name}.log"), "ab")
-        command = [BINARY, "--server", self.endpoint, *args]
+        command = [BINARY, "--server", self.endpoint, "--tls", self.tls, *args]
         self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
 
     def run(self, *args):

@@ -4,7 +4,8 @@
   cargo build --release && bench/tasks.py [--tasks 1000] [--rounds 3] [--peers make,hyperqueue,dask,snakemake]
 
 Every side is timed from hand-in to the last result, its server or daemon already up where it has one (make and
-Snakemake have none). Rounds alternate. Prints JSON lines; `ratio` is ours to the peer in tasks per second. The peers come
+Snakemake have none). Rounds alternate. Nobody's files are removed before the end: ext4 goes slow for minutes on inodes
+that were just freed, which would be charged to whoever comes next. Prints JSON lines; `ratio` is ours to the peer in tasks per second. The peers come
 from PyPI into a virtual environment under bench/out.
 """
 import argparse
@@ -61,39 +62,36 @@ def python(peer):
     return f"{venv}/bin/python"
 
 
-def script(peer, source, count):
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "peer.py")
-        with open(path, "w") as file:
-            file.write(source)
-        done = subprocess.run([python(peer), path, str(count)], check=True, capture_output=True, text=True, cwd=folder)
-        return float(done.stdout.strip().splitlines()[-1])
+def script(peer, source, count, folder):
+    path = os.path.join(folder, "peer.py")
+    with open(path, "w") as file:
+        file.write(source)
+    done = subprocess.run([python(peer), path, str(count)], check=True, capture_output=True, text=True, cwd=folder)
+    return float(done.stdout.strip().splitlines()[-1])
 
 
-def make(count):
-    with tempfile.TemporaryDirectory() as folder:
-        names = " ".join(f"t{number}" for number in range(count))
-        with open(f"{folder}/Makefile", "w") as file:
-            # A recipe line without shell syntax is run directly; `touch` would be the make way to record a result.
-            file.write(f"all: {names}\n{names}:\n\t@/bin/true\n.PHONY: all {names}\n")
-        start = time.perf_counter()
-        subprocess.run(["make", "-j2", "-s", "all"], cwd=folder, check=True)
-        return time.perf_counter() - start
+def make(count, folder):
+    names = " ".join(f"t{number}" for number in range(count))
+    with open(f"{folder}/Makefile", "w") as file:
+        # A recipe line without shell syntax is run directly; `touch` would be the make way to record a result.
+        file.write(f"all: {names}\n{names}:\n\t@/bin/true\n.PHONY: all {names}\n")
+    start = time.perf_counter()
+    subprocess.run(["make", "-j2", "-s", "all"], cwd=folder, check=True)
+    return time.perf_counter() - start
 
 
-def snakemake(count):
+def snakemake(count, folder):
     executable = os.path.join(os.path.dirname(python("snakemake")), "snakemake")
-    with tempfile.TemporaryDirectory() as folder:
-        with open(f"{folder}/Snakefile", "w") as file:
-            file.write(f"rule all:\n    input: expand('o/{{i}}', i=range({count}))\n"
-                       "rule one:\n    output: touch('o/{i}')\n    shell: '/bin/true'\n")
-        start = time.perf_counter()
-        subprocess.run([executable, "-j2", "-q", "all", "--nocolor"], cwd=folder, check=True, capture_output=True)
-        return time.perf_counter() - start
+    with open(f"{folder}/Snakefile", "w") as file:
+        file.write(f"rule all:\n    input: expand('o/{{i}}', i=range({count}))\n"
+                   "rule one:\n    output: touch('o/{i}')\n    shell: '/bin/true'\n")
+    start = time.perf_counter()
+    subprocess.run([executable, "-j2", "-q", "all", "--nocolor"], cwd=folder, check=True, capture_output=True)
+    return time.perf_counter() - start
 
 
-PEERS = {"make": make, "hyperqueue": lambda count: script("hyperqueue", HYPERQUEUE, count),
-         "dask": lambda count: script("dask", DASK, count), "snakemake": snakemake}
+PEERS = {"make": make, "hyperqueue": lambda count, folder: script("hyperqueue", HYPERQUEUE, count, folder),
+         "dask": lambda count, folder: script("dask", DASK, count, folder), "snakemake": snakemake}
 
 
 def ours(array, count, number):
@@ -118,12 +116,12 @@ def main():
     for peer in set(peers) & set(PACKAGES):
         python(peer)
     times = {peer: [] for peer in ["ours", *peers]}
-    with Array(elements=1, cores=2) as array:
+    with Array(elements=1, cores=2) as array, tempfile.TemporaryDirectory() as folder:
         ours(array, 20, "warm")
         for number in range(options.rounds):
             times["ours"].append(ours(array, options.tasks, number))
             for peer in peers:
-                times[peer].append(PEERS[peer](options.tasks))
+                times[peer].append(PEERS[peer](options.tasks, tempfile.mkdtemp(dir=folder)))
     rate = {side: options.tasks / statistics.median(seconds) for side, seconds in times.items()}
     print(json.dumps({"what": "tasks true", "side": "ours", "tasks_per_s": round(rate["ours"], 1)}))
     for peer in peers:

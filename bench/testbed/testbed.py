@@ -43,7 +43,7 @@ class Array:
         self.elements = [self.network.add(f"element{i}", options.element_cores) for i in range(options.elements)]
         self.mount_point = os.path.join(folder, "mnt")
         self.mount_process = None
-        self.url = f"http://{self.server.address}:{PORT}"
+        self.url = f"https://{self.server.address}:{PORT}"
         self.token = os.path.join(folder, "server", "token")
         self._start()
 

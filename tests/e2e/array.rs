@@ -14,6 +14,8 @@ pub(crate) struct Array {
     elements: Vec<Option<Child>>,
     mount: Option<Child>,
     options: Options,
+    /// Where the server listens, once that is known.
+    listen: String,
 }
 
 #[derive(Clone)]
@@ -26,6 +28,14 @@ pub(crate) struct Options {
     pub(crate) capacity: Option<&'static str>,
     /// Seconds a lost element may be away before its work is given to others.
     pub(crate) element_timeout_secs: u64,
+    /// Whether all processes talk as if each were on a host of its own: over TCP, with the token file.
+    pub(crate) remote: bool,
+    /// Flags of every command.
+    pub(crate) flags: Vec<String>,
+    /// Where elements listen.
+    pub(crate) element_listen: String,
+    /// Further arguments of `tidemill element`.
+    pub(crate) element_args: Vec<String>,
 }
 
 impl Default for Options {
@@ -37,6 +47,10 @@ impl Default for Options {
             mount: true,
             capacity: None,
             element_timeout_secs: 3,
+            remote: false,
+            flags: Vec::new(),
+            element_listen: "127.0.0.1:0".into(),
+            element_args: Vec::new(),
         }
     }
 }
@@ -74,6 +88,7 @@ impl Array {
             elements: Vec::new(),
             mount: None,
             options,
+            listen: "127.0.0.1:0".into(),
         };
         prepare(&array);
         array.start_server();
@@ -101,7 +116,19 @@ impl Array {
         self.path(&format!("element-{index}"))
     }
 
+    /// The server's address as its folder tells it.
+    pub(crate) fn address(&self) -> String {
+        self.log("server/address").trim().to_owned()
+    }
+
+    pub(crate) fn token_file(&self) -> PathBuf {
+        self.path("server/token")
+    }
+
     fn endpoint(&self) -> String {
+        if self.options.remote && self.path("server/address").exists() {
+            return self.address();
+        }
         format!("unix:{}", self.path("server/server.sock").display())
     }
 
@@ -111,7 +138,7 @@ impl Array {
             .arg("server")
             .arg("--folder")
             .arg(self.path("server"));
-        command.args(["--listen", "127.0.0.1:0"]);
+        command.args(["--listen", &self.listen]);
         command.args([
             "--element-timeout",
             &self.options.element_timeout_secs.to_string(),
@@ -120,7 +147,14 @@ impl Array {
             command.args(["--host-cores", &self.options.host_cores.to_string()]);
         }
         self.server = Some(spawn(&mut command, &self.path("server.log")));
-        wait("the server answers", || self.run(&["status"]).ok);
+        wait("the server answers", || {
+            self.run(&["status"]).ok && !self.address().is_empty()
+        });
+        let address = self.address();
+        if let Some((_, listen)) = address.split_once("//") {
+            // It is to be found at the same place when it is started again.
+            listen.clone_into(&mut self.listen);
+        }
     }
 
     pub(crate) fn start_element(&mut self, index: usize) {
@@ -129,12 +163,16 @@ impl Array {
         command.arg("--folder").arg(self.element_folder(index));
         command.args([
             "--listen",
-            "127.0.0.1:0",
+            &self.options.element_listen,
             "--cores",
             &self.options.cores.to_string(),
         ]);
         if let Some(capacity) = self.options.capacity {
             command.args(["--capacity", capacity]);
+        }
+        command.args(&self.options.element_args);
+        if self.options.remote {
+            command.args(["--in-place", "false"]);
         }
         let log = self.path(&format!("element-{index}.log"));
         self.elements[index] = Some(spawn(&mut command, &log));
@@ -156,6 +194,9 @@ impl Array {
         std::fs::create_dir_all(self.path("mnt")).unwrap();
         let mut command = self.tidemill();
         command.arg("mount").arg("--path").arg(self.path("mnt"));
+        if self.options.remote {
+            command.args(["--in-place", "false"]);
+        }
         self.mount = Some(spawn(&mut command, &self.path("mount.log")));
         wait("the file system is mounted", || {
             let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
@@ -180,6 +221,8 @@ impl Array {
     fn tidemill(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
         command.arg("--server").arg(self.endpoint());
+        command.arg("--token-file").arg(self.token_file());
+        command.args(&self.options.flags);
         command
     }
 
@@ -331,7 +374,7 @@ fn detach(path: &Path) {
         .status();
 }
 
-fn said(output: Output) -> Said {
+pub(crate) fn said(output: Output) -> Said {
     Said {
         ok: output.status.success(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -7,4 +7,5 @@ mod faults;
 mod files;
 mod jobs;
 mod lineage;
+mod remote;
 mod scripts;

@@ -1,6 +1,7 @@
 //! The command line: global flags and the list of commands. Each command's own flags are in its file.
 
 use crate::command;
+use crate::config::Tls;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use tidemill_client::Endpoint;
@@ -29,12 +30,21 @@ pub(crate) struct Cli {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Flags of every command")]
 pub(crate) struct Global {
-    /// Where the server is: unix:PATH or http://HOST:PORT [default: the array of `tidemill up`]
+    /// Where the server is: unix:PATH or https://HOST:PORT [default: the array of `tidemill up`]
     #[arg(long, global = true, value_name = "ENDPOINT", env = "TIDEMILL_SERVER")]
     pub(crate) server: Option<Endpoint>,
-    /// File with the array's token, for a server reached by http:// [default: DIR/server/token]
+    /// Copy of `token` in the server's folder, for a server reached by https:// [default: DIR/server/token]
     #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
+    /// Whether connections to other hosts are encrypted [default: on]
+    #[arg(
+        long,
+        global = true,
+        value_name = "ON|OFF",
+        env = "TIDEMILL_TLS",
+        hide_possible_values = true
+    )]
+    pub(crate) tls: Option<Tls>,
     /// Folder of the array that `tidemill up` makes [default: ~/.local/share/tidemill; as root
     /// /var/lib/tidemill]
     #[arg(long, global = true, value_name = "DIR", env = "TIDEMILL_DIR")]
@@ -73,6 +83,7 @@ pub(crate) enum Command {
     Explain(command::explain::Args),
     Report(command::report::Args),
     Lineage(command::lineage::Args),
+    Kernel(command::kernel::Args),
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Config {
     /// Folder of the array that `tidemill up` makes.
     pub(crate) dir: Option<PathBuf>,
+    /// Whether TCP connections use TLS.
+    pub(crate) tls: Option<Tls>,
     /// For every command that talks to a server.
     pub(crate) client: Client,
     /// `tidemill server`.
@@ -24,6 +26,16 @@ pub(crate) struct Config {
     pub(crate) mount: Mount,
     /// `tidemill up`.
     pub(crate) up: Up,
+}
+
+/// Whether TCP connections use TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Tls {
+    /// Always
+    On,
+    /// Never: whoever is on the network can read data and token
+    Off,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

@@ -1,13 +1,13 @@
 //! What every command starts from: the configuration, where things are, how to print, a connection.
 
 use crate::args::Global;
-use crate::config::Config;
+use crate::config::{Config, Tls};
 use crate::output::{self, Output};
 use anyhow::Context as _;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use tidemill_client::transfer::Transfer;
-use tidemill_client::{Endpoint, Server};
+use tidemill_client::{Credential, Endpoint, Server};
 use tidemill_wire::v1;
 
 /// Settings of this call.
@@ -141,20 +141,27 @@ impl Context {
             .unwrap_or_else(|| self.array.server().join("token"))
     }
 
-    /// The token, when the server is reached by a way that needs it.
+    /// Whether TCP connections use TLS.
+    pub(crate) fn tls(&self) -> bool {
+        let chosen = self.global.tls.or(self.config.tls);
+        chosen.unwrap_or(Tls::On) == Tls::On
+    }
+
+    /// The content of the token file, when the server is reached by a way that needs it.
     ///
     /// # Errors
-    /// If its file can't be read.
-    pub(crate) fn token(&self, endpoint: &Endpoint) -> anyhow::Result<Option<String>> {
-        if let Endpoint::Unix(_) = endpoint {
-            return Ok(None);
+    /// If the file can't be read, or its content would cross the network for all to see.
+    pub(crate) fn credential(&self, endpoint: &Endpoint) -> anyhow::Result<Option<Credential>> {
+        match endpoint {
+            Endpoint::Unix(_) => return Ok(None),
+            Endpoint::Http(url) => anyhow::ensure!(
+                !self.tls(),
+                "no TLS: {url} would send the array's token over the network for all to read; write https://, \
+                 or give --tls off if the server was started with it"
+            ),
+            Endpoint::Https(_) => {}
         }
-        let file = self.token_file();
-        let token = std::fs::read_to_string(&file).with_context(|| {
-            let file = file.display();
-            format!("can't read the array's token: {file}; copy it from the server's folder and name it with --token-file")
-        })?;
-        Ok(Some(token.trim().to_owned()))
+        Ok(Some(Credential::read(&self.token_file())?))
     }
 
     /// Connects to the server.
@@ -163,8 +170,8 @@ impl Context {
     /// If it can't be reached.
     pub(crate) async fn connect(&self) -> anyhow::Result<Server> {
         let endpoint = self.endpoint()?;
-        let token = self.token(&endpoint)?;
-        Ok(Server::connect(&endpoint, token.as_deref()).await?)
+        let credential = self.credential(&endpoint)?;
+        Ok(Server::connect(&endpoint, credential.as_ref()).await?)
     }
 
     /// Connects for copying files.
@@ -178,6 +185,11 @@ impl Context {
     /// Whether progress may be drawn on standard error.
     pub(crate) fn draws(&self) -> bool {
         !self.global.quiet && !self.global.json && std::io::stderr().is_terminal()
+    }
+
+    /// Whether results only are wanted.
+    pub(crate) fn quiet(&self) -> bool {
+        self.global.quiet
     }
 
     /// Tells something beside the result.

@@ -53,7 +53,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_was_meant() {
     let output = run(home.path(), &["--server", "localhost", "status"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        stderr(&output).contains("unix:PATH or http://HOST:PORT"),
+        stderr(&output).contains("unix:PATH or https://HOST:PORT"),
         "{}",
         stderr(&output)
     );

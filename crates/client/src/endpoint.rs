@@ -9,7 +9,9 @@ use std::str::FromStr;
 pub enum Endpoint {
     /// A Unix socket on this host; the server knows the caller by its socket credentials.
     Unix(PathBuf),
-    /// `http://host:port`; the caller shows the array's token.
+    /// `https://host:port`; the caller knows the server by its certificate and shows the array's token.
+    Https(String),
+    /// `http://host:port`: the same without TLS. All of it can be read on the way, the token, too.
     Http(String),
 }
 
@@ -20,13 +22,17 @@ impl FromStr for Endpoint {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(path.into()));
         }
-        let authority = text.strip_prefix("http://").unwrap_or("");
-        match authority.rsplit_once(':') {
-            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
-                Ok(Self::Http(text.into()))
-            }
-            _ => Err(Error::BadEndpoint(text.into())),
+        let is_address = |address: &str| match address.rsplit_once(':') {
+            Some((host, port)) => !host.is_empty() && port.parse::<u16>().is_ok(),
+            None => false,
+        };
+        if text.strip_prefix("https://").is_some_and(is_address) {
+            return Ok(Self::Https(text.into()));
         }
+        if text.strip_prefix("http://").is_some_and(is_address) {
+            return Ok(Self::Http(text.into()));
+        }
+        Err(Error::BadEndpoint(text.into()))
     }
 }
 
@@ -34,7 +40,7 @@ impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Http(url) => f.write_str(url),
+            Self::Https(url) | Self::Http(url) => f.write_str(url),
         }
     }
 }
@@ -45,10 +51,15 @@ mod tests {
 
     #[test]
     fn endpoints_are_unix_paths_or_http_urls() {
-        for text in ["unix:/a/b", "http://127.0.0.1:80", "http://[::1]:80"] {
+        for text in [
+            "unix:/a/b",
+            "https://a.b:7",
+            "http://127.0.0.1:80",
+            "http://[::1]:80",
+        ] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
-        for text in ["", "unix:", "http://a", "https://a:1", "a:1"] {
+        for text in ["", "unix:", "http://a", "https://a", "https://:1", "a:1"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
     }

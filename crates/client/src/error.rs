@@ -13,9 +13,22 @@ pub enum Error {
         /// What the connection said.
         reason: String,
     },
-    /// An endpoint is neither `unix:PATH` nor `http://HOST:PORT`.
-    #[error("`{0}` is no endpoint: give unix:PATH or http://HOST:PORT")]
+    /// An endpoint is neither `unix:PATH` nor `https://HOST:PORT` nor `http://HOST:PORT`.
+    #[error("`{0}` is no endpoint: give unix:PATH or https://HOST:PORT")]
     BadEndpoint(String),
+    /// The peer that answers is not the server, or can't be shown to be.
+    #[error("can't trust the server at {endpoint}: {problem}")]
+    Untrusted {
+        /// Where it is.
+        endpoint: String,
+        /// What is wrong, and what to do.
+        problem: crate::tls::Problem,
+    },
+    /// There is nothing to know the server by.
+    #[error(
+        "can't trust the server at {0}: no certificate of the array's authority to know it by; give --token-file a copy of `token` in the server's folder, made by this release"
+    )]
+    NoAuthority(String),
     /// The server speaks another version of the protocol.
     #[error(
         "the server speaks protocol version {theirs}, this program {ours}: use the same release"
@@ -105,6 +118,15 @@ impl Error {
     pub fn is(&self, errno: rustix::io::Errno) -> bool {
         matches!(self, Self::Name { errno: e, .. } if *e == errno.raw_os_error())
     }
+}
+
+/// The innermost cause of an error, which says most.
+pub(crate) fn deepest(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    last.to_string()
 }
 
 impl From<tonic::Status> for Error {

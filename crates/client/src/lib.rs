@@ -1,8 +1,10 @@
 //! Connections to the server and to elements, used by everything that talks: element, mount, command line.
 //!
 //! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
+//! [`tls`] says who is at the other end of both,
 //! [`LocalNames`] is a short way to the namespace of a server on this host. [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
 
+pub mod credential;
 pub mod endpoint;
 pub mod error;
 pub mod host;
@@ -10,10 +12,13 @@ pub mod ids;
 pub mod local;
 pub mod objects;
 pub mod server;
+pub mod tls;
 pub mod transfer;
 
+pub use credential::Credential;
 pub use endpoint::Endpoint;
 pub use error::Error;
 pub use local::LocalNames;
 pub use objects::Objects;
 pub use server::Server;
+pub use tls::Trust;

@@ -45,7 +45,7 @@ impl LocalNames {
                 endpoint: endpoint.clone(),
                 idle: Mutex::default(),
             }),
-            Endpoint::Http(_) => None,
+            Endpoint::Https(_) | Endpoint::Http(_) => None,
         }
     }
 

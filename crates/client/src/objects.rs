@@ -1,28 +1,30 @@
 //! Bytes of objects, to and from elements over HTTP. Routes: see `tidemill_wire::route`.
 
-use crate::Error;
+use crate::error::{Error, deepest};
+use crate::tls::{self, Connector, Inside, Problem, Trust};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use tidemill_core::id::ObjectId;
+use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::route::{self, CAPABILITY_HEADER, SealBody, SealItem, SealReply, SealResult};
 
 /// Connections to elements. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
 pub struct Objects {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
 }
 
 /// One object as its element is asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The element's URL, `http://host:port`.
+    /// The element that has it.
+    pub element: ElementId,
+    /// The element's URL, `https://host:port` or `http://host:port`.
     pub url: Arc<str>,
     /// The object.
     pub object: ObjectId,
@@ -30,19 +32,12 @@ pub struct Remote {
     pub capability: Vec<u8>,
 }
 
-impl Default for Objects {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Objects {
-    /// No connection is opened before it is needed.
+    /// No connection is opened before it is needed. Elements that speak TLS are known by `trust`; without it
+    /// there is no talking to them.
     #[must_use]
-    pub fn new() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(std::time::Duration::from_secs(5)));
+    pub fn new(trust: Option<&Trust>) -> Self {
+        let connector = Connector::new(trust, Inside::Http1, "");
         Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
         }
@@ -147,10 +142,12 @@ impl Objects {
     /// If the element can't be reached or refuses the whole request.
     pub async fn seal_all(
         &self,
+        element: ElementId,
         url: &Arc<str>,
         items: &[SealItem],
     ) -> Result<Vec<SealResult>, Error> {
         let remote = Remote {
+            element,
             url: Arc::clone(url),
             object: ObjectId::STATUS,
             capability: Vec::new(),
@@ -158,7 +155,7 @@ impl Objects {
         let body = serde_json::to_vec(items).map_err(|_| Error::Answer("seal"))?;
         let request = Request::builder()
             .method(Method::POST)
-            .uri(format!("{url}{}", route::SEAL_ALL))
+            .uri(format!("{}{}", address(&remote), route::SEAL_ALL))
             .header("content-type", "application/json");
         let response = self.send(&remote, request, body.into()).await?;
         let bytes = response
@@ -213,10 +210,18 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
         .method(method)
         .uri(format!(
             "{}{}{suffix}",
-            remote.url,
+            address(remote),
             route::object(remote.object)
         ))
         .header(CAPABILITY_HEADER, capability)
+}
+
+/// An element's URL with the name that its certificate must have; see [`Connector`].
+fn address(remote: &Remote) -> String {
+    match remote.url.strip_prefix("https://") {
+        Some(rest) => format!("https://{}@{rest}", tls::element(remote.element)),
+        None => remote.url.to_string(),
+    }
 }
 
 fn refusal(status: StatusCode, body: &[u8]) -> String {
@@ -232,12 +237,12 @@ fn refusal(status: StatusCode, body: &[u8]) -> String {
 }
 
 fn lost(remote: &Remote, error: &(dyn std::error::Error + 'static)) -> Error {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
+    let reason = match Problem::of(error) {
+        Some(problem) => problem.to_string(),
+        None => deepest(error),
+    };
     Error::Element {
         url: remote.url.to_string(),
-        reason: last.to_string(),
+        reason,
     }
 }

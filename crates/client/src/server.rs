@@ -1,6 +1,9 @@
 //! The control connection.
 
-use crate::{Endpoint, Error};
+use crate::error::deepest;
+use crate::tls::{self, Connector, Inside, Problem, Trust};
+use crate::{Credential, Endpoint, Error, Objects};
+use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_wire::v1::array_client::ArrayClient;
@@ -46,24 +49,37 @@ impl Interceptor for Token {
 pub struct Server {
     channel: TokenChannel,
     endpoint: Arc<Endpoint>,
+    trust: Option<Trust>,
 }
 
 impl Server {
     /// Connects and checks the protocol version.
     ///
-    /// `token` is the content of the array's token file; it is needed over TCP only.
+    /// `credential` is the content of the array's token file; it is needed over TCP only.
     ///
     /// # Errors
-    /// If nothing answers there, or it speaks another version.
-    pub async fn connect(endpoint: &Endpoint, token: Option<&str>) -> Result<Self, Error> {
+    /// If nothing answers there, it can't be trusted, or it speaks another version.
+    pub async fn connect(
+        endpoint: &Endpoint,
+        credential: Option<&Credential>,
+    ) -> Result<Self, Error> {
         let unreachable = |reason: String| Error::Unreachable {
             endpoint: endpoint.to_string(),
             reason,
         };
-        let channel = open(endpoint)
+        let authority = credential.and_then(|credential| credential.authority.as_deref());
+        let untrusted = |problem| Error::Untrusted {
+            endpoint: endpoint.to_string(),
+            problem,
+        };
+        let trust = authority.map(Trust::new).transpose().map_err(untrusted)?;
+        if trust.is_none() && matches!(endpoint, Endpoint::Https(_)) {
+            return Err(Error::NoAuthority(endpoint.to_string()));
+        }
+        let channel = open(endpoint, trust.as_ref())
             .await
-            .map_err(|error| unreachable(deepest(&error)))?;
-        let token = match token.map(|token| format!("Bearer {}", token.trim()).parse()) {
+            .map_err(|error| lost(endpoint, &error))?;
+        let token = match credential.map(|shown| format!("Bearer {}", shown.token).parse()) {
             Some(Ok(value)) => Some(value),
             Some(Err(_)) => {
                 return Err(unreachable(
@@ -73,18 +89,41 @@ impl Server {
             None => None,
         };
         let channel = InterceptedService::new(channel, Token(token));
-        let server = Self {
+        let mut server = Self {
             channel,
             endpoint: Arc::new(endpoint.clone()),
+            trust,
         };
-        let theirs = server.status().await?.version;
+        let status = match server.status().await {
+            // Not the server's word: what answered does not speak the protocol.
+            Err(Error::Refused(status)) if status.source().is_some() => {
+                return Err(lost(endpoint, &*status));
+            }
+            other => other?,
+        };
+        let theirs = status.version;
         if theirs != PROTOCOL_VERSION {
             return Err(Error::Version {
                 theirs,
                 ours: PROTOCOL_VERSION,
             });
         }
+        if server.trust.is_none() && !status.authority.is_empty() {
+            server.trust = Some(Trust::new(&status.authority).map_err(untrusted)?);
+        }
         Ok(server)
+    }
+
+    /// The array's authority, as the credential or, on the same host, the server says.
+    #[must_use]
+    pub fn trust(&self) -> Option<&Trust> {
+        self.trust.as_ref()
+    }
+
+    /// Connections to the elements of this array.
+    #[must_use]
+    pub fn objects(&self) -> Objects {
+        Objects::new(self.trust.as_ref())
     }
 
     /// Where it is.
@@ -188,11 +227,7 @@ impl Server {
     #[must_use]
     pub fn explain(&self, status: tonic::Status) -> Error {
         if status.code() == tonic::Code::Unavailable {
-            let reason = deepest(&status);
-            return Error::Unreachable {
-                endpoint: self.endpoint.to_string(),
-                reason,
-            };
+            return lost(&self.endpoint, &status);
         }
         status.into()
     }
@@ -207,16 +242,19 @@ impl From<v1::NameError> for Error {
     }
 }
 
-async fn open(endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
+async fn open(
+    endpoint: &Endpoint,
+    trust: Option<&Trust>,
+) -> Result<Channel, tonic::transport::Error> {
     match endpoint {
-        Endpoint::Http(url) => {
+        Endpoint::Https(url) | Endpoint::Http(url) => {
+            let connector = Connector::new(trust, Inside::Http2, tls::SERVER);
             let endpoint = tonic::transport::Endpoint::from_shared(url.clone())?;
             // A host that vanished without a word is noticed, so that streams end and can be opened again.
             endpoint
-                .tcp_nodelay(true)
                 .http2_keep_alive_interval(KEEP_ALIVE)
                 .keep_alive_timeout(KEEP_ALIVE_ANSWER)
-                .connect()
+                .connect_with_connector(connector)
                 .await
         }
         Endpoint::Unix(path) => {
@@ -235,10 +273,20 @@ async fn open(endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
     }
 }
 
-fn deepest(error: &dyn std::error::Error) -> String {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
+/// Makes an error of a connection that can't be had or broke.
+fn lost(endpoint: &Endpoint, error: &(dyn std::error::Error + 'static)) -> Error {
+    if let Some(problem) = Problem::of(error) {
+        return Error::Untrusted {
+            endpoint: endpoint.to_string(),
+            problem,
+        };
     }
-    last.to_string()
+    let mut reason = deepest(error);
+    if matches!(endpoint, Endpoint::Http(_)) && !reason.contains("refused") {
+        reason.push_str(" (a server that was not started with --tls off is reached by https://)");
+    }
+    Error::Unreachable {
+        endpoint: endpoint.to_string(),
+        reason,
+    }
 }

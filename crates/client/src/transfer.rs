@@ -45,8 +45,8 @@ impl Transfer {
             .collect();
         Ok(Self {
             ids: Ids::new(server.clone()),
+            objects: server.objects(),
             server,
-            objects: Objects::new(),
             credentials,
             urls,
         })
@@ -252,6 +252,7 @@ impl Transfer {
             .ok_or(Error::ElementDown(element))?
             .clone();
         Ok(Remote {
+            element,
             url,
             object: ObjectId(opened.object),
             capability: opened.capability.clone(),

@@ -41,21 +41,24 @@ enum Ended {
 /// Stays attached until that can't be; gives the reason.
 pub(crate) async fn stay(node: Arc<Node>) -> Error {
     let mut pause = PAUSE_MIN;
-    let mut silent = false;
+    let mut told = None;
     loop {
         let mut welcomed = false;
         let ended = session(&node, &mut welcomed).await;
         node.parts().reports.disconnect();
         if welcomed {
             pause = PAUSE_MIN;
-            silent = false;
+            told = None;
         }
         match ended {
             Ended::Fatal(error) => return error,
-            error if silent => tracing::debug!(%error, "still without a server"),
+            error if told == Some(error.to_string()) => {
+                tracing::debug!(%error, "still without a server");
+            }
+            // A server that went away may come back as one that can't be trusted, which is to be told, too.
             error => {
                 tracing::warn!(%error, element = %node.config.element, "without a server; trying again for ever");
-                silent = true;
+                told = Some(error.to_string());
             }
         }
         tokio::time::sleep(pause).await;
@@ -71,7 +74,10 @@ async fn session(node: &Arc<Node>, welcomed: &mut bool) -> Ended {
 }
 
 async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::Infallible, Ended> {
-    let server = Server::connect(&node.config.server, node.config.token.as_deref()).await?;
+    let server = Server::connect(&node.config.server, node.config.credential.as_ref()).await?;
+    if let Some(trust) = server.trust() {
+        node.parts().pulls.set_trust(trust);
+    }
     let outgoing = UnboundedReceiverStream::new(node.parts().reports.connect(hello(node)?));
     let incoming = server.array().attach(outgoing).await;
     let mut incoming = incoming
@@ -101,12 +107,14 @@ fn hello(node: &Node) -> Result<v1::Hello, Error> {
         array_id: node.array(),
         labels: known.iter().map(|record| record.id.0).collect(),
         free_space_epoch: 0,
+        public_key: node.public_key().to_vec(),
     })
 }
 
 async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
     node.join(welcome.array_id, Key::from_slice(&welcome.key)?)
         .await?;
+    node.renew(&welcome.certificate).await?;
     tracing::info!(element = %node.config.element, url = %node.url, "attached to array {:016x}", welcome.array_id);
     let reports = &node.parts().reports;
     for live in node.executor.live() {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use tidemill_client::Endpoint;
+use tidemill_client::{Credential, Endpoint};
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 
@@ -24,14 +24,16 @@ pub struct Config {
     pub folder: PathBuf,
     /// Where it serves HTTP; port 0 takes any free one.
     pub listen: SocketAddr,
-    /// How others reach it, `http://host:port`; `None`: the address that it listens on.
+    /// Whether it serves inside TLS, as an array does unless it was told not to.
+    pub tls: bool,
+    /// How others reach it, `https://host:port` (`http://` without TLS); `None`: the address that it listens on.
     pub url: Option<String>,
     /// Id of the host it is on; see `tidemill_client::host::id`.
     pub host: String,
     /// The array's server.
     pub server: Endpoint,
-    /// The array's token; needed over TCP only.
-    pub token: Option<String>,
+    /// Content of the array's token file; needed over TCP only.
+    pub credential: Option<Credential>,
     /// Kernels it runs at once.
     pub cores: u32,
     /// Bytes that its objects may take; `None`: all that the device has.
@@ -52,7 +54,8 @@ pub struct Config {
 
 impl Config {
     /// An element of role `store` with the defaults: any port of the loopback, as many cores as the host,
-    /// status every second.
+    /// status every second, TLS unless the
+    /// server is reached without it.
     #[must_use]
     pub fn new(element: ElementId, folder: impl Into<PathBuf>, server: Endpoint) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -61,10 +64,11 @@ impl Config {
             role: Role::Store,
             folder: folder.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            tls: !matches!(server, Endpoint::Http(_)),
             url: None,
             host: tidemill_client::host::id(),
             server,
-            token: None,
+            credential: None,
             cores: u32::try_from(cores).unwrap_or(1),
             capacity_bytes: None,
             link_bytes_per_sec: None,

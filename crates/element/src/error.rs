@@ -63,6 +63,22 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Its URL does not say how it serves.
+    #[error(
+        "the URL {url} is wrong: this element is reached by {scheme}://; give another with `--url`, or see `--tls`"
+    )]
+    Scheme {
+        /// The URL that was given.
+        url: String,
+        /// What it has to begin with.
+        scheme: &'static str,
+    },
+    /// Its key can't be read or made.
+    #[error("the element's key can't be used: {0}")]
+    Key(#[from] rcgen::Error),
+    /// The certificate that the server made can't be used.
+    #[error("the element's certificate can't be used: {0}")]
+    Certificate(#[from] tidemill_client::tls::Problem),
     /// It can't confine or start kernels.
     #[error("this element can't run kernels: {0}")]
     Kernel(#[from] tidemill_kernel::SetupError),

@@ -15,10 +15,11 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use tidemill_client::tls::{Listener, Stream};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_wire::capability::{Capability, Refusal, rights};
 use tidemill_wire::route::{
@@ -46,12 +47,27 @@ struct Context {
     pool: Arc<Pool>,
 }
 
+/// The element's connections, as axum takes them.
+struct Incoming(Listener);
+
+impl axum::serve::Listener for Incoming {
+    type Io = Stream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Stream, SocketAddr) {
+        self.0.accept().await
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
 /// Serves until told to stop.
 pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection stays with Nagle's algorithm");
-        }
+    let listener = Incoming(match &node.identity {
+        Some(identity) => Listener::tls(listener, identity.current()),
+        None => Listener::plain(listener),
     });
     let served = axum::serve(listener, router(node)).with_graceful_shutdown(async move {
         // An element that was dropped stops serving too.

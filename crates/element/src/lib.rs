@@ -16,6 +16,7 @@ pub mod error;
 pub mod executor;
 pub mod folder;
 pub mod http;
+pub mod identity;
 pub mod node;
 pub mod pull;
 pub mod queue;
@@ -80,10 +81,17 @@ impl Element {
         config.folder = folder;
         let lock = lock(&config).await?;
         let listener = listen(&config).await?;
+        let scheme = if config.tls { "https" } else { "http" };
         let url = match &config.url {
+            Some(url) if !url.starts_with(&format!("{scheme}://")) => {
+                return Err(Error::Scheme {
+                    url: url.clone(),
+                    scheme,
+                });
+            }
             Some(url) => url.clone(),
             None => format!(
-                "http://{}",
+                "{scheme}://{}",
                 listener.local_addr().map_err(|source| {
                     Error::Listen {
                         address: config.listen,
@@ -116,7 +124,7 @@ impl Element {
         })
     }
 
-    /// How others reach it, `http://host:port`.
+    /// How others reach it, `https://host:port` or `http://host:port`.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.node.url

@@ -4,6 +4,7 @@ use crate::config::{Config, LINK_BYTES_PER_SEC_DEFAULT};
 use crate::db::{Db, DbError};
 use crate::error::Error;
 use crate::executor::{Executor, Parts};
+use crate::identity::Identity;
 use crate::{records, status};
 use std::time::Duration;
 use tidemill_wire::capability::Key;
@@ -32,6 +33,8 @@ pub struct Node {
     /// Its labels, and through them everything else.
     pub executor: Executor,
     membership: watch::Sender<Membership>,
+    /// `None` without TLS.
+    pub(crate) identity: Option<Identity>,
 }
 
 /// The array it belongs to.
@@ -86,11 +89,14 @@ impl Node {
             array: array.map_or(0, u64::from_le_bytes),
             key: key.and_then(|bytes| Key::from_slice(&bytes).ok()),
         };
+        let identity = config.tls.then(|| Identity::open(&executor.parts().db));
+        let identity = identity.transpose()?;
         Ok(Self {
             config,
             url,
             executor,
             membership: watch::Sender::new(membership),
+            identity,
         })
     }
 
@@ -147,6 +153,23 @@ impl Node {
             key: Some(key),
         });
         Ok(())
+    }
+
+    /// What the server is to certify; empty without TLS.
+    #[must_use]
+    pub fn public_key(&self) -> &[u8] {
+        self.identity.as_ref().map_or(&[], Identity::public_key)
+    }
+
+    /// Takes the certificate (DER) that the server has made.
+    ///
+    /// # Errors
+    /// If it is not for this element's key, or can't be kept.
+    pub async fn renew(&self, certificate: &[u8]) -> Result<(), Error> {
+        match &self.identity {
+            Some(identity) => identity.renew(&self.parts().db, certificate).await,
+            None => Ok(()),
+        }
     }
 
     /// What it is and does now.

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_client::Objects;
 use tidemill_client::objects::Remote;
+use tidemill_client::{Objects, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Input;
 use tidemill_wire::v1;
@@ -47,7 +47,7 @@ pub struct Pulls {
     host: String,
     in_place: bool,
     idle_bytes_max: u64,
-    objects: Objects,
+    objects: Mutex<Objects>,
     runtime: tokio::runtime::Handle,
     peers: Mutex<BTreeMap<ElementId, Peer>>,
     slots: Mutex<Slots>,
@@ -141,13 +141,18 @@ impl Pulls {
             host,
             in_place,
             idle_bytes_max,
-            objects: Objects::new(),
+            objects: Mutex::new(Objects::new(None)),
             runtime,
             peers: Mutex::default(),
             slots: Mutex::default(),
             changed: Condvar::new(),
             measured_bytes_per_sec: AtomicU64::new(0),
         })
+    }
+
+    /// Learns by what other elements are known.
+    pub fn set_trust(&self, trust: &Trust) {
+        *self.objects.lock() = Objects::new(Some(trust));
     }
 
     /// Learns where other elements are.
@@ -308,6 +313,7 @@ impl Pulls {
             }
         }
         let remote = Remote {
+            element: input.element,
             url: peer.url,
             object: input.object,
             capability: capability.to_vec(),
@@ -374,8 +380,9 @@ impl Pulls {
                     source,
                 })
         };
+        let objects = self.objects.lock().clone();
         let size = tokio::select! {
-            size = self.objects.read_all(remote, write) => size.map_err(|error| match error {
+            size = objects.read_all(remote, write) => size.map_err(|error| match error {
                 tidemill_client::Error::Local { source, .. } => device(source),
                 error => error.into(),
             })?,

@@ -304,7 +304,10 @@ async fn objects_written_in_place_are_sealed_many_at_once() {
     items.push(item(10, capability(1, 10, rights::READ)));
     items.push(item(0, capability(1, 0, rights::WRITE)));
     let url: Arc<str> = element.url().into();
-    let results = Objects::new().seal_all(&url, &items).await.unwrap();
+    let results = Objects::new(None)
+        .seal_all(element.node().config.element, &url, &items)
+        .await
+        .unwrap();
     assert_eq!(results.len(), items.len());
     for (result, item) in results.iter().zip(&items).take(190) {
         assert_eq!(

@@ -287,6 +287,12 @@ impl Launcher {
     }
 }
 
+/// Cores that the processes of a kernel can use at once. Asked once: the answer takes a dozen files.
+static CORES: LazyLock<u32> = LazyLock::new(|| {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(cores).unwrap_or(u32::MAX)
+});
+
 /// The filters of system calls, built once.
 fn filters() -> Result<&'static Filters, SetupError> {
     static FILTERS: LazyLock<Result<Filters, String>> =
@@ -344,11 +350,7 @@ fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint
         rlim_cur: value,
         rlim_max: value,
     };
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let cpu = limits
-        .time
-        .saturating_mul(u32::try_from(cores).unwrap_or(u32::MAX))
-        .saturating_add(CPU_GRACE);
+    let cpu = limits.time.saturating_mul(*CORES).saturating_add(CPU_GRACE);
     let cpu = libc::rlimit64 {
         rlim_cur: cpu.as_secs(),
         rlim_max: cpu.as_secs().saturating_add(1),

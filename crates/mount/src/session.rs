@@ -10,7 +10,7 @@ use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_client::{Endpoint, Server};
+use tidemill_client::{Credential, Endpoint, Server};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -29,8 +29,8 @@ const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 pub struct Config {
     /// The server.
     pub endpoint: Endpoint,
-    /// The array's token, for a server that is reached over TCP.
-    pub token: Option<String>,
+    /// Content of the array's token file, for a server that is reached over TCP.
+    pub credential: Option<Credential>,
     /// An existing directory.
     pub mountpoint: PathBuf,
     /// Whether object files of elements on this host are opened in place. Without it all bytes go over HTTP,
@@ -46,10 +46,10 @@ pub struct Config {
 impl Config {
     /// The usual settings: in place where possible, for all users if mounted by root.
     #[must_use]
-    pub fn new(endpoint: Endpoint, token: Option<String>, mountpoint: PathBuf) -> Self {
+    pub fn new(endpoint: Endpoint, credential: Option<Credential>, mountpoint: PathBuf) -> Self {
         Self {
             endpoint,
-            token,
+            credential,
             mountpoint,
             in_place: true,
             allow_other: rustix::process::geteuid().is_root(),
@@ -85,7 +85,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         .enable_all()
         .build()
         .map_err(at)?;
-    let connect = Server::connect(&config.endpoint, config.token.as_deref());
+    let connect = Server::connect(&config.endpoint, config.credential.as_ref());
     let server = runtime.block_on(connect)?;
     let backend = Arc::new(Backend::new(
         server,

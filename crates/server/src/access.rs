@@ -1,15 +1,16 @@
 //! Who is calling: socket credentials on the Unix socket, the array's token over TCP, and whose rights a
 //! caller may claim.
 
+use crate::authority::{Authority, write_private};
 use crate::names::Caller;
 use parking_lot::Mutex;
 use rand::TryRngCore;
 use std::collections::HashMap;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tidemill_client::Credential;
+use tidemill_client::credential::CredentialError;
 use tidemill_wire::v1;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
@@ -44,12 +45,27 @@ pub(crate) struct Peer {
 }
 
 impl Access {
-    /// Reads the token of the array, or makes one in a file that only the server's user can read.
-    pub(crate) fn open(token_file: &Path) -> std::io::Result<Self> {
-        let token = match fs::read_to_string(token_file) {
-            Ok(text) if !text.trim().is_empty() => text.trim().to_owned(),
-            _ => make_token(token_file)?,
+    /// Reads the token of the array, or makes one, in a file that only the server's user can read and that
+    /// names the array's authority, too.
+    pub(crate) fn open(token_file: &Path, authority: &Authority) -> Result<Self, CredentialError> {
+        let before = match Credential::read(token_file) {
+            Err(CredentialError::Read { reason, .. })
+                if reason.kind() == std::io::ErrorKind::NotFound =>
+            {
+                None
+            }
+            other => Some(other?),
         };
+        let same = |held: &Credential| held.authority.as_deref() == Some(authority.der());
+        let written = before.as_ref().is_some_and(same);
+        let token = before.map_or_else(new_token, |held| held.token);
+        if !written {
+            let text = Credential::text(&token, authority.pem());
+            write_private(token_file, &text).map_err(|reason| CredentialError::Read {
+                path: token_file.display().to_string(),
+                reason,
+            })?;
+        }
         let own_uid = rustix::process::geteuid().as_raw();
         Ok(Self {
             token,
@@ -84,7 +100,7 @@ impl Access {
                 gid: 0,
             }),
             None => Err(Status::unauthenticated(
-                "no array token, or a wrong one: give the content of the file `token` in the server's folder",
+                "no array token, or a wrong one: copy `token` from the server's folder and name it with --token-file",
             )),
         }
     }
@@ -181,20 +197,9 @@ fn groups_in(passwd: &str, group: &str, uid: u32) -> Vec<u32> {
     group.lines().filter_map(member).collect()
 }
 
-fn make_token(path: &Path) -> std::io::Result<String> {
-    let token: String = random::<32>()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(token.as_bytes())?;
-    file.sync_all()?;
-    Ok(token)
+fn new_token() -> String {
+    let bytes = random::<32>();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Compares without telling by its time how much was right.
@@ -218,17 +223,37 @@ mod tests {
     fn the_token_is_kept_private_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let first = Access::open(&path).unwrap();
+        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
+        let first = Access::open(&path, &authority).unwrap();
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(first.token, Access::open(&path).unwrap().token);
+        assert_eq!(first.token, Access::open(&path, &authority).unwrap().token);
+        let text = fs::read_to_string(&path).unwrap();
+        let credential = Credential::parse(&text).unwrap();
+        assert_eq!(credential.token, first.token);
+        assert_eq!(credential.authority.as_deref(), Some(authority.der()));
+    }
+
+    #[test]
+    fn the_token_outlives_the_authority_and_files_of_earlier_releases() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        fs::write(&path, "00ff\n").unwrap();
+        for name in ["a.pem", "b.pem"] {
+            let authority = Authority::open(&dir.path().join(name)).unwrap();
+            let access = Access::open(&path, &authority).unwrap();
+            assert_eq!(access.token, "00ff");
+            let credential = Credential::read(&path).unwrap();
+            assert_eq!(credential.authority.as_deref(), Some(authority.der()));
+        }
     }
 
     #[test]
     fn without_socket_credentials_only_the_token_opens() {
         let dir = tempfile::tempdir().unwrap();
-        let access = Access::open(&dir.path().join("token")).unwrap();
+        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
+        let access = Access::open(&dir.path().join("token"), &authority).unwrap();
         let mut request = Request::new(());
         assert_eq!(
             access.peer(&request).unwrap_err().code(),

@@ -3,6 +3,7 @@
 //! An element is up as long as its stream is. What elements report about labels is handed on to the
 //! dispatcher's driver by a channel; this module decides nothing about work.
 
+use crate::authority::Authority;
 use crate::jobs::Incoming;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
@@ -74,16 +75,21 @@ pub(crate) struct Array {
     reports: std::sync::mpsc::Sender<Incoming>,
     element_timeout: Duration,
     link_bytes_per_sec: u64,
+    tls: bool,
+    authority: Arc<Authority>,
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
 }
 
 /// How an array is set up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) array_id: u64,
     pub(crate) element_timeout: Duration,
     pub(crate) link_bytes_per_sec: u64,
+    /// Whether elements must serve inside TLS.
+    pub(crate) tls: bool,
+    pub(crate) authority: Arc<Authority>,
 }
 
 impl Array {
@@ -109,6 +115,8 @@ impl Array {
             reports,
             element_timeout: settings.element_timeout,
             link_bytes_per_sec: settings.link_bytes_per_sec,
+            tls: settings.tls,
+            authority: settings.authority,
             next_question: AtomicU64::new(1),
             questions: Mutex::default(),
         })
@@ -125,6 +133,11 @@ impl Array {
     /// The array's id.
     pub(crate) fn id(&self) -> u64 {
         self.array_id
+    }
+
+    /// Who signs the certificates of its server and elements.
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
     }
 
     /// Where an element that is up is reached.
@@ -203,6 +216,7 @@ impl Array {
         let mut element = self.check(&hello)?;
         let id = element.element;
         self.complete(&mut element);
+        let certificate = self.certify(&hello, id)?;
         let (end, ended) = watch::channel(false);
         let epoch = {
             let mut slots = self.slots.lock();
@@ -219,6 +233,7 @@ impl Array {
             let welcome = v1::Welcome {
                 array_id: self.array_id,
                 key: self.shared.key().as_bytes().to_vec(),
+                certificate,
             };
             let _ = outbox.try_send(v1::ToElement {
                 message: Some(To::Welcome(welcome)),
@@ -264,7 +279,24 @@ impl Array {
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
         tidemill_wire::convert::parse_role(&element.role)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
+        if self.tls && element.url.starts_with("http:") {
+            return Err(Status::failed_precondition(format!(
+                "element {} serves without TLS, which this array uses: start it without --tls off and with an https:// URL, or the server with --tls off, too",
+                element.element
+            )));
+        }
         Ok(element)
+    }
+
+    /// The certificate of an element that wants one.
+    fn certify(&self, hello: &v1::Hello, element: u32) -> Result<Vec<u8>, Status> {
+        if hello.public_key.is_empty() {
+            return Ok(Vec::new());
+        }
+        let certificate = self
+            .authority
+            .certify(ElementId(element), &hello.public_key);
+        certificate.map_err(|error| Status::invalid_argument(format!("the public key: {error}")))
     }
 
     fn complete(&self, element: &mut v1::Element) {

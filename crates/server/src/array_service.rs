@@ -34,6 +34,7 @@ impl v1::array_server::Array for ArrayService {
             array_id: self.array.id(),
             policies: self.policies.clone(),
             started: self.started,
+            authority: self.array.authority().der().to_vec(),
         }))
     }
 

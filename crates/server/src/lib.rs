@@ -6,6 +6,7 @@
 mod access;
 mod array;
 mod array_service;
+mod authority;
 mod clock;
 mod jobs;
 mod lineage;

@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
+use crate::authority::{Authority, AuthorityError};
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Signals};
 use crate::jobs::expiry;
@@ -20,6 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
+use tidemill_client::Trust;
+use tidemill_client::credential::CredentialError;
+use tidemill_client::tls::{Identity, Listener, Problem, Stream};
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
@@ -40,6 +44,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The Unix socket; `None` for `server.sock` in the folder.
     pub socket: Option<PathBuf>,
+    /// Whether TCP connections use TLS, to the server and to its elements.
+    pub tls: bool,
     /// Policy of jobs that name none.
     pub default_policy: String,
     /// How long an element may be away before its labels are given elsewhere.
@@ -59,6 +65,7 @@ impl Config {
             dir: dir.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             socket: None,
+            tls: true,
             default_policy: tidemill_core::policy::DEFAULT.into(),
             element_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
@@ -86,6 +93,20 @@ pub enum StartError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The array's authority.
+    #[error("{path}: {reason}")]
+    Authority {
+        /// Its file.
+        path: String,
+        /// What is wrong.
+        reason: AuthorityError,
+    },
+    /// The token.
+    #[error(transparent)]
+    Token(#[from] CredentialError),
+    /// The server's own certificate.
+    #[error(transparent)]
+    Tls(#[from] Problem),
     /// Another server uses the folder.
     #[error("{0}: another server runs in this folder; stop it first")]
     InUse(String),
@@ -145,7 +166,10 @@ impl Server {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
         let token = dir.join("token");
-        let access = Arc::new(Access::open(&token).map_err(|source| file(&token, source))?);
+        let (authority, identity) = open_authority(&dir.join("authority.pem"))?;
+        let trust = Trust::new(authority.der())?;
+        let identity = config.tls.then_some(identity);
+        let access = Arc::new(Access::open(&token, &authority)?);
         let owner = (
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),
@@ -157,6 +181,8 @@ impl Server {
             array_id: names.database().read(names::array_id)?,
             element_timeout: config.element_timeout,
             link_bytes_per_sec: config.link_bytes_per_sec,
+            tls: config.tls,
+            authority: authority.clone(),
         };
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
@@ -169,6 +195,7 @@ impl Server {
         let sessions = Sessions::new(
             names.clone() as Arc<dyn Names>,
             array.clone(),
+            &trust,
             config.mount_timeout,
         );
         let parts = Parts {
@@ -181,7 +208,7 @@ impl Server {
         };
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
-        let address = listen(config.listen, &socket, routes).await?;
+        let address = listen(config.listen, identity, &socket, routes).await?;
         let local = start_local(&socket, &names, access)?;
         let (database, shared) = (names.database().clone(), names.shared().clone());
         tokio::spawn(removal::run(database, shared, array));
@@ -346,6 +373,17 @@ async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incomi
     }
 }
 
+/// Who signs for the array, and what it has signed for this server.
+fn open_authority(path: &Path) -> Result<(Arc<Authority>, Identity), StartError> {
+    let at = |reason| StartError::Authority {
+        path: path.display().to_string(),
+        reason,
+    };
+    let authority = Authority::open(path).map_err(at)?;
+    let identity = authority.server().map_err(at)?;
+    Ok((Arc::new(authority), identity))
+}
+
 fn file(path: &Path, source: std::io::Error) -> StartError {
     StartError::File {
         path: path.display().to_string(),
@@ -376,6 +414,7 @@ fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
 
 async fn listen(
     address: SocketAddr,
+    identity: Option<Identity>,
     socket: &Path,
     routes: Routes,
 ) -> Result<SocketAddr, StartError> {
@@ -391,7 +430,14 @@ async fn listen(
     // Everyone may connect: the server knows who they are.
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
         .map_err(|source| file(socket, source))?;
-    let tcp = tonic::transport::server::TcpIncoming::from(tcp).with_nodelay(Some(true));
+    let tcp = match identity {
+        Some(identity) => Listener::tls(tcp, tokio::sync::watch::channel(Some(identity)).1),
+        None => Listener::plain(tcp),
+    };
+    let tcp = futures_util::stream::unfold(tcp, async |mut tcp| {
+        let (stream, _) = tcp.accept().await;
+        Some((Ok::<Stream, std::io::Error>(stream), tcp))
+    });
     let unix = tokio_stream::wrappers::UnixListenerStream::new(unix);
     let over_tcp = builder()
         .add_routes(routes.clone())

@@ -6,8 +6,9 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_client::Trust;
 use tidemill_client::objects::{Objects, Remote};
-use tidemill_core::id::ObjectId;
+use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op};
 
@@ -36,12 +37,17 @@ impl Drop for Presence {
 }
 
 impl Sessions {
-    pub(crate) fn new(names: Arc<dyn Names>, array: Arc<Array>, timeout: Duration) -> Self {
+    pub(crate) fn new(
+        names: Arc<dyn Names>,
+        array: Arc<Array>,
+        trust: &Trust,
+        timeout: Duration,
+    ) -> Self {
         Self {
             present: Arc::default(),
             names,
             array,
-            objects: Objects::new(),
+            objects: Objects::new(Some(trust)),
             timeout,
         }
     }
@@ -105,6 +111,7 @@ impl Sessions {
         };
         let capability = self.array.sign_for_server(element, object);
         let remote = Remote {
+            element: ElementId(element),
             url: url.into(),
             object: ObjectId(object),
             capability,

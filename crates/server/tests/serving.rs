@@ -4,7 +4,8 @@
 mod array;
 
 use array::{Running, file_op, root};
-use tidemill_client::{Endpoint, Server as Client};
+use tidemill_client::{Credential, Endpoint, Error, Server as Client, Trust};
+use tidemill_server::Config;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 fn lookup(name: &str) -> Op {
@@ -68,14 +69,105 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tcp_needs_the_token() {
     let dir = tempfile::tempdir().unwrap();
-    let running = Running::start(dir.path()).await;
-    let endpoint: Endpoint = format!("http://{}", running.server().address())
-        .parse()
-        .unwrap();
-    assert!(Client::connect(&endpoint, None).await.is_err());
-    assert!(Client::connect(&endpoint, Some("wrong")).await.is_err());
-    let token = std::fs::read_to_string(running.server().token_file()).unwrap();
-    Client::connect(&endpoint, Some(&token)).await.unwrap();
+    for tls in [true, false] {
+        let config = Config {
+            tls,
+            ..Config::new(dir.path())
+        };
+        let running = Running::start_with(config).await;
+        let scheme = if tls { "https" } else { "http" };
+        let address = running.server().address();
+        let endpoint: Endpoint = format!("{scheme}://{address}").parse().unwrap();
+        let credential = Credential::read(running.server().token_file()).unwrap();
+        let client = Client::connect(&endpoint, Some(&credential)).await.unwrap();
+        assert_eq!(
+            client.trust().map(Trust::authority),
+            credential.authority.as_deref()
+        );
+
+        let wrong = Credential {
+            token: "wrong".into(),
+            ..credential
+        };
+        let error = Client::connect(&endpoint, Some(&wrong)).await.unwrap_err();
+        assert!(error.to_string().contains("array token"), "{error}");
+        assert!(Client::connect(&endpoint, None).await.is_err());
+        running.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_taken_for_the_server_who_is_not() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let running = Running::start_with(Config::new(dir.path())).await;
+    let stranger = Running::start_with(Config::new(other.path())).await;
+    let address = running.server().address();
+    let endpoint: Endpoint = format!("https://{address}").parse().unwrap();
+
+    let credential = Credential::read(stranger.server().token_file()).unwrap();
+    let error = Client::connect(&endpoint, Some(&credential))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Untrusted { .. }), "{error}");
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+
+    // A token of an earlier release: there is nothing to know the server by.
+    let own = Credential::read(running.server().token_file()).unwrap();
+    let bare = Credential {
+        authority: None,
+        ..own.clone()
+    };
+    let error = Client::connect(&endpoint, Some(&bare)).await.unwrap_err();
+    assert!(matches!(error, Error::NoAuthority(_)), "{error}");
+
+    // Without TLS the token never gets through, and the error says what to do.
+    let plain: Endpoint = format!("http://{address}").parse().unwrap();
+    let error = Client::connect(&plain, Some(&own)).await.unwrap_err();
+    assert!(error.to_string().contains("by https://"), "{error}");
+    stranger.stop().await;
+
+    let unsecured = Running::start(other.path()).await;
+    let address = unsecured.server().address();
+    let secure: Endpoint = format!("https://{address}").parse().unwrap();
+    let error = Client::connect(&secure, Some(&own)).await.unwrap_err();
+    assert!(error.to_string().contains("without TLS"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn authority_and_token_stay_when_the_server_starts_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let running = Running::start_with(Config::new(dir.path())).await;
+        seen.push(Credential::read(running.server().token_file()).unwrap());
+        let endpoint: Endpoint = format!("https://{}", running.server().address())
+            .parse()
+            .unwrap();
+        Client::connect(&endpoint, seen.first()).await.unwrap();
+        running.stop().await;
+    }
+    assert_eq!(seen[0], seen[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_array_with_tls_takes_no_element_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start_with(Config::new(dir.path())).await;
+    let client = running.client().await;
+    let hello = v1::Hello {
+        version: tidemill_wire::PROTOCOL_VERSION,
+        element: Some(array::status(3)),
+        ..v1::Hello::default()
+    };
+    let hello = v1::FromElement {
+        message: Some(v1::from_element::Message::Hello(hello)),
+    };
+    let stream = tokio_stream::iter([hello]);
+    let refused = client.array().attach(stream).await.unwrap_err();
+    assert!(
+        refused.message().contains("element 3 serves without TLS"),
+        "{refused}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

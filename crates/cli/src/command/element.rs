@@ -13,7 +13,7 @@ use tidemill_core::id::ElementId;
 
 const EXAMPLES: &str = "Examples:
   tidemill element --id 0                             beside a server on this machine
-  tidemill element --id 3 --folder /data/tidemill --server http://10.0.0.1:7700 \\
+  tidemill element --id 3 --folder /data/tidemill --server https://10.0.0.1:7700 \\
       --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
 
 As root, kernels run as the owners of their jobs; otherwise all run as the element's user. Ends on SIGTERM after
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Address it serves bytes on; port 0 takes a free one [default: 127.0.0.1:0]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_ELEMENT_LISTEN")]
     listen: Option<SocketAddr>,
-    /// How others reach it [default: http:// and the address it listens on]
+    /// How others reach it [default: https:// and the address it listens on]
     #[arg(long, value_name = "URL", env = "TIDEMILL_ELEMENT_URL")]
     url: Option<String>,
     /// Kernels it runs at once [default: the machine's cores]
@@ -80,7 +80,8 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     let folder = folder.unwrap_or_else(|| context.array.element(id));
     let endpoint = context.endpoint()?;
     let mut config = tidemill_element::Config::new(ElementId(id), folder, endpoint);
-    config.token = context.token(&config.server)?;
+    config.credential = context.credential(&config.server)?;
+    config.tls = context.tls();
     config.role = match args.role.or(file.role) {
         Some(config::ElementRole::Host) => Role::Host,
         Some(config::ElementRole::Store) | None => Role::Store,

@@ -8,6 +8,7 @@ pub(crate) mod element;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod jobs;
+pub(crate) mod kernel;
 pub(crate) mod lineage;
 pub(crate) mod logs;
 pub(crate) mod ls;
@@ -55,6 +56,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Cancel(args) => cancel::run(&args, &context).await,
         Command::Explain(args) => explain::run(args, &context).await,
         Command::Report(args) => report::run(&args, &context).await,
+        Command::Kernel(args) => kernel::run(args, &context),
         Command::Lineage(args) => lineage::run(args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "Examples:
   tidemill mount /mnt/tidemill
-  tidemill mount /mnt/tidemill --server http://10.0.0.1:7700 --token-file /etc/tidemill.token
+  tidemill mount /mnt/tidemill --server https://10.0.0.1:7700 --token-file /etc/tidemill.token
 
 Needs /dev/fuse; for users other than root also the program fusermount3 (Debian: fuse3). Mounted by root, all
 users may use it with their own rights; mounted by another user, only that user. Ends on SIGTERM or when it is
@@ -45,8 +45,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let path = path.unwrap_or_else(|| context.array.mount());
     make(&path)?;
     let endpoint = context.endpoint()?;
-    let token = context.token(&endpoint)?;
-    let mut config = tidemill_mount::Config::new(endpoint, token, path);
+    let credential = context.credential(&endpoint)?;
+    let mut config = tidemill_mount::Config::new(endpoint, credential, path);
     config.in_place = args.in_place.or(file.in_place).unwrap_or(config.in_place);
     config.allow_other = args
         .allow_other

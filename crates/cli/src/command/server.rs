@@ -18,8 +18,8 @@ const EXAMPLES: &str = "Examples:
   tidemill server --listen 10.0.0.1:7700              for elements and mounts on others
   tidemill server --host-cores 8                      run reduce tasks on the server's own cores
 
-The folder holds the database, the socket `server.sock`, the array's `token` (give it to elements and mounts on
-other hosts, nobody else) and `address`, the TCP address. Ends on SIGTERM; jobs go on when it is started again.";
+The folder holds the database, the socket `server.sock`, `token` (copy it to elements and mounts on other
+hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. Ends on SIGTERM; jobs go on when it is started again.";
 
 /// The element that stands for the server's own cores. Elements that keep data have lower ids.
 pub(crate) const HOST_ELEMENT: ElementId = ElementId(1000);
@@ -65,10 +65,16 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let host_listen = args.host_listen.or(context.config.server.host_listen);
     let config = config(args, context);
     let folder = config.dir.clone();
+    let tls = config.tls;
+    if !tls {
+        tracing::warn!(
+            "TLS IS OFF (--tls off): whoever is on the network can read and change data and the array's token"
+        );
+    }
     let server = tidemill_server::Server::start(config)
         .await
         .context("can't start the server")?;
-    note_address(&folder, server.address())?;
+    note_address(&folder, tls, server.address())?;
     let ended = match host_cores {
         0 => process::asked_to_end().await.map_err(Into::into),
         cores => {
@@ -82,6 +88,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 tidemill_element::Config::new(HOST_ELEMENT, folder.join("host"), endpoint);
             host.role = Role::Host;
             host.cores = cores;
+            host.tls = tls;
             host.listen = host_listen.unwrap_or(SocketAddr::new(ip, 0));
             serve_with_host(host).await
         }
@@ -98,6 +105,7 @@ fn config(args: Args, context: &Context) -> tidemill_server::Config {
     if let Some(listen) = args.listen.or(file.listen) {
         config.listen = listen;
     }
+    config.tls = context.tls();
     config.socket = args.socket.or_else(|| file.socket.clone());
     if let Some(policy) = args.policy.or_else(|| file.policy.clone()) {
         config.default_policy = policy;
@@ -112,9 +120,11 @@ fn config(args: Args, context: &Context) -> tidemill_server::Config {
 }
 
 /// Leaves the TCP address where people and scripts find it, since the port may be one that was free.
-fn note_address(folder: &Path, address: SocketAddr) -> anyhow::Result<()> {
+fn note_address(folder: &Path, tls: bool, address: SocketAddr) -> anyhow::Result<()> {
     let file = folder.join("address");
-    std::fs::write(&file, format!("http://{address}\n")).with_context(|| file.display().to_string())
+    let scheme = if tls { "https" } else { "http" };
+    std::fs::write(&file, format!("{scheme}://{address}\n"))
+        .with_context(|| file.display().to_string())
 }
 
 /// Runs the host element beside the server until we are asked to end. If it fails, the server goes on.

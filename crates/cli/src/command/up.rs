@@ -191,6 +191,9 @@ impl Up<'_> {
         if let Some(config) = &self.context.global.config {
             flags.extend(["--config".into(), std::path::absolute(config)?.into()]);
         }
+        if !self.context.tls() {
+            flags.extend(["--tls".into(), "off".into()]);
+        }
         flags.extend((0..self.context.global.verbose).map(|_| "-v".into()));
         let child = process::start(&flags, &array.pid_file(name), &array.log(name))?;
         self.children.push((name.to_owned(), child));

@@ -36,7 +36,7 @@ impl View for ArrayView {
         let up = status.elements.iter().filter(|element| element.up).count();
         writeln!(out, "elements  {up} of {} up\n", status.elements.len())?;
         let header = [
-            "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "USED", "CAPACITY",
+            "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "FREE", "CAPACITY",
             "WRITTEN", "URL",
         ];
         let mut rows = table(&header, &[0, 3, 4, 5, 6, 7, 8]);
@@ -48,7 +48,7 @@ impl View for ArrayView {
                 element.cores.to_string(),
                 element.running.to_string(),
                 element.queued.to_string(),
-                format::bytes(element.capacity_bytes.saturating_sub(element.free_bytes)),
+                format::bytes(element.free_bytes),
                 format::bytes(element.capacity_bytes),
                 format::bytes(element.bytes_written),
                 element.url.clone(),

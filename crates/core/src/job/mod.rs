@@ -7,7 +7,7 @@
 mod dag;
 mod error;
 mod path;
-mod quantity;
+pub mod quantity;
 mod read;
 mod resolve;
 

@@ -143,6 +143,7 @@ impl Connection {
         self.send(to_element::Message::Welcome(v1::Welcome {
             array_id,
             key: KEY.to_vec(),
+            certificate: Vec::new(),
         }));
     }
 
@@ -272,6 +273,7 @@ pub fn capability(element: u32, object: u64, rights: u32) -> Vec<u8> {
 pub fn remote(element: &Element, object: u64, rights: u32) -> Remote {
     let id = element.node().config.element.0;
     Remote {
+        element: ElementId(id),
         url: element.url().into(),
         object: ObjectId(object),
         capability: capability(id, object, rights),
@@ -292,7 +294,7 @@ pub fn seal_body(path: &str) -> SealBody {
 /// Writes and seals an object over HTTP.
 pub async fn put(element: &Element, object: u64, bytes: &[u8]) {
     let remote = remote(element, object, rights::READ | rights::WRITE);
-    let objects = Objects::new();
+    let objects = Objects::new(None);
     objects
         .write(&remote, 0, bytes.to_vec().into())
         .await
@@ -304,7 +306,7 @@ pub async fn put(element: &Element, object: u64, bytes: &[u8]) {
 pub async fn get(element: &Element, object: u64) -> Vec<u8> {
     let remote = remote(element, object, rights::READ);
     let mut all = Vec::new();
-    Objects::new()
+    Objects::new(None)
         .read_all(&remote, |piece| {
             all.extend_from_slice(&piece);
             Ok(())

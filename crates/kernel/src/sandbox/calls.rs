@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
-    SeccompFilter, SeccompRule, TargetArch, sock_filter,
+    SeccompFilter, SeccompRule, TargetArch,
 };
+
+use super::tree::{self, Answer};
 
 const DENIED: &[i64] = &[
     // Network. Pairs of connected sockets (socketpair) stay: they reach nobody else.
@@ -88,12 +90,13 @@ const DENIED_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_HERE: &[i64] = &[];
 
+/// The architecture, and its mark `AUDIT_ARCH_…` of `linux/audit.h`.
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: TargetArch = TargetArch::x86_64;
+const ARCHITECTURE: (TargetArch, u32) = (TargetArch::x86_64, 0xc000_003e);
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: TargetArch = TargetArch::aarch64;
+const ARCHITECTURE: (TargetArch, u32) = (TargetArch::aarch64, 0xc000_00b7);
 #[cfg(target_arch = "riscv64")]
-const ARCHITECTURE: TargetArch = TargetArch::riscv64;
+const ARCHITECTURE: (TargetArch, u32) = (TargetArch::riscv64, 0xc000_00f3);
 
 /// Flags of `clone` that make a namespace.
 const NAMESPACES: i32 = libc::CLONE_NEWNS
@@ -160,12 +163,19 @@ impl Filters {
     }
 }
 
+/// Answers by the number of the call.
+type Answers = BTreeMap<u32, Answer>;
+
 /// Builds the filters.
 ///
 /// # Errors
 /// If the list makes no valid filter, which is a fault of this file.
 pub(crate) fn filters() -> Result<Filters, BackendError> {
-    let mut rules = always(&[DENIED, DENIED_HERE]);
+    let mut answers = Answers::new();
+    deny(&mut answers, &[DENIED, DENIED_HERE], libc::EPERM);
+    deny(&mut answers, &[UNKNOWN], libc::ENOSYS);
+    deny(&mut answers, &[EXTENDED], libc::EOPNOTSUPP);
+    deny(&mut answers, &[ATTRIBUTES, ATTRIBUTES_HERE], 0);
     let namespaces = u64::from(NAMESPACES.cast_unsigned());
     let mut clone = Vec::new();
     for bit in (0..32)
@@ -174,68 +184,65 @@ pub(crate) fn filters() -> Result<Filters, BackendError> {
     {
         clone.push(when(0, SeccompCmpOp::MaskedEq(bit), bit)?);
     }
-    rules.insert(libc::SYS_clone, clone);
+    deny_some(&mut answers, libc::SYS_clone, clone, libc::EPERM)?;
     // The signal that ends a kernel when its element dies must stay.
-    rules.insert(
-        libc::SYS_prctl,
-        vec![when(
-            0,
-            SeccompCmpOp::Eq,
-            libc::PR_SET_PDEATHSIG.cast_unsigned().into(),
-        )?],
-    );
+    let death = libc::PR_SET_PDEATHSIG.cast_unsigned().into();
+    let death = vec![when(0, SeccompCmpOp::Eq, death)?];
+    deny_some(&mut answers, libc::SYS_prctl, death, libc::EPERM)?;
     // Limits and priorities of other processes: only one's own, which is 0.
-    rules.insert(libc::SYS_prlimit64, vec![when(0, SeccompCmpOp::Ne, 0)?]);
-    rules.insert(libc::SYS_setpriority, vec![when(1, SeccompCmpOp::Ne, 0)?]);
-    // Typing into a terminal.
-    rules.insert(
-        libc::SYS_ioctl,
-        vec![
-            when(1, SeccompCmpOp::Eq, libc::TIOCSTI)?,
-            when(1, SeccompCmpOp::Eq, libc::TIOCLINUX)?,
-            when(1, SeccompCmpOp::Eq, FILE_FLAGS[0])?,
-            when(1, SeccompCmpOp::Eq, FILE_FLAGS[1])?,
-        ],
-    );
-    let mut attributes = always(&[ATTRIBUTES, ATTRIBUTES_HERE]);
+    let other = vec![when(0, SeccompCmpOp::Ne, 0)?];
+    deny_some(&mut answers, libc::SYS_prlimit64, other, libc::EPERM)?;
+    let other = vec![when(1, SeccompCmpOp::Ne, 0)?];
+    deny_some(&mut answers, libc::SYS_setpriority, other, libc::EPERM)?;
+    // Typing into a terminal, and file attributes.
+    let requests = vec![
+        when(1, SeccompCmpOp::Eq, libc::TIOCSTI)?,
+        when(1, SeccompCmpOp::Eq, libc::TIOCLINUX)?,
+        when(1, SeccompCmpOp::Eq, FILE_FLAGS[0])?,
+        when(1, SeccompCmpOp::Eq, FILE_FLAGS[1])?,
+    ];
+    deny_some(&mut answers, libc::SYS_ioctl, requests, libc::EPERM)?;
+    let mut owner = answers.clone();
+    deny(&mut owner, &[OPEN_ATTRIBUTES], 0);
     // Without a path it concerns an open file.
     let path = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
-    attributes.insert(libc::SYS_utimensat, vec![SeccompRule::new(vec![path])?]);
-    let all_attributes = always(&[ATTRIBUTES, ATTRIBUTES_HERE, OPEN_ATTRIBUTES]);
-    let chained = |attributes| {
-        Ok(chain([
-            without_x32(filter(rules.clone(), libc::EPERM)?),
-            filter(always(&[UNKNOWN]), libc::ENOSYS)?,
-            filter(always(&[EXTENDED]), libc::EOPNOTSUPP)?,
-            filter(attributes, 0)?,
-        ]))
-    };
+    let with_path = vec![SeccompRule::new(vec![path])?];
+    deny_some(&mut answers, libc::SYS_utimensat, with_path, 0)?;
     Ok(Filters {
-        usual: chained(attributes)?,
-        owner: chained(all_attributes)?,
+        usual: tree::program(ARCHITECTURE.1, answers),
+        owner: tree::program(ARCHITECTURE.1, owner),
     })
 }
 
-/// Makes one program of several that concern different calls, as each further one costs every start of a
-/// kernel. All end by allowing what they do not concern; all but the last go on to the next instead.
-fn chain(programs: [BpfProgram; 4]) -> BpfProgram {
-    let mut all = BpfProgram::new();
-    for program in programs {
-        if let Some(allow) = all.pop() {
-            assert!(
-                allow.k == libc::SECCOMP_RET_ALLOW,
-                "a filter ends by allowing"
-            );
-        }
-        all.extend(program);
-    }
-    all
+fn denial(errno: i32) -> u32 {
+    libc::SECCOMP_RET_ERRNO | errno.cast_unsigned()
 }
 
-/// Rules that hold whatever the arguments are.
-fn always(calls: &[&[i64]]) -> BTreeMap<i64, Vec<SeccompRule>> {
-    let calls = calls.iter().flat_map(|calls| calls.iter());
-    calls.map(|call| (*call, Vec::new())).collect()
+fn number(call: i64) -> u32 {
+    u32::try_from(call).expect("calls have small numbers")
+}
+
+/// Denies calls whatever their arguments are.
+fn deny(answers: &mut Answers, calls: &[&[i64]], errno: i32) {
+    for call in calls.iter().copied().flatten() {
+        let before = answers.insert(number(*call), Answer::Return(denial(errno)));
+        assert!(before.is_none(), "call {call} is listed twice");
+    }
+}
+
+/// Denies a call where one of the rules holds.
+fn deny_some(
+    answers: &mut Answers,
+    call: i64,
+    rules: Vec<SeccompRule>,
+    errno: i32,
+) -> Result<(), BackendError> {
+    let denied = SeccompAction::Errno(errno.cast_unsigned());
+    let rules = BTreeMap::from([(call, rules)]);
+    let program = SeccompFilter::new(rules, SeccompAction::Allow, denied, ARCHITECTURE.0)?;
+    let before = answers.insert(number(call), Answer::Program(program.try_into()?));
+    assert!(before.is_none(), "call {call} is listed twice");
+    Ok(())
 }
 
 fn when(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
@@ -245,43 +252,4 @@ fn when(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule,
         operator,
         value,
     )?])
-}
-
-fn filter(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Result<BpfProgram, BackendError> {
-    let deny = SeccompAction::Errno(errno.cast_unsigned());
-    SeccompFilter::new(rules, SeccompAction::Allow, deny, ARCHITECTURE)?.try_into()
-}
-
-/// Denies the x32 calls of x86-64 in front of `program`: they have the same architecture mark but other
-/// numbers, so a list of numbers would not catch them.
-fn without_x32(program: BpfProgram) -> BpfProgram {
-    if !cfg!(target_arch = "x86_64") {
-        return program;
-    }
-    const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
-    const JUMP_IF_GE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
-    const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-    const X32_BIT: u32 = 0x4000_0000;
-    let mut all = vec![
-        sock_filter {
-            code: LOAD_WORD,
-            jt: 0,
-            jf: 0,
-            k: 0,
-        },
-        sock_filter {
-            code: JUMP_IF_GE,
-            jt: 0,
-            jf: 1,
-            k: X32_BIT,
-        },
-        sock_filter {
-            code: RETURN,
-            jt: 0,
-            jf: 0,
-            k: libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(),
-        },
-    ];
-    all.extend(program);
-    all
 }

@@ -8,6 +8,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod files;
+mod tree;
 
 /// `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.
 const RULESET_VERSION: libc::c_uint = 1;

@@ -59,7 +59,7 @@ pub(crate) struct Caller {
 /// Where an element's objects are.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// `http://host:port`.
+    /// `https://host:port`, or `http://` without TLS.
     pub(crate) url: Arc<str>,
     /// Its folder, if object files can be opened in place.
     pub(crate) folder: Option<PathBuf>,
@@ -91,7 +91,7 @@ struct Elements {
 impl Backend {
     pub(crate) fn new(server: Server, runtime: Handle, in_place: bool) -> Self {
         Self {
-            objects: Objects::new(),
+            objects: server.objects(),
             ids: Ids::new(server.clone()),
             local: LocalNames::new(server.endpoint()),
             server,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Remote as Address;
-use tidemill_core::id::ObjectId;
+use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// How long a request to an element that can't be reached is repeated.
@@ -113,6 +113,7 @@ impl Right {
         let mut renewed = false;
         loop {
             let address = Address {
+                element: ElementId(element),
                 url: backend.url(element).await?,
                 object: ObjectId(self.object),
                 capability: self.capability(),

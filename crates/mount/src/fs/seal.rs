@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
+use tidemill_core::id::ElementId;
 use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -271,7 +272,12 @@ impl Worker {
         let mut pause = PAUSE_MIN;
         loop {
             let url = self.backend.url(element).await?;
-            match self.backend.objects.seal_all(&url, items).await {
+            match self
+                .backend
+                .objects
+                .seal_all(ElementId(element), &url, items)
+                .await
+            {
                 Err(error) if error.is_lost() && start.elapsed() < PATIENCE => {
                     tracing::debug!("waiting for an element to seal: {error}");
                     tokio::time::sleep(pause).await;

@@ -58,6 +58,8 @@ impl Running {
         Self::start_with(Config {
             element_timeout: std::time::Duration::from_millis(300),
             mount_timeout: std::time::Duration::from_millis(300),
+            // The elements of these tests serve nothing, or plain HTTP.
+            tls: false,
             ..Config::new(dir)
         })
         .await
@@ -131,6 +133,7 @@ impl FakeElement {
             array_id: 0,
             labels,
             free_space_epoch: 0,
+            public_key: Vec::new(),
         };
         out.send(v1::FromElement {
             message: Some(From::Hello(hello)),

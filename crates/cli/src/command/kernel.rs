@@ -1,0 +1,290 @@
+//! `tidemill kernel`: the kernels that are built in, and trying one on files of this machine.
+
+use crate::context::Context;
+use crate::format;
+use crate::output::{Said, table};
+use anyhow::{Context as _, bail};
+use clap::Subcommand;
+use serde_json::json;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_core::job::quantity;
+use tidemill_kernel::{
+    Code, Exit, InputsAs, Launcher, Limits, Prepared, Run, RunInput, Settings, builtin_names,
+    find_program, is_builtin,
+};
+
+const EXAMPLES: &str = "Examples:
+  tidemill kernel list
+  tidemill kernel test max values.f64
+  tidemill kernel test grep notes.txt -- -c tide
+  tidemill kernel test ./fold.so a.dat b.dat --output result.txt --keep out/";
+
+/// Largest output that is shown as text, in bytes.
+const SHOWN_BYTES_MAX: u64 = 4096;
+
+/// List the built-in kernels, or try a kernel on local files as an element would run it
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: KernelCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum KernelCommand {
+    /// List the built-in kernels
+    List,
+    /// Run a kernel on local files in the sandbox and under the limits of an element; no array is needed
+    Test(Test),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+struct Test {
+    /// A built-in kernel, a shared object (`.so`), an executable file, or a program of this machine
+    kernel: String,
+    /// Its inputs; it sees them under their last names
+    inputs: Vec<PathBuf>,
+    /// A file that it writes; give the flag again for more [default: what it prints is the result]
+    #[arg(long, short, value_name = "NAME")]
+    output: Vec<String>,
+    /// Folder that outputs are kept in [default: they are shown if they are short, then removed]
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// Longest time it may take, as 90, 1.5s, 10m
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    time: Option<Duration>,
+    /// Most memory that it may use, as 512M, 4G
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// Arguments of the kernel
+    #[arg(last = true)]
+    args: Vec<String>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let span = quantity::duration(text).ok_or("a time is a number with s, m, h or d")?;
+    Ok(Duration::from_nanos(span.0))
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    quantity::size(text).ok_or_else(|| "a size is a number with K, M, G or T".to_owned())
+}
+
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    match args.command {
+        KernelCommand::List => list(context),
+        KernelCommand::Test(test) => tokio::task::block_in_place(|| try_out(test, context)),
+    }
+}
+
+fn list(context: &Context) -> anyhow::Result<ExitCode> {
+    let names = builtin_names();
+    let text = names.join("\n");
+    context
+        .output
+        .show(&Said::new(text, json!({ "builtin": names })))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a name on the command line stands for, as in a job script.
+fn code(name: &str, launcher: &Launcher) -> anyhow::Result<Code> {
+    let path = Path::new(name);
+    if path.is_file() && (name.contains('/') || path.extension().is_some_and(|end| end == "so")) {
+        let path = fs::canonicalize(path)?;
+        let native = path.extension().is_some_and(|end| end == "so");
+        return Ok(if native {
+            Code::Native(path)
+        } else {
+            Code::Program(path)
+        });
+    }
+    let plain = name.strip_suffix(".so").unwrap_or(name);
+    if is_builtin(plain) {
+        return Ok(Code::Builtin(plain.to_owned()));
+    }
+    match find_program(name, &launcher.settings().path) {
+        Some(program) => Ok(Code::Program(program)),
+        None => bail!(
+            "there is no kernel `{name}`: no file with a `/` in its name, no built-in one ({}), no program in {}",
+            builtin_names().join(", "),
+            std::env::join_paths(&launcher.settings().path)?.display()
+        ),
+    }
+}
+
+fn input(path: &Path) -> anyhow::Result<RunInput> {
+    let full = fs::canonicalize(path).with_context(|| format!("input {}", path.display()))?;
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .with_context(|| format!("input {} has no name in UTF-8", path.display()))?;
+    Ok(RunInput {
+        name: name.to_owned(),
+        path: full,
+    })
+}
+
+fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
+    let launcher = Launcher::new(Settings::default())?;
+    let folder = tempfile::tempdir().context("can't make a folder for the run")?;
+    let mut run = Run::new(code(&test.kernel, &launcher)?, folder.path().join("run"));
+    run.inputs = test
+        .inputs
+        .iter()
+        .map(|path| input(path))
+        .collect::<Result<_, _>>()?;
+    let input_bytes: u64 = run
+        .inputs
+        .iter()
+        .filter_map(|input| Some(fs::metadata(&input.path).ok()?.len()))
+        .sum();
+    run.inputs_as = InputsAs::Symlink;
+    run.args = test.args;
+    run.outputs.clone_from(&test.output);
+    let default = Limits::default();
+    run.limits = Limits {
+        time: test.time.unwrap_or(default.time),
+        memory_bytes: test.memory.unwrap_or(default.memory_bytes),
+        ..default
+    };
+    let prepared = launcher.prepare(run)?;
+    let exit = launcher.spawn(&prepared)?.wait()?;
+    let tried = Tried {
+        name: &test.kernel,
+        input_bytes,
+        exit: &exit,
+        outputs: outputs(&prepared, &exit, &test.output, test.keep.as_deref())?,
+        message: exit.message(&prepared.run().limits),
+    };
+    context
+        .output
+        .show(&Said::new(tried.text(context.quiet()), tried.json()))?;
+    Ok(ExitCode::from(u8::from(!exit.success())))
+}
+
+/// An output: its name, its length and, where it is short and text, what is in it.
+struct Written {
+    name: String,
+    bytes: u64,
+    text: Option<String>,
+}
+
+fn outputs(
+    prepared: &Prepared,
+    exit: &Exit,
+    names: &[String],
+    keep: Option<&Path>,
+) -> anyhow::Result<Vec<Written>> {
+    if !exit.success() {
+        return Ok(Vec::new());
+    }
+    let mut written = Vec::new();
+    for name in names {
+        let bytes = prepared.output(name)?;
+        let path = prepared.run().folder.join(name);
+        let text = (bytes <= SHOWN_BYTES_MAX)
+            .then(|| fs::read_to_string(&path).ok())
+            .flatten();
+        if let Some(keep) = keep {
+            let to = keep.join(name);
+            if let Some(parent) = to.parent() {
+                fs::create_dir_all(parent)
+                    .with_context(|| format!("can't make {}", parent.display()))?;
+            }
+            fs::copy(&path, &to).with_context(|| format!("can't write {}", to.display()))?;
+        }
+        written.push(Written {
+            name: name.clone(),
+            bytes,
+            text,
+        });
+    }
+    Ok(written)
+}
+
+struct Tried<'a> {
+    name: &'a str,
+    input_bytes: u64,
+    exit: &'a Exit,
+    outputs: Vec<Written>,
+    message: String,
+}
+
+impl Tried<'_> {
+    #[expect(clippy::cast_precision_loss, reason = "display only")]
+    fn bytes_per_sec(&self) -> f64 {
+        self.input_bytes as f64 / self.exit.usage.wall.as_secs_f64().max(1e-9)
+    }
+
+    fn text(&self, quiet: bool) -> String {
+        let mut text = self.exit.stdout.text();
+        text.push_str(&self.exit.stderr.text());
+        for output in &self.outputs {
+            if let Some(content) = &output.text {
+                text.push_str(content);
+            }
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        if quiet {
+            return text;
+        }
+        let usage = &self.exit.usage;
+        let nanos =
+            |time: Duration| format::span(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let mut rows = table(
+            &["kernel", "time", "processor", "memory", "read", "rate"],
+            &[1, 2, 3, 4, 5],
+        );
+        rows.add_row([
+            self.name.to_owned(),
+            nanos(usage.wall),
+            nanos(usage.user_cpu + usage.system_cpu),
+            format::bytes(usage.rss_bytes_max),
+            format::bytes(self.input_bytes),
+            format!("{:.2} GB/s", self.bytes_per_sec() / 1e9),
+        ]);
+        for line in rows.lines() {
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        for output in &self.outputs {
+            let _ = writeln!(text, "{}: {}", output.name, format::bytes(output.bytes));
+        }
+        if !self.exit.success() {
+            let _ = writeln!(text, "{}", self.message);
+        }
+        text
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let usage = &self.exit.usage;
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let outputs: Vec<_> = self
+            .outputs
+            .iter()
+            .map(
+                |output| json!({ "name": output.name, "bytes": output.bytes, "text": output.text }),
+            )
+            .collect();
+        json!({
+            "kernel": self.name,
+            "success": self.exit.success(),
+            "message": self.message,
+            "wall_ns": nanos(usage.wall),
+            "cpu_ns": nanos(usage.user_cpu + usage.system_cpu),
+            "memory_bytes": usage.rss_bytes_max,
+            "input_bytes": self.input_bytes,
+            "written_bytes": usage.written_bytes,
+            "outputs": outputs,
+            "stdout": self.exit.stdout.text(),
+            "stderr": self.exit.stderr.text(),
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! The file `token` in the server's folder: all that an element, a mount or a user on another host has to be
+//! given. It holds the array's token, which shows the server that they may, and the certificate of the array's
+//! authority, by which they know the server and its elements.
+//!
+//! ```text
+//! tidemill credential 1
+//! token: 64 hexadecimal digits
+//! -----BEGIN CERTIFICATE-----
+//! …
+//! -----END CERTIFICATE-----
+//! ```
+//!
+//! The certificate is PEM in its usual form, so that the file does as the CA file of `curl` and `openssl`, too.
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use std::fmt;
+use std::path::Path;
+
+/// Version of the file.
+pub const CREDENTIAL_VERSION: u32 = 1;
+
+const TITLE: &str = "tidemill credential";
+const TOKEN: &str = "token:";
+
+/// Content of the file `token`. Whoever has it may act for any user of the array.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential {
+    /// What the server wants to see.
+    pub token: String,
+    /// The certificate of the array's authority in DER; `None` in files made before there was one.
+    pub authority: Option<Vec<u8>>,
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The token is a secret, and messages end up in logs.
+        let authority = self.authority.as_ref().map(Vec::len);
+        f.debug_struct("Credential")
+            .field("authority_bytes", &authority)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The file can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// It can't be read or, by the server, be written.
+    #[error(
+        "can't use the array's token: {path}: {reason}; copy `token` from the server's folder and name it with --token-file"
+    )]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        reason: std::io::Error,
+    },
+    /// It is not what it should be.
+    #[error("bad token file: {path}: {what}; copy `token` from the server's folder again")]
+    Parse {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        what: Flaw,
+    },
+}
+
+/// What is wrong with the text of a credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Flaw {
+    /// Made by another release.
+    #[error("line 1: not `{TITLE} {CREDENTIAL_VERSION}`: it was made by another release")]
+    Version,
+    /// No token.
+    #[error("no line `{TOKEN} …`")]
+    Token,
+    /// No certificate, or a broken one.
+    #[error("no whole certificate in it")]
+    Certificate,
+}
+
+impl Credential {
+    /// Reads a credential file.
+    ///
+    /// # Errors
+    /// If it can't be read or is none.
+    pub fn read(path: &Path) -> Result<Self, CredentialError> {
+        let shown = || path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|reason| CredentialError::Read {
+            path: shown(),
+            reason,
+        })?;
+        Self::parse(&text).map_err(|what| CredentialError::Parse {
+            path: shown(),
+            what,
+        })
+    }
+
+    /// Reads the text of a credential. One line that is no title is a bare token, as earlier releases wrote it.
+    ///
+    /// # Errors
+    /// See [`Flaw`].
+    pub fn parse(text: &str) -> Result<Self, Flaw> {
+        let text = text.trim();
+        let Some((title, rest)) = text.split_once('\n') else {
+            let bare = !text.is_empty() && !text.contains(char::is_whitespace);
+            return bare
+                .then(|| Self {
+                    token: text.to_owned(),
+                    authority: None,
+                })
+                .ok_or(Flaw::Token);
+        };
+        if title.trim_end() != format!("{TITLE} {CREDENTIAL_VERSION}") {
+            return Err(Flaw::Version);
+        }
+        let token = rest.lines().find_map(|line| line.strip_prefix(TOKEN));
+        let token = token.map(str::trim).filter(|token| !token.is_empty());
+        let token = token.ok_or(Flaw::Token)?.to_owned();
+        let authority = CertificateDer::from_pem_slice(rest.as_bytes());
+        let authority = Some(authority.map_err(|_| Flaw::Certificate)?.to_vec());
+        Ok(Self { token, authority })
+    }
+
+    /// The text of a credential, given the authority's certificate as PEM.
+    #[must_use]
+    pub fn text(token: &str, authority_pem: &str) -> String {
+        format!(
+            "{TITLE} {CREDENTIAL_VERSION}\n{TOKEN} {token}\n{}\n",
+            authority_pem.trim()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pem() -> String {
+        let made = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
+        made.cert.pem()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let text = Credential::text("abc", &pem());
+        let read = Credential::parse(&text).unwrap();
+        assert_eq!(read.token, "abc");
+        let der = CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
+        assert_eq!(read.authority.as_deref(), Some(der.as_ref()));
+        assert!(!format!("{read:?}").contains("abc"));
+    }
+
+    #[test]
+    fn a_bare_token_of_an_earlier_release_has_no_authority() {
+        let read = Credential::parse("00ff\n").unwrap();
+        assert_eq!((read.token.as_str(), read.authority), ("00ff", None));
+    }
+
+    #[test]
+    fn what_is_no_credential_is_told_apart() {
+        let text = Credential::text("abc", &pem());
+        let cases = [
+            (String::new(), Flaw::Token),
+            (text.replace("credential 1", "credential 2"), Flaw::Version),
+            (text.replace("token: abc", "token:"), Flaw::Token),
+            (text.replace("-----END", "----"), Flaw::Certificate),
+        ];
+        for (text, flaw) in cases {
+            assert_eq!(Credential::parse(&text), Err(flaw), "{text}");
+        }
+        let gone = Credential::read(Path::new("/no/such/token")).unwrap_err();
+        assert!(gone.to_string().contains("/no/such/token"), "{gone}");
+    }
+}

@@ -1,0 +1,126 @@
+//! TLS between the processes of an array.
+//!
+//! Every array has an authority of its own (the server keeps its key), which signs one certificate for the
+//! server and one for each element. Peers are known by that authority and by what they are, [`SERVER`] or
+//! [`element`], not by an address: hosts may move. Who connects is known by token and capabilities, not by
+//! certificates.
+//!
+//! [`Trust`] is the side that connects, [`Listener`] the one that is connected to, [`Stream`] a connection.
+
+mod connect;
+mod listen;
+mod problem;
+mod stream;
+
+pub(crate) use connect::Connector;
+pub use listen::{Identity, Listener};
+pub use problem::Problem;
+pub use stream::Stream;
+
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::{self, cipher_suite};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use std::sync::Arc;
+use tidemill_core::id::ElementId;
+
+/// Name in the certificate of a server.
+pub const SERVER: &str = "server.tidemill";
+
+/// Name in the certificate of an element.
+#[must_use]
+pub fn element(element: ElementId) -> String {
+    format!("element-{element}.tidemill")
+}
+
+/// What a connection speaks inside TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// gRPC.
+    Http2,
+    /// Bytes of objects.
+    Http1,
+}
+
+impl Inside {
+    fn alpn(self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Http2 => vec![b"h2".to_vec()],
+            Self::Http1 => vec![b"http/1.1".to_vec()],
+        }
+    }
+}
+
+/// The authority of an array, as those who connect trust it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Trust {
+    authority: Arc<[u8]>,
+    roots: Arc<RootCertStore>,
+}
+
+impl Trust {
+    /// Trusts what this certificate (DER) has signed, and nothing else.
+    ///
+    /// # Errors
+    /// If it is no certificate.
+    pub fn new(authority: &[u8]) -> Result<Self, Problem> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from(authority.to_vec()))?;
+        Ok(Self {
+            authority: authority.into(),
+            roots: Arc::new(roots),
+        })
+    }
+
+    /// The authority's certificate in DER.
+    #[must_use]
+    pub fn authority(&self) -> &[u8] {
+        &self.authority
+    }
+
+    fn client(&self, inside: Inside) -> ClientConfig {
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect("the provider has suites for TLS 1.3")
+            .with_root_certificates(self.roots.clone())
+            .with_no_client_auth();
+        config.alpn_protocols = inside.alpn();
+        // Connections are kept for long, and a ticket may be of a certificate that was replaced.
+        config.resumption = Resumption::disabled();
+        config
+    }
+}
+
+/// What a listener shows: a certificate (DER) and its key (PKCS #8).
+///
+/// # Errors
+/// If the two don't belong together.
+pub fn identity(certificate: &[u8], key: &[u8], inside: Inside) -> Result<Identity, Problem> {
+    let chain = vec![CertificateDer::from(certificate.to_vec())];
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.to_vec()));
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider has suites for TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = inside.alpn();
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+/// TLS 1.3 with AES-128-GCM first: it is the fastest where the processor does AES, which is everywhere here.
+fn provider() -> Arc<CryptoProvider> {
+    let suites = vec![
+        cipher_suite::TLS13_AES_128_GCM_SHA256,
+        cipher_suite::TLS13_AES_256_GCM_SHA384,
+        cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+    ];
+    Arc::new(CryptoProvider {
+        cipher_suites: suites,
+        ..ring::default_provider()
+    })
+}
+
+#[cfg(test)]
+mod tests;

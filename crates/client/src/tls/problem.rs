@@ -1,0 +1,93 @@
+//! What can be wrong with a TLS connection, in words of its user.
+
+use rustls::{AlertDescription, CertificateError, InvalidMessage};
+use std::error::Error as StdError;
+
+/// Why a peer is not talked to. Reads as the end of "can't trust the server at …: ".
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Problem {
+    /// Another array, or this one with a new authority.
+    #[error(
+        "its certificate was not signed by this array's authority: it belongs to another array, or the authority was replaced; copy `token` from the server's folder again and restart what still uses the old one"
+    )]
+    OtherAuthority,
+    /// The right array, but something else than expected.
+    #[error(
+        "its certificate is for another part of the array than `{expected}`: check address and port"
+    )]
+    OtherName {
+        /// What it should be.
+        expected: String,
+    },
+    /// gRPC is spoken to an element, or HTTP to the server.
+    #[error(
+        "it speaks another protocol: check address and port, which are one of the server's and not of an element's"
+    )]
+    OtherProtocol,
+    /// The certificate is over.
+    #[error(
+        "its certificate has expired: restart it, which renews the certificate, and check the clocks of both hosts"
+    )]
+    Expired,
+    /// The certificate has not begun.
+    #[error("its certificate is not valid yet: check the clocks of both hosts")]
+    NotYet,
+    /// No TLS at all.
+    #[error(
+        "it answers without TLS: it was started with --tls off; start it without that, or use http:// and --tls off here, too"
+    )]
+    Plain,
+    /// Anything else.
+    #[error("TLS: {0}")]
+    Tls(rustls::Error),
+}
+
+impl From<rustls::Error> for Problem {
+    fn from(error: rustls::Error) -> Self {
+        use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage as Invalid};
+        match error {
+            InvalidCertificate(certificate) => match certificate {
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                    Self::OtherAuthority
+                }
+                CertificateError::NotValidForNameContext { expected, .. } => Self::OtherName {
+                    expected: expected.to_str().into_owned(),
+                },
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    Self::Expired
+                }
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                    Self::NotYet
+                }
+                other => Self::Tls(InvalidCertificate(other)),
+            },
+            Invalid(InvalidMessage::InvalidContentType) => Self::Plain,
+            AlertReceived(AlertDescription::NoApplicationProtocol) => Self::OtherProtocol,
+            AlertReceived(AlertDescription::UnknownCA) => Self::OtherAuthority,
+            other => Self::Tls(other),
+        }
+    }
+}
+
+impl Problem {
+    /// The problem that an error comes from, if it comes from TLS.
+    #[must_use]
+    pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            if let Some(tls) = error.downcast_ref::<rustls::Error>() {
+                return Some(tls.clone().into());
+            }
+            // An I/O error hides what it holds from `source`.
+            let held = error.downcast_ref::<std::io::Error>();
+            if let Some(problem) = held.and_then(std::io::Error::get_ref).and_then(|held| {
+                let held: &(dyn StdError + 'static) = held;
+                Self::of(held)
+            }) {
+                return Some(problem);
+            }
+            next = error.source();
+        }
+        None
+    }
+}

@@ -1,0 +1,139 @@
+//! One TCP connection, with TLS or without.
+
+use hyper_util::client::legacy::connect::{Connected as Link, Connection};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// Bytes that are encrypted before they are given to the system at once.
+pub(super) const SEND_BYTES: usize = 256 << 10;
+
+/// Bytes taken from the system at once: rustls itself asks for 4 KiB at a time.
+const RECEIVE_BYTES: usize = 128 << 10;
+
+/// What is below TLS.
+pub(super) type Below = BufReader<TcpStream>;
+
+/// A connection to be put below TLS.
+pub(super) fn below(tcp: TcpStream) -> Below {
+    BufReader::with_capacity(RECEIVE_BYTES, tcp)
+}
+
+/// A TCP connection.
+#[derive(Debug)]
+pub enum Stream {
+    /// As it is.
+    Plain(TcpStream),
+    /// Inside TLS.
+    Tls(Box<TlsStream<BufReader<TcpStream>>>),
+}
+
+impl Stream {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.get_ref().0.get_ref(),
+        }
+    }
+}
+
+impl Connected for Stream {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.tcp().connect_info()
+    }
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Link {
+        Link::new()
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Self::Tls(tls) => poll_read_all(tls, cx, buf),
+        }
+    }
+}
+
+/// Reads all that is there. By itself a TLS stream gives one record at a time, 16 KiB, and such small pieces would
+/// go on as they are: into files, or to the next thread.
+fn poll_read_all(
+    tls: &mut TlsStream<Below>,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    let before = buf.filled().len();
+    loop {
+        let filled = buf.filled().len();
+        let read = Pin::new(&mut *tls).poll_read(cx, buf);
+        if buf.filled().len() == filled {
+            // An error or an end that comes after bytes is met again by the next call.
+            return if filled > before {
+                Poll::Ready(Ok(()))
+            } else {
+                read
+            };
+        }
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Self::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Self::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(tcp) => tcp.is_write_vectored(),
+            Self::Tls(tls) => tls.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
+            Self::Tls(tls) => Pin::new(tls).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Self::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
+        }
+    }
+}

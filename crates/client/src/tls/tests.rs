@@ -1,0 +1,172 @@
+//! Listener and connector over real sockets, with authorities made for the test.
+
+use super::*;
+use crate::error::{Error, deepest};
+use crate::objects::{Objects, Remote};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use tidemill_core::id::ObjectId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    trust: Trust,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        let certificate = params.self_signed(&key).unwrap();
+        Self {
+            trust: Trust::new(certificate.der()).unwrap(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// An identity that is good in these years.
+    fn identity(&self, name: &str, years: std::ops::Range<i32>) -> Identity {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.not_before = date_time_ymd(years.start, 1, 1);
+        params.not_after = date_time_ymd(years.end, 1, 1);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        identity(certificate.der(), &key.serialize_der(), Inside::Http1).unwrap()
+    }
+}
+
+const NOW: std::ops::Range<i32> = 2020..2999;
+
+/// A listener that answers one request of each connection with `answer`; gives its address.
+async fn serve(mut listener: Listener) -> String {
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await;
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await;
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nanswer";
+                let _ = stream.write_all(answer).await;
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+    address
+}
+
+async fn serve_tls(identity: Identity) -> String {
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    serve(Listener::tls(tcp, watch::channel(Some(identity)).1)).await
+}
+
+/// Reads from what claims to be element 3.
+async fn read(trust: Option<&Trust>, url: String) -> Result<bytes::Bytes, Error> {
+    let remote = Remote {
+        element: ElementId(3),
+        url: url.into(),
+        object: ObjectId(1),
+        capability: vec![1],
+    };
+    Objects::new(trust).read(&remote, 0, 6).await
+}
+
+async fn refusal(trust: Option<&Trust>, url: String) -> String {
+    match read(trust, url).await {
+        Err(error @ Error::Element { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_peer_is_known_by_authority_and_name() {
+    let authority = Authority::new();
+    let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    let url = format!("https://{address}");
+    let answer = read(Some(&authority.trust), url.clone()).await.unwrap();
+    assert_eq!(answer, "answer");
+
+    let stranger = refusal(Some(&Authority::new().trust), url.clone()).await;
+    assert!(
+        stranger.contains("not signed by this array's authority"),
+        "{stranger}"
+    );
+    assert!(stranger.contains(&url), "{stranger}");
+    let nobody = refusal(None, url).await;
+    assert!(
+        nobody.contains("no certificate of the array's authority"),
+        "{nobody}"
+    );
+
+    for name in ["element-4.tidemill", "server.tidemill"] {
+        let address = serve_tls(authority.identity(name, NOW)).await;
+        let other = refusal(Some(&authority.trust), format!("https://{address}")).await;
+        assert!(other.contains("than `element-3.tidemill`"), "{other}");
+    }
+}
+
+#[tokio::test]
+async fn certificates_are_good_for_their_time_only() {
+    let authority = Authority::new();
+    for (years, said) in [(2000..2001, "has expired"), (2998..2999, "not valid yet")] {
+        let address = serve_tls(authority.identity("element-3.tidemill", years)).await;
+        let error = refusal(Some(&authority.trust), format!("https://{address}")).await;
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn one_side_without_tls_is_told_so() {
+    let authority = Authority::new();
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain = serve(Listener::plain(tcp)).await;
+    let error = refusal(Some(&authority.trust), format!("https://{plain}")).await;
+    assert!(error.contains("without TLS"), "{error}");
+    let answer = read(None, format!("http://{plain}")).await.unwrap();
+    assert_eq!(answer, "answer");
+
+    let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    read(None, format!("http://{address}")).await.unwrap_err();
+    let mut raw = TcpStream::connect(&address).await.unwrap();
+    raw.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        .await
+        .unwrap();
+    let mut said = Vec::new();
+    raw.read_to_end(&mut said).await.unwrap();
+    // A TLS record of the kind `alert`, and nothing else.
+    assert_eq!((said.first(), said.len()), (Some(&21), 7), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_silent_peer_holds_nobody_up_and_a_new_identity_counts_at_once() {
+    let authority = Authority::new();
+    let (identity, current) = watch::channel(None);
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = serve(Listener::tls(tcp, current)).await;
+    let url = format!("https://{address}");
+    let _silent = TcpStream::connect(&address).await.unwrap();
+    // Comes before there is a certificate, and waits for it.
+    let waiting = tokio::spawn({
+        let (trust, url) = (authority.trust.clone(), url.clone());
+        async move { read(Some(&trust), url).await }
+    });
+    tokio::task::yield_now().await;
+    identity.send_replace(Some(authority.identity("element-3.tidemill", NOW)));
+    waiting.await.unwrap().unwrap();
+    let next = Authority::new();
+    identity.send_replace(Some(next.identity("element-3.tidemill", NOW)));
+    read(Some(&next.trust), url.clone()).await.unwrap();
+    refusal(Some(&authority.trust), url).await;
+}
+
+#[test]
+fn a_problem_is_found_however_deep_it_lies() {
+    let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+    let error = std::io::Error::other(std::io::Error::other(unknown));
+    assert_eq!(Problem::of(&error), Some(Problem::OtherAuthority));
+    let error = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(Problem::of(&error), None);
+    assert!(!deepest(&error).is_empty());
+}

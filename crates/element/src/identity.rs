@@ -1,0 +1,95 @@
+//! The element's key and certificate, by which those who connect know it.
+//!
+//! The key is made once and stays in `element.db`. The server certifies it whenever the element attaches; the
+//! last certificate is kept, so that an element serves when it starts before its server.
+
+use crate::db::{Db, DbError};
+use crate::error::Error;
+use crate::records;
+use rcgen::{KeyPair, PublicKeyData};
+use tidemill_client::tls::{self, Inside};
+use tokio::sync::watch;
+
+/// Keys of the table `identity`.
+const PRIVATE_KEY: &str = "private key";
+const CERTIFICATE: &str = "certificate";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Identity {
+    key: Vec<u8>,
+    public_key: Vec<u8>,
+    current: watch::Sender<Option<tls::Identity>>,
+}
+
+impl Identity {
+    /// Brings back key and certificate, or makes a key.
+    ///
+    /// # Errors
+    /// If the database can't be read or holds something else.
+    pub fn open(db: &Db) -> Result<Self, Error> {
+        let (kept, certificate) = db.read(|connection| {
+            Ok((
+                records::identity(connection, PRIVATE_KEY)?,
+                records::identity(connection, CERTIFICATE)?,
+            ))
+        })?;
+        let key = match &kept {
+            Some(key) => KeyPair::try_from(key.as_slice())?,
+            None => KeyPair::generate()?,
+        };
+        let identity = Self {
+            public_key: key.der_bytes().to_vec(),
+            key: key.serialize_der(),
+            current: watch::Sender::new(None),
+        };
+        if kept.is_none() {
+            let key = identity.key.clone();
+            db.submit(
+                true,
+                move |connection| records::set_identity(connection, PRIVATE_KEY, &key),
+                |result| {
+                    if let Err(error) = result {
+                        tracing::error!(%error, "the element's key could not be kept");
+                    }
+                },
+            );
+        }
+        if let Some(certificate) = certificate {
+            identity.show(&certificate)?;
+        }
+        Ok(identity)
+    }
+
+    /// What the server is to certify: a point of P-256, uncompressed.
+    #[must_use]
+    pub fn public_key(&self) -> &[u8] {
+        &self.public_key
+    }
+
+    /// What new connections are shown.
+    #[must_use]
+    pub fn current(&self) -> watch::Receiver<Option<tls::Identity>> {
+        self.current.subscribe()
+    }
+
+    /// Shows this certificate (DER) from now on, and keeps it.
+    ///
+    /// # Errors
+    /// If it is for another key, or the database fails.
+    pub async fn renew(&self, db: &Db, certificate: &[u8]) -> Result<(), Error> {
+        self.show(certificate)?;
+        let certificate = certificate.to_vec();
+        let change = move |connection: &rusqlite::Connection| {
+            records::set_identity(connection, CERTIFICATE, &certificate)
+        };
+        // One that is lost is made again at the next attachment.
+        db.write(false, change).await.map_err(DbError::into)
+    }
+
+    fn show(&self, certificate: &[u8]) -> Result<(), Error> {
+        let identity = tls::identity(certificate, &self.key, Inside::Http1)?;
+        self.current.send_replace(Some(identity));
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! An axis: its scale, the range it shows and where its ticks stand.
+
+use super::canvas::text_width;
+use crate::units::{significant, thousands};
+
+/// How values become distances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// Evenly.
+    Linear,
+    /// By their logarithm; values that are not above zero are not shown.
+    Log,
+}
+
+/// An axis of a chart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Axis {
+    /// What it shows, with the unit.
+    pub label: String,
+    /// How values become distances.
+    pub scale: Scale,
+    /// From where to where; by the data where there is none.
+    pub range: Option<(f64, f64)>,
+}
+
+impl Axis {
+    /// A linear axis as wide as its data.
+    pub fn linear(label: impl Into<String>) -> Self {
+        Self {
+            label: label.into(),
+            scale: Scale::Linear,
+            range: None,
+        }
+    }
+
+    /// A logarithmic axis as wide as its data.
+    pub fn log(label: impl Into<String>) -> Self {
+        Self {
+            label: label.into(),
+            scale: Scale::Log,
+            range: None,
+        }
+    }
+
+    /// The same, from `low` to `high`.
+    #[must_use]
+    pub fn from_to(mut self, low: f64, high: f64) -> Self {
+        self.range = Some((low, high));
+        self
+    }
+
+    /// Whether a value can be shown at all.
+    pub(super) fn shows(&self, value: f64) -> bool {
+        value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
+    }
+
+    /// The range to show for these values, widened to ticks. Linear bars start at zero: give it as a value.
+    pub(super) fn fit(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
+        if let Some(range) = self.range {
+            return range;
+        }
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for value in values.filter(|value| self.shows(*value)) {
+            low = low.min(value);
+            high = high.max(value);
+        }
+        if low > high {
+            (low, high) = (1.0, 10.0);
+        }
+        match self.scale {
+            Scale::Log => {
+                let (low, high) = (low.log10().floor(), high.log10().ceil());
+                (10_f64.powf(low), 10_f64.powf(high.max(low + 1.0)))
+            }
+            Scale::Linear => {
+                if high - low <= f64::EPSILON * high.abs() {
+                    high = low + low.abs().max(1.0);
+                }
+                // Widening to ticks can make the ticks coarser, so the range is widened until they agree.
+                loop {
+                    let step = step(high - low);
+                    let wide = ((low / step).floor() * step, (high / step).ceil() * step);
+                    let grown = wide.1 - wide.0 - (high - low);
+                    (low, high) = wide;
+                    if grown <= step * 1e-6 {
+                        return wide;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where a value stands in a range: 0 at its low end, 1 at its high end.
+    pub(super) fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
+        match self.scale {
+            Scale::Linear => (value - low) / (high - low),
+            Scale::Log => (value / low).ln() / (high / low).ln(),
+        }
+    }
+
+    /// The ticks within a range.
+    pub(super) fn ticks(&self, (low, high): (f64, f64)) -> Vec<f64> {
+        match self.scale {
+            Scale::Linear => {
+                let step = step(high - low);
+                let mut ticks = Vec::new();
+                let mut tick = (low / step).ceil();
+                while tick * step <= high + step * 1e-9 {
+                    // Adding zero turns -0 into 0.
+                    ticks.push(tick * step + 0.0);
+                    tick += 1.0;
+                }
+                ticks
+            }
+            Scale::Log => {
+                let decades = (high / low).log10();
+                let marks: &[f64] = if decades > 2.5 {
+                    &[1.0]
+                } else {
+                    &[1.0, 2.0, 5.0]
+                };
+                let mut ticks = Vec::new();
+                let mut decade = low.log10().floor();
+                while 10_f64.powf(decade) <= high * (1.0 + 1e-9) {
+                    let ten = 10_f64.powf(decade);
+                    let within =
+                        |tick: &f64| *tick >= low * (1.0 - 1e-9) && *tick <= high * (1.0 + 1e-9);
+                    ticks.extend(marks.iter().map(|mark| mark * ten).filter(within));
+                    decade += 1.0;
+                }
+                ticks
+            }
+        }
+    }
+}
+
+/// The label of a tick.
+pub(super) fn tick_label(value: f64) -> String {
+    let number = significant(value);
+    match number.strip_prefix('-') {
+        Some(size) => format!("\u{2212}{}", thousands(size)),
+        None => thousands(&number),
+    }
+}
+
+/// Width that the labels of these ticks take.
+pub(super) fn labels_width(ticks: &[f64]) -> f64 {
+    let widths = ticks
+        .iter()
+        .map(|tick| text_width(&tick_label(*tick), 11.0));
+    widths.fold(30.0, f64::max)
+}
+
+/// A round step that divides a span into four to ten pieces.
+fn step(span: f64) -> f64 {
+    let rough = span / 6.0;
+    let ten = 10_f64.powf(rough.log10().floor());
+    let times = [1.0, 2.0, 5.0]
+        .into_iter()
+        .find(|times| times * ten >= rough);
+    times.unwrap_or(10.0) * ten
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn same(left: &[f64], right: &[f64]) -> bool {
+        left.len() == right.len()
+            && left
+                .iter()
+                .zip(right)
+                .all(|(left, right)| (left - right).abs() < 1e-9)
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        let axis = Axis::linear("");
+        assert!(same(
+            &axis.ticks((0.0, 100.0)),
+            &[0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+        ));
+        assert!(same(
+            &Axis::log("").ticks((0.01, 100.0)),
+            &[0.01, 0.1, 1.0, 10.0, 100.0]
+        ));
+        assert!(same(
+            &Axis::log("").ticks((1.0, 30.0)),
+            &[1.0, 2.0, 5.0, 10.0, 20.0]
+        ));
+        assert_eq!(tick_label(-2500.0), "\u{2212}2,500");
+    }
+
+    #[test]
+    fn ranges_hold_their_data_even_when_there_is_little() {
+        let axis = Axis::linear("");
+        assert_eq!(axis.fit([0.0, 97.0].into_iter()), (0.0, 100.0));
+        let (low, _) = axis.fit([-236.0, 0.0, 922.0].into_iter());
+        assert!((low + 500.0).abs() < 1e-9, "a range ends at a tick");
+        let (low, high) = axis.fit(std::iter::empty());
+        assert!(low < high);
+        let (low, high) = axis.fit([5.0].into_iter());
+        assert!(low <= 5.0 && high > low);
+        let (low, high) = Axis::log("").fit([0.0, -3.0, 7.0].into_iter());
+        assert!(low > 0.0 && high >= 7.0);
+    }
+
+    proptest! {
+        #[test]
+        fn data_is_within_the_range_and_places_within_the_plot(
+            values in proptest::collection::vec(-1e6..1e6_f64, 1..20), log in any::<bool>(),
+        ) {
+            let axis = if log { Axis::log("") } else { Axis::linear("") };
+            let range = axis.fit(values.iter().copied());
+            prop_assert!(range.0 < range.1);
+            for value in values.into_iter().filter(|value| axis.shows(*value)) {
+                let place = axis.place(value, range);
+                prop_assert!((-1e-9..=1.0 + 1e-9).contains(&place), "{place}");
+            }
+            prop_assert!((1..=30).contains(&axis.ticks(range).len()));
+        }
+    }
+}

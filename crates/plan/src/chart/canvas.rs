@@ -1,0 +1,225 @@
+//! SVG elements, one after the other, in a document of fixed size.
+
+use super::Area;
+use std::fmt::Write;
+
+const FONT: &str = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif";
+const INK: &str = "#24292f";
+const GRID: &str = "#e4e7eb";
+const FRAME: &str = "#8c959f";
+const LEVEL: &str = "#6e7781";
+
+/// Colours that stay apart for colour-blind readers too.
+const COLORS: [&str; 9] = [
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a5195", "#a6761d",
+    "#666666",
+];
+
+/// The colour of the series with this index; they repeat after nine.
+pub fn color(index: usize) -> &'static str {
+    COLORS[index % COLORS.len()]
+}
+
+/// Where a text is relative to its point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anchor {
+    /// It starts there.
+    Start,
+    /// It is centred there.
+    Middle,
+    /// It ends there.
+    End,
+}
+
+impl Anchor {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Middle => "middle",
+            Self::End => "end",
+        }
+    }
+}
+
+/// An SVG document in the making. Coordinates are pixels from the upper left.
+#[derive(Debug, Clone)]
+pub struct Canvas {
+    body: String,
+    width: f64,
+    height: f64,
+}
+
+impl Canvas {
+    /// An empty white page.
+    pub fn new(width: f64, height: f64) -> Self {
+        Self {
+            body: String::new(),
+            width,
+            height,
+        }
+    }
+
+    /// Its width.
+    pub fn width(&self) -> f64 {
+        self.width
+    }
+
+    /// Its height.
+    pub fn height(&self) -> f64 {
+        self.height
+    }
+
+    fn element(&mut self, element: std::fmt::Arguments<'_>) {
+        writeln!(self.body, "{element}").expect("a string takes everything");
+    }
+
+    /// The heading of the page.
+    pub fn title(&mut self, text: &str) {
+        self.element(format_args!(
+            r#"<text x="24" y="28" font-size="16" font-weight="600">{}</text>"#,
+            escaped(text)
+        ));
+    }
+
+    /// A text of this size in pixels.
+    pub fn text(&mut self, (x, y): (f64, f64), text: &str, size: f64, anchor: Anchor) {
+        self.element(format_args!(
+            r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" text-anchor="{}">{}</text>"#,
+            anchor.name(),
+            escaped(text)
+        ));
+    }
+
+    /// A text turned by `degrees`, clockwise, about its point.
+    pub fn turned_text(
+        &mut self,
+        (x, y): (f64, f64),
+        text: &str,
+        size: f64,
+        degrees: f64,
+        anchor: Anchor,
+    ) {
+        self.element(format_args!(
+            r#"<text transform="translate({x:.1} {y:.1}) rotate({degrees})" font-size="{size}" text-anchor="{}">{}</text>"#,
+            anchor.name(),
+            escaped(text)
+        ));
+    }
+
+    /// A straight line.
+    pub fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), color: &str, width: f64) {
+        self.element(format_args!(
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{color}" stroke-width="{width}"/>"#
+        ));
+    }
+
+    /// A thin line of a chart's grid.
+    pub(super) fn grid_line(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to, GRID, 1.0);
+    }
+
+    /// The line that values start from.
+    pub(super) fn base_line(&mut self, from: (f64, f64), to: (f64, f64)) {
+        self.line(from, to, FRAME, 1.0);
+    }
+
+    /// A dashed line.
+    pub fn dashes(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+        self.element(format_args!(
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{LEVEL}" stroke-width="1" stroke-dasharray="5 4"/>"#
+        ));
+    }
+
+    /// A line through points, cut off at `area`.
+    pub fn polyline(&mut self, area: Area, points: &[(f64, f64)], color: &str) {
+        let mut list = String::new();
+        for (x, y) in points {
+            let (x, y) = (x - area.x, y - area.y);
+            write!(list, "{x:.1},{y:.1} ").expect("a string takes everything");
+        }
+        // A nested document clips what leaves it, without ids that could clash.
+        self.element(format_args!(
+            r#"<svg x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" overflow="hidden"><polyline points="{}" fill="none" stroke="{color}" stroke-width="2" stroke-linejoin="round"/></svg>"#,
+            area.x,
+            area.y,
+            area.width,
+            area.height,
+            list.trim_end()
+        ));
+    }
+
+    /// A filled circle.
+    pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, color: &str) {
+        self.element(format_args!(
+            r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" fill="{color}"/>"#
+        ));
+    }
+
+    /// A small cross, for a value that there is not.
+    pub fn cross(&mut self, (x, y): (f64, f64), color: &str, hint: &str) {
+        self.element(format_args!(
+            r#"<path d="M{:.1} {:.1}l6 6m0 -6l-6 6" stroke="{color}" stroke-width="1.6" fill="none"><title>{}</title></path>"#,
+            x - 3.0,
+            y - 3.0,
+            escaped(hint)
+        ));
+    }
+
+    /// A filled rectangle; a browser shows `hint` over it.
+    pub fn rectangle(&mut self, area: Area, color: &str, hint: Option<&str>) {
+        let Area {
+            x,
+            y,
+            width,
+            height,
+        } = area;
+        let title = hint.map_or(String::new(), |hint| {
+            format!("<title>{}</title>", escaped(hint))
+        });
+        self.element(format_args!(
+            r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" fill="{color}">{title}</rect>"#
+        ));
+    }
+
+    /// The document.
+    pub fn finish(self) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w:.0}\" height=\"{h:.0}\" viewBox=\"0 0 {w:.0} {h:.0}\" font-family=\"{FONT}\" fill=\"{INK}\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{}</svg>\n",
+            self.body,
+            w = self.width,
+            h = self.height,
+        )
+    }
+}
+
+/// About how wide a text is; without the font's own measures this errs on the wide side.
+pub(super) fn text_width(text: &str, size: f64) -> f64 {
+    text.chars().count() as f64 * size * 0.56
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_can_not_break_out() {
+        let mut canvas = Canvas::new(10.0, 10.0);
+        canvas.text((0.0, 0.0), "<script>&\"", 12.0, Anchor::Start);
+        let svg = canvas.finish();
+        assert!(svg.contains("&lt;script&gt;&amp;&quot;"), "{svg}");
+        assert!(!svg.contains("<script"), "{svg}");
+    }
+
+    #[test]
+    fn colors_repeat() {
+        assert_eq!(color(0), color(COLORS.len()));
+        assert_ne!(color(0), color(1));
+    }
+}

@@ -1,0 +1,190 @@
+//! Lines over two axes, linear or logarithmic.
+
+use super::axis::{labels_width, tick_label};
+use super::{
+    Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, color, legend, levels, levels_width,
+};
+
+/// A line and its name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// Its name in the legend.
+    pub label: String,
+    /// Its points, in order.
+    pub points: Vec<(f64, f64)>,
+    /// The points that get a dot; they need not be among `points`.
+    pub dots: Vec<(f64, f64)>,
+}
+
+impl Line {
+    /// A line with a dot at each of its points.
+    pub fn new(label: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
+        Self {
+            label: label.into(),
+            dots: points.clone(),
+            points,
+        }
+    }
+}
+
+/// A chart of lines.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LineChart {
+    /// Above the chart.
+    pub title: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// The lines, in the legend's order.
+    pub lines: Vec<Line>,
+    /// Horizontal lines with a name.
+    pub levels: Vec<Level>,
+}
+
+impl LineChart {
+    /// As an SVG document.
+    pub fn to_svg(&self) -> String {
+        let mut canvas = Canvas::new(WIDTH, HEIGHT);
+        canvas.title(&self.title);
+        let names: Vec<String> = self.lines.iter().map(|line| line.label.clone()).collect();
+        let top = 52.0 + legend(&mut canvas, 24.0, 50.0, WIDTH - 48.0, &names, true);
+        let points = || {
+            self.lines
+                .iter()
+                .flat_map(|line| line.points.iter().chain(&line.dots))
+        };
+        let x_range = self.x.fit(points().map(|point| point.0));
+        let level_values = self.levels.iter().map(|level| level.value);
+        let y_range = self
+            .y
+            .fit(points().map(|point| point.1).chain(level_values));
+        let left = axis_width(&self.y, y_range);
+        let plot = Area {
+            x: left,
+            y: top,
+            width: WIDTH - left - levels_width(&self.levels),
+            height: HEIGHT - top - 58.0,
+        };
+        self.axes(&mut canvas, plot, x_range, y_range);
+        levels(&mut canvas, plot, &self.y, y_range, &self.levels);
+        for (index, line) in self.lines.iter().enumerate() {
+            let place = |&(x, y): &(f64, f64)| {
+                (
+                    plot.x + self.x.place(x, x_range) * plot.width,
+                    plot.bottom() - self.y.place(y, y_range) * plot.height,
+                )
+            };
+            let shown = |&&(x, y): &&(f64, f64)| self.x.shows(x) && self.y.shows(y);
+            let path: Vec<_> = line.points.iter().filter(shown).map(place).collect();
+            canvas.polyline(plot, &path, color(index));
+            for dot in line.dots.iter().filter(shown).map(place) {
+                let inside =
+                    |value: f64, low: f64, high: f64| value >= low - 0.5 && value <= high + 0.5;
+                if inside(dot.0, plot.x, plot.right()) && inside(dot.1, plot.y, plot.bottom()) {
+                    canvas.dot(dot, 3.5, color(index));
+                }
+            }
+        }
+        canvas.finish()
+    }
+
+    fn axes(&self, canvas: &mut Canvas, plot: Area, x_range: (f64, f64), y_range: (f64, f64)) {
+        vertical_axis(canvas, plot, &self.y, y_range);
+        for tick in self.x.ticks(x_range) {
+            let at = plot.x + self.x.place(tick, x_range) * plot.width;
+            canvas.grid_line((at, plot.y), (at, plot.bottom()));
+            canvas.text(
+                (at, plot.bottom() + 17.0),
+                &tick_label(tick),
+                11.0,
+                Anchor::Middle,
+            );
+        }
+        canvas.base_line((plot.x, plot.bottom()), (plot.right(), plot.bottom()));
+        let middle = plot.x + plot.width / 2.0;
+        canvas.text(
+            (middle, plot.bottom() + 40.0),
+            &self.x.label,
+            12.0,
+            Anchor::Middle,
+        );
+    }
+}
+
+/// Room that a vertical axis needs at the left of a plot.
+pub(super) fn axis_width(axis: &Axis, range: (f64, f64)) -> f64 {
+    labels_width(&axis.ticks(range)) + 46.0
+}
+
+/// Draws the ticks, grid lines and label of a vertical axis at the left of `plot`.
+pub(super) fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, f64)) {
+    for tick in axis.ticks(range) {
+        let at = plot.bottom() - axis.place(tick, range) * plot.height;
+        canvas.grid_line((plot.x, at), (plot.right(), at));
+        canvas.text(
+            (plot.x - 8.0, at + 4.0),
+            &tick_label(tick),
+            11.0,
+            Anchor::End,
+        );
+    }
+    let middle = plot.y + plot.height / 2.0;
+    canvas.turned_text(
+        (plot.x - axis_width(axis, range) + 22.0, middle),
+        &axis.label,
+        12.0,
+        -90.0,
+        Anchor::Middle,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(points: Vec<(f64, f64)>) -> LineChart {
+        LineChart {
+            title: "title".into(),
+            x: Axis::log("x"),
+            y: Axis::log("y"),
+            lines: vec![Line::new("line", points)],
+            levels: vec![Level {
+                label: "level".into(),
+                value: 5.0,
+            }],
+        }
+    }
+
+    #[test]
+    fn points_stand_where_their_logarithm_says() {
+        let svg = chart(vec![(1.0, 1.0), (10.0, 10.0), (100.0, 100.0)]).to_svg();
+        let dots: Vec<f64> = svg
+            .lines()
+            .filter(|line| line.contains("r=\"3.5\""))
+            .map(|line| {
+                line.split("cx=\"")
+                    .nth(1)
+                    .unwrap()
+                    .split('"')
+                    .next()
+                    .unwrap()
+                    .parse()
+                    .unwrap()
+            })
+            .collect();
+        assert_eq!(dots.len(), 3, "{svg}");
+        assert!(
+            ((dots[0] + dots[2]) / 2.0 - dots[1]).abs() < 0.2,
+            "{dots:?}"
+        );
+        assert!(svg.contains(">level</text>"));
+    }
+
+    #[test]
+    fn what_a_logarithm_can_not_show_is_left_out() {
+        let svg = chart(vec![(0.0, 1.0), (1.0, -1.0), (2.0, f64::NAN)]).to_svg();
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        assert!(!svg.contains("r=\"3.5\""), "{svg}");
+    }
+}

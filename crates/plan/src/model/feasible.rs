@@ -1,0 +1,320 @@
+//! Whether a kernel can run where output is staged without slowing the simulation (Eqs. 6 to 11 and 25 to 28).
+//!
+//! What can't be done is a typed [`Infeasible`] that says why in words; no function returns a negative time or rate.
+
+use super::setting::{Run, Stage};
+use super::staging::{self, Constraint};
+use crate::units::{Bytes, BytesPerSecond, Seconds, significant};
+use serde::Serialize;
+use thiserror::Error;
+
+/// Why something can't be done.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Error)]
+#[serde(tag = "reason", rename_all = "kebab-case")]
+pub enum Infeasible {
+    /// More nodes share a device than a constraint of staging allows.
+    #[error("{}", ratio_too_high(*.constraint, *.largest, *.ratio))]
+    RatioTooHigh {
+        /// The constraint that binds.
+        constraint: Constraint,
+        /// The ratio it allows; below 1 the application does not fit at all.
+        largest: f64,
+        /// The ratio asked for.
+        ratio: f64,
+    },
+    /// The link can't move what a device must send on.
+    #[error("the link is saturated: an interval's data takes it {} % of the interval", percent(*.share))]
+    LinkSaturated {
+        /// Share of the interval it would take.
+        share: f64,
+    },
+    /// The file system can't take what is written to it.
+    #[error("the file system is saturated: an interval's data takes it {} % of the interval", percent(*.share))]
+    FileSystemSaturated {
+        /// Share of the interval it would take.
+        share: f64,
+    },
+    /// Moving data alone fills the interval.
+    #[error(
+        "no time is left to analyse: reading staged data takes {} % of the interval, writing to the file system {} %, the link {} %",
+        percent(*.reading), percent(*.draining), percent(*.link)
+    )]
+    NoTimeLeft {
+        /// Share of the interval for getting staged data to the cores.
+        reading: f64,
+        /// Share for writing to the file system.
+        draining: f64,
+        /// Share for the link.
+        link: f64,
+    },
+    /// The kernel is too slow for the data that arrives.
+    #[error("the kernel runs at {available} and would need more than {required}")]
+    KernelTooSlow {
+        /// The throughput needed (Eqs. 11 and 28).
+        #[serde(rename = "required_bytes_per_second")]
+        required: BytesPerSecond,
+        /// The throughput there is.
+        #[serde(rename = "available_bytes_per_second")]
+        available: BytesPerSecond,
+    },
+    /// The run holds more work than time (Eqs. 18 and 33 would turn negative).
+    #[error("the work takes each device {needed}, and the run lasts {available}")]
+    Overloaded {
+        /// Busy time of a device.
+        #[serde(rename = "needed_seconds")]
+        needed: Seconds,
+        /// The run.
+        #[serde(rename = "available_seconds")]
+        available: Seconds,
+    },
+}
+
+fn ratio_too_high(constraint: Constraint, largest: f64, ratio: f64) -> String {
+    let largest_text = significant(largest);
+    if largest < 1.0 {
+        return format!(
+            "does not fit: {constraint} allows only {largest_text} of one node a device"
+        );
+    }
+    let ratio = significant(ratio);
+    format!("{constraint} allows at most {largest_text} nodes a device, and this is {ratio}")
+}
+
+fn percent(share: f64) -> String {
+    significant(share * 100.0)
+}
+
+/// t_a (Eq. 6; Eq. 25 without the internal transfers): time in which a device reads and analyses the data of one
+/// interval and writes the result to its share of the file system.
+pub fn analysis_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
+    let arrived = run.analysis * ratio * run.interval;
+    let share = run.file_system_share() * ratio;
+    (stage.internal + throughput.inverse() + share.inverse() * run.reduction) * arrived
+}
+
+/// t_c (Eqs. 7 and 26): time in which a device writes the checkpoints of one interval to its share of the file
+/// system. R cancels.
+pub fn checkpoint_time(run: &Run) -> Seconds {
+    run.checkpoint * run.interval / run.file_system_share()
+}
+
+/// t_i on an idle network (Eq. 8): time in which the link moves what a device sends on in one interval.
+pub fn idle_link_time(run: &Run, ratio: f64, idle_link: BytesPerSecond) -> Seconds {
+    sent(run, ratio) / idle_link
+}
+
+/// BW_busylink (below Eq. 9): a link's bandwidth when each of `nodes` sends to its farthest peer, `diameter` hops away
+/// over `links` links.
+pub fn busy_link(
+    idle_link: BytesPerSecond,
+    links: f64,
+    nodes: f64,
+    diameter: f64,
+) -> BytesPerSecond {
+    idle_link * (links / (nodes * diameter))
+}
+
+/// t_i on a busy network (Eqs. 9 and 27).
+pub fn link_time(run: &Run, ratio: f64) -> Seconds {
+    sent(run, ratio) / run.link
+}
+
+/// m·d + R·t_iter·(α·λ_a + λ_c): what a link carries for one device in one interval.
+fn sent(run: &Run, ratio: f64) -> Bytes {
+    run.flit * run.hops_to_io + run.drained() * ratio * run.interval
+}
+
+/// t_a + t_c + t_i (Eq. 10, left side): time that a device is busy in each interval.
+pub fn busy_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
+    analysis_time(run, stage, ratio, throughput) + checkpoint_time(run) + link_time(run, ratio)
+}
+
+/// T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this to be done before the next output.
+/// (Where the paper's text says Eq. 12, it means Eq. 11.)
+///
+/// # Errors
+/// A denominator that is not positive: the link or the file system is saturated, or nothing is left of the interval.
+pub fn required_throughput(
+    run: &Run,
+    stage: &Stage,
+    ratio: f64,
+) -> Result<BytesPerSecond, Infeasible> {
+    let link = link_time(run, ratio) / run.interval;
+    if link >= 1.0 {
+        return Err(Infeasible::LinkSaturated { share: link });
+    }
+    let draining = run.drained() / run.file_system_share();
+    if draining >= 1.0 {
+        return Err(Infeasible::FileSystemSaturated { share: draining });
+    }
+    let arriving = run.analysis * ratio;
+    let reading = arriving * stage.internal;
+    let left = 1.0 - reading - draining - link;
+    if left <= 0.0 {
+        return Err(Infeasible::NoTimeLeft {
+            reading,
+            draining,
+            link,
+        });
+    }
+    Ok(arriving / left)
+}
+
+/// Whether a kernel of this throughput keeps up at this ratio (Eqs. 5, 10 and 11; 24 and 28), and the throughput that it
+/// needs.
+///
+/// # Errors
+/// The constraint of staging, the saturated part or the throughput that stands against it.
+pub fn keeps_up(
+    run: &Run,
+    stage: &Stage,
+    ratio: f64,
+    throughput: BytesPerSecond,
+) -> Result<BytesPerSecond, Infeasible> {
+    staging::allows(run, stage, ratio)?;
+    let required = required_throughput(run, stage, ratio)?;
+    if throughput > required {
+        return Ok(required);
+    }
+    Err(Infeasible::KernelTooSlow {
+        required,
+        available: throughput,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tests::{device, node, run};
+    use proptest::prelude::*;
+
+    const MB: f64 = 1_048_576.0;
+
+    fn rate(megabytes: f64) -> BytesPerSecond {
+        BytesPerSecond::new(megabytes * MB)
+    }
+
+    /// By hand at R = 10, T = 10 MB/s: 1700 KB/s · 3600 s · (1/320 + 1/3276.8 + 1/10 + 1/136.533) s/MB. 1700 KB/s is
+    /// 1.660 156 MB/s, the share 10 · 240 · 1024 / 18 000 = 136.533 MB/s.
+    #[test]
+    fn analysis_time_by_hand() {
+        let time = analysis_time(&run(), &device(), 10.0, rate(10.0)).get();
+        let expected = 1700.0 / 1024.0
+            * 3600.0
+            * (1.0 / 320.0 + 1.0 / 3276.8 + 0.1 + 18_000.0 / (10.0 * 245_760.0));
+        assert!((time / expected - 1.0).abs() < 1e-12, "{time}");
+        let time = analysis_time(&run(), &node(), 10.0, rate(10.0)).get();
+        let expected = 1700.0 / 1024.0 * 3600.0 * (0.1 + 18_000.0 / (10.0 * 245_760.0));
+        assert!((time / expected - 1.0).abs() < 1e-12, "{time}");
+    }
+
+    /// By hand: 85 KB/s · 3600 s · 18 000 nodes at 240 · 2^20 KB/s.
+    #[test]
+    fn checkpoint_time_by_hand() {
+        let expected = 85.0 * 3600.0 * 18_000.0 / (240.0 * 1_048_576.0);
+        assert!((checkpoint_time(&run()).get() / expected - 1.0).abs() < 1e-12);
+    }
+
+    /// By hand: (32 B · 3 + 10 · 3600 s · 255 · 1024 B/s) at 814 MB/s.
+    #[test]
+    fn link_time_by_hand() {
+        let expected = (96.0 + 36_000.0 * 255.0 * 1024.0) / (814.0 * MB);
+        assert!((link_time(&run(), 10.0).get() / expected - 1.0).abs() < 1e-12);
+        assert!(
+            (idle_link_time(&run(), 10.0, rate(1628.0)) / link_time(&run(), 10.0) - 0.5).abs()
+                < 1e-12
+        );
+        assert_eq!(busy_link(rate(3000.0), 300.0, 100.0, 9.0), rate(1000.0));
+    }
+
+    /// By an independent calculation of Eqs. 11 and 28 for S3D: 0.849, 1.706 and 8.850 MB/s on devices at ratios 5, 10 and
+    /// 50; 1.696 and 55.961 MB/s on nodes at 10 and 300.
+    #[test]
+    fn required_throughput_against_another_calculation() {
+        for (stage, ratio, expected) in [
+            (device(), 5.0, 0.849),
+            (device(), 10.0, 1.706),
+            (device(), 50.0, 8.850),
+            (node(), 10.0, 1.696),
+            (node(), 300.0, 55.961),
+        ] {
+            let required = required_throughput(&run(), &stage, ratio).unwrap().get() / MB;
+            assert!((required - expected).abs() < 6e-4, "{ratio}: {required}");
+        }
+    }
+
+    #[test]
+    fn what_is_saturated_is_named() {
+        let mut crowded = run();
+        crowded.link = rate(1.0);
+        let error = required_throughput(&crowded, &device(), 10.0).unwrap_err();
+        assert!(
+            matches!(error, Infeasible::LinkSaturated { share } if share > 2.0),
+            "{error}"
+        );
+        assert!(
+            error.to_string().starts_with("the link is saturated"),
+            "{error}"
+        );
+
+        let mut slow = run();
+        slow.file_system = rate(100.0);
+        let error = required_throughput(&slow, &device(), 10.0).unwrap_err();
+        assert!(
+            matches!(error, Infeasible::FileSystemSaturated { .. }),
+            "{error}"
+        );
+
+        let mut full = run();
+        full.analysis = rate(4.0);
+        let error = required_throughput(&full, &device(), 80.0).unwrap_err();
+        assert!(
+            matches!(error, Infeasible::NoTimeLeft { reading, .. } if reading > 1.0),
+            "{error}"
+        );
+        assert!(error.to_string().contains("no time is left"), "{error}");
+    }
+
+    #[test]
+    fn a_slow_kernel_is_refused_with_the_rate_it_needs() {
+        assert!(keeps_up(&run(), &device(), 10.0, rate(1.81)).is_ok());
+        let error = keeps_up(&run(), &device(), 10.0, rate(0.91)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the kernel runs at 931.8 KB/s and would need more than 1.706 MB/s"
+        );
+    }
+
+    proptest! {
+        /// Eq. 11 is Eq. 10 solved: a kernel faster than required is done in time, a slower one is not.
+        #[test]
+        fn required_throughput_solves_the_inequality(
+            ratio in 1.0..300.0_f64, analysis in 0.001..1.0_f64, checkpoint in 0.0..1.0_f64, reduction in 0.01..2.0_f64,
+        ) {
+            let mut run = run();
+            run.analysis = rate(analysis);
+            run.checkpoint = rate(checkpoint);
+            run.reduction = reduction;
+            for stage in [device(), node()] {
+                match required_throughput(&run, &stage, ratio) {
+                    Ok(required) => {
+                        prop_assert!(required.get() > 0.0);
+                        prop_assert!(busy_time(&run, &stage, ratio, required * 1.0001) < run.interval);
+                        prop_assert!(busy_time(&run, &stage, ratio, required * 0.9999) > run.interval);
+                    }
+                    Err(_) => prop_assert!(busy_time(&run, &stage, ratio, rate(1e12)) >= run.interval),
+                }
+            }
+        }
+
+        /// The more nodes share a device, the faster a kernel must be.
+        #[test]
+        fn required_throughput_grows_with_the_ratio(ratio in 1.0..200.0_f64, more in 1.0..2.0_f64) {
+            let lower = required_throughput(&run(), &device(), ratio);
+            let higher = required_throughput(&run(), &device(), ratio * more);
+            if let (Ok(lower), Ok(higher)) = (lower, higher) {
+                prop_assert!(higher >= lower);
+            }
+        }
+    }
+}

@@ -1,0 +1,679 @@
+//! What the equations say about a site: staging ratios, feasibility, energy and cost, as data and as text.
+
+use super::corrections::Corrections;
+use super::energy::{self, StageEnergy};
+use super::feasible::{self, Infeasible};
+use super::setting::Stage;
+use super::site::{Application, Kernel, Site};
+use super::staging::{self, Constraint, Limit};
+use super::{cost, text};
+use crate::units::{BytesPerSecond, Dollars, Joules, significant};
+use serde::Serialize;
+use std::fmt;
+
+/// Where output is analysed while the simulation runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Approach {
+    /// On the devices that it is staged on.
+    ActiveFlash,
+    /// On nodes of their own, from memory.
+    AnalysisNode,
+}
+
+impl Approach {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::ActiveFlash, Self::AnalysisNode];
+
+    /// Where it stages on this site.
+    pub fn stage(self, site: &Site) -> Stage {
+        match self {
+            Self::ActiveFlash => site.device_stage(),
+            Self::AnalysisNode => site.node_stage(),
+        }
+    }
+
+    /// How fast it runs a kernel on this site.
+    pub fn throughput(
+        self,
+        site: &Site,
+        kernel: &Kernel,
+        corrections: &Corrections,
+    ) -> BytesPerSecond {
+        match self {
+            Self::ActiveFlash => kernel.device,
+            Self::AnalysisNode => site.node_throughput(kernel, corrections),
+        }
+    }
+
+    /// What one device or node costs.
+    pub fn price(self, site: &Site) -> Dollars {
+        match self {
+            Self::ActiveFlash => site.device.price,
+            Self::AnalysisNode => site.node_price(),
+        }
+    }
+}
+
+impl fmt::Display for Approach {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::ActiveFlash => "active flash",
+            Self::AnalysisNode => "analysis nodes",
+        })
+    }
+}
+
+/// A result, or why there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome<T> {
+    /// It can be done.
+    Feasible(T),
+    /// It can't.
+    Infeasible(Infeasible),
+}
+
+impl<T> Outcome<T> {
+    /// The result, if there is one.
+    pub fn feasible(&self) -> Option<&T> {
+        match self {
+            Self::Feasible(value) => Some(value),
+            Self::Infeasible(_) => None,
+        }
+    }
+
+    /// Why there is none.
+    pub fn infeasible(&self) -> Option<&Infeasible> {
+        match self {
+            Self::Feasible(_) => None,
+            Self::Infeasible(why) => Some(why),
+        }
+    }
+}
+
+impl<T> From<Result<T, Infeasible>> for Outcome<T> {
+    fn from(result: Result<T, Infeasible>) -> Self {
+        match result {
+            Ok(value) => Self::Feasible(value),
+            Err(why) => Self::Infeasible(why),
+        }
+    }
+}
+
+/// How many nodes may share a device (Eqs. 1 to 5, 22 to 24).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StagingRow {
+    /// The application.
+    pub application: String,
+    /// Where output is staged.
+    pub approach: Approach,
+    /// What each constraint allows.
+    pub limits: Vec<Limit>,
+    /// The constraint that binds.
+    pub binding: Constraint,
+    /// The largest ratio; below 1 the application does not fit.
+    pub largest_ratio: f64,
+    /// Devices or nodes that this needs, if it fits.
+    pub devices: Option<f64>,
+}
+
+/// Whether a kernel keeps up at the site's staging ratio (Eqs. 5 to 11, 24 to 28).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FeasibilityRow {
+    /// The application.
+    pub application: String,
+    /// The kernel.
+    pub kernel: String,
+    /// Where it would run.
+    pub approach: Approach,
+    /// Its throughput there.
+    pub available_bytes_per_second: BytesPerSecond,
+    /// The throughput that it needs, or why it can't keep up.
+    pub required_bytes_per_second: Outcome<BytesPerSecond>,
+}
+
+/// Energy of one run, all devices and nodes together, relative to a run that writes to the file system and analyses
+/// nothing (Eqs. 12 to 21, 29 to 34).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EnergyRow {
+    /// The application.
+    pub application: String,
+    /// The kernel.
+    pub kernel: String,
+    /// Staged on devices, nothing analysed: baseline_SSD.
+    pub staged_only_joules: Outcome<Joules>,
+    /// Analysed on devices.
+    pub active_flash: Outcome<RunEnergy>,
+    /// Analysed offline after the run.
+    pub offline_joules: Joules,
+    /// Offline nodes that would have to work all the time to analyse run after run.
+    pub offline_nodes: f64,
+    /// Analysed on analysis nodes.
+    pub analysis_node: Outcome<RunEnergy>,
+}
+
+/// Energy of a run and its parts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RunEnergy {
+    /// All of it.
+    pub total_joules: Joules,
+    /// What it is made of.
+    pub parts: StageEnergy,
+}
+
+/// What a kernel on all feasible applications costs (Table 5).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CostRow {
+    /// The kernel.
+    pub kernel: String,
+    /// Where it runs.
+    pub approach: Approach,
+    /// Devices or nodes to buy.
+    pub devices: f64,
+    /// Their price.
+    pub infrastructure_dollars: Dollars,
+    /// Price of the energy of all paid runs; negative when energy is saved.
+    pub energy_dollars: Dollars,
+    /// Both.
+    pub total_dollars: Dollars,
+    /// The applications that it runs for.
+    pub applications: Vec<String>,
+    /// Those that are infeasible.
+    pub excluded: Vec<String>,
+}
+
+/// All that the models say about a site.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SiteReport {
+    /// Name of the site.
+    pub site: String,
+    /// The corrections it was computed with.
+    pub corrections: Corrections,
+    /// The staging ratio of feasibility, energy and cost.
+    pub staging_ratio: f64,
+    /// Largest staging ratios.
+    pub staging: Vec<StagingRow>,
+    /// Which kernels keep up.
+    pub feasibility: Vec<FeasibilityRow>,
+    /// Energy per run.
+    pub energy: Vec<EnergyRow>,
+    /// Money.
+    pub cost: Vec<CostRow>,
+}
+
+/// Works out everything for a site.
+pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
+    let ratio = site.run.staging_ratio.get();
+    let mut staging = Vec::new();
+    let mut feasibility = Vec::new();
+    let mut energy = Vec::new();
+    for application in &site.applications {
+        staging.extend(Approach::ALL.map(|approach| staging_row(site, application, approach)));
+        for kernel in &site.kernels {
+            let rows = Approach::ALL.map(|approach| FeasibilityRow {
+                application: application.name().to_owned(),
+                kernel: kernel.name().to_owned(),
+                approach,
+                available_bytes_per_second: approach.throughput(site, kernel, corrections),
+                required_bytes_per_second: keeps_up(
+                    site,
+                    application,
+                    kernel,
+                    approach,
+                    ratio,
+                    corrections,
+                )
+                .into(),
+            });
+            feasibility.extend(rows);
+            energy.push(energy_row(site, application, kernel, corrections));
+        }
+    }
+    let cost = site.kernels.iter().flat_map(|kernel| {
+        Approach::ALL.map(|approach| cost_row(site, kernel, approach, ratio, corrections))
+    });
+    SiteReport {
+        site: site.name.clone(),
+        corrections: *corrections,
+        staging_ratio: ratio,
+        staging,
+        feasibility,
+        energy,
+        cost: cost.collect(),
+    }
+}
+
+fn staging_row(site: &Site, application: &Application, approach: Approach) -> StagingRow {
+    let run = site.run_of(application, None);
+    let stage = approach.stage(site);
+    let Limit { constraint, ratio } = staging::largest_ratio(&run, &stage);
+    StagingRow {
+        application: application.name().to_owned(),
+        approach,
+        limits: staging::limits(&run, &stage),
+        binding: constraint,
+        largest_ratio: ratio,
+        devices: (ratio >= 1.0).then(|| staging::whole_devices(run.nodes, ratio)),
+    }
+}
+
+/// Whether a kernel keeps up with an application at a ratio; see [`feasible::keeps_up`].
+///
+/// # Errors
+/// As there.
+pub fn keeps_up(
+    site: &Site,
+    application: &Application,
+    kernel: &Kernel,
+    approach: Approach,
+    ratio: f64,
+    corrections: &Corrections,
+) -> Result<BytesPerSecond, Infeasible> {
+    let run = site.run_of(application, Some(kernel));
+    let throughput = approach.throughput(site, kernel, corrections);
+    feasible::keeps_up(&run, &approach.stage(site), ratio, throughput)
+}
+
+/// Energy of one run at a ratio if the kernel keeps up; `None` for the kernel only stages.
+///
+/// # Errors
+/// Why it does not.
+pub fn run_energy(
+    site: &Site,
+    application: &Application,
+    kernel: Option<&Kernel>,
+    approach: Approach,
+    ratio: f64,
+    corrections: &Corrections,
+) -> Result<RunEnergy, Infeasible> {
+    let run = site.run_of(application, kernel);
+    let stage = approach.stage(site);
+    let throughput = kernel.map(|kernel| approach.throughput(site, kernel, corrections));
+    staging::allows(&run, &stage, ratio)?;
+    // Without this correction a kernel that is too slow is worked out all the same, as the paper did for Table 5.
+    if let Some(throughput) = throughput
+        && corrections.overload_infeasible
+    {
+        feasible::keeps_up(&run, &stage, ratio, throughput)?;
+    }
+    let parts = energy::stage_energy(&run, &stage, ratio, throughput, corrections)?;
+    Ok(RunEnergy {
+        total_joules: parts.total(),
+        parts,
+    })
+}
+
+/// The energy of an application with a kernel, at the site's ratio.
+pub fn energy_row(
+    site: &Site,
+    application: &Application,
+    kernel: &Kernel,
+    corrections: &Corrections,
+) -> EnergyRow {
+    let ratio = site.run.staging_ratio.get();
+    let run = site.run_of(application, Some(kernel));
+    let node = &site.analysis_node;
+    let throughput = site.node_throughput(kernel, corrections);
+    let staged =
+        |kernel, approach| run_energy(site, application, kernel, approach, ratio, corrections);
+    EnergyRow {
+        application: application.name().to_owned(),
+        kernel: kernel.name().to_owned(),
+        staged_only_joules: staged(None, Approach::ActiveFlash)
+            .map(|energy| energy.total_joules)
+            .into(),
+        active_flash: staged(Some(kernel), Approach::ActiveFlash).into(),
+        offline_joules: energy::offline_energy(&run, node.busy_power, node.idle_power, throughput),
+        offline_nodes: (energy::offline_time(&run, 1.0, throughput) / run.duration).ceil(),
+        analysis_node: staged(Some(kernel), Approach::AnalysisNode).into(),
+    }
+}
+
+/// What a kernel costs at a ratio on all applications that are feasible there.
+pub fn cost_row(
+    site: &Site,
+    kernel: &Kernel,
+    approach: Approach,
+    ratio: f64,
+    corrections: &Corrections,
+) -> CostRow {
+    let nodes = site.machine.nodes.get();
+    let mut energy = Joules::ZERO;
+    let (mut applications, mut excluded) = (Vec::new(), Vec::new());
+    for application in &site.applications {
+        let name = application.name().to_owned();
+        match run_energy(
+            site,
+            application,
+            Some(kernel),
+            approach,
+            ratio,
+            corrections,
+        ) {
+            Ok(run) => {
+                energy = energy + run.total_joules;
+                applications.push(name);
+            }
+            Err(_) => excluded.push(name),
+        }
+    }
+    let infrastructure = cost::infrastructure(nodes, ratio, approach.price(site));
+    let bill = cost::energy_bill(energy, site.cost.runs.get(), site.cost.energy_price);
+    CostRow {
+        kernel: kernel.name().to_owned(),
+        approach,
+        devices: staging::whole_devices(nodes, ratio),
+        infrastructure_dollars: infrastructure,
+        energy_dollars: bill,
+        total_dollars: cost::total(infrastructure, 1.0, bill),
+        applications,
+        excluded,
+    }
+}
+
+impl SiteReport {
+    /// As plain text for a terminal.
+    pub fn to_text(&self) -> String {
+        let ratio = significant(self.staging_ratio);
+        let mut out = format!(
+            "{}, computed with {}\n\n",
+            self.site,
+            self.corrections.describe()
+        );
+        out += "Largest staging ratio (nodes for each device or analysis node)\n";
+        out += &self.staging_text();
+        out += &format!("\nCan a kernel keep up? Throughput it needs at staging ratio {ratio}\n");
+        out += &self.feasibility_text();
+        out += &format!(
+            "\nEnergy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis\n"
+        );
+        out += &energy_text(&self.energy);
+        out += &format!("\nCost at ratio {ratio} on all applications for which it is feasible\n");
+        out += &self.cost_text();
+        out
+    }
+
+    fn staging_text(&self) -> String {
+        let constraints = [
+            Constraint::Capacity,
+            Constraint::Bandwidth,
+            Constraint::Endurance,
+            Constraint::Restart,
+        ];
+        let header = [
+            "APPLICATION",
+            "ON",
+            "CAPACITY",
+            "BANDWIDTH",
+            "ENDURANCE",
+            "RESTART",
+            "LARGEST",
+            "DEVICES",
+        ];
+        let mut table = text::table(&header, &[2, 3, 4, 5, 6, 7]);
+        for row in &self.staging {
+            let mut cells = vec![row.application.clone(), row.approach.to_string()];
+            for constraint in constraints {
+                let limit = row
+                    .limits
+                    .iter()
+                    .find(|limit| limit.constraint == constraint);
+                cells.push(limit.map_or("-".into(), |limit| significant(limit.ratio)));
+            }
+            cells.push(significant(row.largest_ratio));
+            cells.push(row.devices.map_or("does not fit".into(), significant));
+            table.add_row(cells);
+        }
+        text::lines(&table)
+    }
+
+    /// A line for each application and approach: kernels that need and miss the same are told together.
+    fn feasibility_text(&self) -> String {
+        let mut table = text::table(&["APPLICATION", "ON", "NEEDS", "KERNELS"], &[2]);
+        let same = |left: &FeasibilityRow, right: &FeasibilityRow| {
+            (&left.application, left.approach) == (&right.application, right.approach)
+        };
+        let mut rows: Vec<_> = self.feasibility.iter().collect();
+        rows.sort_by_key(|row| {
+            let order = self.feasibility.iter().position(|other| same(row, other));
+            order.unwrap_or(self.feasibility.len())
+        });
+        for rows in rows.chunk_by(|left, right| same(left, right)) {
+            let Some(first) = rows.first() else { continue };
+            table.add_row([
+                first.application.clone(),
+                first.approach.to_string(),
+                needs(rows),
+                kernels(rows),
+            ]);
+        }
+        text::lines(&table)
+    }
+
+    fn cost_text(&self) -> String {
+        let header = [
+            "KERNEL", "ON", "DEVICES", "PRICE", "ENERGY", "TOTAL", "WITHOUT",
+        ];
+        let mut table = text::table(&header, &[2, 3, 4, 5]);
+        for row in &self.cost {
+            table.add_row([
+                row.kernel.clone(),
+                row.approach.to_string(),
+                significant(row.devices),
+                row.infrastructure_dollars.to_string(),
+                row.energy_dollars.to_string(),
+                row.total_dollars.to_string(),
+                row.excluded.join(", "),
+            ]);
+        }
+        text::lines(&table)
+    }
+}
+
+/// What these kernels need: one throughput, or from which to which when they reduce their data differently.
+fn needs(rows: &[&FeasibilityRow]) -> String {
+    let required = rows
+        .iter()
+        .filter_map(|row| match row.required_bytes_per_second {
+            Outcome::Feasible(required)
+            | Outcome::Infeasible(Infeasible::KernelTooSlow { required, .. }) => Some(required),
+            Outcome::Infeasible(_) => None,
+        });
+    let mut texts: Vec<_> = required.collect();
+    texts.sort_by(|left, right| left.get().total_cmp(&right.get()));
+    let mut texts: Vec<_> = texts.iter().map(ToString::to_string).collect();
+    texts.dedup();
+    match &texts[..] {
+        [] => "-".to_owned(),
+        [only] => only.clone(),
+        [least, .., most] => format!("{least} to {most}"),
+    }
+}
+
+/// Which of these kernels keep up, and why the others don't.
+fn kernels(rows: &[&FeasibilityRow]) -> String {
+    let mut able = Vec::new();
+    let mut unable: Vec<(String, Vec<&str>)> = Vec::new();
+    for row in rows {
+        let why = match row.required_bytes_per_second.infeasible() {
+            None => {
+                able.push(row.kernel.as_str());
+                continue;
+            }
+            Some(Infeasible::KernelTooSlow { .. }) => "too slow".to_owned(),
+            Some(why) => why.to_string(),
+        };
+        match unable.iter_mut().find(|(reason, _)| *reason == why) {
+            Some((_, kernels)) => kernels.push(&row.kernel),
+            None => unable.push((why, vec![&row.kernel])),
+        }
+    }
+    let all = |kernels: &[&str]| {
+        if kernels.len() == rows.len() {
+            "all".to_owned()
+        } else {
+            kernels.join(", ")
+        }
+    };
+    let mut parts = Vec::new();
+    if !able.is_empty() {
+        parts.push(format!("yes: {}", all(&able)));
+    }
+    parts.extend(
+        unable
+            .iter()
+            .map(|(why, kernels)| format!("no: {} ({why})", all(kernels))),
+    );
+    parts.join("; ")
+}
+
+/// A table of energies in kWh.
+pub(super) fn energy_text(rows: &[EnergyRow]) -> String {
+    let header = [
+        "APPLICATION",
+        "KERNEL",
+        "STAGED ONLY",
+        "ACTIVE FLASH",
+        "OFFLINE",
+        "ANALYSIS NODES",
+    ];
+    let mut table = text::table(&header, &[2, 3, 4, 5]);
+    let kwh = |energy: Joules| text::decimals(energy.kilowatt_hours(), 1);
+    for row in rows {
+        let total = |outcome: &Outcome<RunEnergy>| match outcome {
+            Outcome::Feasible(energy) => kwh(energy.total_joules),
+            Outcome::Infeasible(_) => "infeasible".to_owned(),
+        };
+        table.add_row([
+            row.application.clone(),
+            row.kernel.clone(),
+            row.staged_only_joules
+                .feasible()
+                .map_or("infeasible".to_owned(), |energy| kwh(*energy)),
+            total(&row.active_flash),
+            kwh(row.offline_joules),
+            total(&row.analysis_node),
+        ]);
+    }
+    text::lines(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tests::site;
+
+    fn jaguar() -> SiteReport {
+        report(&site(), &Corrections::default())
+    }
+
+    #[test]
+    fn every_pair_is_judged() {
+        let report = jaguar();
+        assert_eq!(report.staging.len(), 6 * 2);
+        assert_eq!(report.feasibility.len(), 6 * 7 * 2);
+        assert_eq!(report.energy.len(), 6 * 7);
+        assert_eq!(report.cost.len(), 7 * 2);
+    }
+
+    #[test]
+    fn only_chimera_and_one_pair_of_s3d_are_infeasible_on_devices() {
+        let report = jaguar();
+        let refused: Vec<_> = report
+            .feasibility
+            .iter()
+            .filter(|row| row.approach == Approach::ActiveFlash && row.application != "CHIMERA")
+            .filter(|row| row.required_bytes_per_second.feasible().is_none())
+            .map(|row| (row.application.as_str(), row.kernel.as_str()))
+            .collect();
+        assert_eq!(refused, [("S3D", "k-means")]);
+        let chimera = report
+            .feasibility
+            .iter()
+            .find(|row| row.application == "CHIMERA")
+            .unwrap();
+        let why = chimera
+            .required_bytes_per_second
+            .infeasible()
+            .unwrap()
+            .to_string();
+        assert!(why.starts_with("does not fit: endurance"), "{why}");
+    }
+
+    /// An independent calculation of S3D with fingerprinting gives these kWh (draining over the link).
+    #[test]
+    fn energies_against_another_calculation() {
+        let report = jaguar();
+        let row = report
+            .energy
+            .iter()
+            .find(|row| (row.application.as_str(), row.kernel.as_str()) == ("S3D", "fingerprint"))
+            .unwrap();
+        let flash = row
+            .active_flash
+            .feasible()
+            .unwrap()
+            .total_joules
+            .kilowatt_hours();
+        let nodes = row
+            .analysis_node
+            .feasible()
+            .unwrap()
+            .total_joules
+            .kilowatt_hours();
+        assert!((flash + 119.89).abs() < 0.01, "{flash}");
+        assert!((row.offline_joules.kilowatt_hours() - 720.60).abs() < 0.01);
+        assert!((nodes - 2485.2).abs() < 0.1, "{nodes}");
+    }
+
+    #[test]
+    fn what_is_infeasible_has_no_number() {
+        let json = serde_json::to_value(jaguar()).unwrap();
+        let row = json["energy"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["application"] == "S3D" && row["kernel"] == "k-means")
+            .unwrap();
+        assert_eq!(
+            row["active_flash"]["infeasible"]["reason"],
+            "kernel-too-slow"
+        );
+        assert!(
+            row["analysis_node"]["feasible"]["total_joules"]
+                .as_f64()
+                .unwrap()
+                > 0.0
+        );
+        let text = jaguar().to_text();
+        let chimera: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("CHIMERA"))
+            .collect();
+        assert!(
+            chimera
+                .iter()
+                .any(|line| line.contains("no: all (does not fit")),
+            "{text}"
+        );
+        assert!(
+            text.lines()
+                .any(|line| line.starts_with("S3D") && line.contains("infeasible")),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn costs_name_who_is_left_out() {
+        let report = jaguar();
+        let kmeans = report
+            .cost
+            .iter()
+            .find(|row| row.kernel == "k-means")
+            .unwrap();
+        assert_eq!(kmeans.excluded, ["CHIMERA", "S3D"]);
+        assert_eq!(kmeans.infrastructure_dollars, Dollars::new(180_000.0));
+        assert!(kmeans.total_dollars < kmeans.infrastructure_dollars);
+    }
+}

@@ -1,0 +1,217 @@
+//! How many simulation nodes may share one device or analysis node (Eqs. 1 to 5 and 22 to 24).
+//!
+//! A *staging ratio* R is a number of simulation nodes for each device. Below 1 the application does not fit: one
+//! node's output is too much for a device.
+
+use super::feasible::Infeasible;
+use super::setting::{Run, Stage, StageKind};
+use serde::Serialize;
+use std::fmt;
+
+/// What limits a staging ratio.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Constraint {
+    /// Staged output must fit.
+    Capacity,
+    /// Staging must not be slower than the file system.
+    Bandwidth,
+    /// A checkpoint must be read back soon enough.
+    Restart,
+    /// The device must live until the next upgrade.
+    Endurance,
+}
+
+impl fmt::Display for Constraint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Capacity => "capacity",
+            Self::Bandwidth => "bandwidth",
+            Self::Restart => "restart",
+            Self::Endurance => "endurance",
+        })
+    }
+}
+
+/// A constraint and the largest staging ratio it allows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Limit {
+    /// What limits.
+    pub constraint: Constraint,
+    /// The largest ratio, not rounded.
+    pub ratio: f64,
+}
+
+/// R_capacity (Eq. 1; Eq. 22 with memory for flash): as many nodes as a device can hold the output of one interval
+/// for, with the checkpoints that are kept.
+pub fn capacity_ratio(run: &Run, stage: &Stage) -> f64 {
+    let held = (run.analysis + run.checkpoint * run.checkpoints_kept) * run.interval;
+    stage.capacity / (held * run.overprovisioning)
+}
+
+/// R_bandwidth (Eq. 2; Eq. 23 with memory's bandwidth): all devices together must take in data no slower than the
+/// file system does.
+pub fn bandwidth_ratio(run: &Run, stage: &Stage) -> f64 {
+    stage.bandwidth / run.file_system_share()
+}
+
+/// R_restart (Eq. 3): a checkpoint of R nodes is read within `restart_fraction` of an interval. None without
+/// checkpoints.
+pub fn restart_ratio(run: &Run, stage: &Stage) -> Option<f64> {
+    (run.checkpoint.get() > 0.0).then(|| stage.bandwidth * run.restart_fraction / run.checkpoint)
+}
+
+/// R_endurance (Eq. 4): what R nodes write until the next upgrade must not wear the device out. None where nothing
+/// wears.
+pub fn endurance_ratio(run: &Run, stage: &Stage) -> Option<f64> {
+    let written = run.produced() * run.upgrade_interval;
+    stage.endurance.map(|endurance| endurance / written)
+}
+
+/// The ratios whose least is R_SSD (Eq. 5) or R_a,node (Eq. 24), in the order of Table 4.
+pub fn limits(run: &Run, stage: &Stage) -> Vec<Limit> {
+    let limit = |constraint, ratio| Limit { constraint, ratio };
+    let mut limits = vec![
+        limit(Constraint::Capacity, capacity_ratio(run, stage)),
+        limit(Constraint::Bandwidth, bandwidth_ratio(run, stage)),
+    ];
+    if stage.kind == StageKind::Device {
+        limits.extend(endurance_ratio(run, stage).map(|ratio| limit(Constraint::Endurance, ratio)));
+        limits.extend(restart_ratio(run, stage).map(|ratio| limit(Constraint::Restart, ratio)));
+    }
+    limits
+}
+
+/// R_SSD (Eq. 5) or R_a,node (Eq. 24): the largest ratio that every constraint allows, and the one that binds.
+pub fn largest_ratio(run: &Run, stage: &Stage) -> Limit {
+    limits(run, stage)
+        .into_iter()
+        .min_by(|left, right| left.ratio.total_cmp(&right.ratio))
+        .expect("capacity and bandwidth always limit")
+}
+
+/// Whether the constraints allow this ratio.
+///
+/// # Errors
+/// [`Infeasible::RatioTooHigh`] with the constraint that binds.
+pub fn allows(run: &Run, stage: &Stage, ratio: f64) -> Result<(), Infeasible> {
+    let Limit {
+        constraint,
+        ratio: largest,
+    } = largest_ratio(run, stage);
+    if ratio <= largest {
+        return Ok(());
+    }
+    Err(Infeasible::RatioTooHigh {
+        constraint,
+        largest,
+        ratio,
+    })
+}
+
+/// Devices to buy so that none serves more than `ratio` of `nodes`: whole ones.
+pub fn whole_devices(nodes: f64, ratio: f64) -> f64 {
+    (nodes / ratio).ceil()
+}
+
+/// A capacity as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A 1 may
+/// hide that the application does not fit.
+pub fn whole_device_ratio(nodes: f64, ratio: f64) -> f64 {
+    (nodes / whole_devices(nodes, ratio)).floor().max(1.0)
+}
+
+/// Any other row as Table 4 prints it: rounded down, and never below 1.
+pub fn whole_ratio(ratio: f64) -> f64 {
+    ratio.floor().max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tests::{device, node, run};
+    use crate::units::Bytes;
+    use proptest::prelude::*;
+
+    /// By hand: 64 · 2^20 KB / (1.5 · (170 + 2 · 85) KB/s · 3600 s) = 67 108 864 / 1 836 000.
+    #[test]
+    fn capacity_by_hand() {
+        let ratio = capacity_ratio(&run(), &device());
+        assert!((ratio - 67_108_864.0 / 1_836_000.0).abs() < 1e-9, "{ratio}");
+        assert!((whole_device_ratio(18_000.0, ratio) - 36.0).abs() < 1e-9);
+    }
+
+    /// By hand: 400 MB/s · 18 000 / (240 · 1024 MB/s) = 29.296 875; 30 · 1024 · 18 000 / (240 · 1024) = 2250.
+    #[test]
+    fn bandwidth_by_hand() {
+        assert!((bandwidth_ratio(&run(), &device()) - 29.296_875).abs() < 1e-9);
+        assert!((bandwidth_ratio(&run(), &node()) - 2250.0).abs() < 1e-9);
+    }
+
+    /// By hand: 0.05 · 409 600 KB/s / 85 KB/s.
+    #[test]
+    fn restart_by_hand() {
+        let ratio = restart_ratio(&run(), &device()).unwrap();
+        assert!((ratio - 20_480.0 / 85.0).abs() < 1e-9, "{ratio}");
+        let mut without = run();
+        without.checkpoint = crate::units::BytesPerSecond::ZERO;
+        assert_eq!(restart_ratio(&without, &device()), None);
+    }
+
+    /// By hand: 300 · 2^30 KB / (255 KB/s · 63 072 000 s) = 20.0283.
+    #[test]
+    fn endurance_by_hand() {
+        let ratio = endurance_ratio(&run(), &device()).unwrap();
+        let expected = 300.0 * 1_073_741_824.0 / (255.0 * 63_072_000.0);
+        assert!((ratio - expected).abs() < 1e-9, "{ratio}");
+        assert_eq!(endurance_ratio(&run(), &node()), None);
+    }
+
+    #[test]
+    fn the_least_binds_and_says_so() {
+        let least = largest_ratio(&run(), &device());
+        assert_eq!(least.constraint, Constraint::Endurance);
+        assert_eq!(allows(&run(), &device(), 20.0), Ok(()));
+        let refused = allows(&run(), &device(), 21.0).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "endurance allows at most 20.03 nodes a device, and this is 21"
+        );
+        assert_eq!(
+            largest_ratio(&run(), &node()).constraint,
+            Constraint::Capacity
+        );
+    }
+
+    #[test]
+    fn an_application_that_does_not_fit_is_told_so() {
+        let mut big = run();
+        big.analysis = big.analysis * 100.0;
+        let refused = allows(&big, &device(), 10.0).unwrap_err();
+        assert!(refused.to_string().starts_with("does not fit"), "{refused}");
+    }
+
+    proptest! {
+        /// More data never allows a higher ratio; a bigger device never a lower one.
+        #[test]
+        fn ratios_are_monotone(more in 1.0..100.0_f64) {
+            let mut busier = run();
+            busier.analysis = busier.analysis * more;
+            busier.checkpoint = busier.checkpoint * more;
+            let mut bigger = device();
+            bigger.capacity = bigger.capacity * more;
+            bigger.endurance = bigger.endurance.map(|endurance: Bytes| endurance * more);
+            for (fewer, then) in limits(&busier, &device()).iter().zip(limits(&run(), &device())) {
+                prop_assert!(fewer.ratio <= then.ratio);
+            }
+            for (grown, then) in limits(&run(), &bigger).iter().zip(limits(&run(), &device())) {
+                prop_assert!(grown.ratio >= then.ratio);
+            }
+        }
+
+        /// Whole devices never serve more nodes than the ratio allows.
+        #[test]
+        fn whole_devices_suffice(ratio in 1.0..20_000.0_f64) {
+            prop_assert!(18_000.0 / whole_devices(18_000.0, ratio) <= ratio);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The array's authority: the key that signs the certificates of its server and elements.
+//!
+//! It lies in `authority.pem` in the server's folder, readable by the server's user only, and is made at the
+//! first start. Its certificate has no end: its copies on other hosts are how the array is known there. The
+//! certificates it signs last ten years and are made anew at every start of the server and every attachment of
+//! an element.
+
+use crate::access::random;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SerialNumber,
+    SignatureAlgorithm, date_time_ymd,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+use tidemill_client::tls::{self, Identity, Inside};
+
+/// How long what it signs is good.
+const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// How far the clocks of hosts may differ.
+const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// An uncompressed point of P-256 (SEC 1, 2.3.3): a mark and two coordinates of 32 bytes.
+const POINT_BYTES: usize = 65;
+const UNCOMPRESSED: u8 = 4;
+
+/// The array's authority.
+#[derive(Debug)]
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    der: Vec<u8>,
+    pem: String,
+}
+
+/// The authority can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// Its file.
+    #[error(transparent)]
+    File(#[from] std::io::Error),
+    /// What is in the file.
+    #[error(
+        "no key with a certificate in it; bring it back from a copy, or remove it and give the new `token` to all other hosts"
+    )]
+    Broken,
+    /// What is to be certified.
+    #[error("it is no uncompressed point of P-256")]
+    Key,
+    /// Signing.
+    #[error("can't sign: {0}")]
+    Sign(#[from] rcgen::Error),
+    /// What was signed is of no use.
+    #[error(transparent)]
+    Tls(#[from] tls::Problem),
+}
+
+/// A public key of an element: a point of P-256, uncompressed.
+struct Point<'a>(&'a [u8]);
+
+impl PublicKeyData for Point<'_> {
+    fn der_bytes(&self) -> &[u8] {
+        self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
+}
+
+impl Authority {
+    /// Reads the authority of the array from a file, or makes one.
+    pub(crate) fn open(path: &Path) -> Result<Self, AuthorityError> {
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => make(path)?,
+            other => other?,
+        };
+        let key = PrivateKeyDer::from_pem_slice(text.as_bytes());
+        let key = key.map_err(|_| AuthorityError::Broken)?;
+        let key = KeyPair::try_from(&key).map_err(|_| AuthorityError::Broken)?;
+        let der = CertificateDer::from_pem_slice(text.as_bytes());
+        let der = der.map_err(|_| AuthorityError::Broken)?.to_vec();
+        let begin = text.find("-----BEGIN CERTIFICATE-----");
+        let pem = text[begin.ok_or(AuthorityError::Broken)?..].to_owned();
+        let issuer = Issuer::new(own_params(&key), key);
+        Ok(Self { issuer, der, pem })
+    }
+
+    /// Its certificate in DER.
+    pub(crate) fn der(&self) -> &[u8] {
+        &self.der
+    }
+
+    /// Its certificate in PEM.
+    pub(crate) fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// A certificate (DER) that the owner of this public key is the element.
+    pub(crate) fn certify(
+        &self,
+        element: tidemill_core::id::ElementId,
+        public_key: &[u8],
+    ) -> Result<Vec<u8>, AuthorityError> {
+        if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
+            return Err(AuthorityError::Key);
+        }
+        self.sign(&tls::element(element), &Point(public_key))
+    }
+
+    /// A new key with a certificate that it is the server's.
+    pub(crate) fn server(&self) -> Result<Identity, AuthorityError> {
+        let key = KeyPair::generate()?;
+        let certificate = self.sign(tls::SERVER, &key)?;
+        Ok(tls::identity(
+            &certificate,
+            &key.serialize_der(),
+            Inside::Http2,
+        )?)
+    }
+
+    fn sign(&self, name: &str, key: &impl PublicKeyData) -> Result<Vec<u8>, AuthorityError> {
+        let mut params = CertificateParams::new(vec![name.to_owned()])?;
+        params.distinguished_name = called(name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        params.serial_number = Some(SerialNumber::from_slice(&random::<16>()));
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = date_time_ymd(1970, 1, 1) + since_1970.unwrap_or_default();
+        params.not_before = now - CLOCKS_DIFFER_MAX;
+        params.not_after = now + LIFETIME;
+        Ok(params.signed_by(key, &self.issuer)?.der().to_vec())
+    }
+}
+
+/// What the authority's own certificate says. It has to be the same whenever it is made for one key.
+fn own_params(key: &KeyPair) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    // Two arrays have two names, so that programs that look authorities up by name tell them apart.
+    let point = key.der_bytes();
+    let id: String = point[1..9]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    params.distinguished_name = called(&format!("Tidemill array {id}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(9999, 12, 31);
+    params
+}
+
+fn called(name: &str) -> DistinguishedName {
+    let mut names = DistinguishedName::new();
+    names.push(DnType::CommonName, name);
+    names
+}
+
+/// Makes an authority and gives what its file says.
+fn make(path: &Path) -> Result<String, AuthorityError> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let certificate = own_params(&key).self_signed(&key)?;
+    let text = format!("{}{}", key.serialize_pem(), certificate.pem());
+    write_private(path, &text)?;
+    Ok(text)
+}
+
+/// Replaces a file whole or not at all by one that only its owner can read.
+pub(crate) fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    // One that a crash has left may be readable by others.
+    let _ = fs::remove_file(&new);
+    let mut options = fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_authority_is_private_and_stays_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("authority.pem");
+        let first = Authority::open(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let again = Authority::open(&path).unwrap();
+        assert_eq!(first.der(), again.der());
+        assert_eq!(first.pem(), again.pem());
+        assert!(!first.pem().contains("PRIVATE"));
+        // A certificate that was signed after a restart is one of the same authority, by name and key.
+        assert_eq!(
+            own_params(again.issuer.key()),
+            own_params(first.issuer.key())
+        );
+    }
+
+    #[test]
+    fn a_broken_authority_is_not_replaced_silently() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("authority.pem");
+        Authority::open(&path).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &text[..text.len() / 2]).unwrap();
+        let error = Authority::open(&path).unwrap_err();
+        assert!(matches!(error, AuthorityError::Broken), "{error}");
+    }
+
+    #[test]
+    fn keys_that_are_no_points_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let element = tidemill_core::id::ElementId(3);
+        authority.certify(element, key.der_bytes()).unwrap();
+        let wrong: [&[u8]; 3] = [b"", &key.der_bytes()[1..], &[0; POINT_BYTES]];
+        for wrong in wrong {
+            let error = authority.certify(element, wrong).unwrap_err();
+            assert!(matches!(error, AuthorityError::Key), "{error}");
+        }
+    }
+}

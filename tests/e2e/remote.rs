@@ -1,0 +1,347 @@
+//! An array whose processes talk as if each were on another host: TCP inside TLS, known by the token file.
+
+use crate::array::{Array, Options, Said, said, wait};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::{Credential, Error, Trust};
+use tidemill_core::id::{ElementId, ObjectId};
+
+fn remote() -> Options {
+    Options {
+        remote: true,
+        ..Options::default()
+    }
+}
+
+/// Where an element serves, without the scheme, which must be that of TLS.
+fn element_address(array: &Array, index: usize) -> String {
+    let status = array.json(&["status"]);
+    let url = status["elements"][index]["url"].as_str().unwrap();
+    url.strip_prefix("https://").unwrap().to_owned()
+}
+
+/// A port that nobody listens on yet.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// `tidemill ls /` with other flags than the array's own.
+fn list(server: &str, token_file: &Path) -> Said {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+    command.args(["--server", server, "--token-file"]);
+    command.arg(token_file).args(["ls", "/"]);
+    said(command.output().unwrap())
+}
+
+/// Passes connections on to `target` and keeps all that crosses; gives its port.
+fn wiretap(target: u16, heard: &Arc<Mutex<Vec<u8>>>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let heard = heard.clone();
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let near = near.unwrap();
+            let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else {
+                continue;
+            };
+            for (mut from, mut to) in [
+                (near.try_clone().unwrap(), far.try_clone().unwrap()),
+                (far, near),
+            ] {
+                let heard = heard.clone();
+                std::thread::spawn(move || {
+                    let mut buffer = vec![0; 64 << 10];
+                    while let Ok(count @ 1..) = from.read(&mut buffer) {
+                        heard.lock().unwrap().extend_from_slice(&buffer[..count]);
+                        if to.write_all(&buffer[..count]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    port
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+#[test]
+fn files_cross_the_network_whole_and_unreadable() {
+    let target = free_port();
+    let heard = Arc::default();
+    let port = wiretap(target, &heard);
+    let options = Options {
+        elements: 1,
+        element_listen: format!("127.0.0.1:{target}"),
+        element_args: vec!["--url".into(), format!("https://127.0.0.1:{port}")],
+        ..remote()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let line = b"the tide comes in twice a day\n";
+    let text = line.repeat(100_000);
+    let local = array.path("text");
+    std::fs::write(&local, &text).unwrap();
+
+    std::fs::write(array.at("by-mount"), &text).unwrap();
+    assert!(array.run(&["put", local.to_str().unwrap(), "/by-put"]).ok);
+    let copy = array.path("copy");
+    assert!(array.run(&["get", "/by-mount", copy.to_str().unwrap()]).ok);
+    assert_eq!(std::fs::read(&copy).unwrap(), text);
+    assert_eq!(std::fs::read(array.at("by-put")).unwrap(), text);
+
+    let heard = heard.lock().unwrap();
+    assert!(heard.len() > 4 * text.len(), "{} bytes only", heard.len());
+    assert!(!contains(&heard, line));
+    assert!(!contains(&heard, b"x-tidemill-capability"));
+}
+
+#[test]
+fn a_task_pulls_its_inputs_from_another_element() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    array.sh("mkdir w");
+    for index in 0..2 {
+        let local = array.path(&format!("in{index}"));
+        std::fs::write(&local, format!("{index}").repeat(1_000_000)).unwrap();
+        let (to, on) = (format!("/w/in{index}"), index.to_string());
+        assert!(
+            array
+                .run(&["put", "--element", &on, local.to_str().unwrap(), &to])
+                .ok
+        );
+    }
+    let job = array.submit(
+        r#"name = "pull"; workdir = "/w"; tasks = ( { name = "count"; kernel = "/bin/sh";
+           args = ["-c", "cat in0 in1 | wc -c"]; input = ["in0", "in1"]; output = ["n"]; stdout = "n"; } );"#,
+    );
+    let done = array.done(job);
+    assert_eq!(array.sh("cat w/n").trim(), "2000000");
+    assert_eq!(done["moved_bytes"], 1_000_000, "{done:#}");
+}
+
+#[test]
+fn nobody_gets_in_without_the_token_and_nobody_is_taken_for_the_server() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let address = array.address();
+    assert!(list(&address, &array.token_file()).ok);
+    let credential = std::fs::read_to_string(array.token_file()).unwrap();
+    let file = array.path("other-token");
+
+    let missing = list(&address, &file);
+    assert!(
+        !missing.ok && missing.err.contains("other-token"),
+        "{}",
+        missing.err
+    );
+
+    std::fs::write(&file, credential.replacen("token: ", "token: 0", 1)).unwrap();
+    let wrong = list(&address, &file);
+    assert!(
+        !wrong.ok && wrong.err.contains("wrong one"),
+        "{}",
+        wrong.err
+    );
+
+    std::fs::write(&file, "0123456789abcdef").unwrap();
+    let old = list(&address, &file);
+    assert!(!old.ok && old.err.contains("no certificate"), "{}", old.err);
+
+    // Another array's token file: the right token would not help.
+    let other = Array::with(Options {
+        elements: 0,
+        mount: false,
+        ..remote()
+    })
+    .unwrap();
+    let theirs = list(&address, &other.token_file());
+    assert!(
+        !theirs.ok && theirs.err.contains("not signed by this array"),
+        "{}",
+        theirs.err
+    );
+    let mut mount = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+    mount.args(["--server", &address, "--token-file"]);
+    mount.arg(other.token_file()).args(["mount", "--path"]);
+    let refused = said(mount.arg(array.path("mnt2")).output().unwrap());
+    assert!(
+        !refused.ok && refused.err.contains("not signed by this array"),
+        "{}",
+        refused.err
+    );
+
+    let element = list(
+        &format!("https://{}", element_address(&array, 0)),
+        &array.token_file(),
+    );
+    assert!(
+        !element.ok && element.err.contains("check address and port"),
+        "{}",
+        element.err
+    );
+
+    let plain = list(&address.replace("https", "http"), &array.token_file());
+    assert!(
+        !plain.ok && plain.err.contains("write https://"),
+        "{}",
+        plain.err
+    );
+    assert!(list(&address, &array.token_file()).ok);
+}
+
+#[test]
+fn ports_say_nothing_to_those_without_tls() {
+    let Some(array) = Array::with(Options {
+        mount: false,
+        ..remote()
+    }) else {
+        return;
+    };
+    let server = array.address();
+    for address in [
+        server.strip_prefix("https://").unwrap(),
+        &element_address(&array, 0),
+    ] {
+        let mut raw = TcpStream::connect(address).unwrap();
+        raw.write_all(b"GET /status HTTP/1.1\r\nhost: a\r\n\r\n")
+            .unwrap();
+        let mut said = Vec::new();
+        // The connection may be cut before all of the request was read.
+        let _ = raw.read_to_end(&mut said);
+        assert!(said.is_empty() || said[0] == 21, "no TLS alert: {said:?}");
+    }
+    wait("it is told in the log", || {
+        array.log("element-0.log").contains("without TLS")
+    });
+}
+
+#[test]
+fn what_is_started_again_is_known_again() {
+    let Some(mut array) = Array::with(remote()) else {
+        return;
+    };
+    let text = "a".repeat(3_000_000);
+    std::fs::write(array.at("kept"), &text).unwrap();
+    let before = std::fs::read(array.token_file()).unwrap();
+    let copy = array.path("copy");
+    assert!(array.run(&["get", "/kept", copy.to_str().unwrap()]).ok);
+
+    array.kill_server();
+    array.start_server();
+    assert_eq!(std::fs::read(array.token_file()).unwrap(), before);
+    array.wait_for_elements(2);
+    for index in 0..2 {
+        array.kill_element(index);
+        array.start_element(index);
+    }
+    array.wait_for_elements(2);
+    // The mount has lived through all of it.
+    assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), text);
+    std::fs::write(array.at("new"), &text).unwrap();
+    assert!(array.run(&["get", "/new", copy.to_str().unwrap()]).ok);
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), text);
+}
+
+#[test]
+fn an_element_that_starts_before_its_server_is_known_already() {
+    let port = free_port();
+    let Some(mut array) = Array::with(Options {
+        elements: 1,
+        mount: false,
+        element_listen: format!("127.0.0.1:{port}"),
+        ..remote()
+    }) else {
+        return;
+    };
+    let credential = Credential::read(&array.token_file()).unwrap();
+    let trust = Trust::new(&credential.authority.unwrap()).unwrap();
+    array.kill_server();
+    array.kill_element(0);
+    array.start_element(0);
+    let object = Remote {
+        element: ElementId(0),
+        url: format!("https://127.0.0.1:{port}").into(),
+        object: ObjectId(1),
+        capability: vec![1],
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let objects = Objects::new(Some(&trust));
+    wait("the element answers", || {
+        let answer = runtime.block_on(objects.read(&object, 0, 1));
+        matches!(answer, Err(Error::ElementRefused { status: 400, .. }))
+    });
+}
+
+#[test]
+fn token_and_authority_can_be_replaced() {
+    let Some(mut array) = Array::with(remote()) else {
+        return;
+    };
+    let local = array.path("local");
+    std::fs::write(&local, "bytes").unwrap();
+    assert!(array.run(&["put", local.to_str().unwrap(), "/kept"]).ok);
+    let old = array.path("old-token");
+    std::fs::copy(array.token_file(), &old).unwrap();
+
+    array.kill_server();
+    std::fs::remove_file(array.token_file()).unwrap();
+    std::fs::remove_file(array.path("server/authority.pem")).unwrap();
+    array.start_server();
+    let refused = list(&array.address(), &old);
+    assert!(
+        !refused.ok && refused.err.contains("not signed by this array"),
+        "{}",
+        refused.err
+    );
+    wait("the element says why it does not come back", || {
+        array
+            .log("element-0.log")
+            .contains("copy `token` from the server's folder again")
+    });
+
+    for index in 0..2 {
+        array.kill_element(index);
+        array.start_element(index);
+    }
+    array.wait_for_elements(2);
+    array.kill_mount();
+    array.start_mount();
+    assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), "bytes");
+}
+
+#[test]
+fn tls_can_be_switched_off_and_that_is_said() {
+    let Some(array) = Array::with(Options {
+        flags: ["--tls", "off"].map(String::from).into(),
+        ..remote()
+    }) else {
+        return;
+    };
+    let address = array.address();
+    assert!(address.starts_with("http://"), "{address}");
+    std::fs::write(array.at("a"), "bytes").unwrap();
+    let copy = array.path("copy");
+    assert!(array.run(&["get", "/a", copy.to_str().unwrap()]).ok);
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), "bytes");
+    assert!(array.log("server.log").contains("TLS IS OFF"));
+
+    let secure = list(&address.replace("http", "https"), &array.token_file());
+    assert!(
+        !secure.ok && secure.err.contains("without TLS"),
+        "{}",
+        secure.err
+    );
+}

@@ -7,5 +7,6 @@ mod faults;
 mod files;
 mod jobs;
 mod lineage;
+mod plan;
 mod remote;
 mod scripts;

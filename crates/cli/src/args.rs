@@ -84,6 +84,7 @@ pub(crate) enum Command {
     Report(command::report::Args),
     Lineage(command::lineage::Args),
     Kernel(command::kernel::Args),
+    Plan(command::plan::Args),
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),

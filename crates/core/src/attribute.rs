@@ -88,4 +88,7 @@ pub mod status {
     pub const HISTORY: u32 = 8;
     /// One-minute load average of the host in thousandths (`u64`).
     pub const LOAD_MILLI: u32 = 9;
+    /// What the writes will have done to flash memory, a model (text, JSON: fields of the protocol's
+    /// `FlashModel`); absent where there is none.
+    pub const FLASH_MODEL: u32 = 10;
 }

@@ -6,6 +6,7 @@
 
 use crate::db::{Db, DbError};
 use crate::error::Error;
+use crate::flash_model::FlashModel;
 use crate::pull::Pulls;
 use crate::queue::{Aborted, Added, LABELS_MAX, Queue};
 use crate::records::{self, Kept, LabelRecord};
@@ -41,6 +42,8 @@ pub struct Parts {
     pub runner: Runner,
     /// Counters.
     pub counters: Arc<Counters>,
+    /// What the writes do to the flash below.
+    pub flash: Arc<FlashModel>,
     /// The way to the server.
     pub reports: Arc<Reports>,
 }
@@ -440,7 +443,8 @@ impl Shared {
         let message = outcome.encode_to_vec();
         let change = move |connection: &rusqlite::Connection| {
             work.keep(connection)?;
-            records::end_label(connection, id, &message)
+            records::end_label(connection, id, &message)?;
+            Ok(work)
         };
         self.parts.db.submit(false, change, move |result| {
             if matches!(result, Err(DbError::Stopped)) {
@@ -448,7 +452,10 @@ impl Shared {
             }
             shared.state.lock().live.remove(&id);
             let outcome = match result {
-                Ok(()) => outcome,
+                Ok(work) => {
+                    work.tell(&shared.parts.flash);
+                    outcome
+                }
                 Err(error) => {
                     let message = format!("how the label ended could not be kept: {error}");
                     (&failed(task::now(), FailureKind::Device, message)).into()
@@ -529,12 +536,14 @@ impl Parts {
             for &object in &objects {
                 records::remove_object(connection, object)?;
             }
-            Ok(())
+            Ok(objects)
         };
-        self.db.submit(false, change, |result| {
-            if let Err(error) = result {
-                tracing::error!(%error, "removed objects could not be forgotten");
-            }
+        let flash = Arc::clone(&self.flash);
+        self.db.submit(false, change, move |result| match result {
+            Ok(objects) => objects
+                .into_iter()
+                .for_each(|object| flash.on_removed(object)),
+            Err(error) => tracing::error!(%error, "removed objects could not be forgotten"),
         });
     }
 }

@@ -186,7 +186,10 @@ impl Store for FolderStore {
 
     fn write_at(&self, object: ObjectId, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let (path, file) = self.writable(object)?;
-        if let Some(quota) = &self.quota {
+        // Writing nothing beyond the end does not make the file longer.
+        if let Some(quota) = &self.quota
+            && !data.is_empty()
+        {
             quota.grow(object, offset.saturating_add(data.len() as u64))?;
         }
         file.write_all_at(data, offset)

@@ -452,6 +452,7 @@ async fn seal_objects(
     };
     for (object, size) in parts.db.write(durable, change).await? {
         counters.on_sealed(object, size);
+        parts.flash.on_written(object, size);
     }
     Ok(results)
 }
@@ -469,6 +470,7 @@ async fn remove(
     let change =
         move |connection: &rusqlite::Connection| records::remove_object(connection, object);
     parts.db.write(false, change).await?;
+    parts.flash.on_removed(object);
     if was_there {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {

@@ -14,6 +14,7 @@ pub mod config;
 pub mod db;
 pub mod error;
 pub mod executor;
+pub mod flash_model;
 pub mod folder;
 pub mod http;
 pub mod identity;
@@ -35,6 +36,7 @@ pub use node::Node;
 
 use crate::db::Db;
 use crate::executor::{Executor, Parts};
+use crate::flash_model::FlashModel;
 use crate::folder::FolderStore;
 use crate::pull::Pulls;
 use crate::runner::Runner;
@@ -153,6 +155,7 @@ impl Element {
         let node = Arc::clone(&self.node);
         let ended = tokio::task::spawn_blocking(move || {
             node.executor.stop();
+            node.parts().flash.stop();
             node.parts().db.stop();
         });
         if ended.await.is_err() {
@@ -166,6 +169,9 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
     let db = Db::open(&config.folder.join("element.db"))?;
     node::claim(&db, config)?;
     let counters = db.read(status::Counters::load)?;
+    let store = open_store(config)?;
+    let capacity_bytes = store.space()?.capacity_bytes;
+    let flash = Arc::new(FlashModel::new(&config.folder, capacity_bytes));
     let pulled = config.folder.join("pulled");
     let pulls = Pulls::new(
         pulled.clone(),
@@ -173,6 +179,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         config.in_place,
         config.pulled_bytes_max,
         runtime,
+        Arc::clone(&flash),
     )
     .map_err(|source| Error::Folder {
         path: pulled,
@@ -181,11 +188,12 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
     Ok(Parts {
         element: config.element,
         folder: config.folder.clone(),
-        store: Arc::new(open_store(config)?),
+        store: Arc::new(store),
         db,
         pulls: Arc::new(pulls),
         runner: Runner::new(config.program.clone())?,
         counters: Arc::new(counters),
+        flash,
         reports: Arc::default(),
     })
 }

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::executor::{Executor, Parts};
 use crate::identity::Identity;
 use crate::{records, status};
+use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::capability::Key;
 use tidemill_wire::convert::role_name;
@@ -199,7 +200,17 @@ impl Node {
             ..v1::Element::default()
         };
         parts.counters.report(&mut element);
+        element.flash_model = parts.flash.report();
         Ok(element)
+    }
+
+    /// Takes what was written since into the model of the device.
+    async fn settle(&self) {
+        let flash = Arc::clone(&self.parts().flash);
+        let db = self.parts().db.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || flash.settle(&db)).await {
+            tracing::error!(%error, "the flash model can't go on");
+        }
     }
 
     /// Refreshes the status object on the configured period and sends it to the server, for ever.
@@ -210,6 +221,7 @@ impl Node {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         for count in 1_u32.. {
             ticks.tick().await;
+            self.settle().await;
             let element = match self.describe() {
                 Ok(element) => element,
                 Err(error) => {

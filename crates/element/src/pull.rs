@@ -8,6 +8,7 @@
 //! system, else copied. All its bytes count as moved either way, since they crossed from one element to
 //! another; only the configuration `in_place = false` makes them cross a network connection for measurements.
 
+use crate::flash_model::FlashModel;
 use crate::folder::STORE_UID;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -52,6 +53,7 @@ pub struct Pulls {
     peers: Mutex<BTreeMap<ElementId, Peer>>,
     slots: Mutex<Slots>,
     changed: Condvar,
+    flash: Arc<FlashModel>,
     measured_bytes_per_sec: AtomicU64,
 }
 
@@ -88,6 +90,24 @@ pub struct Pulled {
     pub size: u64,
     /// Bytes that this very pull moved: 0 if another one had brought it.
     pub moved_bytes: u64,
+}
+
+/// An object that was brought here.
+#[derive(Clone, Copy, Debug)]
+struct Fetched {
+    /// Length in bytes.
+    size: u64,
+    /// Bytes written to the device for it: none if it was linked.
+    written: u64,
+}
+
+impl Fetched {
+    fn written(size: u64) -> Self {
+        Self {
+            size,
+            written: size,
+        }
+    }
 }
 
 /// Why an object could not be pulled.
@@ -129,6 +149,7 @@ impl Pulls {
         in_place: bool,
         idle_bytes_max: u64,
         runtime: tokio::runtime::Handle,
+        flash: Arc<FlashModel>,
     ) -> std::io::Result<Self> {
         match std::fs::remove_dir_all(&folder) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
@@ -146,6 +167,7 @@ impl Pulls {
             peers: Mutex::default(),
             slots: Mutex::default(),
             changed: Condvar::new(),
+            flash,
             measured_bytes_per_sec: AtomicU64::new(0),
         })
     }
@@ -198,14 +220,15 @@ impl Pulls {
         }
         let fetched = self.fetch(input, capability, &path, true, cancelled);
         let mut slots = self.slots.lock();
-        if let (Ok(size), Some(slot)) = (&fetched, slots.slots.get_mut(&input.object)) {
-            slot.size = Some(*size);
+        if let (Ok(fetched), Some(slot)) = (&fetched, slots.slots.get_mut(&input.object)) {
+            slot.size = Some(fetched.size);
+            self.flash.on_pulled(input.object, fetched.written);
         } else {
             slots.slots.remove(&input.object);
         }
         drop(slots);
         self.changed.notify_all();
-        fetched.map(|size| pulled(size, size))
+        fetched.map(|Fetched { size, .. }| pulled(size, size))
     }
 
     /// Copies an object into a new file at `path` and gives its length in bytes, all of which were moved.
@@ -220,6 +243,7 @@ impl Pulls {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<u64, PullError> {
         self.fetch(input, capability, path, false, cancelled)
+            .map(|fetched| fetched.size)
     }
 
     /// Takes part in an object that is here or on its way and gives its size; `None`: the caller is the one
@@ -280,6 +304,7 @@ impl Pulls {
             };
             let size = slots.slots.remove(&oldest).and_then(|slot| slot.size);
             slots.idle_bytes -= size.unwrap_or(0);
+            self.flash.on_pulled_removed(oldest);
             let path = self.folder.join(format!("{:016x}", oldest.0));
             if let Err(error) = std::fs::remove_file(&path) {
                 tracing::warn!(path = %path.display(), %error, "a pulled object can't be removed");
@@ -294,7 +319,7 @@ impl Pulls {
         path: &Path,
         link: bool,
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<u64, PullError> {
+    ) -> Result<Fetched, PullError> {
         let peer = self.peers.lock().get(&input.element).cloned();
         let peer = peer.ok_or(PullError::Unknown(input.element))?;
         let device = |source| PullError::Device {
@@ -308,8 +333,8 @@ impl Pulls {
         }
         if self.in_place && peer.host == self.host {
             let source = peer.folder.join(input.object.relative_path());
-            if let Some(size) = from_folder(&source, path, link).map_err(device)? {
-                return Ok(size);
+            if let Some(fetched) = from_folder(&source, path, link).map_err(device)? {
+                return Ok(fetched);
             }
         }
         let remote = Remote {
@@ -323,7 +348,7 @@ impl Pulls {
             // The error of the pull is the one to tell.
             let _ = std::fs::remove_file(path);
         }
-        fetched
+        fetched.map(Fetched::written)
     }
 
     fn fetch_remote(
@@ -440,7 +465,7 @@ async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> boo
 }
 
 /// Takes a sealed object from a folder of this host; `None` if it can't be had this way.
-fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<u64>> {
+fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<Fetched>> {
     let opened = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW)
@@ -453,7 +478,10 @@ fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option
         return Ok(None);
     }
     if link && std::fs::hard_link(source, path).is_ok() {
-        return Ok(Some(metadata.len()));
+        return Ok(Some(Fetched {
+            size: metadata.len(),
+            written: 0,
+        }));
     }
     let mut to = OpenOptions::new()
         .write(true)
@@ -468,7 +496,7 @@ fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option
         // The error of the copy is the one to tell.
         let _ = std::fs::remove_file(path);
     }
-    copied.map(Some)
+    copied.map(|size| Some(Fetched::written(size)))
 }
 
 /// A pulled object looks like a sealed one, so that tasks can use it alike.

@@ -117,6 +117,24 @@ pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
         .exists([signed(id.0)])
 }
 
+/// All data objects that are kept as sealed, with their lengths in bytes.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn data_objects(connection: &Connection) -> Result<Vec<(ObjectId, u64)>> {
+    connection
+        .prepare_cached(
+            "SELECT id, value FROM object JOIN attribute ON attribute.object = id
+             WHERE kind = ?1 AND page = ?2 AND number = ?3",
+        )?
+        .query_map(params![kind::DATA, object::PAGE, object::SIZE], |row| {
+            let id = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
+            let size: Vec<u8> = row.get(1)?;
+            Ok((id, size.try_into().map_or(0, u64::from_le_bytes)))
+        })?
+        .collect()
+}
+
 /// Forgets an object and its attributes. Collections it was in keep its id: lineage outlives data.
 ///
 /// # Errors

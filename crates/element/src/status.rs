@@ -3,7 +3,7 @@
 //! Counters are kept in memory as things happen; on a period they are written as attribute page 3 of the
 //! status object (AnalyzeThis §3.1.1, "AFE Status") and sent to the server.
 
-use crate::records;
+use crate::{flash_model, records};
 use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, HashMap};
@@ -155,6 +155,10 @@ pub fn attributes(element: &v1::Element) -> Vec<(u32, Vec<u8>)> {
         .collect();
     let history = serde_json::to_vec(&history).unwrap_or_default();
     attributes.push((status::HISTORY, history));
+    if let Some(model) = &element.flash_model {
+        let json = flash_model::json(model).to_string();
+        attributes.push((status::FLASH_MODEL, json.into_bytes()));
+    }
     attributes
 }
 

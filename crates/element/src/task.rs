@@ -5,6 +5,7 @@
 //! outputs in the place of those of its first run, which nobody can have seen.
 
 use crate::executor::{Live, Parts, failed};
+use crate::flash_model::FlashModel;
 use crate::pull::{PullError, Pulled};
 use crate::records::{self, ObjectRecord};
 use crate::runner::{self, Ran};
@@ -68,6 +69,16 @@ impl Work {
                 Operation::Copy { .. } | Operation::Remove { .. } => Ok(()),
             },
             None => Ok(()),
+        }
+    }
+
+    /// Tells the model of the device what it wrote and removed. To be called once the effects are kept.
+    pub fn tell(&self, flash: &FlashModel) {
+        for object in &self.made {
+            flash.on_written(object.id, object.size);
+        }
+        if let Some(object) = self.removed {
+            flash.on_removed(object);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The task tracker and the status object as JSON, for `GET /tasks`, `/status` and attributes.
 
 use crate::executor::Live;
+use crate::flash_model;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use tidemill_core::attribute::{object, status, task};
@@ -104,7 +105,7 @@ pub(crate) fn ended_json(
 pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
     let is_number = match page {
         object::PAGE => Some(number != object::PATH),
-        status::PAGE => Some(number != status::HISTORY),
+        status::PAGE => Some(!matches!(number, status::HISTORY | status::FLASH_MODEL)),
         task::PAGE => TASK_NAMES
             .iter()
             .find(|(n, ..)| *n == number)
@@ -151,6 +152,7 @@ pub(crate) fn status_json(element: &v1::Element) -> Value {
         "load_milli": element.load_milli,
         "sandbox": element.sandbox,
         "history": history,
+        "flash_model": element.flash_model.as_ref().map(flash_model::json),
     })
 }
 

@@ -90,7 +90,7 @@ fn model(model: &mut BTreeMap<u64, Modelled>, op: &Op) -> Came {
         Op::Write(id, at, bytes) => {
             // Writing nothing beyond the end does not make an object longer.
             let end = at + bytes.len() as u64;
-            match grow(model, *id, end) {
+            match grow(model, *id, if bytes.is_empty() { 0 } else { end }) {
                 Ok(object) => {
                     let (at, end) = (usize::try_from(*at).unwrap(), usize::try_from(end).unwrap());
                     if !bytes.is_empty() {

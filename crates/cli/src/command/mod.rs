@@ -15,6 +15,7 @@ pub(crate) mod ls;
 pub(crate) mod mkdir;
 pub(crate) mod mount;
 pub(crate) mod mv;
+pub(crate) mod plan;
 pub(crate) mod put;
 pub(crate) mod report;
 pub(crate) mod rm;
@@ -57,6 +58,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Explain(args) => explain::run(args, &context).await,
         Command::Report(args) => report::run(&args, &context).await,
         Command::Kernel(args) => kernel::run(args, &context),
+        Command::Plan(args) => plan::run(args, &context),
         Command::Lineage(args) => lineage::run(args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,

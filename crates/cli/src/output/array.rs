@@ -107,6 +107,7 @@ fn element_json(element: &v1::Element) -> Value {
         "load_milli": element.load_milli,
         "sandbox": element.sandbox,
         "history": history.collect::<serde_json::Map<_, _>>(),
+        "flash_model": element.flash_model.as_ref().map(tidemill_element::flash_model::json),
     })
 }
 

@@ -203,6 +203,18 @@ impl Ledger {
         index > 0
     }
 
+    /// Whether an object takes up space; one without bytes never does.
+    #[must_use]
+    pub fn contains(&self, object: u64) -> bool {
+        self.extents.contains_key(&(object, 0))
+    }
+
+    /// The objects that take up space, in order.
+    pub fn objects(&self) -> impl Iterator<Item = u64> + '_ {
+        let firsts = self.extents.keys().filter(|(_, index)| *index == 0);
+        firsts.map(|&(object, _)| object)
+    }
+
     /// What to tell of the device.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]

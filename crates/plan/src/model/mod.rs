@@ -42,7 +42,7 @@ pub use corrections::Corrections;
 pub use feasible::Infeasible;
 pub use figures::{Chart, charts};
 pub use paper::{Claim, PaperReport, Row, Verdict, jaguar, paper};
-pub use report::{Approach, SiteReport, report};
+pub use report::{Approach, Section, SiteReport, report};
 pub use setting::{Run, Stage};
 pub use site::{Site, SiteError};
 

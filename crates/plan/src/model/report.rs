@@ -372,26 +372,77 @@ pub fn cost_row(
     }
 }
 
+/// A part of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// How many nodes may share a device.
+    Staging,
+    /// Which kernels keep up.
+    Feasibility,
+    /// Energy of a run.
+    Energy,
+    /// Money.
+    Cost,
+}
+
+impl Section {
+    /// All, in the order of a report.
+    pub const ALL: [Self; 4] = [Self::Staging, Self::Feasibility, Self::Energy, Self::Cost];
+
+    /// The field of [`SiteReport`] that holds it.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Staging => "staging",
+            Self::Feasibility => "feasibility",
+            Self::Energy => "energy",
+            Self::Cost => "cost",
+        }
+    }
+}
+
 impl SiteReport {
-    /// As plain text for a terminal.
+    /// All of it as plain text for a terminal.
     pub fn to_text(&self) -> String {
-        let ratio = significant(self.staging_ratio);
+        self.sections_text(&Section::ALL)
+    }
+
+    /// Some of it as plain text for a terminal.
+    pub fn sections_text(&self, sections: &[Section]) -> String {
         let mut out = format!(
-            "{}, computed with {}\n\n",
+            "{}, computed with {}\n",
             self.site,
             self.corrections.describe()
         );
-        out += "Largest staging ratio (nodes for each device or analysis node)\n";
-        out += &self.staging_text();
-        out += &format!("\nCan a kernel keep up? Throughput it needs at staging ratio {ratio}\n");
-        out += &self.feasibility_text();
-        out += &format!(
-            "\nEnergy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis\n"
-        );
-        out += &energy_text(&self.energy);
-        out += &format!("\nCost at ratio {ratio} on all applications for which it is feasible\n");
-        out += &self.cost_text();
+        for section in sections {
+            out.push('\n');
+            out += &self.section_text(*section);
+        }
         out
+    }
+
+    fn section_text(&self, section: Section) -> String {
+        let ratio = significant(self.staging_ratio);
+        let (heading, table) = match section {
+            Section::Staging => (
+                "Largest staging ratio (nodes for each device or analysis node)".to_owned(),
+                self.staging_text(),
+            ),
+            Section::Feasibility => (
+                format!("Can a kernel keep up? Throughput it needs at staging ratio {ratio}"),
+                self.feasibility_text(),
+            ),
+            Section::Energy => (
+                format!(
+                    "Energy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis"
+                ),
+                energy_text(&self.energy),
+            ),
+            Section::Cost => (
+                format!("Cost at ratio {ratio} on all applications for which it is feasible"),
+                self.cost_text(),
+            ),
+        };
+        format!("{heading}\n{table}")
     }
 
     fn staging_text(&self) -> String {
@@ -662,6 +713,20 @@ mod tests {
                 .any(|line| line.starts_with("S3D") && line.contains("infeasible")),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_section_is_a_field_and_a_part_of_the_text() {
+        let report = jaguar();
+        let json = serde_json::to_value(&report).unwrap();
+        let all = report.to_text();
+        for section in Section::ALL {
+            assert!(json[section.field()].is_array(), "{section:?}");
+            let text = report.sections_text(&[section]);
+            let (head, body) = text.split_once("\n\n").unwrap();
+            assert!(all.starts_with(head) && all.contains(body), "{text}");
+            assert!(text.len() < all.len() / 2, "{text}");
+        }
     }
 
     #[test]

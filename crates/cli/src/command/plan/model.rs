@@ -1,0 +1,143 @@
+//! `tidemill plan model`: the equations of Active Flash over a site, and over the numbers of its paper.
+
+use crate::context::Context;
+use crate::output::Said;
+use anyhow::Context as _;
+use clap::Subcommand;
+use clap::builder::PossibleValuesParser;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tidemill_plan::model::{Corrections, Section, Site, SiteReport, charts, jaguar, paper, report};
+
+const EXAMPLES: &str = "Examples:
+  tidemill plan model all
+  tidemill plan model feasible --site site.toml
+  tidemill plan model cost --site site.toml --charts charts/
+  tidemill plan model energy --without drain-over-link --without overload-infeasible
+  tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
+  tidemill plan model paper
+
+A site file describes a machine, what it may stage on, its applications and kernels; start from
+examples/site/jaguar.toml. docs/models.md tells the equations and what each correction mends.";
+
+/// Should analysis run where output is staged? The staging, feasibility, energy and cost models of Active Flash
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(Debug, Subcommand)]
+enum Question {
+    /// How many nodes may share a device or an analysis node, and what binds (Eqs. 1-5, 22-24)
+    Staging(OfSite),
+    /// Which kernels keep up with which applications, and what throughput they need (Eqs. 6-11, 25-28)
+    Feasible(OfSite),
+    /// What a run takes in energy on devices, on analysis nodes and offline (Eqs. 12-21, 29-34)
+    Energy(OfSite),
+    /// What devices or analysis nodes cost, energy included (Fig. 3a, Table 5)
+    Cost(OfSite),
+    /// All four
+    All(OfSite),
+    #[command(after_help = EXAMPLES)]
+    /// The paper's Tables 4, 5 and 7, Figs. 3 and 4 and claims beside what is computed, with the reading of each
+    Paper(Readings),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+struct OfSite {
+    /// The machine, its applications and kernels [default: the paper's Jaguar]
+    #[arg(long, value_name = "FILE")]
+    site: Option<PathBuf>,
+    #[command(flatten)]
+    readings: Readings,
+    /// Folder that the site's charts are written into as SVG; made if need be
+    #[arg(long, value_name = "DIR")]
+    charts: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Readings {
+    /// Compute without this correction of the printed equations; give the flag again for more
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Corrections::NAMES))]
+    without: Vec<String>,
+}
+
+impl Readings {
+    fn corrections(&self) -> Corrections {
+        let mut corrections = Corrections::default();
+        for name in &self.without {
+            *corrections
+                .switch(name)
+                .expect("the flag takes the names of switches only") = false;
+        }
+        corrections
+    }
+}
+
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    match args.question {
+        Question::Staging(of) => site(&of, &[Section::Staging], context),
+        Question::Feasible(of) => site(&of, &[Section::Feasibility], context),
+        Question::Energy(of) => site(&of, &[Section::Energy], context),
+        Question::Cost(of) => site(&of, &[Section::Cost], context),
+        Question::All(of) => site(&of, &Section::ALL, context),
+        Question::Paper(readings) => {
+            let report = paper(&readings.corrections());
+            let said = Said::new(report.to_text(), serde_json::to_value(&report)?);
+            context.output.show(&said)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn site(of: &OfSite, sections: &[Section], context: &Context) -> anyhow::Result<ExitCode> {
+    let site = if let Some(path) = &of.site {
+        Site::read(path)?
+    } else {
+        context.note(
+            "no --site FILE: this is the site of the Active Flash paper, examples/site/jaguar.toml",
+        );
+        jaguar()
+    };
+    let corrections = of.readings.corrections();
+    let report = report(&site, &corrections);
+    let said = Said::new(report.sections_text(sections), json(&report, sections)?);
+    context.output.show(&said)?;
+    if let Some(folder) = &of.charts {
+        draw(&site, &corrections, folder, context)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The report without the sections that were not asked for.
+fn json(report: &SiteReport, sections: &[Section]) -> anyhow::Result<Value> {
+    let mut json = serde_json::to_value(report)?;
+    if let Some(fields) = json.as_object_mut() {
+        for section in Section::ALL {
+            if !sections.contains(&section) {
+                fields.remove(section.field());
+            }
+        }
+    }
+    Ok(json)
+}
+
+fn draw(
+    site: &Site,
+    corrections: &Corrections,
+    folder: &Path,
+    context: &Context,
+) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("can't make {}", folder.display()))?;
+    for chart in charts(site, corrections) {
+        let path = folder.join(chart.file_name);
+        std::fs::write(&path, chart.svg)
+            .with_context(|| format!("can't write {}", path.display()))?;
+        context.note(path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! The model of the device: fed by what the element really writes, and kept over restarts.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod array;
+
+use array::*;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use tidemill_client::Objects;
+use tidemill_client::objects::Remote;
+use tidemill_core::attribute::status;
+use tidemill_core::id::ObjectId;
+use tidemill_element::{Config, Element, flash_model, records};
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, to_element};
+
+const MIB: usize = 1 << 20;
+
+fn small(folder: &Path, server: &FakeServer) -> Config {
+    let mut config = config(1, folder, server);
+    config.capacity_bytes = Some(64 << 20);
+    config
+}
+
+fn remove(connection: &Connection, objects: &[u64]) {
+    let objects = objects.to_vec();
+    connection.send(to_element::Message::Remove(v1::RemoveObjects { objects }));
+}
+
+/// Waits until the model in the status is as wanted.
+async fn model(
+    connection: &mut Connection,
+    wanted: impl Fn(&v1::FlashModel) -> bool,
+) -> v1::FlashModel {
+    let has = |element: &v1::Element| element.flash_model.as_ref().is_some_and(&wanted);
+    connection.status(has).await.flash_model.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_overwrites_and_removals_are_in_the_status() {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let element = Element::start(small(folder.path(), &server)).await.unwrap();
+    let mut connection = server.welcomed().await;
+    let empty = model(&mut connection, |_| true).await;
+    assert_eq!(
+        (empty.host_bytes, empty.used_bytes, empty.erases_max),
+        (0, 0, 0)
+    );
+    assert_eq!(empty.write_amplification_milli, 1000);
+
+    put(&element, 1, &vec![1; 5000]).await;
+    connection.labels(&[program_label(1, "sh", &["-c", "cat in in > out"])
+        .input("in", 1, 1)
+        .output("out", 2)]);
+    connection.finished(1).await;
+    connection.labels(&[copy_label(2, 2, 1, 3)]);
+    connection.finished(2).await;
+    let written = model(&mut connection, |model| model.host_bytes == 25_000).await;
+    assert_eq!(written.flash_bytes, (2 + 3 + 3) * 4096, "whole sectors");
+    assert_eq!(written.used_bytes, written.flash_bytes);
+    assert_eq!(written.write_amplification_milli, 1311);
+
+    // A file is overwritten: a new version is sealed, then the old one is removed. Ten times the device.
+    remove(&connection, &[1, 2, 3]);
+    for version in 0..80 {
+        put(&element, 100 + version, &vec![7; 8 * MIB]).await;
+        if version > 0 {
+            remove(&connection, &[99 + version]);
+        }
+    }
+    let all = 25_000 + 640 * MIB as u64;
+    let worn = model(&mut connection, |model| {
+        model.host_bytes == all && model.used_bytes == 8 * MIB as u64
+    })
+    .await;
+    assert_eq!(worn.left_out_bytes, 0);
+    // Nine tenths of 640 MiB went over 64 MiB that had to be erased before.
+    let erases = worn.erases_mean_milli;
+    assert!((7_000..10_000).contains(&erases), "{worn:?}");
+    assert!(
+        worn.erases_min <= worn.erases_max && worn.erases_max < 100,
+        "{worn:?}"
+    );
+    assert!(worn.worn_ppb > 0 && worn.worn_ppb < 100_000_000, "{worn:?}");
+    assert!(
+        (1000..1100).contains(&worn.write_amplification_milli),
+        "{worn:?}"
+    );
+
+    let kept = element.node().parts().db.clone();
+    element.stop().await;
+    let kept = kept
+        .read(|db| records::attribute(db, ObjectId::STATUS, status::PAGE, status::FLASH_MODEL))
+        .unwrap();
+    let kept: serde_json::Value = serde_json::from_slice(&kept.unwrap()).unwrap();
+    assert_eq!(kept.as_object().unwrap().len(), 15);
+    assert_eq!(kept["block_bytes"], flash_model::json(&worn)["block_bytes"]);
+
+    let element = Element::start(small(folder.path(), &server)).await.unwrap();
+    let mut connection = server.welcomed().await;
+    assert_eq!(
+        model(&mut connection, |_| true).await,
+        worn,
+        "nothing is lost by a stop"
+    );
+    element.stop().await;
+}
+
+fn spawn(folder: &Path, server: &FakeServer) -> Child {
+    Command::new(program())
+        .args(["1".as_ref(), folder.as_os_str(), server.url.as_ref()])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
+    let remote = Remote {
+        url: connection.hello.element.clone().unwrap().url.into(),
+        object: ObjectId(object),
+        capability: capability(1, object, rights::READ | rights::WRITE),
+    };
+    let objects = Objects::new();
+    objects
+        .write(&remote, 0, bytes.to_vec().into())
+        .await
+        .unwrap();
+    objects.seal(&remote, &seal_body("/in")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_element_goes_on_from_its_snapshot_and_its_objects() {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let mut child = spawn(folder.path(), &server);
+    let mut connection = server.welcomed().await;
+    put_there(&connection, 1, &vec![1; MIB]).await;
+    put_there(&connection, 2, &vec![2; MIB]).await;
+    let before = model(&mut connection, |model| model.host_bytes == 2 * MIB as u64).await;
+    // The snapshot is kept in the background; only what it has may be expected after the kill.
+    while !folder.path().join("flash").exists() {
+        tokio::task::yield_now().await;
+    }
+    remove(&connection, &[1]);
+    put_there(&connection, 3, &vec![3; MIB]).await;
+    // What was removed is in the database once a later label is.
+    connection.labels(&[program_label(1, "true", &[])]);
+    connection.finished(1).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(connection);
+
+    let mut child = spawn(folder.path(), &server);
+    let mut connection = server.welcomed().await;
+    let after = model(&mut connection, |_| true).await;
+    assert!(
+        after.host_bytes >= 2 * MIB as u64,
+        "3 follows from its object: {after:?}"
+    );
+    assert_eq!(after.used_bytes, 2 * MIB as u64, "1 is gone: {after:?}");
+    assert!(
+        after.since <= before.since || after.host_bytes == 2 * MIB as u64,
+        "{after:?}"
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_or_missing_snapshot_is_begun_anew_from_the_objects() {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let snapshot = folder.path().join("flash");
+    let element = Element::start(small(folder.path(), &server)).await.unwrap();
+    let mut connection = server.welcomed().await;
+    put(&element, 1, &vec![1; MIB]).await;
+    put(&element, 2, &vec![2; MIB]).await;
+    remove(&connection, &[1]);
+    let full = model(&mut connection, |model| {
+        model.host_bytes == 2 * MIB as u64 && model.used_bytes == MIB as u64
+    })
+    .await;
+    element.stop().await;
+    for damage in [true, false] {
+        if damage {
+            let mut bytes = std::fs::read(&snapshot).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(&snapshot, bytes).unwrap();
+        } else {
+            std::fs::remove_file(&snapshot).unwrap();
+        }
+        let element = Element::start(small(folder.path(), &server)).await.unwrap();
+        let mut connection = server.welcomed().await;
+        let anew = model(&mut connection, |_| true).await;
+        assert_eq!((anew.host_bytes, anew.used_bytes), (MIB as u64, MIB as u64));
+        assert!(anew.since > full.since, "it says that it was begun anew");
+        element.stop().await;
+    }
+}
+
+/// Bytes that the second of two elements wrote when it pulled a megabyte to make a line of it.
+async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
+    let folders = [folder(), folder()];
+    let mut server = FakeServer::start().await;
+    let mut elements = Vec::new();
+    let mut connections = Vec::new();
+    for (id, folder) in (1..).zip(&folders) {
+        let mut config = config(id, folder.path(), &server);
+        config.in_place = in_place;
+        config.pulled_bytes_max = 0;
+        elements.push(Element::start(config).await.unwrap());
+        connections.push(server.welcomed().await);
+    }
+    let first = connections[0].hello.element.clone().unwrap();
+    let mut second = connections.pop().unwrap();
+    second.peers(vec![first]);
+    put(&elements[0], 5, &vec![b'x'; MIB]).await;
+    second.labels(&[program_label(1, "sh", &["-c", "wc -c < in > out"])
+        .input("in", 5, 1)
+        .output("out", 6)]);
+    sealed(&second.finished(1).await);
+    // It is not kept for later, so the label's own output is all that takes space in the end.
+    let model = model(&mut second, |model| {
+        model.host_bytes > 0 && model.used_bytes == 4096
+    })
+    .await;
+    for element in elements {
+        element.stop().await;
+    }
+    (model.host_bytes, model.flash_bytes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pulled_copy_is_written_and_a_link_is_not() {
+    let copied = written_by_a_pull(false).await;
+    assert_eq!(copied, (MIB as u64 + 8, MIB as u64 + 4096));
+    assert_eq!(written_by_a_pull(true).await, (8, 4096));
+}

@@ -145,6 +145,41 @@ fn what_is_written_in_place_is_counted_by_its_element() {
 }
 
 #[test]
+fn an_element_tells_what_its_writes_do_to_flash() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("setfattr -n user.tidemill.element -v 1 .; head -c 3000000 /dev/zero > f");
+    let model = |array: &Array, index: u64| {
+        let status = array.json(&["status"]);
+        let elements = status["elements"].as_array().unwrap().clone();
+        let element = elements.iter().find(|e| e["element"] == index).unwrap();
+        element["flash_model"].clone()
+    };
+    let told = |array: &Array, host: u64, sectors: u64| {
+        let model = model(array, 1);
+        model["host_bytes"] == host && model["used_bytes"] == sectors * 4096
+    };
+    wait("a write is told", || told(&array, 3_000_000, 733));
+    array.sh("head -c 1000000 /dev/zero > f");
+    wait("an overwrite is told", || told(&array, 4_000_000, 245));
+    assert_eq!(model(&array, 0)["host_bytes"], 0);
+    assert_eq!(model(&array, 1)["flash_bytes"], (733 + 245) * 4096);
+    let text = array.sh("cat .tidemill/elements/1/status");
+    for part in [
+        "flash model",
+        "written      4000000 bytes",
+        "amplified    1.00",
+    ] {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+    array.kill_element(1);
+    array.start_element(1);
+    array.wait_for_elements(2);
+    wait("it is kept over a kill", || told(&array, 4_000_000, 245));
+}
+
+#[test]
 fn other_users_files_and_control_folders_are_closed() {
     let Some(array) = Array::start() else { return };
     array.sh("chmod 755 . ; mkdir open; chmod 777 open; echo secret > s; chmod 600 s");

@@ -252,7 +252,7 @@ impl Book {
             ledger: Ledger::new(capacity_bytes)?,
             since: now(),
             left_out_bytes: 0,
-            changed: true,
+            changed: false,
             kept: None,
         })
     }

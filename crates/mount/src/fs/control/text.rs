@@ -103,7 +103,42 @@ pub(super) fn element_status(element: &v1::Element) -> String {
     let (whole, milli) = (element.load_milli / 1000, element.load_milli % 1000);
     let _ = writeln!(text, "load           {whole}.{milli:03}");
     let _ = writeln!(text, "sandbox        {}", element.sandbox);
+    if let Some(model) = &element.flash_model {
+        flash_model(model, &mut text);
+    }
     text
+}
+
+/// What the writes did to a modelled device, one property a line.
+fn flash_model(model: &v1::FlashModel, text: &mut String) {
+    let _ = writeln!(
+        text,
+        "flash model    from what the element wrote, no reading of its device:"
+    );
+    let _ = writeln!(text, "  written      {} bytes", model.host_bytes);
+    let _ = writeln!(text, "  programmed   {} bytes", model.flash_bytes);
+    let thousandths = |number: u64| format!("{}.{:03}", number / 1000, number % 1000);
+    let amplification = thousandths(model.write_amplification_milli);
+    let _ = writeln!(text, "  amplified    {amplification}");
+    let _ = writeln!(text, "  in use       {} bytes", model.used_bytes);
+    let _ = writeln!(text, "  left out     {} bytes", model.left_out_bytes);
+    let (least, most) = (model.erases_min, model.erases_max);
+    let mean = thousandths(model.erases_mean_milli);
+    let _ = writeln!(text, "  erases       {least} to {most}, mean {mean}");
+    let (percent, rest) = (model.worn_ppb / 10_000_000, model.worn_ppb % 10_000_000);
+    let _ = writeln!(text, "  worn         {percent}.{rest:07} %");
+    let (free, size) = (model.free_blocks, model.block_bytes);
+    let _ = writeln!(text, "  free         {free} blocks of {size} bytes");
+    let _ = writeln!(text, "  collection   {}", collection(model));
+}
+
+fn collection(model: &v1::FlashModel) -> &'static str {
+    match model {
+        model if model.collection_forced => "forced",
+        model if model.collection_under_way => "under way",
+        model if model.collection_wanted => "wanted",
+        _ => "idle",
+    }
 }
 
 /// What made an object and what was made of it.

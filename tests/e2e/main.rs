@@ -10,3 +10,4 @@ mod lineage;
 mod plan;
 mod remote;
 mod scripts;
+mod traces;

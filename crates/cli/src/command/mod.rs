@@ -58,7 +58,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Explain(args) => explain::run(args, &context).await,
         Command::Report(args) => report::run(&args, &context).await,
         Command::Kernel(args) => kernel::run(args, &context),
-        Command::Plan(args) => plan::run(args, &context),
+        Command::Plan(args) => plan::run(args, &context).await,
         Command::Lineage(args) => lineage::run(args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,

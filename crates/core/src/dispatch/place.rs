@@ -417,6 +417,7 @@ impl Dispatcher {
                 task: id,
                 label,
                 element,
+                at: turn.now,
                 policy: policy.unwrap_or_else(|| "pinned".to_owned()),
                 reason: choice.reason.to_string(),
                 chained,

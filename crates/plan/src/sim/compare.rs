@@ -217,6 +217,7 @@ mod tests {
             read_ns: ran.read_ns,
             compute_ns: ran.compute_ns,
             write_ns: ran.write_ns,
+            cpu_ns: 0,
             moved_bytes: ran.moved_bytes,
         };
         let there = workflow.files.iter().filter(|file| file.maker.is_none());

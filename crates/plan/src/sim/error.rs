@@ -194,6 +194,14 @@ pub enum Problem {
         /// The name or id that leads nowhere.
         other: String,
     },
+    /// Run times are to come from the trace of another run, which does not have the task.
+    #[error("task `{task}` is not in the trace of job `{job}`; give one of the same job")]
+    NotInTrace {
+        /// The task.
+        task: String,
+        /// The job of the other trace.
+        job: String,
+    },
     /// A task without a run time.
     #[error("the run time of task `{0}` is not known")]
     NoRunTime(String),

@@ -4,6 +4,7 @@ use super::error::SimError;
 use super::platform::{Element, Platform};
 use super::simulation::{Placement, Simulation};
 use super::workflow::Workflow;
+use crate::chart::{self, Axis, Line, LineChart};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -56,25 +57,18 @@ pub struct Point {
     pub energy_joules: Option<f64>,
 }
 
-/// A line of a plot: one policy on arrays of so many elements.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Series {
-    /// What to call it.
-    pub name: String,
-    /// Cores of each element, and the makespan in seconds.
-    pub points: Vec<(f64, f64)>,
-}
-
-/// Runs a workflow on all shapes of arrays of one element and gives the points by policy, elements, cores.
+/// Runs a workflow on arrays of all shapes and gives the points by policy, elements, cores. The elements are like
+/// the first of `like`; its host, fabric scheduler and label latency are kept.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.
 pub fn sweep(
-    element: &Element,
+    like: &Platform,
     workflow: &Workflow,
     shapes: &Shapes,
 ) -> Result<Vec<Point>, SimError> {
     let mut points = Vec::new();
+    let element = like.elements.first().cloned().unwrap_or_default();
     for policy in &shapes.policies {
         for elements in shapes.elements.clone() {
             for cores in shapes.cores.clone() {
@@ -82,7 +76,10 @@ pub fn sweep(
                     cores,
                     ..element.clone()
                 };
-                let platform = Platform::uniform(elements as usize, &element);
+                let platform = Platform {
+                    elements: vec![element; elements as usize],
+                    ..like.clone()
+                };
                 let report = Simulation::new(&platform, workflow)
                     .policy(policy)
                     .placement(shapes.placement)
@@ -103,23 +100,45 @@ pub fn sweep(
     Ok(points)
 }
 
-/// The points as lines, makespan over cores, one a policy and number of elements.
+/// The points as an SVG document, the paper's Fig. 10: a chart a policy, all of one scale, with a line a number of
+/// elements over the cores of each.
 #[must_use]
-pub fn series(points: &[Point]) -> Vec<Series> {
-    let lines = points.chunk_by(|a, b| (&a.policy, a.elements) == (&b.policy, b.elements));
-    let series = lines.filter_map(|line| {
-        let first = line.first()?;
+pub fn svg(workflow: &str, points: &[Point]) -> String {
+    let seconds = |one: &Point| Span(one.makespan_ns).as_secs_f64();
+    let least = points.iter().map(seconds).fold(f64::INFINITY, f64::min);
+    let most = points.iter().map(seconds).fold(0.0, f64::max);
+    let y = Axis::log("makespan in seconds");
+    // A scale of its own for each chart would hide what the policies make of the same array.
+    let y = if least > 0.0 && least < most {
+        y.from_to(least * 0.9, most * 1.1)
+    } else {
+        y
+    };
+    let policies = points.chunk_by(|a, b| a.policy == b.policy);
+    let charts = policies.map(|points| LineChart {
+        title: format!("{workflow}, {}", points[0].policy),
+        x: Axis::linear("cores of each element"),
+        y: y.clone(),
+        lines: lines(points),
+        levels: Vec::new(),
+    });
+    chart::stack(&charts.collect::<Vec<_>>())
+}
+
+/// A line for each number of elements.
+fn lines(points: &[Point]) -> Vec<Line> {
+    let lines = points.chunk_by(|a, b| a.elements == b.elements);
+    let line = |line: &[Point]| {
         let point = |one: &Point| {
             let makespan = Span(one.makespan_ns);
             (f64::from(one.cores), makespan.as_secs_f64())
         };
-        let plural = if first.elements == 1 { "" } else { "s" };
-        Some(Series {
-            name: format!("{}, {} element{plural}", first.policy, first.elements),
-            points: line.iter().map(point).collect(),
-        })
-    });
-    series.collect()
+        let elements = line[0].elements;
+        let plural = if elements == 1 { "" } else { "s" };
+        let name = format!("{elements} element{plural}");
+        Line::new(name, line.iter().map(point).collect())
+    };
+    lines.map(line).collect()
 }
 
 /// The points as one table of makespans in seconds: a row a policy and number of elements, a column a number of
@@ -171,16 +190,26 @@ mod tests {
             cores: 1..=3,
             ..Shapes::default()
         };
-        let points = sweep(&Element::default(), &workflow, &shapes).unwrap();
+        let points = sweep(
+            &Platform::uniform(1, &Element::default()),
+            &workflow,
+            &shapes,
+        )
+        .unwrap();
         let seconds: Vec<u64> = points
             .iter()
             .map(|one| one.makespan_ns / 1_000_000_000)
             .collect();
         assert_eq!(seconds, [4, 2, 2, 2, 1, 1, 4, 2, 2, 2, 1, 1]);
-        let series = series(&points);
-        assert_eq!(series.len(), 4);
-        assert_eq!(series[0].points, [(1.0, 4.0), (2.0, 2.0), (3.0, 2.0)]);
-        assert_eq!(series[1].name, "round-robin, 2 elements");
+        let lines = lines(&points[..6]);
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].points, [(1.0, 4.0), (2.0, 2.0), (3.0, 2.0)]);
+        assert_eq!(lines[1].label, "2 elements");
+        let svg = svg("n", &points);
+        assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
+        for policy in &shapes.policies {
+            assert!(svg.contains(&format!("n, {policy}")), "{svg}");
+        }
         assert_eq!(table(&points).lines().count(), 5);
     }
 }

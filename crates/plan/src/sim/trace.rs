@@ -137,6 +137,9 @@ pub struct TraceTask {
     /// Time that it wrote files, in nanoseconds; 0 if that was not measured apart from computing.
     #[serde(default)]
     pub write_ns: u64,
+    /// Processor time that its kernel took, in nanoseconds; 0 if it was not measured.
+    #[serde(default)]
+    pub cpu_ns: u64,
     /// Bytes that it pulled from other elements.
     pub moved_bytes: u64,
 }
@@ -311,6 +314,44 @@ impl Trace {
             .map(|task| task.start_ns.saturating_sub(task.sent_ns));
         platform.label_latency = Span(delays.min().unwrap_or(0));
         platform
+    }
+
+    /// This run as it should have gone if every task and transfer takes what it took in an earlier one: elements,
+    /// files and policy are those of this run, all that was measured is that of `earlier`. Its
+    /// [`Self::workflow`] and [`Self::platform`] predict this run without knowing it.
+    ///
+    /// # Errors
+    /// The first task that `earlier` does not have.
+    pub fn measured_in(&self, earlier: &Self) -> Result<Self, Problem> {
+        let known: BTreeMap<&str, &TraceTask> = earlier
+            .tasks
+            .iter()
+            .map(|task| (task.name.as_str(), task))
+            .collect();
+        let task = |task: &TraceTask| {
+            let before = known.get(task.name.as_str()).ok_or_else(|| {
+                let (task, job) = (task.name.clone(), earlier.job.clone());
+                Problem::NotInTrace { task, job }
+            })?;
+            Ok::<_, Problem>(TraceTask {
+                inputs: task.inputs.clone(),
+                outputs: task.outputs.clone(),
+                pinned: task.pinned,
+                kernel: task.kernel.clone(),
+                kernel_kind: task.kernel_kind,
+                ..(*before).clone()
+            })
+        };
+        let tasks = self
+            .tasks
+            .iter()
+            .map(task)
+            .collect::<Result<_, Problem>>()?;
+        Ok(Self {
+            tasks,
+            makespan_ns: earlier.makespan_ns,
+            ..self.clone()
+        })
     }
 
     /// Storage elements by id.

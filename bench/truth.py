@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""What the simulator predicts of real runs: makespan and bytes moved, on arrays of 1 and 4 elements, under each policy.
+
+  bench/testbed/prepare.sh montage out/montage; bench/testbed/prepare.sh keywords out/keywords
+  cargo build --release && bench/truth.py out/montage out/keywords [--elements 1,4] [--policies ...]
+
+Arrays are those of the testbed: hosts in network namespaces, each on a link of its own and with a share of the
+processor. Every run has a fresh array with the inputs copied in, and leaves a trace (`tidemill jobs --export-trace`).
+One run more, under min-wait on the largest array, is the calibration: how long tasks and transfers take is known from
+it alone, and all other runs are predicted with that (`tidemill plan compare RUN --times-of CALIBRATION`). The replay
+column is the error with the run's own times: what the simulator itself gets wrong.
+
+A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
+policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
+Prints a table; OUT/truth.jsonl has a line a run.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "testbed"))
+import testbed  # noqa: E402
+
+POLICIES = ["round-robin", "random", "input-locality", "min-wait", "write-amplification", "hybrid"]
+CALIBRATION = "calibration"
+GOAL_PERCENT = 10
+
+
+def name(workload, elements, run):
+    return f"{os.path.basename(workload)}-{elements}-{run}"
+
+
+def measure(options, workload, elements, run):
+    """One run on a fresh array; leaves its trace."""
+    path = os.path.join(options.out, name(workload, elements, run) + ".json")
+    if os.path.exists(path):
+        return
+    options.elements, options.workload = elements, workload
+    array = testbed.Array(options, os.path.join(options.out, "array"))
+    try:
+        array.fill(os.path.join(workload, "data"))
+        policy = "min-wait" if run == CALIBRATION else run
+        job = array.ask("submit", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
+        array.tidemill("--quiet", "watch", str(job))
+        array.tidemill("jobs", str(job), "--export-trace", path)
+        testbed.say(f"measured {os.path.basename(path)}")
+    finally:
+        array.close()
+
+
+def compare(options, *args):
+    done = subprocess.run([options.binary, "--json", "plan", "compare", *args], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"tidemill plan compare {' '.join(args)}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def predict(options, workload, elements, run, calibration):
+    path = os.path.join(options.out, name(workload, elements, run) + ".json")
+    seeds = range(21) if run == "random" else [0]
+    told = [compare(options, path, "--times-of", calibration, "--seed", str(seed)) for seed in seeds]
+    replayed = [compare(options, path, "--seed", str(seed)) for seed in seeds]
+    median = lambda all, field: statistics.median(one[field]["predicted"] for one in all)
+    first = told[0]
+    measured_s, moved = first["makespan_ns"]["measured"] / 1e9, first["moved_bytes"]["measured"]
+    error = lambda all: 100 * (median(all, "makespan_ns") / 1e9 / measured_s - 1)
+    return {"workload": os.path.basename(workload), "elements": elements, "policy": run, "measured_s": measured_s,
+            "predicted_s": median(told, "makespan_ns") / 1e9, "error_percent": error(told),
+            "replay_percent": error(replayed), "moved_bytes": moved, "predicted_moved_bytes": median(told, "moved_bytes"),
+            "replay_moved_bytes": median(replayed, "moved_bytes"), "tasks": len(first["tasks"]),
+            "same_element": first["same_element"] if run != "random" else None}
+
+
+def show(rows):
+    print(f"{'workload':10} {'elements':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'replay':>7} "
+          f"{'moved MB':>9} {'predicted':>9} {'replay':>9} {'placed alike':>12}")
+    for row in rows:
+        alike = "" if row["same_element"] is None else f"{row['same_element']}/{row['tasks']}"
+        print(f"{row['workload']:10} {row['elements']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
+              f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['replay_percent']:+6.1f}% "
+              f"{row['moved_bytes'] / 1e6:9.1f} {row['predicted_moved_bytes'] / 1e6:9.1f} "
+              f"{row['replay_moved_bytes'] / 1e6:9.1f} {alike:>12}")
+    within = sum(abs(row["error_percent"]) <= GOAL_PERCENT for row in rows)
+    same = sum(row["moved_bytes"] == row["predicted_moved_bytes"] for row in rows)
+    print(f"{within} of {len(rows)} makespans within {GOAL_PERCENT} %; {same} of {len(rows)} moved the bytes predicted")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="+", type=os.path.abspath)
+    parser.add_argument("--elements", default="1,4")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--element-cores", type=float, default=0.35)
+    parser.add_argument("--client-cores", type=float, default=1.0)
+    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--measure-only", action="store_true")
+    parser.add_argument("--predict-only", action="store_true")
+    parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../target/release/tidemill"))
+    parser.add_argument("--out", type=os.path.abspath, default=os.path.join(HERE, "out/truth"))
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    sizes = sorted((int(size) for size in options.elements.split(",")), reverse=True)
+    runs = [(size, policy) for size in sizes for policy in options.policies.split(",")]
+    rows = []
+    for workload in options.workloads:
+        if not options.predict_only:
+            for size, run in [(sizes[0], CALIBRATION), *runs]:
+                measure(options, workload, size, run)
+        calibration = os.path.join(options.out, name(workload, sizes[0], CALIBRATION) + ".json")
+        for size, run in runs if not options.measure_only else []:
+            if os.path.exists(os.path.join(options.out, name(workload, size, run) + ".json")):
+                rows.append(predict(options, workload, size, run, calibration))
+    if rows:
+        with open(os.path.join(options.out, "truth.jsonl"), "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()

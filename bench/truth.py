@@ -8,7 +8,8 @@ Arrays are those of the testbed: hosts in network namespaces, each on a link of 
 processor. Every run has a fresh array with the inputs copied in, and leaves a trace (`tidemill jobs --export-trace`).
 One run more, under min-wait on the largest array, is the calibration: how long tasks and transfers take is known from
 it alone, and all other runs are predicted with that (`tidemill plan compare RUN --times-of CALIBRATION`). The replay
-column is the error with the run's own times: what the simulator itself gets wrong.
+column is the error with the run's own times: what the simulator itself gets wrong. With --runs everything, calibration
+included, is measured so often, and the table has medians.
 
 A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
 policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
@@ -30,13 +31,19 @@ CALIBRATION = "calibration"
 GOAL_PERCENT = 10
 
 
-def name(workload, elements, run):
-    return f"{os.path.basename(workload)}-{elements}-{run}"
+def trace(options, workload, elements, run, number):
+    return os.path.join(options.out, f"{os.path.basename(workload)}-{elements}-{run}-{number}.json")
 
 
-def measure(options, workload, elements, run):
+def traces(options, *which):
+    """Those of all runs that were measured."""
+    paths = [trace(options, *which, number) for number in range(options.runs)]
+    return [path for path in paths if os.path.exists(path)]
+
+
+def measure(options, workload, elements, run, number):
     """One run on a fresh array; leaves its trace."""
-    path = os.path.join(options.out, name(workload, elements, run) + ".json")
+    path = trace(options, workload, elements, run, number)
     if os.path.exists(path):
         return
     options.elements, options.workload = elements, workload
@@ -53,40 +60,44 @@ def measure(options, workload, elements, run):
 
 
 def compare(options, *args):
-    done = subprocess.run([options.binary, "--json", "plan", "compare", *args], capture_output=True, text=True)
+    speed = str(options.host_cores / options.element_cores)
+    command = [options.binary, "--json", "plan", "compare", "--host-speed", speed, *args]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"tidemill plan compare {' '.join(args)}: {done.stderr}")
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
     return json.loads(done.stdout)
 
 
-def predict(options, workload, elements, run, calibration):
-    path = os.path.join(options.out, name(workload, elements, run) + ".json")
+def predict(options, workload, elements, run, calibrations):
+    paths = traces(options, workload, elements, run)
     seeds = range(21) if run == "random" else [0]
-    told = [compare(options, path, "--times-of", calibration, "--seed", str(seed)) for seed in seeds]
-    replayed = [compare(options, path, "--seed", str(seed)) for seed in seeds]
-    median = lambda all, field: statistics.median(one[field]["predicted"] for one in all)
-    first = told[0]
-    measured_s, moved = first["makespan_ns"]["measured"] / 1e9, first["moved_bytes"]["measured"]
-    error = lambda all: 100 * (median(all, "makespan_ns") / 1e9 / measured_s - 1)
-    return {"workload": os.path.basename(workload), "elements": elements, "policy": run, "measured_s": measured_s,
-            "predicted_s": median(told, "makespan_ns") / 1e9, "error_percent": error(told),
-            "replay_percent": error(replayed), "moved_bytes": moved, "predicted_moved_bytes": median(told, "moved_bytes"),
-            "replay_moved_bytes": median(replayed, "moved_bytes"), "tasks": len(first["tasks"]),
-            "same_element": first["same_element"] if run != "random" else None}
+    told = [compare(options, path, "--times-of", calibration, "--seed", str(seed))
+            for path in paths for calibration in calibrations for seed in seeds]
+    replayed = [compare(options, path, "--seed", str(seed)) for path in paths for seed in seeds]
+    median = lambda all, field, side: statistics.median(one[field][side] for one in all)
+    measured, predicted = (median(told, "makespan_ns", side) for side in ("measured", "predicted"))
+    error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
+    same = [one["moved_bytes"]["measured"] == one["moved_bytes"]["predicted"] for one in replayed]
+    return {"workload": os.path.basename(workload), "elements": elements, "policy": run, "runs": len(paths),
+            "measured_s": measured / 1e9, "predicted_s": predicted / 1e9, "error_percent": 100 * (predicted / measured - 1),
+            "replay_percent": 100 * statistics.median(map(error, replayed)),
+            "moved_bytes": median(told, "moved_bytes", "measured"),
+            "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
+            "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(told[0]["tasks"]),
+            "same_element": statistics.median(one["same_element"] for one in told)}
 
 
 def show(rows):
     print(f"{'workload':10} {'elements':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'replay':>7} "
-          f"{'moved MB':>9} {'predicted':>9} {'replay':>9} {'placed alike':>12}")
+          f"{'moved MB':>9} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
     for row in rows:
-        alike = "" if row["same_element"] is None else f"{row['same_element']}/{row['tasks']}"
         print(f"{row['workload']:10} {row['elements']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
               f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['replay_percent']:+6.1f}% "
               f"{row['moved_bytes'] / 1e6:9.1f} {row['predicted_moved_bytes'] / 1e6:9.1f} "
-              f"{row['replay_moved_bytes'] / 1e6:9.1f} {alike:>12}")
-    within = sum(abs(row["error_percent"]) <= GOAL_PERCENT for row in rows)
-    same = sum(row["moved_bytes"] == row["predicted_moved_bytes"] for row in rows)
-    print(f"{within} of {len(rows)} makespans within {GOAL_PERCENT} %; {same} of {len(rows)} moved the bytes predicted")
+              f"{row['replays_with_same_bytes']:>9}/{row['replays']:<3} {row['same_element']:8.0f}/{row['tasks']}")
+    within = lambda field: sum(abs(row[field]) <= GOAL_PERCENT for row in rows)
+    print(f"makespans within {GOAL_PERCENT} %: {within('error_percent')} of {len(rows)} predicted, "
+          f"{within('replay_percent')} replayed")
 
 
 def main():
@@ -94,6 +105,7 @@ def main():
     parser.add_argument("workloads", nargs="+", type=os.path.abspath)
     parser.add_argument("--elements", default="1,4")
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--element-cores", type=float, default=0.35)
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
@@ -108,13 +120,14 @@ def main():
     runs = [(size, policy) for size in sizes for policy in options.policies.split(",")]
     rows = []
     for workload in options.workloads:
-        if not options.predict_only:
-            for size, run in [(sizes[0], CALIBRATION), *runs]:
-                measure(options, workload, size, run)
-        calibration = os.path.join(options.out, name(workload, sizes[0], CALIBRATION) + ".json")
+        wanted = [(sizes[0], CALIBRATION), *runs]
+        for number in range(0 if options.predict_only else options.runs):
+            for size, run in wanted:
+                measure(options, workload, size, run, number)
+        calibrations = traces(options, workload, sizes[0], CALIBRATION)
         for size, run in runs if not options.measure_only else []:
-            if os.path.exists(os.path.join(options.out, name(workload, size, run) + ".json")):
-                rows.append(predict(options, workload, size, run, calibration))
+            if calibrations and traces(options, workload, size, run):
+                rows.append(predict(options, workload, size, run, calibrations))
     if rows:
         with open(os.path.join(options.out, "truth.jsonl"), "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

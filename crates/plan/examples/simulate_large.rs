@@ -3,18 +3,19 @@
 //!
 //! ```text
 //! cargo run --release -p tidemill-plan --example simulate_large -- [--tasks N] [--elements N] [--cores N]
-//!     [--policy NAME] [--seed N] [--write FILE | --read FILE]
+//!     [--policy NAME] [--seed N] [--write FILE | --read FILE] [--placed FILE]
 //! ```
 //!
 //! `--write` only makes the workflow's file, for `--read` (so that the memory told is that of the simulation) and for
-//! other simulators.
+//! other simulators. `--placed` runs without devices and then writes tasks with their elements and the bytes between
+//! them, for `bench/simgrid/peer.cpp`.
 
 #![expect(clippy::print_stdout, reason = "the lines are what it is for")]
 
 use serde_json::{Value, json};
 use std::time::Instant;
 use tidemill_core::time::Span;
-use tidemill_plan::sim::{Element, Platform, Simulation, wfformat};
+use tidemill_plan::sim::{Element, Platform, Report, Simulation, Workflow, wfformat};
 
 /// Levels of a generated workflow.
 const LEVELS: u64 = 25;
@@ -30,6 +31,7 @@ struct Args {
     seed: u64,
     write: Option<String>,
     read: Option<String>,
+    placed: Option<String>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,17 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let read_s = begun.elapsed().as_secs_f64();
     let json_bytes = text.len();
     drop(text);
-    let element = Element {
-        cores: args.cores,
-        read_bandwidth: Some(550_000_000),
-        write_bandwidth: Some(450_000_000),
-        read_latency: Span(100_000),
-        write_latency: Span(100_000),
-        link_bandwidth: Some(1_250_000_000),
-        link_latency: Span(50_000),
-        link_assumed: 1_250_000_000,
-        ..Element::default()
-    };
+    let element = element(&args);
     let platform = Platform::uniform(args.elements, &element);
     let (begun, cpu_begun) = (Instant::now(), cpu_s());
     let report = Simulation::new(&platform, &workflow)
@@ -82,7 +74,58 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "moved_bytes": report.moved_bytes, "memory_peak_bytes": memory_peak(),
     });
     println!("{line}");
+    if let Some(path) = &args.placed {
+        std::fs::write(path, placed(&platform, &workflow, &report))?;
+    }
     Ok(())
+}
+
+fn element(args: &Args) -> Element {
+    let element = Element {
+        cores: args.cores,
+        link_bandwidth: Some(1_250_000_000),
+        link_latency: Span(50_000),
+        link_assumed: 1_250_000_000,
+        ..Element::default()
+    };
+    if args.placed.is_some() {
+        return element;
+    }
+    Element {
+        read_bandwidth: Some(550_000_000),
+        write_bandwidth: Some(450_000_000),
+        read_latency: Span(100_000),
+        write_latency: Span(100_000),
+        ..element
+    }
+}
+
+/// The schedule in the form that the peer reads.
+fn placed(platform: &Platform, workflow: &Workflow, report: &Report) -> String {
+    let element = &platform.elements[0];
+    let rate = element.link_bandwidth.unwrap_or(u64::MAX);
+    let latency = element.link_latency.as_secs_f64();
+    let count = platform.elements.len();
+    let mut lines = vec![format!("hosts {count} {} {rate} {latency}", element.cores)];
+    for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
+        lines.push(format!(
+            "task {} {}",
+            ran.element,
+            task.compute.as_secs_f64()
+        ));
+    }
+    for (index, task) in workflow.tasks.iter().enumerate() {
+        for &input in &task.inputs {
+            let file = &workflow.files[input];
+            let Some((maker, _)) = file.maker else {
+                continue;
+            };
+            let stays = report.tasks[maker].element == report.tasks[index].element;
+            let bytes = if stays { -1 } else { i128::from(file.size) };
+            lines.push(format!("edge {maker} {index} {bytes}"));
+        }
+    }
+    lines.join("\n") + "\n"
 }
 
 fn args() -> Result<Args, String> {
@@ -94,6 +137,7 @@ fn args() -> Result<Args, String> {
         seed: 1,
         write: None,
         read: None,
+        placed: None,
     };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -106,6 +150,7 @@ fn args() -> Result<Args, String> {
             "--policy" => args.policy = value,
             "--seed" => args.seed = value.parse().map_err(wrong)?,
             "--write" => args.write = Some(value),
+            "--placed" => args.placed = Some(value),
             "--read" => args.read = Some(value),
             _ => return Err(format!("there is no {name}; see the top of the file")),
         }

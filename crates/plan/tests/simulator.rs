@@ -99,13 +99,17 @@ fn platform() -> impl Strategy<Value = Platform> {
         host,
         delay,
         prop::sample::select(&fabric::NAMES[..]),
+        prop::option::of(1_u32..6),
     )
-        .prop_map(|(elements, host, label_latency, fabric)| Platform {
-            elements,
-            host,
-            fabric: fabric.to_owned(),
-            label_latency,
-        })
+        .prop_map(
+            |(elements, host, label_latency, fabric, processors)| Platform {
+                elements,
+                host,
+                fabric: fabric.to_owned(),
+                label_latency,
+                processors,
+            },
+        )
 }
 
 /// Nothing runs before what it needs, and no core runs two.
@@ -298,6 +302,22 @@ fn a_task_takes_the_time_that_its_steps_take() {
         (1_000_000, task.end_ns)
     );
     assert!((report.write_amplification - 2.0).abs() < 1e-12);
+}
+
+#[test]
+fn elements_on_one_machine_share_its_processors() {
+    let drafts: Vec<Draft> = (0..4).map(|at| (1000, vec![1], vec![], Some(at))).collect();
+    let workflow = workflow(&drafts, &[], 4);
+    let mut platform = plain(1, 4);
+    let makespan = |platform: &Platform| {
+        let report = Simulation::new(platform, &workflow).run().unwrap();
+        report.makespan_ns / 1_000_000
+    };
+    assert_eq!(makespan(&platform), 1000);
+    for (processors, expected) in [(4, 1000), (3, 1333), (2, 2000), (1, 4000)] {
+        platform.processors = Some(processors);
+        assert_eq!(makespan(&platform), expected, "{processors}");
+    }
 }
 
 #[test]

@@ -109,12 +109,14 @@ impl<'a> Engine<'a> {
             let link = element.link_bandwidth;
             [element.read_bandwidth, element.write_bandwidth, link, link]
         });
+        let processors = platform.processors;
+        let processors = processors.map(|count| u64::from(count) * PROCESSOR_NS_PER_SEC);
         Self {
             platform,
             workflow,
             dispatcher,
             clock: Clock::default(),
-            network: Network::new(rates),
+            network: Network::new(rates.chain([processors])),
             nodes,
             runs: Vec::with_capacity(workflow.tasks.len()),
             mail: VecDeque::new(),
@@ -336,7 +338,7 @@ impl<'a> Engine<'a> {
                 let bytes = self.workflow.input_bytes(run.task as usize);
                 self.flow(label, bytes, &[here + READ])
             }
-            Phase::Compute => self.wait(label, slowed(task.compute, element.core_speed)),
+            Phase::Compute => self.compute(label, slowed(task.compute, element.core_speed)),
             Phase::WriteDelay => self.wait(label, times(element.write_latency, task.outputs.len())),
             Phase::Write => {
                 let bytes = self.workflow.output_bytes(run.task as usize);
@@ -353,7 +355,20 @@ impl<'a> Engine<'a> {
     }
 
     fn flow(&mut self, label: u32, bytes: u64, crossed: &[u32]) -> bool {
-        self.network.start(label, bytes, crossed, &mut self.clock)
+        let unbounded = (label, u64::MAX);
+        self.network
+            .start(unbounded, bytes, crossed, &mut self.clock)
+    }
+
+    /// Where elements share a machine, its processors are a resource like a link, and nanoseconds flow.
+    fn compute(&mut self, label: u32, span: Span) -> bool {
+        if self.platform.processors.is_none() {
+            return self.wait(label, span);
+        }
+        let machine = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) * RESOURCES;
+        let one_processor = (label, PROCESSOR_NS_PER_SEC);
+        self.network
+            .start(one_processor, span.0, &[machine], &mut self.clock)
     }
 
     /// Looks for the next input that is elsewhere; whether another label has to bring it first.
@@ -482,6 +497,9 @@ impl<'a> Engine<'a> {
         element.0
     }
 }
+
+/// What a processor does in a second.
+const PROCESSOR_NS_PER_SEC: u64 = 1_000_000_000;
 
 /// Resources of an element in the network.
 const RESOURCES: u32 = 4;

@@ -44,6 +44,8 @@ struct Flow {
     use_count: u32,
     /// The label that it works for.
     label: u32,
+    /// The most that it takes, in bytes per second.
+    rate_max: u64,
     /// Resources that limit it, with its place in their lists.
     crossed: [(u32, u32); CROSSED_MAX],
     crossed_count: usize,
@@ -92,10 +94,11 @@ impl Network {
         }
     }
 
-    /// Starts a flow for a label; whether it takes time. The clock is told when it may have ended.
+    /// Starts a flow for a label that takes at most `rate_max` bytes per second; whether it takes time. The clock is
+    /// told when it may have ended.
     pub(super) fn start(
         &mut self,
-        label: u32,
+        (label, rate_max): (u32, u64),
         bytes: u64,
         crossed: &[u32],
         clock: &mut Clock,
@@ -105,6 +108,7 @@ impl Network {
             return false;
         }
         let slot = self.slot(label, bytes, clock.now());
+        self.flows[slot as usize].rate_max = rate_max;
         for &resource in crossed {
             let Some(shared) = self.resources.get_mut(resource as usize) else {
                 continue;
@@ -126,6 +130,7 @@ impl Network {
         let flow = Flow {
             use_count: 0,
             label,
+            rate_max: u64::MAX,
             crossed: [(0, 0); CROSSED_MAX],
             crossed_count: 0,
             left: u128::from(bytes) * BILLION,
@@ -200,7 +205,8 @@ impl Network {
             let shared = &self.resources[resource as usize];
             Some(shared.bytes_per_sec? / shared.flows.len().max(1) as u64)
         });
-        let rate = shares.min().unwrap_or(u64::MAX).max(1);
+        let rate = shares.min().unwrap_or(u64::MAX);
+        let rate = rate.min(flow.rate_max).max(1);
         let flow = &mut self.flows[slot as usize];
         if rate == flow.rate {
             return;
@@ -226,6 +232,11 @@ mod tests {
 
     /// Runs flows of (start in seconds, bytes, resources) and gives when each ended, in milliseconds.
     fn run(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])]) -> Vec<u64> {
+        run_bounded(rates, flows, u64::MAX)
+    }
+
+    /// The same with a bound on the rate of each.
+    fn run_bounded(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])], rate_max: u64) -> Vec<u64> {
         let mut network = Network::new(rates.iter().copied());
         let mut clock = Clock::default();
         let mut ends = vec![0; flows.len()];
@@ -236,7 +247,7 @@ mod tests {
             match wake {
                 Wake::Step(index) => {
                     let (_, bytes, crossed) = flows[index as usize];
-                    if !network.start(index, bytes, crossed, &mut clock) {
+                    if !network.start((index, rate_max), bytes, crossed, &mut clock) {
                         ends[index as usize] = clock.now().0 / 1_000_000;
                     }
                 }
@@ -268,6 +279,17 @@ mod tests {
         // Alone for 1 s, then halved: 100 left of 200 take 2 s.
         let ends = run(&[Some(100)], &[(0, 200, &[0]), (1, 500, &[0])]);
         assert_eq!(ends, [3000, 7000]);
+    }
+
+    #[test]
+    fn a_flow_takes_no_more_than_it_can() {
+        // Two of three processors for two tasks; then three tasks share two.
+        assert_eq!(
+            run_bounded(&[Some(30)], &[(0, 10, &[0]), (0, 20, &[0])], 10),
+            [1000, 2000]
+        );
+        let three: [(u64, u64, &[u32]); 3] = [(0, 20, &[0]); 3];
+        assert_eq!(run_bounded(&[Some(30)], &three, 15), [2000; 3]);
     }
 
     #[test]

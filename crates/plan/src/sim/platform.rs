@@ -33,6 +33,8 @@ pub struct Platform {
     pub fabric: String,
     /// From the server to an element and from an element to the server, for labels and reports.
     pub label_latency: Span,
+    /// Processors of the one machine that all elements are on and share; `None`: each has its own.
+    pub processors: Option<u32>,
 }
 
 /// One element.
@@ -112,7 +114,7 @@ const NEEDED_KEYS: [&str; 5] = [
     "read_latency",
     "write_latency",
 ];
-const SERVER_KEYS: [&str; 3] = ["number_afes", "fabric", "label_latency"];
+const SERVER_KEYS: [&str; 4] = ["number_afes", "fabric", "label_latency", "processors"];
 const HOST_KEYS: [&str; 12] = [
     "cores",
     "read_bandwidth",
@@ -137,6 +139,7 @@ impl Platform {
             host: None,
             fabric: fabric::DEFAULT.to_owned(),
             label_latency: Span(0),
+            processors: None,
         }
     }
 
@@ -213,6 +216,7 @@ impl Platform {
                     fabric::by_name(&key.value).map_err(|error| at(error.into()))?;
                     self.fabric.clone_from(&key.value);
                 }
+                "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
             }

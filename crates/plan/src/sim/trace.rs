@@ -6,6 +6,7 @@
 use super::error::{InputError, Problem};
 use super::json::Reader;
 use super::platform::{Element, Platform};
+use super::quantity::whole;
 use super::workflow::{Fault, File, Task, Workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -354,6 +355,23 @@ impl Trace {
         })
     }
 
+    /// Takes the run times that were measured on the host for those of a core of `speed` and gives those of a core
+    /// of speed 1. Whoever simulates it gives the host's element that speed.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "run times are far from 2^53 ns, 104 days"
+    )]
+    pub fn with_host_speed(mut self, speed: f64) -> Self {
+        let hosts = self.elements.iter().filter(|one| one.host);
+        let hosts: Vec<u32> = hosts.map(|one| one.element).collect();
+        let there = self.tasks.iter_mut();
+        for task in there.filter(|task| hosts.contains(&task.element)) {
+            task.compute_ns = whole(task.compute_ns as f64 * speed);
+        }
+        self
+    }
+
     /// Storage elements by id.
     fn stores(&self) -> impl Iterator<Item = &TraceElement> {
         let mut stores: Vec<&TraceElement> = self.elements.iter().filter(|one| !one.host).collect();
@@ -453,6 +471,34 @@ mod tests {
         assert_eq!(workflow.files[1].maker, Some((0, 0)));
         let text = serde_json::to_string(&trace).unwrap();
         assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
+    }
+
+    #[test]
+    fn another_runs_times_are_taken_and_nothing_else_of_it() {
+        let run = Trace::parse("t.json", TRACE).unwrap();
+        let mut earlier = run.clone();
+        earlier.policy = "random".to_owned();
+        earlier.files[0].element = 1;
+        earlier.tasks[0].compute_ns = 7;
+        let expected = run.measured_in(&earlier).unwrap();
+        assert_eq!(expected.tasks[0].compute_ns, 7);
+        assert_eq!(
+            (&expected.policy, &expected.files),
+            (&run.policy, &run.files)
+        );
+        earlier.tasks[1].name = "c".to_owned();
+        let error = run.measured_in(&earlier).unwrap_err().to_string();
+        assert!(error.contains("task `b` is not in the trace"), "{error}");
+    }
+
+    #[test]
+    fn times_of_a_faster_host_are_longer_elsewhere() {
+        let mut run = Trace::parse("t.json", TRACE).unwrap();
+        run.elements[1].host = true;
+        let slower = run.clone().with_host_speed(2.0);
+        assert_eq!(slower.tasks[1].compute_ns, 2 * run.tasks[1].compute_ns);
+        run.elements[1].host = false;
+        assert_eq!(run.clone().with_host_speed(2.0), run);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `tidemill plan compare`: what the simulator predicts beside what was measured, task by task.
 
-use super::job::{platform, trace};
+use super::job::trace;
 use crate::context::Context;
 use crate::output::Said;
 use crate::trace::fetch;
@@ -29,6 +29,14 @@ pub(crate) struct Args {
     /// A description of the array the run was on; its elements have the ids of the run's, from 0
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
+    /// Speed of the host's cores against those of the elements, if the platform is not given: a run whose policy
+    /// left the host alone says nothing of it
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed, conflicts_with = "platform")]
+    host_speed: f64,
+    /// Processors of the one machine that all elements share, as in an array of `tidemill up`; the times should then be
+    /// those of a run that did not need more
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "platform")]
+    processors: Option<u32>,
     /// Seed of all that is drawn
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -48,14 +56,27 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         }
         None => measured.clone(),
     };
-    let platform = match &args.platform {
-        Some(path) => platform(path)?,
+    let expected = expected.with_host_speed(args.host_speed);
+    let mut platform = match &args.platform {
+        Some(path) => super::job::platform(path)?,
         None => expected.platform(),
     };
+    platform.processors = args.processors.or(platform.processors);
+    if let Some(host) = &mut platform.host {
+        host.core_speed = args.host_speed;
+    }
     let comparison = compare(&measured, &expected.workflow()?, &platform, args.seed)?;
     let said = Said::new(comparison.text(), serde_json::to_value(&comparison)?);
     context.output.show(&said)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let speed = text
+        .parse()
+        .ok()
+        .filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
+    speed.ok_or_else(|| format!("`{text}` is not a number above 0"))
 }
 
 async fn read(job: &str, context: &Context) -> anyhow::Result<Trace> {

@@ -9,7 +9,8 @@ processor. Every run has a fresh array with the inputs copied in, and leaves a t
 One run more, under min-wait on the largest array, is the calibration: how long tasks and transfers take is known from
 it alone, and all other runs are predicted with that (`tidemill plan compare RUN --times-of CALIBRATION`). The replay
 column is the error with the run's own times: what the simulator itself gets wrong. With --runs everything, calibration
-included, is measured so often, and the table has medians.
+included, is measured so often, each round is predicted by its own calibration, and the table has medians: processors
+that others share run the same kernel a third slower at one time than at another.
 
 A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
 policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
@@ -33,12 +34,6 @@ GOAL_PERCENT = 10
 
 def trace(options, workload, elements, run, number):
     return os.path.join(options.out, f"{os.path.basename(workload)}-{elements}-{run}-{number}.json")
-
-
-def traces(options, *which):
-    """Those of all runs that were measured."""
-    paths = [trace(options, *which, number) for number in range(options.runs)]
-    return [path for path in paths if os.path.exists(path)]
 
 
 def measure(options, workload, elements, run, number):
@@ -68,23 +63,29 @@ def compare(options, *args):
     return json.loads(done.stdout)
 
 
-def predict(options, workload, elements, run, calibrations):
-    paths = traces(options, workload, elements, run)
+def predict(options, workload, elements, run, largest):
+    rounds = [[trace(options, workload, elements, run, number), trace(options, workload, largest, CALIBRATION, number)]
+              for number in range(options.runs)]
+    rounds = [paths for paths in rounds if all(map(os.path.exists, paths))]
+    if not rounds:
+        return []
     seeds = range(21) if run == "random" else [0]
     told = [compare(options, path, "--times-of", calibration, "--seed", str(seed))
-            for path in paths for calibration in calibrations for seed in seeds]
-    replayed = [compare(options, path, "--seed", str(seed)) for path in paths for seed in seeds]
+            for path, calibration in rounds for seed in seeds]
+    replayed = [compare(options, path, "--seed", str(seed)) for path, _ in rounds for seed in seeds]
     median = lambda all, field, side: statistics.median(one[field][side] for one in all)
-    measured, predicted = (median(told, "makespan_ns", side) for side in ("measured", "predicted"))
     error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
     same = [one["moved_bytes"]["measured"] == one["moved_bytes"]["predicted"] for one in replayed]
-    return {"workload": os.path.basename(workload), "elements": elements, "policy": run, "runs": len(paths),
-            "measured_s": measured / 1e9, "predicted_s": predicted / 1e9, "error_percent": 100 * (predicted / measured - 1),
-            "replay_percent": 100 * statistics.median(map(error, replayed)),
-            "moved_bytes": median(told, "moved_bytes", "measured"),
-            "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
-            "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(told[0]["tasks"]),
-            "same_element": statistics.median(one["same_element"] for one in told)}
+    row = {"workload": os.path.basename(workload), "elements": elements, "policy": run, "runs": len(rounds),
+           "measured_s": median(told, "makespan_ns", "measured") / 1e9,
+           "predicted_s": median(told, "makespan_ns", "predicted") / 1e9,
+           "error_percent": 100 * statistics.median(map(error, told)),
+           "replay_percent": 100 * statistics.median(map(error, replayed)),
+           "moved_bytes": median(told, "moved_bytes", "measured"),
+           "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
+           "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(told[0]["tasks"]),
+           "same_element": statistics.median(one["same_element"] for one in told)}
+    return [row]
 
 
 def show(rows):
@@ -124,10 +125,8 @@ def main():
         for number in range(0 if options.predict_only else options.runs):
             for size, run in wanted:
                 measure(options, workload, size, run, number)
-        calibrations = traces(options, workload, sizes[0], CALIBRATION)
         for size, run in runs if not options.measure_only else []:
-            if calibrations and traces(options, workload, size, run):
-                rows.append(predict(options, workload, size, run, calibrations))
+            rows += predict(options, workload, size, run, sizes[0])
     if rows:
         with open(os.path.join(options.out, "truth.jsonl"), "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -3,6 +3,8 @@
 //! `tidemill jobs --export-trace` writes one; `docs/planning.md` describes it field by field. Times of tasks are
 //! nanoseconds since the job's submission, by the clocks of the elements that ran them.
 
+mod pulls;
+
 use super::error::{InputError, Problem};
 use super::json::Reader;
 use super::platform::{Element, Platform};
@@ -276,8 +278,9 @@ impl Trace {
     }
 
     /// The array as far as the trace tells: cores, histories, the rates that elements reported, links and devices
-    /// as fast as tasks really pulled, read and wrote, labels as fast as the fastest was. What was not measured
-    /// apart from computing has no limit here.
+    /// as fast as tasks really pulled, read and wrote, labels as fast as the fastest was. Devices that were not
+    /// measured apart from computing have no limit here; links over which nothing large went are as fast as their
+    /// elements reported.
     #[must_use]
     pub fn platform(&self) -> Platform {
         let workflow = self.build().ok();
@@ -286,9 +289,8 @@ impl Trace {
                 .as_ref()
                 .map_or(0, |workflow| bytes(workflow, task))
         };
-        let pulling = |task: &TraceTask| task.kernel_start_ns.saturating_sub(task.start_ns);
         let all = || self.tasks.iter().enumerate();
-        let link = rate(all().map(|(_, task)| (task.moved_bytes, pulling(task))));
+        let pulls = self.pulls();
         let read = rate(all().map(|(at, task)| (size(Workflow::input_bytes, at), task.read_ns)));
         let write = rate(all().map(|(at, task)| (size(Workflow::output_bytes, at), task.write_ns)));
         let element = |one: &TraceElement| Element {
@@ -296,7 +298,9 @@ impl Trace {
             cores: one.cores,
             read_bandwidth: read,
             write_bandwidth: write,
-            link_bandwidth: link,
+            link_bandwidth: pulls.bytes_per_sec.or(Some(one.link_bytes_per_sec.max(1))),
+            // A pull waits for the latency of both ends.
+            link_latency: Span(pulls.latency.0 / 2),
             link_assumed: one.link_bytes_per_sec,
             pulled_bytes_max: one.pulled_bytes_max,
             history: one
@@ -463,7 +467,8 @@ mod tests {
         let platform = trace.platform();
         assert_eq!(platform.elements.len(), 2);
         assert_eq!(platform.elements[1].history["cut"].runs, 2);
-        assert_eq!(platform.elements[0].link_bandwidth, Some(1000));
+        assert_eq!(platform.elements[0].link_bandwidth, Some(125_000_000));
+        assert_eq!(platform.elements[0].link_latency, Span::from_millis(500));
         assert_eq!(platform.label_latency, Span(500));
         let workflow = trace.workflow().unwrap();
         assert_eq!(workflow.files[0].home, Some(ElementId(1)));

@@ -10,7 +10,9 @@ One run more, under min-wait on the largest array, is the calibration: how long 
 it alone, and all other runs are predicted with that (`tidemill plan compare RUN --times-of CALIBRATION`). The replay
 column is the error with the run's own times: what the simulator itself gets wrong. With --runs everything, calibration
 included, is measured so often, each round is predicted by its own calibration, and the table has medians: processors
-that others share run the same kernel a third slower at one time than at another.
+that others share run the same kernel a third slower at one time than at another. The column cpu shows it: how much more
+processor time the same kernels took in the run than in the calibration, which no prediction can know; "at speed" is the
+error when the calibration's run times are scaled by it.
 
 A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
 policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
@@ -63,6 +65,28 @@ def compare(options, *args):
     return json.loads(done.stdout)
 
 
+def read(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def slowdown(path, calibration):
+    """How much longer the processor took over the kernels of a run than over those of its calibration, as a factor."""
+    run, before = (sum(task["cpu_ns"] for task in read(name)["tasks"]) for name in (path, calibration))
+    return run / before
+
+
+def at_speed(options, path, calibration):
+    """The calibration as if the processor had been as fast as in the run."""
+    factor, scaled = slowdown(path, calibration), read(calibration)
+    for task in scaled["tasks"]:
+        task["compute_ns"] = int(task["compute_ns"] * factor)
+    name = os.path.join(options.out, "scaled.json")
+    with open(name, "w") as file:
+        json.dump(scaled, file)
+    return name
+
+
 def predict(options, workload, elements, run, largest):
     rounds = [[trace(options, workload, elements, run, number), trace(options, workload, largest, CALIBRATION, number)]
               for number in range(options.runs)]
@@ -72,6 +96,8 @@ def predict(options, workload, elements, run, largest):
     seeds = range(21) if run == "random" else [0]
     told = [compare(options, path, "--times-of", calibration, "--seed", str(seed))
             for path, calibration in rounds for seed in seeds]
+    scaled = [compare(options, path, "--times-of", at_speed(options, path, calibration), "--seed", str(seed))
+              for path, calibration in rounds for seed in seeds]
     replayed = [compare(options, path, "--seed", str(seed)) for path, _ in rounds for seed in seeds]
     median = lambda all, field, side: statistics.median(one[field][side] for one in all)
     error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
@@ -80,6 +106,8 @@ def predict(options, workload, elements, run, largest):
            "measured_s": median(told, "makespan_ns", "measured") / 1e9,
            "predicted_s": median(told, "makespan_ns", "predicted") / 1e9,
            "error_percent": 100 * statistics.median(map(error, told)),
+           "cpu_percent": 100 * (statistics.median(slowdown(*paths) for paths in rounds) - 1),
+           "at_speed_percent": 100 * statistics.median(map(error, scaled)),
            "replay_percent": 100 * statistics.median(map(error, replayed)),
            "moved_bytes": median(told, "moved_bytes", "measured"),
            "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
@@ -89,16 +117,17 @@ def predict(options, workload, elements, run, largest):
 
 
 def show(rows):
-    print(f"{'workload':10} {'elements':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'replay':>7} "
-          f"{'moved MB':>9} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
+    print(f"{'workload':10} {'elements':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'cpu':>7} "
+          f"{'at speed':>8} {'replay':>7} {'moved MB':>9} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
     for row in rows:
         print(f"{row['workload']:10} {row['elements']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
-              f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['replay_percent']:+6.1f}% "
-              f"{row['moved_bytes'] / 1e6:9.1f} {row['predicted_moved_bytes'] / 1e6:9.1f} "
-              f"{row['replays_with_same_bytes']:>9}/{row['replays']:<3} {row['same_element']:8.0f}/{row['tasks']}")
+              f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['cpu_percent']:+6.1f}% "
+              f"{row['at_speed_percent']:+7.1f}% {row['replay_percent']:+6.1f}% {row['moved_bytes'] / 1e6:9.1f} "
+              f"{row['predicted_moved_bytes'] / 1e6:9.1f} {row['replays_with_same_bytes']:>9}/{row['replays']:<3} "
+              f"{row['same_element']:8.0f}/{row['tasks']}")
     within = lambda field: sum(abs(row[field]) <= GOAL_PERCENT for row in rows)
     print(f"makespans within {GOAL_PERCENT} %: {within('error_percent')} of {len(rows)} predicted, "
-          f"{within('replay_percent')} replayed")
+          f"{within('at_speed_percent')} at the run's speed of the processor, {within('replay_percent')} replayed")
 
 
 def main():

@@ -326,3 +326,93 @@ fn the_whole_array_killed_at_once_keeps_all_that_was_acknowledged() {
     array.done(job);
     assert_eq!(array.sh("cat w/out").trim(), "x");
 }
+
+/// Names, kinds, owners, sizes and contents of all that is in the two folders of the test below.
+fn tree(array: &Array) -> String {
+    array.sh(
+        "find w other -printf '%p %y %U %G %s\\n' | sort; find w other -type f | sort | xargs sha256sum",
+    )
+}
+
+/// How `/w/count` was made, as far as elements know it.
+fn runs_of_count(array: &Array) -> serde_json::Value {
+    let mut all = array.json(&["lineage", "/w/count", "--up"]);
+    for run in all["runs"].as_array_mut().unwrap() {
+        run["job_name"] = "".into();
+        // Elements keep which objects a task read, not by which path its script named them.
+        for input in run["inputs"].as_array_mut().unwrap() {
+            let name = input["name"].as_str().unwrap().rsplit('/').next().unwrap();
+            input["name"] = name.into();
+        }
+    }
+    all["runs"].take()
+}
+
+#[test]
+fn a_lost_server_database_is_made_again_from_the_elements() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh(
+        "mkdir -p w/deep/er other; for i in 1 2 3 4 5 6; do seq $i 100 > w/deep/er/$i; done; \
+         chmod 640 w/deep/er/2; chown 1234:1234 other; \
+         setpriv --reuid 1234 --regid 1234 --clear-groups sh -c 'seq 5 > other/theirs'; \
+         seq 10 > w/twice; seq 20 > w/twice; seq 3 > w/gone; rm w/gone; chmod 600 w/deep/er/6; cat w/deep/er/6 > w/later",
+    );
+    let chain = r#"name = "chain"; workdir = "/w"; tasks = (
+        { name = "first"; kernel = "/bin/sh"; args = ["-c", "cat deep/er/1 twice > mid"]; input = ["deep/er/1", "twice"]; output = ["mid"]; },
+        { name = "second"; kernel = "wordcount"; input = ["mid"]; output = ["count"]; } );"#;
+    array.done(array.submit(chain));
+    let (before, made) = (tree(&array), runs_of_count(&array));
+    array.kill_mount();
+    array.kill_server();
+    let folder = array.path("server");
+    let folder = folder.to_str().unwrap();
+    let elements = [0, 1].map(|index| array.element_folder(index).display().to_string());
+    let [first, second] = &elements;
+    let refused = array.run(&["rebuild", "--folder", folder, first, second]);
+    assert!(
+        !refused.ok && refused.err.contains("exists"),
+        "{}",
+        refused.err
+    );
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(array.path(&format!("server/server.db{suffix}")));
+    }
+    let refused = array.run(&["rebuild", "--folder", folder, first, first]);
+    assert!(
+        !refused.ok && refused.err.contains("given before"),
+        "{}",
+        refused.err
+    );
+    assert!(!array.path("server/server.db").exists());
+
+    let said = array.json(&["rebuild", "--folder", folder, first, second]);
+    assert_eq!(said["elements"], 2);
+    assert_eq!(said["tasks"], 2);
+    // What was removed or replaced just before may still be on its element.
+    for apart in said["apart"].as_array().unwrap() {
+        let was = apart["was"].as_str().unwrap();
+        assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");
+    }
+    array.start_server();
+    array.wait_for_elements(2);
+    array.start_mount();
+    assert_eq!(tree(&array), before);
+    assert_eq!(runs_of_count(&array), made);
+    assert_eq!(
+        array.sh("stat -c %a w/deep/er/2").trim(),
+        "644",
+        "chmod was after the seal"
+    );
+
+    array.sh("seq 7 > w/new; echo more >> w/twice; rm w/deep/er/3; mv w/later w/deep");
+    let again = array.done(
+        array.submit(
+            &chain
+                .replace("mid", "mid2")
+                .replace("count\"]", "count2\"]"),
+        ),
+    );
+    assert_eq!(again["state"], "done");
+}

@@ -88,6 +88,7 @@ pub(crate) enum Command {
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),
+    Rebuild(command::rebuild::Args),
     Completions(command::completions::Args),
 }
 

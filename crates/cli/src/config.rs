@@ -66,11 +66,22 @@ pub(crate) struct Element {
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) url: Option<String>,
     pub(crate) cores: Option<u32>,
+    pub(crate) kernels: Option<KernelPriority>,
     pub(crate) capacity: Option<Size>,
     pub(crate) link: Option<Size>,
     pub(crate) pulled: Option<Size>,
     pub(crate) in_place: Option<bool>,
     pub(crate) role: Option<ElementRole>,
+}
+
+/// Who comes first on an element's processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum KernelPriority {
+    /// Kernels have what nobody else wants
+    Idle,
+    /// Kernels share with all others
+    Normal,
 }
 
 /// What an element is for.

@@ -36,6 +36,9 @@ pub struct Config {
     pub credential: Option<Credential>,
     /// Kernels it runs at once.
     pub cores: u32,
+    /// Whether kernels run only where nobody else wants the processor, so that reads and writes of clients keep
+    /// their latency.
+    pub kernels_idle: bool,
     /// Bytes that its objects may take; `None`: all that the device has.
     pub capacity_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
@@ -70,6 +73,7 @@ impl Config {
             server,
             credential: None,
             cores: u32::try_from(cores).unwrap_or(1),
+            kernels_idle: true,
             capacity_bytes: None,
             link_bytes_per_sec: None,
             status_period: Duration::from_secs(1),

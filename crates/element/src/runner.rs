@@ -95,13 +95,15 @@ impl Control {
 }
 
 impl Runner {
-    /// Looks what this host offers. `program` is what built-in and native kernels run in.
+    /// Looks what this host offers. `program` is what built-in and native kernels run in; with `idle`, kernels
+    /// give way to everything else on the host.
     ///
     /// # Errors
     /// If kernels can't be confined here.
-    pub fn new(program: PathBuf) -> Result<Self, SetupError> {
+    pub fn new(program: PathBuf, idle: bool) -> Result<Self, SetupError> {
         let settings = Settings {
             child: Some(program),
+            idle,
             ..Settings::default()
         };
         let uid = rustix::process::geteuid();

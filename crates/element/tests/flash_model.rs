@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use tidemill_client::Objects;
 use tidemill_client::objects::Remote;
 use tidemill_core::attribute::status;
-use tidemill_core::id::ObjectId;
+use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_element::{Config, Element, flash_model, records};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, to_element};
@@ -118,11 +118,12 @@ fn spawn(folder: &Path, server: &FakeServer) -> Child {
 
 async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
     let remote = Remote {
+        element: ElementId(1),
         url: connection.hello.element.clone().unwrap().url.into(),
         object: ObjectId(object),
         capability: capability(1, object, rights::READ | rights::WRITE),
     };
-    let objects = Objects::new();
+    let objects = Objects::new(None);
     objects
         .write(&remote, 0, bytes.to_vec().into())
         .await

@@ -56,6 +56,9 @@ pub struct Settings {
     pub child: Option<PathBuf>,
     /// Whether to go on where the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
     pub allow_weak_sandbox: bool,
+    /// Whether kernels have processors and devices only where nobody else wants them (`SCHED_IDLE`), so that
+    /// reads and writes of clients do not wait for them.
+    pub idle: bool,
 }
 
 impl Default for Settings {
@@ -65,6 +68,7 @@ impl Default for Settings {
             path: std::env::split_paths(PATH).collect(),
             child: None,
             allow_weak_sandbox: false,
+            idle: true,
         }
     }
 }
@@ -214,6 +218,7 @@ impl Launcher {
             user: run.user,
             keeper: self.keeper.announce().map_err(SpawnError::Process)?,
             limits: resource_limits(&run.limits, !self.runs_as_root(run)),
+            idle: self.settings.idle,
             ruleset: self.ruleset(prepared)?,
             filter: self.filter(run)?,
         };

@@ -31,6 +31,10 @@ const STACK_BYTES: usize = 64 << 10;
 /// How willingly the kernel process is ended when the host runs out of memory; more than the element.
 const OUT_OF_MEMORY_SCORE: &[u8] = b"500";
 
+/// `IOPRIO_WHO_PROCESS`, and class `IOPRIO_CLASS_IDLE` in its place, of `linux/ioprio.h`.
+const IOPRIO_WHO_PROCESS: c_int = 1;
+const IOPRIO_IDLE: c_int = 3 << 13;
+
 /// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
 const RULE_PATH_BENEATH: c_int = 1;
 
@@ -54,6 +58,8 @@ pub(crate) struct Image {
     pub(crate) user: Option<User>,
     /// Resource limits: which, and how much.
     pub(crate) limits: Vec<(c_uint, libc::rlimit64)>,
+    /// Whether it runs only where nobody else wants to.
+    pub(crate) idle: bool,
     /// Landlock's rules.
     pub(crate) ruleset: Option<OwnedFd>,
     /// Where the process announces itself, so that it is killed when its element dies.
@@ -93,6 +99,7 @@ const STEPS: &[&str] = &[
     "working directory",
     "descriptors",
     "resource limits",
+    "priority",
     "capabilities",
     "user",
     "death with the element",
@@ -106,12 +113,13 @@ const STREAMS: usize = 2;
 const FOLDER: usize = 3;
 const DESCRIPTORS: usize = 4;
 const LIMITS: usize = 5;
-const CAPABILITIES: usize = 6;
-const USER: usize = 7;
-const DEATH: usize = 8;
-const PRIVILEGES: usize = 9;
-const FILE_RULES: usize = 10;
-const CALL_FILTER: usize = 11;
+const PRIORITY: usize = 6;
+const CAPABILITIES: usize = 7;
+const USER: usize = 8;
+const DEATH: usize = 9;
+const PRIVILEGES: usize = 10;
+const FILE_RULES: usize = 11;
+const CALL_FILTER: usize = 12;
 
 /// What the child reads, and the one cell that it writes.
 struct Plan<'a> {
@@ -321,8 +329,36 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
         )?;
         file_rules(plan.image)?;
+        // Late, since the element's thread waits for this child until it executes.
+        if plan.image.idle {
+            give_way()?;
+        }
         call_filter(plan.image)
     }
+}
+
+/// Has the processor and the device only where nobody else wants them, and so leaves both at once to whoever
+/// reads or writes through the element. Descendants inherit it, and without rights nobody comes back from it.
+///
+/// # Safety
+/// As [`confine`].
+unsafe fn give_way() -> Step {
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the first reads the structure on this stack, the second takes numbers only.
+    unsafe {
+        done(
+            PRIORITY,
+            libc::syscall(
+                libc::SYS_sched_setscheduler,
+                0,
+                libc::SCHED_IDLE,
+                &raw const priority,
+            ),
+        )?;
+        // Hosts whose devices have no scheduler ignore it.
+        libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE);
+    }
+    Ok(())
 }
 
 /// # Safety

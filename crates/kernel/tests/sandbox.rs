@@ -309,6 +309,28 @@ fn what_a_kernel_leaves_behind_is_killed() {
 }
 
 #[test]
+fn a_kernel_gives_way_to_others_for_good() {
+    let place = Place::new();
+    let script = "import os
+print(os.sched_getscheduler(0) == os.SCHED_IDLE)
+for call in (lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)), lambda: os.nice(-1),
+             lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))):
+    try:
+        call(); print('did')
+    except PermissionError:
+        pass
+child = os.fork()
+if child == 0:
+    os._exit(0 if os.sched_getscheduler(0) == os.SCHED_IDLE else 1)
+print(os.waitpid(child, 0)[1])";
+    for user in users() {
+        let mut run = place.python(script);
+        run.user = user;
+        assert_eq!(output(run), "True\n0\n");
+    }
+}
+
+#[test]
 fn a_fork_bomb_is_bounded_and_killed() {
     let place = Place::new();
     for user in users() {

@@ -394,6 +394,27 @@ fn file(path: &Path, source: std::io::Error) -> StartError {
 /// Makes the folder with a private database file and locks it against a second server.
 fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
+    let lock = lock(dir)?;
+    let database = dir.join("server.db");
+    private()
+        .open(&database)
+        .map_err(|source| file(&database, source))?;
+    Ok(lock)
+}
+
+/// Keeps every other server out of the folder for as long as the file is open.
+pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
+    let path = dir.join("server.lock");
+    let lock = private()
+        .open(&path)
+        .map_err(|source| file(&path, source))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| StartError::InUse(dir.display().to_string()))?;
+    Ok(lock)
+}
+
+/// How files are opened, and made, that only the server's user may read.
+pub(crate) fn private() -> std::fs::OpenOptions {
     let mut options = std::fs::OpenOptions::new();
     options
         .read(true)
@@ -401,15 +422,7 @@ fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
         .create(true)
         .truncate(false)
         .mode(0o600);
-    let database = dir.join("server.db");
     options
-        .open(&database)
-        .map_err(|source| file(&database, source))?;
-    let path = dir.join("server.lock");
-    let lock = options.open(&path).map_err(|source| file(&path, source))?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| StartError::InUse(dir.display().to_string()))?;
-    Ok(lock)
 }
 
 async fn listen(

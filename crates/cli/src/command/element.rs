@@ -38,6 +38,10 @@ pub(crate) struct Args {
     /// Kernels it runs at once [default: the machine's cores]
     #[arg(long, value_name = "N", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
+    /// What kernels get of the processors: idle (what nobody else wants, so that reads and writes come first) or
+    /// normal (as all others) [default: idle]
+    #[arg(long, value_name = "PRIORITY", env = "TIDEMILL_ELEMENT_KERNELS")]
+    kernels: Option<config::KernelPriority>,
     /// What it may hold, such as 500G [default: all that its file system has]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
     capacity: Option<Size>,
@@ -97,6 +101,8 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         );
         config.cores = cores;
     }
+    let kernels = args.kernels.or(file.kernels);
+    config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
     config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
     config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {

@@ -17,6 +17,7 @@ pub(crate) mod mount;
 pub(crate) mod mv;
 pub(crate) mod plan;
 pub(crate) mod put;
+pub(crate) mod rebuild;
 pub(crate) mod report;
 pub(crate) mod rm;
 pub(crate) mod server;
@@ -42,6 +43,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
     match command {
         Command::Up(args) => up::run(args, &context).await,
         Command::Down(args) => down::run(&args, &context),
+        Command::Rebuild(args) => rebuild::run(args, &context),
         Command::Status(args) => status::run(&args, &context).await,
         Command::Put(args) => put::run(args, &context).await,
         Command::Get(args) => get::run(args, &context).await,

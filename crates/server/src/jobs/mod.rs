@@ -13,7 +13,7 @@ mod publish;
 mod queue;
 pub(crate) mod service;
 pub(crate) mod spec;
-mod store;
+pub(crate) mod store;
 mod submit;
 mod trace;
 mod view;

@@ -94,6 +94,26 @@ impl StoredTask {
         }
     }
 
+    /// Of a task that ended and of which no more is known than lineage says.
+    pub(crate) fn ended(name: String, kernel: String, args: Vec<String>) -> Self {
+        Self {
+            name,
+            kernel_kind: String::new(),
+            kernel,
+            args,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            stdin: None,
+            stdout: None,
+            element: None,
+            retries: 0,
+            time_ns_max: 0,
+            memory_bytes_max: 0,
+            output_bytes_max: 0,
+            lifetime: StoredLifetime::Keep,
+        }
+    }
+
     pub(crate) fn lifetime(&self) -> Lifetime {
         match self.lifetime {
             StoredLifetime::Keep => Lifetime::Keep,

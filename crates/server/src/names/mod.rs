@@ -11,7 +11,7 @@ pub(crate) mod commit;
 mod fault;
 pub(crate) mod ids;
 pub(crate) mod node;
-mod schema;
+pub(crate) mod schema;
 pub(crate) mod shared;
 mod sqlite;
 pub(crate) mod transaction;

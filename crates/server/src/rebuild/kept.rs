@@ -1,0 +1,275 @@
+//! What an element keeps of its objects and tasks, read from its database (`docs/formats-element.md`).
+
+use super::{Problem, RebuildError};
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use tidemill_core::attribute::{object, task};
+use tidemill_core::object::tag;
+
+/// The version of an element's tables that this release reads.
+const SCHEMA_VERSION: i64 = 1;
+
+/// Kinds of object.
+const DATA: i64 = 0;
+const TASK: i64 = 1;
+
+/// An element's part of the array.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) path: PathBuf,
+    pub(super) element: u32,
+    pub(super) array: Vec<u8>,
+    pub(super) key: Vec<u8>,
+    pub(super) objects: Vec<KeptObject>,
+    pub(super) tasks: Vec<KeptTask>,
+    /// Objects that have a row, but no file any more.
+    pub(super) missing: u64,
+    pub(super) label_max: u64,
+    pub(super) object_max: u64,
+}
+
+/// A sealed object.
+#[derive(Clone, Debug)]
+pub(super) struct KeptObject {
+    pub(super) id: u64,
+    pub(super) element: u32,
+    pub(super) size: u64,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) inode: u64,
+    pub(super) path: String,
+    pub(super) mode: Option<u32>,
+    pub(super) task: u64,
+    pub(super) sealed_at: u64,
+}
+
+/// A task that ended.
+#[derive(Clone, Debug)]
+pub(super) struct KeptTask {
+    pub(super) task: u64,
+    pub(super) element: u32,
+    pub(super) done: bool,
+    attributes: Attributes,
+    pub(super) inputs: Vec<u64>,
+    pub(super) outputs: Vec<u64>,
+}
+
+/// The values of one page by number.
+#[derive(Clone, Debug, Default)]
+struct Attributes(BTreeMap<u32, Vec<u8>>);
+
+impl Attributes {
+    fn number(&self, number: u32) -> Option<u64> {
+        let bytes = self.0.get(&number)?.as_slice().try_into().ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    fn small(&self, number: u32) -> Option<u32> {
+        self.number(number)?.try_into().ok()
+    }
+
+    fn text(&self, number: u32) -> String {
+        let bytes = self.0.get(&number).map(Vec::as_slice).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    }
+}
+
+impl KeptTask {
+    pub(super) fn number(&self, number: u32) -> u64 {
+        self.attributes.number(number).unwrap_or(0)
+    }
+
+    pub(super) fn text(&self, number: u32) -> String {
+        self.attributes.text(number)
+    }
+
+    pub(super) fn job(&self) -> u64 {
+        self.number(task::JOB)
+    }
+
+    pub(super) fn uid(&self) -> u32 {
+        self.attributes.small(task::UID).unwrap_or(0)
+    }
+
+    pub(super) fn args(&self) -> Vec<String> {
+        serde_json::from_str(&self.text(task::ARGS)).unwrap_or_default()
+    }
+}
+
+/// Reads an element's folder, or a copy of its `element.db`.
+pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
+    let at = |problem| RebuildError::Element {
+        path: path.to_owned(),
+        problem,
+    };
+    let folder = path.is_dir();
+    let database = if folder {
+        path.join("element.db")
+    } else {
+        path.to_owned()
+    };
+    if !database.is_file() {
+        return Err(at(Problem::NoDatabase));
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(&database, flags).map_err(|e| at(e.into()))?;
+    db.busy_timeout(std::time::Duration::from_secs(5))
+        .map_err(|e| at(e.into()))?;
+    let mut kept = rows(&db, path).map_err(at)?;
+    if folder {
+        let there = |object: &KeptObject| {
+            let id = tidemill_core::id::ObjectId(object.id);
+            path.join(id.relative_path()).is_file()
+        };
+        let all = kept.objects.len();
+        kept.objects.retain(there);
+        kept.missing = (all - kept.objects.len()) as u64;
+    }
+    Ok(kept)
+}
+
+fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
+    let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version != SCHEMA_VERSION {
+        return Err(Problem::Version(version));
+    }
+    let identity = |key: &str| -> Result<Vec<u8>, Problem> {
+        let sql = "SELECT value FROM identity WHERE key = ?1";
+        let value = db.query_row(sql, [key], |row| row.get(0)).optional()?;
+        value.ok_or(Problem::Unattached)
+    };
+    let element = String::from_utf8_lossy(&identity("element")?).into_owned();
+    let element = element.parse().map_err(|_| Problem::Unattached)?;
+    let mut kept = Kept {
+        path: path.to_owned(),
+        element,
+        array: identity("array")?,
+        key: identity("key")?,
+        objects: Vec::new(),
+        tasks: Vec::new(),
+        missing: 0,
+        label_max: largest(db, "SELECT max(id) FROM label")?,
+        object_max: 0,
+    };
+    let sealed = sealed(db)?;
+    let members = members(db)?;
+    let data = |id: &u64| *id & tag::MASK == tag::DATA;
+    let known = members.values().flatten().chain(sealed.keys());
+    kept.object_max = known.copied().filter(data).max().unwrap_or(0);
+    read_attributes(db, &sealed, |id, kind, attributes| match kind {
+        DATA => kept.objects.push(object(id, element, &attributes)),
+        TASK => {
+            let task = id & !tag::MASK;
+            let collection = |tag: u64| members.get(&(tag | task)).cloned().unwrap_or_default();
+            kept.tasks.push(KeptTask {
+                task,
+                element,
+                done: sealed.get(&id).is_some_and(|(_, state)| *state == 1),
+                attributes,
+                inputs: collection(tag::INPUTS),
+                outputs: collection(tag::OUTPUTS),
+            });
+        }
+        _ => {}
+    })?;
+    Ok(kept)
+}
+
+fn largest(db: &Connection, sql: &str) -> Result<u64, Problem> {
+    let found: Option<i64> = db.query_row(sql, [], |row| row.get(0))?;
+    Ok(found.unwrap_or(0).cast_unsigned())
+}
+
+/// Kind and state of all objects and collections.
+fn sealed(db: &Connection) -> Result<BTreeMap<u64, (i64, i64)>, Problem> {
+    let mut statement = db.prepare("SELECT id, kind, state FROM object")?;
+    let rows = statement.query_map([], |row| {
+        let id: i64 = row.get(0)?;
+        Ok((id.cast_unsigned(), (row.get(1)?, row.get(2)?)))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+fn members(db: &Connection) -> Result<BTreeMap<u64, Vec<u64>>, Problem> {
+    let sql = "SELECT collection, object FROM membership ORDER BY collection, position";
+    let mut statement = db.prepare(sql)?;
+    let mut rows = statement.query([])?;
+    let mut members: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        let (collection, object): (i64, i64) = (row.get(0)?, row.get(1)?);
+        let list = members.entry(collection.cast_unsigned()).or_default();
+        list.push(object.cast_unsigned());
+    }
+    Ok(members)
+}
+
+/// Gives each object's own page of attributes, in the order of their ids.
+fn read_attributes(
+    db: &Connection,
+    sealed: &BTreeMap<u64, (i64, i64)>,
+    mut take: impl FnMut(u64, i64, Attributes),
+) -> Result<(), Problem> {
+    let mut statement = db.prepare(
+        "SELECT object, number, value FROM attribute WHERE page = ?1 ORDER BY object, number",
+    )?;
+    for (kind, page) in [(DATA, object::PAGE), (TASK, task::PAGE)] {
+        let mut rows = statement.query([page])?;
+        let mut current: Option<(u64, Attributes)> = None;
+        let mut give = |done: Option<(u64, Attributes)>| {
+            if let Some((id, attributes)) = done
+                && sealed.get(&id).is_some_and(|(known, _)| *known == kind)
+            {
+                take(id, kind, attributes);
+            }
+        };
+        while let Some(row) = rows.next()? {
+            let id = row.get::<_, i64>(0)?.cast_unsigned();
+            if current.as_ref().is_none_or(|(known, _)| *known != id) {
+                give(current.replace((id, Attributes::default())));
+            }
+            if let Some((_, attributes)) = &mut current {
+                attributes.0.insert(row.get(1)?, row.get(2)?);
+            }
+        }
+        give(current);
+    }
+    Ok(())
+}
+
+fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
+    KeptObject {
+        id,
+        element,
+        size: attributes.number(object::SIZE).unwrap_or(0),
+        uid: attributes.small(object::UID).unwrap_or(0),
+        gid: attributes.small(object::GID).unwrap_or(0),
+        inode: attributes.number(object::INODE).unwrap_or(0),
+        path: attributes.text(object::PATH),
+        mode: attributes.small(object::MODE),
+        task: attributes.number(object::TASK).unwrap_or(0),
+        sealed_at: attributes.number(object::SEALED_AT).unwrap_or(0),
+    }
+}
+
+/// Checks that all are elements of one array, each given once.
+pub(super) fn check(all: &[Kept]) -> Result<(), RebuildError> {
+    let Some(first) = all.first() else {
+        return Err(RebuildError::NoElements);
+    };
+    let mut seen = BTreeSet::new();
+    for kept in all {
+        let problem = if kept.array != first.array || kept.key != first.key {
+            Problem::OtherArray(first.path.clone())
+        } else if !seen.insert(kept.element) {
+            Problem::Twice(kept.element)
+        } else {
+            continue;
+        };
+        return Err(RebuildError::Element {
+            path: kept.path.clone(),
+            problem,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,379 @@
+//! Makes a lost server database again from what the elements keep.
+//!
+//! Elements hold, as attributes of their objects and task collections, what made them, whose they are and
+//! which path they had when they were sealed. From that come files, folders, versions and lineage; what only
+//! the server knew is lost: see `docs/operating.md`.
+
+mod kept;
+mod tree;
+
+use crate::jobs::spec::StoredTask;
+use crate::jobs::store::state_number;
+use crate::names::node::Node;
+use crate::names::{Fault, OpenError, schema};
+use crate::serve;
+use kept::{Kept, KeptObject, KeptTask};
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tidemill_core::attribute::task as page;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::State;
+use tree::Tree;
+
+/// Ids that are left free after the largest one that an element knows: more than clients can have reserved.
+const GAP: u64 = 1 << 32;
+
+/// What was found and made.
+#[derive(Debug, Default)]
+pub struct Rebuilt {
+    /// Elements that were read.
+    pub elements: usize,
+    /// Files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Directories, the root not counted.
+    pub directories: usize,
+    /// Tasks whose lineage is known again.
+    pub tasks: usize,
+    /// Files that could not get the path they had when they were sealed.
+    pub apart: Vec<Apart>,
+    /// Objects that an element had kept attributes of, but no bytes.
+    pub missing: u64,
+}
+
+/// A file that is in `/lost+found` now.
+#[derive(Debug)]
+pub struct Apart {
+    /// Where it is.
+    pub path: String,
+    /// Where it was when it was sealed; another file has that path, or none can have it.
+    pub was: String,
+}
+
+/// Why a database could not be rebuilt. Nothing has been changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum RebuildError {
+    /// There is a database.
+    #[error("{0} exists; move it away first if it is damaged or belongs to another array")]
+    Exists(PathBuf),
+    /// A server runs in the folder, or it can't be used.
+    #[error(transparent)]
+    Folder(#[from] crate::StartError),
+    /// No element was named.
+    #[error("no element to read: name the folders of all elements, or copies of their element.db")]
+    NoElements,
+    /// An element can't be used.
+    #[error("{path}: {problem}")]
+    Element {
+        /// Its folder or database.
+        path: PathBuf,
+        /// What is wrong.
+        problem: Problem,
+    },
+    /// A file can't be written.
+    #[error("{path}: {source}")]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The new database.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A row of it.
+    #[error("can't write the new database: {0}")]
+    Write(#[from] Fault),
+}
+
+/// What is wrong with an element.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// It has no database.
+    #[error("there is no element.db")]
+    NoDatabase,
+    /// It was never part of an array.
+    #[error("this element was never part of an array")]
+    Unattached,
+    /// Of another array.
+    #[error("this element belongs to another array than {0}")]
+    OtherArray(PathBuf),
+    /// Given twice.
+    #[error("element {0} was given before")]
+    Twice(u32),
+    /// Of another release.
+    #[error("its tables have version {0}, which this release can't read")]
+    Version(i64),
+    /// SQLite says no.
+    #[error("element.db can't be read: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for RebuildError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Write(error.into())
+    }
+}
+
+/// Makes `server.db` in a server's folder from the folders of elements, or copies of their `element.db`.
+///
+/// Elements may run or not. All of the array's elements should be given: files of others are unknown to the
+/// new database, though their bytes stay. Directories and files that nobody owned get `root_owner`.
+///
+/// # Errors
+/// If there is a database already, or an element can't be read. Nothing is changed then.
+pub fn rebuild(
+    dir: &Path,
+    elements: &[PathBuf],
+    root_owner: (u32, u32),
+) -> Result<Rebuilt, RebuildError> {
+    let database = dir.join("server.db");
+    // A server that started without its database has made an empty file before it was told no.
+    if std::fs::metadata(&database).is_ok_and(|meta| meta.len() > 0) {
+        return Err(RebuildError::Exists(database));
+    }
+    let all = elements.iter().map(|path| kept::read(path));
+    let all = all.collect::<Result<Vec<_>, _>>()?;
+    kept::check(&all)?;
+    let file = |path: &Path, source| RebuildError::File {
+        path: path.to_owned(),
+        source,
+    };
+    std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
+    let _lock = serve::lock(dir)?;
+    let fresh = beside(&database, ".rebuilt");
+    let _ = std::fs::remove_file(&fresh);
+    let made = serve::private().open(&fresh);
+    let made = made.map_err(|source| file(&fresh, source))?;
+    let rebuilt = write(&fresh, &all, root_owner)?;
+    made.sync_all().map_err(|source| file(&fresh, source))?;
+    // The log of a lost database would be taken for the new one's.
+    for suffix in ["-wal", "-shm"] {
+        let _ = std::fs::remove_file(beside(&database, suffix));
+    }
+    std::fs::rename(&fresh, &database).map_err(|source| file(&database, source))?;
+    let synced = std::fs::File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(|source| file(dir, source))?;
+    Ok(rebuilt)
+}
+
+fn beside(database: &Path, suffix: &str) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+fn write(path: &Path, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt, RebuildError> {
+    let mut db = schema::open_writer(path)?;
+    let transaction = db.transaction()?;
+    let rebuilt = fill(&transaction, all, root_owner)?;
+    transaction.commit()?;
+    // Only the file itself is moved to its place, so nothing may be left in its log.
+    db.pragma_update(None, "journal_mode", "DELETE")?;
+    Ok(rebuilt)
+}
+
+fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt, RebuildError> {
+    let first = &all[0];
+    let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
+    db.execute(sql, params![first.key, first.array])?;
+    let mut objects: Vec<&KeptObject> = all.iter().flat_map(|kept| &kept.objects).collect();
+    // The newest first: what was sealed later has the better right to a path.
+    objects.sort_by_key(|object| std::cmp::Reverse((object.sealed_at, object.id)));
+    let newest_inode = objects.iter().map(|object| object.inode).max().unwrap_or(0);
+    let mut tree = Tree::new(newest_inode.max(Inode::ROOT.0) + 1, root_owner);
+    let mut rebuilt = Rebuilt {
+        elements: all.len(),
+        files: objects.len(),
+        missing: all.iter().map(|kept| kept.missing).sum(),
+        ..Rebuilt::default()
+    };
+    let mut written = std::collections::BTreeSet::new();
+    for object in objects {
+        // An older version of a file that has a newer one is a file of its own: which of them was meant
+        // to stay only the server knew.
+        let whole = object.inode > Inode::ROOT.0 && written.insert(object.inode);
+        let ino = if whole { object.inode } else { tree.new_ino() };
+        let (path, kept_path) = tree.put(object, ino, whole);
+        if !kept_path {
+            rebuilt.apart.push(Apart {
+                path: path.clone(),
+                was: object.path.clone(),
+            });
+        }
+        put_file(db, object, ino)?;
+        rebuilt.bytes += object.size;
+    }
+    rebuilt.directories = tree.write(db)?;
+    let mut tasks: BTreeMap<u64, &KeptTask> = BTreeMap::new();
+    for task in all.iter().flat_map(|kept| &kept.tasks) {
+        let known = tasks.entry(task.task).or_insert(task);
+        let better = (task.done, task.number(page::END)) > (known.done, known.number(page::END));
+        if better {
+            *known = task;
+        }
+    }
+    rebuilt.tasks = tasks.len();
+    put_jobs(db, &tasks)?;
+    raise_counters(db, all, &tasks, tree.new_ino())?;
+    Ok(rebuilt)
+}
+
+fn put_file(db: &Connection, object: &KeptObject, ino: u64) -> Result<(), Fault> {
+    let sealed_at = object.sealed_at.cast_signed();
+    let node = Node {
+        ino,
+        kind: tidemill_wire::v1::Kind::File,
+        mode: object.mode.unwrap_or(0o644) & 0o7777,
+        uid: object.uid,
+        gid: object.gid,
+        nlink: 1,
+        size: object.size,
+        atime: sealed_at,
+        mtime: sealed_at,
+        ctime: sealed_at,
+        rdev: 0,
+        version: 1,
+        object: object.id,
+        element: object.element.into(),
+        writing: 0,
+        parent: 0,
+        target: Vec::new(),
+    };
+    node.insert(db)?;
+    let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path) \
+               VALUES (?1, ?2, 1, ?3, ?4, ?5, ?6, ?7, ?8)";
+    db.prepare_cached(sql)?.execute(params![
+        object.id.cast_signed(),
+        ino.cast_signed(),
+        object.size.cast_signed(),
+        object.element,
+        object.uid,
+        sealed_at,
+        object.task.cast_signed(),
+        object.path.as_bytes(),
+    ])?;
+    Ok(())
+}
+
+/// Jobs of which only the tasks that ended are known, and those tasks with what they read and made.
+fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &KeptTask>) -> Result<(), Fault> {
+    let mut jobs: BTreeMap<u64, Vec<&KeptTask>> = BTreeMap::new();
+    for task in tasks.values() {
+        jobs.entry(task.job()).or_default().push(task);
+    }
+    let mut insert =
+        db.prepare("INSERT INTO job VALUES (?1, ?2, '', '', ?3, 0, '[]', NULL, ?4, ?5, ?6, '')")?;
+    for (job, tasks) in &jobs {
+        let first = tasks.iter().map(|task| task.number(page::START)).min();
+        let last = tasks.iter().map(|task| task.number(page::END)).max();
+        let done = tasks.iter().all(|task| task.done);
+        insert.execute(params![
+            job.cast_signed(),
+            format!("job {job}, rebuilt"),
+            tasks.first().map_or(0, |task| task.uid()),
+            state_number(if done { State::Done } else { State::Failed }),
+            first.unwrap_or(0).cast_signed(),
+            last.unwrap_or(0).cast_signed(),
+        ])?;
+    }
+    for (changed, task) in (1_i64..).zip(tasks.values()) {
+        put_task(db, task, changed)?;
+    }
+    Ok(())
+}
+
+fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault> {
+    let spec = StoredTask::ended(task.text(page::NAME), task.text(page::KERNEL), task.args());
+    let id = task.task.cast_signed();
+    let number = |number: u32| task.number(number).cast_signed();
+    let sql = "INSERT INTO task(task, job, spec, state, changed, tries, element, start, kernel_start, end, \
+               read_bytes, written_bytes, moved_bytes, kernel_hash, error, stderr, stdout) \
+               VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
+    db.prepare_cached(sql)?.execute(params![
+        id,
+        task.job().cast_signed(),
+        serde_json::to_string(&spec).unwrap_or_default(),
+        state_number(if task.done {
+            State::Done
+        } else {
+            State::Failed
+        }),
+        changed,
+        task.element,
+        number(page::START),
+        number(page::END),
+        number(page::READ_BYTES),
+        number(page::WRITTEN_BYTES),
+        number(page::MOVED_BYTES),
+        task.text(page::KERNEL_HASH),
+        task.text(page::ERROR),
+        task.text(page::STDERR),
+        task.text(page::STDOUT),
+    ])?;
+    if !task.done {
+        return Ok(());
+    }
+    for (seq, object) in (0_u32..).zip(&task.inputs) {
+        let sql = "INSERT INTO task_input VALUES (?1, ?2, ?3, ?4)";
+        let (name, _) = name_of(db, *object)?;
+        db.prepare_cached(sql)?
+            .execute(params![id, seq, name, object.cast_signed()])?;
+    }
+    for (seq, object) in (0_u32..).zip(&task.outputs) {
+        let (name, file) = name_of(db, *object)?;
+        let (ino, size) = file.unwrap_or((0, 0));
+        let sql = "INSERT INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let row = params![id, seq, name, ino, object.cast_signed(), task.element, size];
+        db.prepare_cached(sql)?.execute(row)?;
+    }
+    Ok(())
+}
+
+/// The last part of the path that an object had, and inode and size of its file; of one that is gone its id.
+fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>), Fault> {
+    use rusqlite::OptionalExtension as _;
+    let found = db
+        .prepare_cached("SELECT path, ino, size FROM version WHERE object = ?1")?
+        .query_row([object.cast_signed()], |row| {
+            Ok((row.get::<_, Vec<u8>>(0)?, (row.get(1)?, row.get(2)?)))
+        })
+        .optional()?;
+    Ok(match found {
+        Some((path, file)) => {
+            let path = String::from_utf8_lossy(&path).into_owned();
+            let name = path.rsplit('/').next().unwrap_or_default();
+            (name.to_owned(), Some(file))
+        }
+        None => (format!("object {object}"), None),
+    })
+}
+
+/// No id may be given again that an element, a mount or a result knows.
+fn raise_counters(
+    db: &Connection,
+    all: &[Kept],
+    tasks: &BTreeMap<u64, &KeptTask>,
+    inode: u64,
+) -> Result<(), Fault> {
+    let largest = |of: fn(&Kept) -> u64| all.iter().map(of).max().unwrap_or(0);
+    let job = tasks.values().map(|task| task.job()).max().unwrap_or(0);
+    let used = [
+        ("inode", inode),
+        ("object", largest(|kept| kept.object_max)),
+        ("label", largest(|kept| kept.label_max)),
+        ("job", job),
+        ("task", tasks.keys().next_back().copied().unwrap_or(0)),
+        ("session", 0),
+    ];
+    for (name, used) in used {
+        let next = (used + GAP).cast_signed();
+        db.execute(
+            "UPDATE counter SET next = ?2 WHERE name = ?1",
+            params![name, next],
+        )?;
+    }
+    Ok(())
+}

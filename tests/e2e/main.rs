@@ -7,6 +7,7 @@ mod faults;
 mod files;
 mod jobs;
 mod lineage;
+mod offload;
 mod plan;
 mod remote;
 mod scripts;

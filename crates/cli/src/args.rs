@@ -85,6 +85,7 @@ pub(crate) enum Command {
     Lineage(command::lineage::Args),
     Kernel(command::kernel::Args),
     Plan(command::plan::Args),
+    Bench(command::bench::Args),
     Server(command::server::Args),
     Element(command::element::Args),
     Mount(command::mount::Args),

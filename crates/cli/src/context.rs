@@ -48,6 +48,11 @@ impl ArrayDir {
         self.0.join(format!("element-{id}"))
     }
 
+    /// What `tidemill bench kernel` measured.
+    pub(crate) fn calibration(&self) -> PathBuf {
+        self.0.join("calibration.toml")
+    }
+
     /// Ids of the elements that have a folder here, in order.
     pub(crate) fn elements(&self) -> Vec<u32> {
         let names = std::fs::read_dir(&self.0).into_iter().flatten().flatten();

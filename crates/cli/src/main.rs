@@ -4,6 +4,7 @@
 //! through [`config`]. Errors end here, as one line and an exit code.
 
 mod args;
+mod calibration;
 mod command;
 mod config;
 mod context;

@@ -1,5 +1,6 @@
 //! The commands, one file each: its flags, its help with examples, what it does.
 
+pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod cat;
 pub(crate) mod completions;
@@ -62,6 +63,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Kernel(args) => kernel::run(args, &context),
         Command::Plan(args) => plan::run(args, &context).await,
         Command::Lineage(args) => lineage::run(args, &context).await,
+        Command::Bench(args) => bench::run(args, &context).await,
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,

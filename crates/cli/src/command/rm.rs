@@ -58,7 +58,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 /// Removes everything in a folder, deepest first.
-async fn empty(server: &Server, ino: u64) -> anyhow::Result<()> {
+///
+/// # Errors
+/// If something in it may not be removed.
+pub(crate) async fn empty(server: &Server, ino: u64) -> anyhow::Result<()> {
     let entries = files::list(server, ino).await?;
     for entry in entries
         .iter()

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Unix socket [default: server.sock in its folder]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_SERVER_SOCKET")]
     socket: Option<PathBuf>,
-    /// Own cores that the hybrid policy may use; 0: none [default: 0]
+    /// Own cores that the policies hybrid and advised may use; 0: none [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
     /// Address the element of the own cores serves bytes on [default: the address of --listen, a free port]

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Don't mount it
     #[arg(long, conflicts_with = "mount")]
     no_mount: bool,
-    /// The server's own cores that the hybrid policy may use [default: 0]
+    /// The server's own cores that the policies hybrid and advised may use [default: 0]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_HOST_CORES")]
     host_cores: Option<u32>,
 }

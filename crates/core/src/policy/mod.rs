@@ -6,6 +6,7 @@
 //! dispatcher may look ahead and drop the answer; [`Policy::chosen`] tells the policy that its answer
 //! was carried out.
 
+mod advised;
 mod hybrid;
 mod input_locality;
 mod min_wait;
@@ -13,6 +14,7 @@ mod random;
 mod round_robin;
 mod write_amplification;
 
+pub use advised::Advised;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
 pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
@@ -28,7 +30,7 @@ use std::fmt;
 pub const DEFAULT: &str = "min-wait";
 
 /// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 13] = [
     "round-robin",
     "random",
     "input-locality",
@@ -41,6 +43,7 @@ pub const NAMES: [&str; 12] = [
     "hybrid:input-locality",
     "hybrid:min-wait",
     "hybrid:write-amplification",
+    "advised",
 ];
 
 /// A task that looks for an element.
@@ -89,7 +92,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The elements that keep data: the only ones that policies other than [`Hybrid`] may choose.
+    /// The elements that keep data: the only ones that policies other than [`Hybrid`] and [`Advised`] may choose.
     pub fn stores(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
         self.candidates
             .iter()
@@ -144,6 +147,17 @@ pub enum Reason {
         /// Bytes of them that it has to pull.
         transfer_bytes: u64,
     },
+    /// Waiting, pulling inputs and running take the least time there, or as little with less energy.
+    Advised {
+        /// Until a core is free, in nanoseconds.
+        wait_ns: u64,
+        /// To pull inputs, in nanoseconds.
+        transfer_ns: u64,
+        /// To run, in nanoseconds; 0 if nobody knows.
+        run_ns: u64,
+        /// What it would take, in nanojoules.
+        energy_nj: u64,
+    },
     /// It gathers inputs from several elements, which is the host's work.
     Reduce {
         /// Number of inputs.
@@ -193,6 +207,19 @@ impl fmt::Display for Reason {
                 f,
                 "pulling {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all elements",
                 write_amplification(*input_bytes, *transfer_bytes)
+            ),
+            Self::Advised {
+                wait_ns,
+                transfer_ns,
+                run_ns,
+                energy_nj,
+            } => write!(
+                f,
+                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all elements and the host, with {:.3} J",
+                millis(*wait_ns),
+                millis(*transfer_ns),
+                millis(*run_ns),
+                millis(*energy_nj) / 1e3
             ),
             Self::Reduce { inputs, holders } => write!(
                 f,
@@ -258,6 +285,9 @@ pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> 
     }
     if name == "hybrid" {
         return Ok(Box::new(Hybrid::over(Box::new(MinWait))));
+    }
+    if name == "advised" {
+        return Ok(Box::new(Advised));
     }
     plain(name, seed).ok_or_else(|| UnknownPolicy {
         name: name.to_owned(),

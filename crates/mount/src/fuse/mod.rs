@@ -2,32 +2,32 @@
 //!
 //! One thread reads requests. What can be answered at once is answered there; what has to wait for a server
 //! goes to a pool, so that a slow element holds up nobody else.
-//! It is longer than other files because it is one `impl` of one trait.
 
+mod backing;
+mod caches;
 mod convert;
 mod list;
 
+pub(crate) use caches::Caches;
+
 use crate::error::Error;
 use crate::fs::control;
-use crate::fs::file::{OpenHow, Opened};
+use crate::fs::file::OpenHow;
 use crate::fs::names::{Changes, New, Renaming};
-use crate::fs::watch::Kernel;
-use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode};
+use crate::fs::{Found, Fs, Key, Pace, kind_of_mode};
+use backing::Inner;
 use convert::{attr_of, caller, errno, file_type, nanoseconds};
 use fuser::{
-    BackingId, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, Notifier, OpenAccMode, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
@@ -37,8 +37,6 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Requests that the kernel may have under way for itself: read ahead, and releases, which must not lag
 /// behind the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
-/// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close.
-const IN_PLACE: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
 /// What the kernel is asked for, if it has it.
 const WANTED: [InitFlags; 10] = [
     InitFlags::FUSE_PASSTHROUGH,
@@ -57,49 +55,9 @@ const WANTED: [InitFlags; 10] = [
 #[derive(Debug)]
 pub(crate) struct Adapter(Arc<Inner>);
 
-#[derive(Debug)]
-struct Inner {
-    fs: Arc<Fs>,
-    /// Whether the kernel takes object files to read and write by itself.
-    passthrough: AtomicBool,
-    backings: Mutex<Backings>,
-}
-
-#[derive(Debug, Default)]
-struct Backings {
-    /// The one backing of each kernel inode that has one.
-    by_inode: HashMap<u64, (u64, Weak<BackingId>)>,
-    by_handle: HashMap<u64, Arc<BackingId>>,
-    /// The object whose pages the kernel holds for an inode that has no backing.
-    cached: HashMap<u64, u64>,
-}
-
-/// The kernel's caches; silent until the file system is attached.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Caches(pub(crate) Arc<OnceLock<Notifier>>);
-
-impl Kernel for Caches {
-    fn forget_entry(&self, parent: u64, name: &OsStr) {
-        if let Some(notifier) = self.0.get() {
-            // The kernel may have forgotten already.
-            let _ = notifier.inval_entry(INodeNo(parent), name);
-        }
-    }
-
-    fn forget_inode(&self, number: u64) {
-        if let Some(notifier) = self.0.get() {
-            let _ = notifier.inval_inode(INodeNo(number), 0, 0);
-        }
-    }
-}
-
 impl Adapter {
     pub(crate) fn new(fs: Arc<Fs>) -> Self {
-        Self(Arc::new(Inner {
-            fs,
-            passthrough: AtomicBool::new(true),
-            backings: Mutex::default(),
-        }))
+        Self(Arc::new(Inner::new(fs)))
     }
 
     /// Answers at once if `op` can, else lets the pool do it.
@@ -195,100 +153,6 @@ impl Adapter {
     }
 }
 
-impl Inner {
-    /// The backing of an object that is open here, made by `make` if there is none; `None`: the kernel
-    /// can't read and write it by itself.
-    fn backing(
-        &self,
-        number: u64,
-        opened: &Opened,
-        make: impl FnOnce(&std::fs::File) -> io::Result<BackingId>,
-    ) -> Result<Option<Arc<BackingId>>, Error> {
-        let Some(file) = &opened.local else {
-            return Ok(None);
-        };
-        if !self.passthrough.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let mut backings = self.backings.lock();
-        let shared = backings
-            .by_inode
-            .get(&number)
-            .and_then(|(_, weak)| weak.upgrade());
-        let backing = match shared {
-            Some(backing) => backing,
-            None => match make(file) {
-                Ok(backing) => Arc::new(backing),
-                Err(error) if backings.by_handle.is_empty() => {
-                    tracing::info!(
-                        "files are read and written through the mount's process: {error}"
-                    );
-                    self.passthrough.store(false, Ordering::Relaxed);
-                    return Ok(None);
-                }
-                Err(error) => return Err(error.into()),
-            },
-        };
-        let weak = Arc::downgrade(&backing);
-        backings.by_inode.insert(number, (opened.object, weak));
-        backings.by_handle.insert(opened.handle, backing.clone());
-        Ok(Some(backing))
-    }
-
-    /// Flags of a file that the kernel caches: its pages are good if they are of the same object.
-    fn cached_flags(&self, number: u64, object: u64) -> FopenFlags {
-        let before = self.backings.lock().cached.insert(number, object);
-        if before == Some(object) {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::empty()
-        }
-    }
-
-    fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
-        let handle = FileHandle(opened.handle);
-        match self.backing(number, opened, |file| reply.open_backing(file)) {
-            Ok(Some(backing)) => reply.opened_passthrough(handle, IN_PLACE, &backing),
-            Ok(None) => reply.opened(handle, self.cached_flags(number, opened.object)),
-            Err(error) => {
-                self.fs.release(Caller::default(), opened.handle);
-                reply.error(errno(&error));
-            }
-        }
-    }
-
-    fn answer_create(&self, reply: ReplyCreate, found: &Found, opened: &Opened) {
-        let number = found.key.pack();
-        let attr = attr_of(found, number);
-        let handle = FileHandle(opened.handle);
-        let _gate = self.fs.table.gate.read();
-        // The kernel takes one time for both: it drops attributes with its own writes.
-        let (_, ttl) = self.fs.ttls(found);
-        match self.backing(number, opened, |file| reply.open_backing(file)) {
-            Ok(Some(backing)) => {
-                reply.created_passthrough(&ttl, &attr, Generation(0), handle, IN_PLACE, &backing);
-            }
-            Ok(None) => {
-                let flags = self.cached_flags(number, opened.object);
-                reply.created(&ttl, &attr, Generation(0), handle, flags);
-            }
-            Err(error) => {
-                self.fs.release(Caller::default(), opened.handle);
-                reply.error(errno(&error));
-            }
-        }
-    }
-
-    fn release(&self, handle: u64) {
-        let mut backings = self.backings.lock();
-        if backings.by_handle.remove(&handle).is_some() {
-            backings
-                .by_inode
-                .retain(|_, (_, weak)| weak.strong_count() > 0);
-        }
-    }
-}
-
 fn key(ino: INodeNo) -> Key {
     Key::unpack(ino.0)
 }
@@ -299,7 +163,7 @@ impl Filesystem for Adapter {
             if config.add_capabilities(flag).is_err() {
                 tracing::debug!("the kernel lacks {flag:?}");
                 if flag == InitFlags::FUSE_PASSTHROUGH {
-                    self.0.passthrough.store(false, Ordering::Relaxed);
+                    self.0.no_backings();
                 }
             }
         }
@@ -329,7 +193,7 @@ impl Filesystem for Adapter {
     fn forget(&self, _: &Request, ino: INodeNo, lookups: u64) {
         self.0.fs.forget(key(ino), lookups);
         if self.0.fs.table.get(key(ino).ino).is_none() {
-            self.0.backings.lock().cached.remove(&ino.0);
+            self.0.forget_pages(ino.0);
         }
     }
 

@@ -73,11 +73,11 @@ fn ratio_too_high(constraint: Constraint, largest: f64, ratio: f64) -> String {
     let largest_text = significant(largest);
     if largest < 1.0 {
         return format!(
-            "does not fit: {constraint} allows only {largest_text} of one node a device"
+            "does not fit: {constraint} allows only {largest_text} of one node for each"
         );
     }
     let ratio = significant(ratio);
-    format!("{constraint} allows at most {largest_text} nodes a device, and this is {ratio}")
+    format!("{constraint} allows at most {largest_text} nodes for each, and this is {ratio}")
 }
 
 fn percent(share: f64) -> String {

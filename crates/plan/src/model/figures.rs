@@ -5,7 +5,7 @@ use super::report::{Approach, SiteReport, report};
 use super::site::Site;
 use super::{cost, feasible, staging};
 use crate::chart::{Axis, Bar, BarChart, Grid, Group, Level, Line, LineChart, Part};
-use crate::units::{BytesPerSecond, significant, thousands};
+use crate::units::{BytesPerSecond, Dollars, significant, thousands};
 
 /// A drawing and the name that its file should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -229,6 +229,7 @@ fn infrastructure(site: &Site) -> LineChart {
 fn total_cost(report: &SiteReport) -> BarChart {
     let mut groups: Vec<Group> = Vec::new();
     for row in &report.cost {
+        let thousand = |dollars: Dollars| row.total_dollars.map(|_| dollars.get() / 1000.0);
         let bar = Bar {
             label: Some(match row.approach {
                 Approach::ActiveFlash => "flash".to_owned(),
@@ -237,11 +238,11 @@ fn total_cost(report: &SiteReport) -> BarChart {
             parts: vec![
                 Part {
                     series: 0,
-                    value: Some(row.infrastructure_dollars.get() / 1000.0),
+                    value: thousand(row.infrastructure_dollars),
                 },
                 Part {
                     series: 1,
-                    value: Some(row.energy_dollars.get() / 1000.0),
+                    value: thousand(row.energy_dollars),
                 },
             ],
         };

@@ -175,8 +175,8 @@ pub struct CostRow {
     pub infrastructure_dollars: Dollars,
     /// Price of the energy of all paid runs; negative when energy is saved.
     pub energy_dollars: Dollars,
-    /// Both.
-    pub total_dollars: Dollars,
+    /// Both; none where no application is feasible, so there is nothing to pay for.
+    pub total_dollars: Option<Dollars>,
     /// The applications that it runs for.
     pub applications: Vec<String>,
     /// Those that are infeasible.
@@ -366,7 +366,7 @@ pub fn cost_row(
         devices: staging::whole_devices(nodes, ratio),
         infrastructure_dollars: infrastructure,
         energy_dollars: bill,
-        total_dollars: cost::total(infrastructure, 1.0, bill),
+        total_dollars: (!applications.is_empty()).then(|| cost::total(infrastructure, 1.0, bill)),
         applications,
         excluded,
     }
@@ -508,13 +508,18 @@ impl SiteReport {
         ];
         let mut table = text::table(&header, &[2, 3, 4, 5]);
         for row in &self.cost {
+            let [infrastructure, energy, total] = match row.total_dollars {
+                Some(total) => [row.infrastructure_dollars, row.energy_dollars, total]
+                    .map(|dollars| dollars.to_string()),
+                None => ["-", "-", "infeasible"].map(String::from),
+            };
             table.add_row([
                 row.kernel.clone(),
                 row.approach.to_string(),
                 significant(row.devices),
-                row.infrastructure_dollars.to_string(),
-                row.energy_dollars.to_string(),
-                row.total_dollars.to_string(),
+                infrastructure,
+                energy,
+                total,
                 row.excluded.join(", "),
             ]);
         }
@@ -613,7 +618,8 @@ pub(super) fn energy_text(rows: &[EnergyRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tests::site;
+    use crate::model::tests::{JAGUAR, site};
+    use std::path::Path;
 
     fn jaguar() -> SiteReport {
         report(&site(), &Corrections::default())
@@ -725,7 +731,7 @@ mod tests {
             let text = report.sections_text(&[section]);
             let (head, body) = text.split_once("\n\n").unwrap();
             assert!(all.starts_with(head) && all.contains(body), "{text}");
-            assert!(text.len() < all.len(), "{text}");
+            assert!(!body.contains("\n\n"), "one section only: {text}");
         }
     }
 
@@ -739,6 +745,16 @@ mod tests {
             .unwrap();
         assert_eq!(kmeans.excluded, ["CHIMERA", "S3D"]);
         assert_eq!(kmeans.infrastructure_dollars, Dollars::new(180_000.0));
-        assert!(kmeans.total_dollars < kmeans.infrastructure_dollars);
+        assert!(kmeans.total_dollars.unwrap() < kmeans.infrastructure_dollars);
+    }
+
+    #[test]
+    fn what_no_application_can_do_has_no_cost() {
+        let crowded = JAGUAR.replace("staging-ratio = 10", "staging-ratio = 5000");
+        let site = Site::parse(&crowded, Path::new("crowded.toml")).unwrap();
+        let report = report(&site, &Corrections::default());
+        assert!(report.cost.iter().all(|row| row.total_dollars.is_none()));
+        let text = report.sections_text(&[Section::Cost]);
+        assert!(text.contains("infeasible") && !text.contains('$'), "{text}");
     }
 }

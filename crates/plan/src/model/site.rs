@@ -23,7 +23,7 @@ use toml::Spanned;
 #[derive(Debug, Error)]
 pub enum SiteError {
     /// It can't be read.
-    #[error("{}: {source}", path.display())]
+    #[error("can't read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -31,14 +31,14 @@ pub enum SiteError {
         source: io::Error,
     },
     /// It is not TOML, or has a key that is missing, unknown or of a wrong value.
-    #[error("{}:{line}: {}", path.display(), source.message())]
+    #[error("{}:{line}: {}", path.display(), error.message())]
     Content {
         /// The file.
         path: PathBuf,
         /// Line, from 1; where a key is missing, the line of its table.
         line: usize,
         /// What is wrong.
-        source: Box<toml::de::Error>,
+        error: Box<toml::de::Error>,
     },
     /// Two applications or two kernels of one name.
     #[error("{}:{line}: there are two {what} named \"{name}\"; give each its own name", path.display())]
@@ -351,7 +351,7 @@ impl Site {
         let content = |error: toml::de::Error| SiteError::Content {
             path: path.to_owned(),
             line: line_of(text, error.span()),
-            source: Box::new(error),
+            error: Box::new(error),
         };
         let site: Self = toml::from_str(text).map_err(content)?;
         let tables: Tables = toml::from_str(text).map_err(content)?;
@@ -673,7 +673,7 @@ mod tests {
         let error = Site::read(Path::new("nowhere/site.toml"))
             .unwrap_err()
             .to_string();
-        assert!(error.starts_with("nowhere/site.toml: "), "{error}");
+        assert_eq!(error, "can't read nowhere/site.toml");
     }
 
     #[test]

@@ -174,7 +174,7 @@ mod tests {
         let refused = allows(&run(), &device(), 21.0).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "endurance allows at most 20.03 nodes a device, and this is 21"
+            "endurance allows at most 20.03 nodes for each, and this is 21"
         );
         assert_eq!(
             largest_ratio(&run(), &node()).constraint,

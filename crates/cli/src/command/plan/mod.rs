@@ -3,6 +3,7 @@
 mod compare;
 mod job;
 pub(crate) mod model;
+pub(crate) mod offload;
 mod run;
 mod sweep;
 
@@ -19,9 +20,10 @@ const EXAMPLES: &str = "Examples:
   tidemill plan compare 3                                       predicted against measured, for job 3
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
-  tidemill plan model paper                     the paper's numbers beside the computed ones";
+  tidemill plan model paper                     the paper's numbers beside the computed ones
+  tidemill plan offload max /raw/values.f64     should this kernel run here or on the element?";
 
-/// Tell what jobs and analysis in storage would take and save, without doing it; no array is needed
+/// Tell what jobs and analysis in storage would take and save, without doing it
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -35,6 +37,7 @@ enum PlanCommand {
     Sweep(sweep::Args),
     Compare(compare::Args),
     Model(model::Args),
+    Offload(offload::Args),
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
@@ -43,5 +46,6 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         PlanCommand::Sweep(args) => sweep::run(&args, context),
         PlanCommand::Compare(args) => compare::run(&args, context).await,
         PlanCommand::Model(args) => model::run(args, context),
+        PlanCommand::Offload(args) => offload::run(args, context).await,
     }
 }

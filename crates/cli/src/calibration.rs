@@ -1,0 +1,303 @@
+//! The calibration file: how fast kernels are on this machine and on elements. `tidemill bench kernel` writes it,
+//! `tidemill plan offload` reads it. Field by field in `docs/formats.md`.
+
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Version of the format. A file of another one is refused: measuring again takes a minute.
+pub(crate) const VERSION: u32 = 1;
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Calibration {
+    version: u32,
+    /// Name of the machine that measured.
+    pub(crate) host: String,
+    /// Its cores.
+    pub(crate) cores: u32,
+    /// Kernels on it.
+    #[serde(default, rename = "kernel")]
+    pub(crate) kernels: Vec<KernelSpeed>,
+    /// Elements and the kernels on them.
+    #[serde(default, rename = "element")]
+    pub(crate) elements: Vec<ElementSpeed>,
+}
+
+/// A kernel on one machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KernelSpeed {
+    /// Its name, as in a job script.
+    pub(crate) name: String,
+    /// Its arguments.
+    pub(crate) args: Vec<String>,
+    /// Hash of its code, as lineage has it.
+    pub(crate) hash: String,
+    /// When, in UTC.
+    pub(crate) measured: String,
+    /// What its input was made from.
+    pub(crate) seed: u64,
+    /// Bytes of its input.
+    pub(crate) input_bytes: u64,
+    /// Bytes of its result.
+    pub(crate) output_bytes: u64,
+    /// Runs.
+    pub(crate) runs: u32,
+    /// What a run over next to nothing takes, in nanoseconds: the median.
+    pub(crate) start_ns: u64,
+    /// Bytes of input per second on one core in the fastest run, the start not counted.
+    pub(crate) bytes_per_sec: f64,
+    /// The same on all cores together, one run on each; only of the machine that measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) all_cores_bytes_per_sec: Option<f64>,
+}
+
+/// An element as seen from the machine that measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ElementSpeed {
+    /// The array's id, in hexadecimal.
+    pub(crate) array: String,
+    /// The element's.
+    pub(crate) id: u32,
+    /// Bytes per second that the machine read from it.
+    pub(crate) link_bytes_per_sec: f64,
+    /// Until a small file was read, in nanoseconds.
+    pub(crate) link_latency_ns: u64,
+    /// Kernels on it. `start_ns` of these is from submission to the job's end.
+    #[serde(default, rename = "kernel")]
+    pub(crate) kernels: Vec<KernelSpeed>,
+}
+
+/// Something is wrong with a calibration file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CalibrationError {
+    /// There is none.
+    #[error("no calibration: {} is not there; measure with `tidemill bench kernel`", .0.display())]
+    Missing(PathBuf),
+    /// It can't be read or written.
+    #[error("can't read or write {}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is no calibration.
+    #[error("{} is no calibration file", path.display())]
+    Text {
+        /// Which.
+        path: PathBuf,
+        /// Where and what.
+        source: toml::de::Error,
+    },
+    /// It is of another version.
+    #[error("{} is of version {found}, this program reads {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
+    Version {
+        /// Which.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+    },
+    /// A measurement that can't be.
+    #[error("{}: kernel {kernel}: `{field}` is not above zero; measure again with `tidemill bench kernel {kernel}`", path.display())]
+    NotPositive {
+        /// Which.
+        path: PathBuf,
+        /// The kernel.
+        kernel: String,
+        /// The field.
+        field: &'static str,
+    },
+}
+
+impl Calibration {
+    /// Nothing measured yet.
+    pub(crate) fn new(host: String, cores: u32) -> Self {
+        Self {
+            version: VERSION,
+            host,
+            cores,
+            kernels: Vec::new(),
+            elements: Vec::new(),
+        }
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If there is none or it is no calibration of this version.
+    pub(crate) fn load(path: &Path) -> Result<Self, CalibrationError> {
+        let text = fs::read_to_string(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => CalibrationError::Missing(path.into()),
+            _ => CalibrationError::File {
+                path: path.into(),
+                source,
+            },
+        })?;
+        Self::parse(&text, path)
+    }
+
+    fn parse(text: &str, path: &Path) -> Result<Self, CalibrationError> {
+        let wrong = |source| CalibrationError::Text {
+            path: path.into(),
+            source,
+        };
+        let table: toml::Table = toml::from_str(text).map_err(wrong)?;
+        let found = table.get("version").and_then(toml::Value::as_integer);
+        match found {
+            Some(found) if found != i64::from(VERSION) => {
+                return Err(CalibrationError::Version {
+                    path: path.into(),
+                    found,
+                });
+            }
+            _ => {}
+        }
+        let read: Self = toml::from_str(text).map_err(wrong)?;
+        let on_elements = read.elements.iter().flat_map(|element| &element.kernels);
+        for kernel in read.kernels.iter().chain(on_elements) {
+            let rate = kernel.bytes_per_sec;
+            let field = match (rate > 0.0 && rate.is_finite(), kernel.input_bytes) {
+                (false, _) => "bytes_per_sec",
+                (true, 0) => "input_bytes",
+                _ => continue,
+            };
+            return Err(CalibrationError::NotPositive {
+                path: path.into(),
+                kernel: kernel.name.clone(),
+                field,
+            });
+        }
+        Ok(read)
+    }
+
+    /// Writes it, whole or not at all.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub(crate) fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let text = toml::to_string(self)?;
+        let at = |source| CalibrationError::File {
+            path: path.into(),
+            source,
+        };
+        let folder = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).map_err(at)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(at)?;
+        io::Write::write_all(&mut file, text.as_bytes()).map_err(at)?;
+        file.persist(path).map_err(|error| at(error.error))?;
+        Ok(())
+    }
+
+    /// A kernel on the machine that measured.
+    pub(crate) fn kernel(&self, name: &str) -> Option<&KernelSpeed> {
+        self.kernels.iter().find(|kernel| kernel.name == name)
+    }
+
+    /// An element of an array.
+    pub(crate) fn element(&self, array: &str, id: u32) -> Option<&ElementSpeed> {
+        self.elements
+            .iter()
+            .find(|element| element.array == array && element.id == id)
+    }
+
+    /// Keeps what was measured of an element, in place of what was before: its link, and kernels by name.
+    pub(crate) fn keep_element(&mut self, new: ElementSpeed) {
+        let same = |old: &&mut ElementSpeed| old.array == new.array && old.id == new.id;
+        if let Some(old) = self.elements.iter_mut().find(same) {
+            old.link_bytes_per_sec = new.link_bytes_per_sec;
+            old.link_latency_ns = new.link_latency_ns;
+            for kernel in new.kernels {
+                keep(&mut old.kernels, kernel);
+            }
+        } else {
+            self.elements.push(new);
+        }
+    }
+}
+
+/// Keeps a kernel's measurement in place of the one of the same name.
+pub(crate) fn keep(kernels: &mut Vec<KernelSpeed>, new: KernelSpeed) {
+    kernels.retain(|kernel| kernel.name != new.name);
+    kernels.push(new);
+    kernels.sort_by(|one, other| one.name.cmp(&other.name));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = include_str!("../tests/calibration-v1.toml");
+
+    fn parse(text: &str) -> Result<Calibration, CalibrationError> {
+        Calibration::parse(text, Path::new("c.toml"))
+    }
+
+    #[test]
+    fn a_file_of_version_1_is_read_and_written_the_same() {
+        let read = parse(OLD).unwrap();
+        assert_eq!(read.kernel("max").unwrap().start_ns, 900_000);
+        let element = read.element("00000000000000aa", 2).unwrap();
+        assert_eq!(element.kernels[0].name, "max");
+        assert!(read.element("00000000000000ab", 2).is_none());
+        assert_eq!(toml::to_string(&read).unwrap(), OLD);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_file() {
+        let error = parse(&OLD.replace("version = 1", "version = 7")).unwrap_err();
+        assert!(
+            error.to_string().contains("c.toml is of version 7"),
+            "{error}"
+        );
+        let error = parse(&OLD.replace("bytes_per_sec = 2500000000.0", "bytes_per_sec = 0.0"));
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("c.toml: kernel max: `bytes_per_sec`"),
+            "{error}"
+        );
+        let error = parse("version = 1\nhost = 3\n").unwrap_err();
+        let error = format!("{:#}", anyhow::Error::from(error));
+        assert!(
+            error.contains("c.toml") && error.contains("line 2"),
+            "{error}"
+        );
+        let error = Calibration::load(Path::new("/no/such/file")).unwrap_err();
+        assert!(
+            error.to_string().contains("tidemill bench kernel"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn measuring_again_replaces_only_what_was_measured() {
+        let mut all = parse(OLD).unwrap();
+        let mut again = all.kernels[0].clone();
+        again.start_ns = 1;
+        keep(&mut all.kernels, again.clone());
+        assert_eq!(all.kernels.len(), parse(OLD).unwrap().kernels.len());
+        assert_eq!(all.kernel(&again.name).unwrap().start_ns, 1);
+        let mut element = all.elements[0].clone();
+        element.kernels[0].name = "od".into();
+        all.keep_element(element);
+        assert_eq!(all.elements.len(), 1);
+        assert_eq!(all.elements[0].kernels.len(), 2);
+    }
+
+    #[test]
+    fn it_is_saved_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/calibration.toml");
+        let all = parse(OLD).unwrap();
+        all.save(&path).unwrap();
+        all.save(&path).unwrap();
+        assert_eq!(Calibration::load(&path).unwrap(), all);
+        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,235 @@
+//! Measuring on elements: data is put on each, jobs of one task that are pinned to it run one after the other, the data
+//! is read back, and everything is removed.
+
+use super::kernel::{Inputs, Times, median};
+use super::subject::{Data, SMALL_BYTES, Subject};
+use crate::calibration::{ElementSpeed, KernelSpeed};
+use crate::command::{jobs, rm};
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::output::job::has_ended;
+use anyhow::{Context as _, bail, ensure};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use tidemill_client::Server;
+use tidemill_client::transfer::Transfer;
+use tidemill_core::id::ElementId;
+use tidemill_wire::v1::{self, name_op::Op};
+
+/// How often a job is asked whether it has ended. Its times are the array's own, so this is in none of them.
+const PERIOD: Duration = Duration::from_millis(5);
+
+/// Size of the file that the rate of the link is measured with.
+const LINK_BYTES: u64 = 32 << 20;
+
+/// Measures kernels on all storage elements that are up.
+///
+/// # Errors
+/// If the array can't be written to or a job fails.
+pub(super) async fn measure(
+    server: Server,
+    subjects: &[Subject],
+    inputs: &Inputs,
+    folder: &str,
+    context: &Context,
+) -> anyhow::Result<Vec<ElementSpeed>> {
+    let name = format!("bench-kernel-{}", std::process::id());
+    let parent = files::path(folder)?;
+    let folder = files::join(&parent, &name);
+    files::make_folder(&server, &folder, false).await?;
+    let bench = Bench {
+        transfer: Transfer::new(server.clone(), credentials()).await?,
+        server,
+        folder,
+        inputs,
+    };
+    let measured = bench.all(subjects, context).await;
+    let removed = bench.remove(&parent, &name).await;
+    let measured = measured?;
+    removed.with_context(|| format!("can't remove {}", bench.folder))?;
+    Ok(measured)
+}
+
+struct Bench<'a> {
+    server: Server,
+    transfer: Transfer,
+    folder: String,
+    inputs: &'a Inputs,
+}
+
+/// A job of one task.
+struct Ran {
+    /// From submission to its end.
+    job: Duration,
+    /// The kernel alone.
+    kernel: Duration,
+    output_bytes: u64,
+}
+
+impl Bench<'_> {
+    async fn all(
+        &self,
+        subjects: &[Subject],
+        context: &Context,
+    ) -> anyhow::Result<Vec<ElementSpeed>> {
+        let status = self.server.status().await?;
+        let stores = status.elements.iter();
+        let stores = stores.filter(|element| element.up && element.role == "store");
+        let mut measured = Vec::new();
+        for element in stores {
+            context.note(format_args!("element {}", element.element));
+            let mut speed = self.element(element.element, subjects).await?;
+            speed.array = format!("{:016x}", status.array_id);
+            measured.push(speed);
+        }
+        ensure!(
+            !measured.is_empty(),
+            "no storage element is up: `tidemill status` shows them"
+        );
+        Ok(measured)
+    }
+
+    async fn element(&self, id: u32, subjects: &[Subject]) -> anyhow::Result<ElementSpeed> {
+        for (data, bytes) in self.used(subjects) {
+            let local = self.inputs.file(data, bytes)?;
+            let path = self.path(id, data, bytes);
+            self.transfer
+                .put(&local, &path, Some(ElementId(id)), |_| ())
+                .await?;
+        }
+        let mut kernels: Vec<KernelSpeed> = Vec::new();
+        for subject in subjects {
+            let speed = self.kernel(id, subject).await;
+            kernels.push(
+                speed.with_context(|| format!("can't measure {} on element {id}", subject.name))?,
+            );
+        }
+        let (link_bytes_per_sec, link_latency_ns) = self.link(id).await?;
+        Ok(ElementSpeed {
+            array: String::new(),
+            id,
+            link_bytes_per_sec,
+            link_latency_ns,
+            kernels,
+        })
+    }
+
+    /// The files that are needed: two of each subject, and two to measure the link with.
+    fn used(&self, subjects: &[Subject]) -> BTreeSet<(Data, u64)> {
+        let small = subjects.iter().map(|one| (one.data, SMALL_BYTES));
+        let large = subjects.iter().map(|one| (one.data, one.bytes));
+        let link = [SMALL_BYTES, LINK_BYTES].map(|bytes| (Data::Numbers, bytes));
+        small.chain(large).chain(link).collect()
+    }
+
+    fn input(id: u32, data: Data, bytes: u64) -> String {
+        format!("{id}-{}", Inputs::name(data, bytes))
+    }
+
+    fn path(&self, id: u32, data: Data, bytes: u64) -> String {
+        files::join(&self.folder, &Self::input(id, data, bytes))
+    }
+
+    async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
+        self.run(id, subject, subject.bytes).await?;
+        let (mut times, mut starts) = (Times::default(), Vec::new());
+        let mut output_bytes = 0;
+        for _ in 0..self.inputs.runs {
+            let small = self.run(id, subject, SMALL_BYTES).await?;
+            starts.push(small.job);
+            times.small.push(small.kernel);
+            let large = self.run(id, subject, subject.bytes).await?;
+            times.large.push(large.kernel);
+            output_bytes = large.output_bytes;
+        }
+        let mut speed = times.speed(subject, self.inputs)?;
+        speed.start_ns = u64::try_from(median(&mut starts).as_nanos())?;
+        speed.output_bytes = output_bytes;
+        Ok(speed)
+    }
+
+    /// Runs one job to its end.
+    async fn run(&self, id: u32, subject: &Subject, bytes: u64) -> anyhow::Result<Ran> {
+        let input = Self::input(id, subject.data, bytes);
+        let script = subject.script(&self.folder, &input, id);
+        let request = v1::SubmitRequest {
+            credentials: Some(credentials()),
+            script,
+            source: "tidemill bench kernel".into(),
+            policy: String::new(),
+        };
+        let reply = self.server.jobs().submit(request).await;
+        let reply = reply
+            .map_err(|status| self.server.explain(status))?
+            .into_inner();
+        ensure!(reply.errors.is_empty(), "{}", reply.errors.join("; "));
+        let job = loop {
+            let job = jobs::get(&self.server, reply.job).await?;
+            if has_ended(&job) {
+                break job;
+            }
+            tokio::time::sleep(PERIOD).await;
+        };
+        let Some(task) = job.tasks.first() else {
+            bail!("job {} has no task", job.job)
+        };
+        ensure!(
+            job.state() == v1::State::Done,
+            "job {}: {}",
+            job.job,
+            task.error
+        );
+        let output = v1::Unlink {
+            parent: files::inode(&self.server, &self.folder).await?,
+            name: super::subject::RESULT.as_bytes().to_vec(),
+            ..v1::Unlink::default()
+        };
+        self.server.one(&credentials(), Op::Unlink(output)).await?;
+        let span = |from: i64, to: i64| Duration::from_nanos(u64::try_from(to - from).unwrap_or(0));
+        Ok(Ran {
+            job: span(job.submitted, job.ended),
+            kernel: span(task.kernel_start, task.end),
+            output_bytes: task.written_bytes,
+        })
+    }
+
+    /// Rate and latency of reading from an element.
+    async fn link(&self, id: u32) -> anyhow::Result<(f64, u64)> {
+        let read = async |bytes: u64| -> anyhow::Result<Duration> {
+            let start = Instant::now();
+            self.transfer
+                .read(&self.path(id, Data::Numbers, bytes), |_| Ok(()))
+                .await?;
+            Ok(start.elapsed())
+        };
+        let (mut small, mut large) = (Vec::new(), Vec::new());
+        for _ in 0..self.inputs.runs {
+            small.push(read(SMALL_BYTES).await?);
+            large.push(read(LINK_BYTES).await?);
+        }
+        let latency = median(&mut small);
+        let moving = median(&mut large).checked_sub(latency);
+        let moving = moving
+            .filter(|moving| !moving.is_zero())
+            .context("reading the large file took no longer than the small one; measure again")?;
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let bytes = (LINK_BYTES - SMALL_BYTES) as f64;
+        Ok((
+            bytes / moving.as_secs_f64(),
+            u64::try_from(latency.as_nanos())?,
+        ))
+    }
+
+    async fn remove(&self, parent: &str, name: &str) -> anyhow::Result<()> {
+        let ino = files::inode(&self.server, &self.folder).await?;
+        rm::empty(&self.server, ino).await?;
+        let unlink = v1::Unlink {
+            parent: files::inode(&self.server, parent).await?,
+            name: name.as_bytes().to_vec(),
+            directory: true,
+            time: 0,
+        };
+        self.server.one(&credentials(), Op::Unlink(unlink)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,441 @@
+//! `tidemill bench kernel`: measures kernels as an element runs them, sandbox included, and keeps what it finds for
+//! `tidemill plan offload`.
+//!
+//! Two sizes tell the start apart from the work: a run over [`SMALL_BYTES`] is all start.
+
+use super::elements;
+use super::subject::{Data, RESULT, SMALL_BYTES, Subject};
+use crate::calibration::{Calibration, CalibrationError, KernelSpeed, keep};
+use crate::context::Context;
+use crate::format::{self, Size};
+use crate::output::{View, table, write_table};
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime};
+use tidemill_kernel::{Launcher, Settings, builtin_names};
+
+const EXAMPLES: &str = "Examples:
+  tidemill bench kernel                             all built-in kernels on this machine
+  tidemill bench kernel max grep --size 1Gi         over more input than it would choose by itself
+  tidemill bench kernel od -- -A n -t x1 -v         a program: data on standard input, result on standard output
+  tidemill bench kernel --elements max              on this machine, on each element, and the way to each
+
+Input is made from a seed and lies in the page cache. What was measured before of other kernels is kept.";
+
+/// Least size of an input: less says nothing.
+const SIZE_BYTES_MIN: u64 = 1 << 20;
+
+/// Greatest size of an input that is chosen here: each element gets a copy.
+const SIZE_BYTES_MAX: u64 = 256 << 20;
+
+/// How long the work of a run should take: long against the scatter of its start.
+const WORK: Duration = Duration::from_millis(200);
+
+/// Measure kernels on this machine, and on the array's elements, and keep the figures in a calibration file
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Built-in kernels, or programs that filter standard input [default: all built-in kernels]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Size of the input [default: 1Mi to 256Mi, so that a run takes about 0.2 s]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+    /// Runs of each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// What the input is made from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// What the input is made of [default: text for grep, wordcount and programs, else numbers]
+    #[arg(long, value_name = "KIND")]
+    data: Option<Data>,
+    /// On each storage element too, by small jobs over data that is put there and removed again
+    #[arg(long)]
+    elements: bool,
+    /// Folder of the array that the data for --elements is put in
+    #[arg(long, value_name = "PATH", default_value = "/", requires = "elements")]
+    folder: String,
+    /// The file to keep the figures in [default: DIR/calibration.toml]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Arguments of the kernel; only with one name
+    #[arg(last = true)]
+    args: Vec<String>,
+}
+
+/// Input files by kind and size, made when they are asked for first.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    folder: tempfile::TempDir,
+    pub(super) seed: u64,
+    pub(super) runs: u32,
+}
+
+impl Inputs {
+    /// The file of a kind and size.
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub(super) fn file(&self, data: Data, bytes: u64) -> anyhow::Result<PathBuf> {
+        let path = self.folder.path().join(Self::name(data, bytes));
+        if !path.exists() {
+            data.write(&path, bytes, self.seed)?;
+        }
+        Ok(path)
+    }
+
+    /// Its name.
+    pub(super) fn name(data: Data, bytes: u64) -> String {
+        format!("{}-{bytes}", data.name())
+    }
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    ensure!(
+        args.args.is_empty() || args.names.len() == 1,
+        "arguments after `--` are for one kernel: name one"
+    );
+    if let Some(Size(bytes)) = args.size {
+        ensure!(
+            bytes >= SIZE_BYTES_MIN,
+            "too small: --size {bytes}; give at least 1Mi"
+        );
+    }
+    let path = args.output.clone();
+    let path = path.unwrap_or_else(|| context.array.calibration());
+    let mut all = before(&path, context)?;
+    let mut measured = all.clone();
+    (measured.kernels, measured.elements) = (Vec::new(), Vec::new());
+    let server = match args.elements {
+        true => Some(context.connect().await?),
+        false => None,
+    };
+    let launcher = Launcher::new(Settings::default())?;
+    let mut subjects = subjects(&args, &launcher)?;
+    let inputs = Inputs {
+        folder: tempfile::tempdir().context("can't make a folder for the input")?,
+        seed: args.seed,
+        runs: args.runs,
+    };
+    for subject in &mut subjects {
+        context.note(format_args!("{} on this machine", subject.name));
+        let speed = tokio::task::block_in_place(|| {
+            subject.bytes = match args.size {
+                Some(Size(bytes)) => bytes / 8 * 8,
+                None => suitable(subject, &inputs, &launcher)?,
+            };
+            here(subject, &inputs, &launcher, all.cores)
+        });
+        let speed = speed.with_context(|| format!("can't measure {}", subject.name))?;
+        keep(&mut measured.kernels, speed.clone());
+        keep(&mut all.kernels, speed);
+    }
+    if let Some(server) = server {
+        for speed in elements::measure(server, &subjects, &inputs, &args.folder, context).await? {
+            measured.elements.push(speed.clone());
+            all.keep_element(speed);
+        }
+    }
+    all.save(&path)?;
+    context.output.show(&Measured(&measured))?;
+    context.note(format_args!("kept in {}", path.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the file holds already, if this machine measured it.
+fn before(path: &Path, context: &Context) -> anyhow::Result<Calibration> {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().into_owned();
+    let cores = std::thread::available_parallelism()
+        .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    let new = Calibration::new(host, cores);
+    match Calibration::load(path) {
+        Ok(old) if old.host == new.host && old.cores == new.cores => Ok(old),
+        Ok(old) => {
+            let path = path.display();
+            context.note(format_args!(
+                "{path} was measured on {}: it is replaced",
+                old.host
+            ));
+            Ok(new)
+        }
+        Err(CalibrationError::Missing(_)) => Ok(new),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn subjects(args: &Args, launcher: &Launcher) -> anyhow::Result<Vec<Subject>> {
+    let mut names = args.names.clone();
+    if names.is_empty() {
+        names = builtin_names().into_iter().map(str::to_owned).collect();
+    }
+    names.sort();
+    names.dedup();
+    names
+        .iter()
+        .map(|name| Subject::new(name, &args.args, args.data, launcher))
+        .collect()
+}
+
+/// A size of input that takes about [`WORK`], found by trying larger ones.
+fn suitable(subject: &Subject, inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<u64> {
+    let time = |bytes: u64| Ok(at_once(subject, inputs, launcher, bytes, 1)?.0);
+    time(SMALL_BYTES)?;
+    let start: anyhow::Result<_> = time(SMALL_BYTES);
+    let start = start?;
+    let mut bytes = SIZE_BYTES_MIN;
+    loop {
+        let work = time(bytes)?.saturating_sub(start);
+        if bytes >= SIZE_BYTES_MAX || work * 2 >= WORK {
+            return Ok(bytes);
+        }
+        bytes = larger(bytes, work);
+    }
+}
+
+/// The size to try after one of which the work is less than half of [`WORK`]: a multiple of it, 2 to 16.
+fn larger(bytes: u64, work: Duration) -> u64 {
+    let times = WORK.as_nanos() / work.as_nanos().max(1);
+    let times = u64::try_from(times).unwrap_or(u64::MAX).clamp(2, 16);
+    (bytes * times).min(SIZE_BYTES_MAX)
+}
+
+/// Measures a kernel on this machine.
+fn here(
+    subject: &Subject,
+    inputs: &Inputs,
+    launcher: &Launcher,
+    cores: u32,
+) -> anyhow::Result<KernelSpeed> {
+    let at_once = |bytes: u64, count: u32| at_once(subject, inputs, launcher, bytes, count);
+    at_once(subject.bytes, 1)?;
+    let mut times = Times::default();
+    let (mut all_cores, mut output_bytes) = (Vec::new(), 0);
+    for _ in 0..inputs.runs {
+        times.small.push(at_once(SMALL_BYTES, 1)?.0);
+        let (wall, bytes) = at_once(subject.bytes, 1)?;
+        times.large.push(wall);
+        output_bytes = bytes;
+        all_cores.push(at_once(subject.bytes, cores)?.0);
+    }
+    let start = least(&times.small);
+    let mut speed = times.speed(subject, inputs)?;
+    speed.output_bytes = output_bytes;
+    let work = least(&all_cores).saturating_sub(start).as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let bytes = (subject.bytes - SMALL_BYTES) as f64 * f64::from(cores);
+    speed.all_cores_bytes_per_sec = (work > 0.0).then(|| bytes / work);
+    Ok(speed)
+}
+
+/// Runs a kernel `count` times at once: how long until the last has ended, and the size of the result.
+fn at_once(
+    subject: &Subject,
+    inputs: &Inputs,
+    launcher: &Launcher,
+    bytes: u64,
+    count: u32,
+) -> anyhow::Result<(Duration, u64)> {
+    let folder = tempfile::tempdir().context("can't make a folder for the run")?;
+    let data = inputs.file(subject.data, bytes)?;
+    let prepared: Vec<_> = (0..count)
+        .map(|number| launcher.prepare(subject.run(&data, folder.path().join(number.to_string()))))
+        .collect::<Result<_, _>>()?;
+    let start = Instant::now();
+    let running: Vec<_> = prepared
+        .iter()
+        .map(|prepared| launcher.spawn(prepared))
+        .collect::<Result<_, _>>()?;
+    let mut result_bytes = 0;
+    let mut ended = Vec::with_capacity(running.len());
+    for running in running {
+        ended.push(running.wait()?);
+    }
+    let wall = start.elapsed();
+    for (exit, prepared) in ended.iter().zip(&prepared) {
+        ensure!(
+            exit.success(),
+            "{}: {}",
+            exit.message(&prepared.run().limits),
+            exit.stderr.text().trim_end()
+        );
+        result_bytes = prepared.output(RESULT)?;
+    }
+    Ok((wall, result_bytes))
+}
+
+/// Times of runs over both sizes.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    pub(super) small: Vec<Duration>,
+    pub(super) large: Vec<Duration>,
+}
+
+impl Times {
+    /// The start is the median, since it is paid as it comes. The work is the difference of the least times: other
+    /// programs only ever add to a run, and their share is asked for when it matters.
+    ///
+    /// # Errors
+    /// If the input was too small to tell them apart.
+    pub(super) fn speed(
+        mut self,
+        subject: &Subject,
+        inputs: &Inputs,
+    ) -> anyhow::Result<KernelSpeed> {
+        let start = median(&mut self.small);
+        let work = least(&self.large).checked_sub(least(&self.small));
+        let work = work
+            .filter(|work| !work.is_zero())
+            .context("the large input took no longer than next to nothing; give a larger --size")?;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let bytes = (subject.bytes - SMALL_BYTES) as f64;
+        Ok(KernelSpeed {
+            name: subject.name.clone(),
+            args: subject.args.clone(),
+            hash: subject.hash.clone(),
+            measured: format::time(i64::try_from(since.as_nanos())?),
+            seed: inputs.seed,
+            input_bytes: subject.bytes,
+            output_bytes: 0,
+            runs: inputs.runs,
+            start_ns: u64::try_from(start.as_nanos())?,
+            bytes_per_sec: bytes / work.as_secs_f64(),
+            all_cores_bytes_per_sec: None,
+        })
+    }
+}
+
+/// The middle one; of an even number the lower of the two.
+pub(super) fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    let middle = times.len().saturating_sub(1) / 2;
+    times.get(middle).copied().unwrap_or_default()
+}
+
+fn least(times: &[Duration]) -> Duration {
+    times.iter().min().copied().unwrap_or_default()
+}
+
+/// What a call measured.
+struct Measured<'a>(&'a Calibration);
+
+impl View for Measured<'_> {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = [
+            "KERNEL",
+            "WHERE",
+            "START",
+            "ONE CORE",
+            "ALL CORES",
+            "OUT/IN",
+        ];
+        let mut rows = table(&header, &[2, 3, 4, 5]);
+        let mut ratios = BTreeMap::new();
+        for kernel in &self.0.kernels {
+            #[expect(clippy::cast_precision_loss, reason = "display only")]
+            let ratio = kernel.output_bytes as f64 / kernel.input_bytes as f64;
+            ratios.insert(&kernel.name, ratio);
+            rows.add_row(row(kernel, "this machine".into(), Some(ratio)));
+        }
+        for element in &self.0.elements {
+            for kernel in &element.kernels {
+                let place = format!("element {}", element.id);
+                rows.add_row(row(kernel, place, ratios.get(&kernel.name).copied()));
+            }
+        }
+        write_table(out, &rows)?;
+        for element in &self.0.elements {
+            writeln!(
+                out,
+                "from element {} to this machine: {}/s, {} until a small file is read",
+                element.id,
+                rate(element.link_bytes_per_sec),
+                format::span(element.link_latency_ns)
+            )?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        json!(self.0)
+    }
+}
+
+fn row(kernel: &KernelSpeed, place: String, ratio: Option<f64>) -> [String; 6] {
+    let per_second = |bytes: f64| format!("{}/s", rate(bytes));
+    [
+        kernel.name.clone(),
+        place,
+        format::span(kernel.start_ns),
+        per_second(kernel.bytes_per_sec),
+        kernel
+            .all_cores_bytes_per_sec
+            .map_or_else(|| "-".to_owned(), per_second),
+        ratio.map_or_else(|| "-".to_owned(), ratio_text),
+    ]
+}
+
+/// A result of a few bytes is none for each byte of input.
+fn ratio_text(ratio: f64) -> String {
+    match ratio {
+        0.0..1e-4 => "0".to_owned(),
+        _ => tidemill_plan::units::significant(ratio),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "display only; casts saturate"
+)]
+fn rate(bytes: f64) -> String {
+    format::bytes(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_few_is_one_of_them() {
+        let mut times = [3, 1, 2].map(Duration::from_secs);
+        assert_eq!(median(&mut times), Duration::from_secs(2));
+        let mut times = [4, 1, 3, 2].map(Duration::from_secs);
+        assert_eq!(median(&mut times), Duration::from_secs(2));
+        assert_eq!(median(&mut []), Duration::ZERO);
+    }
+
+    #[test]
+    fn larger_inputs_are_tried_up_to_a_bound() {
+        assert_eq!(larger(1 << 20, WORK / 10), 10 << 20);
+        assert_eq!(larger(1 << 20, Duration::ZERO), 16 << 20);
+        assert_eq!(larger(200 << 20, WORK / 3), SIZE_BYTES_MAX);
+    }
+
+    #[test]
+    fn start_and_work_are_told_apart() {
+        let launcher = Launcher::new(Settings::default()).unwrap();
+        let mut subject = Subject::new("max", &[], None, &launcher).unwrap();
+        subject.bytes = SMALL_BYTES + 1000;
+        let inputs = Inputs {
+            folder: tempfile::tempdir().unwrap(),
+            seed: 1,
+            runs: 3,
+        };
+        let times = |large: [u64; 3]| Times {
+            small: [7, 2, 3].map(Duration::from_secs).into(),
+            large: large.map(Duration::from_secs).into(),
+        };
+        let speed = times([5, 9, 5]).speed(&subject, &inputs).unwrap();
+        assert_eq!(speed.start_ns, 3_000_000_000);
+        assert!((speed.bytes_per_sec - 1000.0 / 3.0).abs() < 1e-9);
+        let error = times([3, 3, 2]).speed(&subject, &inputs).unwrap_err();
+        assert!(error.to_string().contains("larger --size"), "{error}");
+    }
+}

@@ -1,0 +1,32 @@
+//! `tidemill bench`: how fast are things here?
+
+mod elements;
+mod kernel;
+mod subject;
+
+use crate::context::Context;
+use clap::Subcommand;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "Examples:
+  tidemill bench kernel                         all built-in kernels on this machine
+  tidemill bench kernel --elements max          on this machine and on each element";
+
+/// Measure how fast kernels are, for `tidemill plan offload`
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    Kernel(kernel::Args),
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    match args.command {
+        BenchCommand::Kernel(args) => kernel::run(args, context).await,
+    }
+}

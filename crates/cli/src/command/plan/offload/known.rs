@@ -1,0 +1,309 @@
+//! Where the advisor's numbers come from: flags first, then the calibration, then what the array knows of itself.
+
+use super::{Args, per_second};
+use crate::calibration::{Calibration, KernelSpeed};
+use crate::context::{Context, credentials};
+use crate::files;
+use anyhow::{Context as _, ensure};
+use std::time::Duration;
+use tidemill_client::transfer::Transfer;
+use tidemill_kernel::builtin_hash;
+use tidemill_plan::advisor::{ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Link, Load, Side};
+use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds, significant};
+use tidemill_wire::v1;
+
+/// The element in question, of an array that is up.
+#[derive(Debug)]
+pub(super) struct Array {
+    id: String,
+    element: v1::Element,
+    /// Size of the file, if one was named.
+    size: Option<u64>,
+}
+
+impl Array {
+    /// Of a file: the element that holds it.
+    ///
+    /// # Errors
+    /// If the array can't be reached, there is no such file, or its element is down.
+    pub(super) async fn of_file(context: &Context, file: &str) -> anyhow::Result<Self> {
+        let server = context.connect().await?;
+        let path = files::path(file)?;
+        let transfer = Transfer::new(server.clone(), credentials()).await?;
+        let attr = transfer.resolve(&path).await?;
+        ensure!(attr.kind() == v1::Kind::File, "not a file: {path}");
+        ensure!(
+            attr.object != 0,
+            "{path} is still being written: ask again once it is closed"
+        );
+        ensure!(
+            attr.size > 0,
+            "{path} is empty: there is nothing to run over"
+        );
+        let status = server.status().await?;
+        let mut elements = status.elements.into_iter();
+        let element = elements.find(|element| element.element == attr.element);
+        let element = element
+            .filter(|element| element.up)
+            .with_context(|| format!("element {} that holds {path} is down", attr.element))?;
+        Ok(Self {
+            id: format!("{:016x}", status.array_id),
+            element,
+            size: Some(attr.size),
+        })
+    }
+
+    /// Of an element that was named, or the storage element with least to do; none if there is none.
+    ///
+    /// # Errors
+    /// If the array can't be reached.
+    pub(super) async fn of_element(
+        context: &Context,
+        id: Option<u32>,
+    ) -> anyhow::Result<Option<Self>> {
+        let status = context.connect().await?.status().await?;
+        let stores = status.elements.into_iter();
+        let element = stores
+            .filter(|element| element.up && element.role == "store")
+            .filter(|element| id.is_none_or(|id| id == element.element))
+            .min_by_key(|element| (element.running + element.queued, element.element));
+        Ok(element.map(|element| Self {
+            id: format!("{:016x}", status.array_id),
+            element,
+            size: None,
+        }))
+    }
+
+    /// What its queue holds. A queued kernel is expected to take the mean of all that ran there.
+    fn load(&self) -> Load {
+        let (runs, total_ns) = self.element.history.values().fold((0, 0), |sum, history| {
+            (sum.0 + history.runs, sum.1 + history.total_ns)
+        });
+        Load::Queue {
+            cores: self.element.cores,
+            running: self.element.running,
+            queued: self.element.queued,
+            mean: nanos(total_ns.checked_div(runs).unwrap_or(0)),
+        }
+    }
+}
+
+/// All that a case is made of but where the result is wanted, and where each number comes from.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) input: Bytes,
+    pub(super) output_ratio: f64,
+    pub(super) element: Side,
+    pub(super) host: Side,
+    pub(super) link: Link,
+    /// One sentence each.
+    pub(super) sources: Vec<String>,
+}
+
+impl Known {
+    /// Looks everything up.
+    ///
+    /// # Errors
+    /// If nothing tells the rate of the link.
+    pub(super) fn gather(
+        args: &Args,
+        measured: &KernelSpeed,
+        calibration: &Calibration,
+        array: Option<&Array>,
+    ) -> anyhow::Result<Self> {
+        let mut sources = Vec::new();
+        if builtin_hash(&args.kernel).is_some_and(|hash| hash != measured.hash) {
+            sources.push(format!(
+                "another version of {} was measured: measure again with `tidemill bench kernel {0}`",
+                args.kernel
+            ));
+        }
+        let element = element(args, measured, calibration, array, &mut sources);
+        let host = host(args, measured, calibration, &mut sources);
+        let link = link(args, calibration, array, &mut sources)?;
+        #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+        let ratio = measured.output_bytes as f64 / measured.input_bytes as f64;
+        let size = array.and_then(|array| array.size).map(bytes);
+        Ok(Self {
+            input: args
+                .size
+                .map(|size| bytes(size.0))
+                .or(size)
+                .context("no size: give --size")?,
+            output_ratio: args.output_ratio.unwrap_or(ratio),
+            element,
+            host,
+            link,
+            sources,
+        })
+    }
+}
+
+fn host(
+    args: &Args,
+    measured: &KernelSpeed,
+    calibration: &Calibration,
+    sources: &mut Vec<String>,
+) -> Side {
+    let rate = BytesPerSecond::new(measured.bytes_per_sec);
+    let (busy, idle) = args.host_power.unwrap_or((HOST_BUSY, HOST_IDLE));
+    let programs = if args.no_load {
+        0.0
+    } else {
+        running_programs()
+    };
+    sources.push(format!(
+        "host: {}, measured {} on {}; {} other programs run on its {} cores",
+        per_second(rate),
+        measured.measured,
+        calibration.host,
+        significant(programs),
+        calibration.cores
+    ));
+    Side {
+        rate: Some(rate),
+        start: nanos(measured.start_ns),
+        load: Load::Shared {
+            cores: calibration.cores,
+            busy: programs,
+        },
+        busy,
+        idle,
+        free: free_here(),
+    }
+}
+
+fn element(
+    args: &Args,
+    measured: &KernelSpeed,
+    calibration: &Calibration,
+    array: Option<&Array>,
+    sources: &mut Vec<String>,
+) -> Side {
+    let (busy, idle) = args.element_power.unwrap_or((ELEMENT_BUSY, ELEMENT_IDLE));
+    let mut side = Side {
+        rate: None,
+        start: nanos(measured.start_ns),
+        load: Load::none(1),
+        busy,
+        idle,
+        free: array.map(|array| bytes(array.element.free_bytes)),
+    };
+    let name = array.map_or_else(
+        || "element".to_owned(),
+        |array| format!("element {}", array.element.element),
+    );
+    if array.is_some_and(|array| array.element.host == tidemill_client::host::id()) {
+        sources.push(format!(
+            "{name} is on this machine: both sides share its cores"
+        ));
+    }
+    if let Some(array) = array
+        && !args.no_load
+    {
+        side.load = array.load();
+        let element = &array.element;
+        sources.push(format!(
+            "{name}: {} kernels run and {} wait for its {} cores",
+            element.running, element.queued, element.cores
+        ));
+    }
+    let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
+    let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel));
+    let history = array.and_then(|array| array.element.history.get(&args.kernel));
+    if let Some(factor) = args.element_speed {
+        let rate = BytesPerSecond::new(measured.bytes_per_sec * factor);
+        side.rate = Some(rate);
+        sources.push(format!(
+            "{name}: {}, {factor} of the host's as --element-speed says",
+            per_second(rate)
+        ));
+    } else if let Some(known) = known {
+        let rate = BytesPerSecond::new(known.bytes_per_sec);
+        (side.rate, side.start) = (Some(rate), nanos(known.start_ns));
+        let rate = per_second(rate);
+        sources.push(format!("{name}: {rate}, measured {}", known.measured));
+    } else if let Some(history) = history.filter(|one| one.total_ns > 0 && one.input_bytes > 0) {
+        let rate = bytes(history.input_bytes) / nanos(history.total_ns);
+        // A history counts whole runs: the start is in its rate.
+        (side.rate, side.start) = (Some(rate), Seconds::ZERO);
+        sources.push(format!(
+            "{name}: {}, the mean of its {} runs so far",
+            per_second(rate),
+            history.runs
+        ));
+    } else {
+        sources.push(format!(
+            "{name}: {} was never measured there; `tidemill bench kernel --elements {0}` does, or give --element-speed",
+            args.kernel
+        ));
+    }
+    side
+}
+
+fn link(
+    args: &Args,
+    calibration: &Calibration,
+    array: Option<&Array>,
+    sources: &mut Vec<String>,
+) -> anyhow::Result<Link> {
+    let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
+    let told = array.map(|array| array.element.link_bytes_per_sec);
+    let told = told.filter(|&rate| rate > 0);
+    let (bandwidth, from) = match (args.link, known, told) {
+        (Some(rate), _, _) => (rate, "as --link says"),
+        (None, Some(known), _) => (
+            BytesPerSecond::new(known.link_bytes_per_sec),
+            "measured from the element to this machine",
+        ),
+        (None, None, Some(rate)) => (
+            bytes(rate) / Seconds::new(1.0),
+            "as the element tells of its pulls",
+        ),
+        (None, None, None) => anyhow::bail!("nothing tells the rate of the link: give --link"),
+    };
+    let measured = known.map_or(Seconds::ZERO, |known| nanos(known.link_latency_ns));
+    let latency = args.latency.unwrap_or(measured);
+    let rate = per_second(bandwidth);
+    sources.push(format!("link: {rate}, {from}; latency {latency}"));
+    Ok(Link {
+        bandwidth,
+        latency,
+        energy: args.link_energy,
+    })
+}
+
+/// How often the system is asked what runs, and how long between: one look tells of chance, not of load.
+const LOOKS: u32 = 20;
+const LOOK_PERIOD: Duration = Duration::from_millis(10);
+
+/// Programs that run or want to, this one not counted: the mean of some looks.
+fn running_programs() -> f64 {
+    let mut others = 0;
+    for _ in 0..LOOKS {
+        std::thread::sleep(LOOK_PERIOD);
+        let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let running = text.split_whitespace().nth(3);
+        let running = running.and_then(|part| part.split_once('/')?.0.parse::<u32>().ok());
+        others += running.unwrap_or(1).saturating_sub(1);
+    }
+    f64::from(others) / f64::from(LOOKS)
+}
+
+/// Space for the input and the result where the user is.
+fn free_here() -> Option<Bytes> {
+    let file_system = rustix::fs::statvfs(".").ok()?;
+    Some(bytes(
+        file_system.f_bavail.saturating_mul(file_system.f_frsize),
+    ))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
+fn bytes(count: u64) -> Bytes {
+    Bytes::new(count as f64)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
+fn nanos(count: u64) -> Seconds {
+    Seconds::new(count as f64 / 1e9)
+}

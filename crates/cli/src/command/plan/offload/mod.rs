@@ -1,0 +1,290 @@
+//! `tidemill plan offload`: should a kernel run here, on the element that holds its input, or on both?
+//!
+//! The equations are `tidemill_plan::advisor`; here numbers are looked up and the answer is shown.
+
+mod known;
+
+use crate::calibration::Calibration;
+use crate::context::Context;
+use crate::format::{self, Size};
+use crate::output::{View, table, write_table};
+use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
+use known::{Array, Known};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidemill_plan::advisor::{Advice, Case, Choice, Place, advise};
+use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
+
+const EXAMPLES: &str = "Examples:
+  tidemill plan offload max /raw/values.f64              a file of the array, on the element that holds it
+  tidemill plan offload grep --size 20G                  such a file, on the element that has least to do
+  tidemill plan offload max --size 1G --element-speed 0.25 --link '1 Gbit/s'     no array is needed
+  tidemill --json plan offload od /raw/a --result element | jq -r .best
+
+First measure the kernel: tidemill bench kernel --elements NAME. docs/advisor.md tells the equations.";
+
+/// Should a kernel run on this machine, on the element that holds its input, or split between both?
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tidemill plan offload [OPTIONS] <KERNEL> <FILE|--size <SIZE>>")]
+#[command(group = clap::ArgGroup::new("input").required(true).args(["file", "size"]))]
+pub(crate) struct Args {
+    /// The kernel, as `tidemill bench kernel` measured it
+    kernel: String,
+    /// The input, a path in the array
+    file: Option<String>,
+    /// Size of the input, if there is no file of it
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+    /// Where the result is wanted
+    #[arg(long, value_enum, default_value_t = Wanted::Host)]
+    result: Wanted,
+    /// The element that is to hold an input of --size [default: the one with least to do]
+    #[arg(long, value_name = "ID", conflicts_with = "file")]
+    element: Option<u32>,
+    /// Speed of the element's cores, in those of this machine [default: measured]
+    #[arg(long, value_name = "FACTOR", value_parser = factor)]
+    element_speed: Option<f64>,
+    /// Rate of the link, as '1 Gbit/s' [default: measured]
+    #[arg(long, value_name = "RATE")]
+    link: Option<BytesPerSecond>,
+    /// Latency of the link, as '1 ms' [default: measured, else none]
+    #[arg(long, value_name = "TIME")]
+    latency: Option<Seconds>,
+    /// Bytes of result for each byte of input [default: measured]
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    output_ratio: Option<f64>,
+    /// Results of parts make the result of the whole [default: known of built-in kernels, else not]
+    #[arg(long)]
+    splittable: bool,
+    /// As if neither side had anything else to do
+    #[arg(long)]
+    no_load: bool,
+    /// What a core of the element takes when it works and when it waits [default: 0.75 W,22.5 mW]
+    #[arg(long, value_name = "BUSY,IDLE", value_parser = powers)]
+    element_power: Option<(Watts, Watts)>,
+    /// What a core of this machine takes when it works and when it waits [default: 23.75 W,7.875 W]
+    #[arg(long, value_name = "BUSY,IDLE", value_parser = powers)]
+    host_power: Option<(Watts, Watts)>,
+    /// What moving takes
+    #[arg(long, value_name = "ENERGY", default_value = "10 pJ/bit")]
+    link_energy: JoulesPerByte,
+    /// What `tidemill bench kernel` measured [default: DIR/calibration.toml]
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+}
+
+/// Where the result is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Wanted {
+    /// On this machine
+    Host,
+    /// On the element, as a file of the array
+    Element,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok();
+    let value = value.filter(|value: &f64| *value > 0.0 && value.is_finite());
+    value.ok_or_else(|| "a factor is a number above zero".to_owned())
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok();
+    let value = value.filter(|value: &f64| *value >= 0.0 && value.is_finite());
+    value.ok_or_else(|| "a ratio is a number, zero or more".to_owned())
+}
+
+fn powers(text: &str) -> Result<(Watts, Watts), String> {
+    let (busy, idle) = text
+        .split_once(',')
+        .ok_or("two powers with a comma between them, as 20 W,5 W")?;
+    let power = |text: &str| text.parse().map_err(|error| format!("{error}"));
+    Ok((power(busy)?, power(idle)?))
+}
+
+/// Built-in kernels whose results of parts make the result of the whole: the greatest, the least, sums.
+const SPLITTABLE: [&str; 4] = ["grep", "max", "min", "wordcount"];
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let path = args.calibration.clone();
+    let path = path.unwrap_or_else(|| context.array.calibration());
+    let calibration = Calibration::load(&path)?;
+    let array = array(&args, context).await?;
+    let measured = calibration.kernel(&args.kernel).with_context(|| {
+        let (name, path) = (&args.kernel, path.display());
+        format!("kernel {name} is not in {path}: measure it with `tidemill bench kernel {name}`")
+    })?;
+    let known = Known::gather(&args, measured, &calibration, array.as_ref())?;
+    let splittable = args.splittable || SPLITTABLE.contains(&args.kernel.as_str());
+    let case = Case {
+        input: known.input,
+        output_ratio: known.output_ratio,
+        splittable,
+        result: match args.result {
+            Wanted::Host => Place::Host,
+            Wanted::Element => Place::Element,
+        },
+        element: known.element,
+        host: known.host,
+        link: known.link,
+    };
+    let advice = advise(&case)?;
+    context.output.show(&Advised {
+        kernel: &args.kernel,
+        case: &case,
+        advice: &advice,
+        known: &known,
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The array, if one is needed or there.
+async fn array(args: &Args, context: &Context) -> anyhow::Result<Option<Array>> {
+    if let Some(file) = &args.file {
+        return Ok(Some(Array::of_file(context, file).await?));
+    }
+    if args.element.is_none() && args.element_speed.is_some() && args.link.is_some() {
+        return Ok(None);
+    }
+    let found = Array::of_element(context, args.element).await;
+    ensure!(
+        args.element.is_none() || !matches!(found, Ok(None)),
+        "there is no storage element {} that is up: `tidemill status` shows them",
+        args.element.unwrap_or_default()
+    );
+    match found {
+        Err(error) if args.element.is_some() => Err(error),
+        // Without an array the calibration has to do.
+        other => Ok(other.unwrap_or(None)),
+    }
+}
+
+/// As sizes are told in all other commands.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "display only; casts saturate"
+)]
+fn size(bytes: Bytes) -> String {
+    format::bytes(bytes.get().round() as u64)
+}
+
+/// A rate, likewise.
+fn per_second(rate: BytesPerSecond) -> String {
+    format!("{}/s", size(Bytes::new(rate.get())))
+}
+
+/// The answer.
+struct Advised<'a> {
+    kernel: &'a str,
+    case: &'a Case,
+    advice: &'a Advice,
+    known: &'a Known,
+}
+
+const CHOICES: [Choice; 3] = [Choice::Element, Choice::Host, Choice::Split];
+
+impl View for Advised<'_> {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (input, result) = (self.case.input, self.case.input * self.case.output_ratio);
+        writeln!(
+            out,
+            "{} over {}; its result of {} is wanted on the {}\n",
+            self.kernel,
+            size(input),
+            size(result),
+            self.case.result
+        )?;
+        let header = ["CHOICE", "TIME", "WAIT", "MOVE", "RUN", "MOVED", "ENERGY"];
+        let mut rows = table(&header, &[1, 2, 3, 4, 5, 6]);
+        let mut notes = Vec::new();
+        for choice in CHOICES {
+            match self.advice.of(choice) {
+                Ok(one) => drop(rows.add_row([
+                    choice.to_string(),
+                    one.time.to_string(),
+                    one.waiting.to_string(),
+                    one.moving.to_string(),
+                    (one.on_element + one.on_host).to_string(),
+                    size(one.moved),
+                    one.energy.to_string(),
+                ])),
+                Err(why) => notes.push(format!("{choice}: can't be had: {why}")),
+            }
+        }
+        write_table(out, &rows)?;
+        if let Ok(split) = self.advice.split {
+            let share = significant((split.element_share * 1e3).round() / 10.0);
+            notes.push(format!(
+                "split: best with {share} % of the input on the element"
+            ));
+        }
+        for note in notes {
+            writeln!(out, "{note}")?;
+        }
+        writeln!(out, "\nbest: {}: {}", self.advice.best, self.advice.reason)?;
+        writeln!(out)?;
+        for source in &self.known.sources {
+            writeln!(out, "{source}")?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let choices = CHOICES.map(|choice| match self.advice.of(choice) {
+            Ok(one) => {
+                let mut value = json!(one);
+                value["choice"] = json!(choice);
+                value["feasible"] = true.into();
+                value
+            }
+            Err(why) => json!({ "choice": choice, "feasible": false, "why": why.to_string() }),
+        });
+        json!({
+            "kernel": self.kernel,
+            "input_bytes": self.case.input,
+            "output_ratio": self.case.output_ratio,
+            "splittable": self.case.splittable,
+            "result": self.case.result,
+            "element_bytes_per_sec": self.case.element.rate,
+            "element_start_seconds": self.case.element.start,
+            "host_bytes_per_sec": self.case.host.rate,
+            "host_start_seconds": self.case.host.start,
+            "link_bytes_per_sec": self.case.link.bandwidth,
+            "link_latency_seconds": self.case.link.latency,
+            "choices": choices,
+            "best": self.advice.best,
+            "reason": self.advice.reason,
+            "sources": self.known.sources,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_are_no_numbers_are_refused() {
+        assert!(factor("0").is_err() && factor("inf").is_err() && factor("x").is_err());
+        assert!(ratio("-1").is_err() && ratio("0").is_ok());
+        assert_eq!(
+            powers("20 W,500 mW"),
+            Ok((Watts::new(20.0), Watts::new(0.5)))
+        );
+        assert!(powers("20 W").is_err() && powers("20 J,3 W").is_err());
+    }
+
+    #[test]
+    fn every_kernel_that_splits_is_built_in() {
+        assert!(
+            SPLITTABLE
+                .iter()
+                .all(|name| tidemill_kernel::is_builtin(name))
+        );
+    }
+}

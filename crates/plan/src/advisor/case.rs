@@ -1,0 +1,282 @@
+//! What the advisor is asked: a kernel, an input, both sides and the link between them.
+
+use super::{ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Infeasible};
+use crate::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts};
+use serde::Serialize;
+use std::fmt;
+use thiserror::Error;
+
+/// One of the two sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// The element that holds the input.
+    Element,
+    /// The machine that asks.
+    Host,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Element => "element",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// What else a side has to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Load {
+    /// Kernels take cores one after the other, as on an element.
+    Queue {
+        /// Kernels that run at once.
+        cores: u32,
+        /// Kernels that run.
+        running: u32,
+        /// Kernels that wait.
+        queued: u32,
+        /// What each of them is expected to take.
+        mean: Seconds,
+    },
+    /// An operating system shares cores among all that wants to run, as on a host.
+    Shared {
+        /// Its cores.
+        cores: u32,
+        /// How many programs want to run, on average.
+        busy: f64,
+    },
+}
+
+impl Load {
+    /// Nothing else to do.
+    pub const fn none(cores: u32) -> Self {
+        Self::Shared { cores, busy: 0.0 }
+    }
+
+    fn cores(self) -> u32 {
+        match self {
+            Self::Queue { cores, .. } | Self::Shared { cores, .. } => cores,
+        }
+    }
+
+    /// Until a core is free (A1): AnalyzeThis §3.2's expected free time, with kernels that run half done.
+    pub fn wait(self) -> Seconds {
+        match self {
+            Self::Queue {
+                cores,
+                running,
+                queued,
+                mean,
+            } if running.saturating_add(queued) >= cores => {
+                mean * ((f64::from(queued) + f64::from(running) / 2.0) / f64::from(cores.max(1)))
+            }
+            Self::Queue { .. } | Self::Shared { .. } => Seconds::ZERO,
+        }
+    }
+
+    /// Share of a core that one more kernel gets (A2).
+    pub fn share(self) -> f64 {
+        match self {
+            Self::Queue { .. } => 1.0,
+            Self::Shared { cores, busy } => (f64::from(cores) / (busy + 1.0)).min(1.0),
+        }
+    }
+}
+
+/// One of the two places where the kernel may run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Side {
+    /// Input per second on one free core; none if nobody measured it.
+    pub rate: Option<BytesPerSecond>,
+    /// What a run takes over next to no input.
+    pub start: Seconds,
+    /// What else it has to do.
+    pub load: Load,
+    /// Power of a core at work.
+    pub busy: Watts,
+    /// Power of a core that waits.
+    pub idle: Watts,
+    /// Space for input and result; none if there is no bound.
+    pub free: Option<Bytes>,
+}
+
+impl Side {
+    /// An element without load, with the default powers.
+    pub fn element(rate: BytesPerSecond) -> Self {
+        Self {
+            rate: Some(rate),
+            start: Seconds::ZERO,
+            load: Load::none(1),
+            busy: ELEMENT_BUSY,
+            idle: ELEMENT_IDLE,
+            free: None,
+        }
+    }
+
+    /// A host without load, with the default powers.
+    pub fn host(rate: BytesPerSecond) -> Self {
+        Self {
+            busy: HOST_BUSY,
+            idle: HOST_IDLE,
+            ..Self::element(rate)
+        }
+    }
+
+    /// Starting and running over `input` (A3).
+    pub(super) fn run(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
+        if self.load.cores() == 0 {
+            return Err(Infeasible::NoCores(place));
+        }
+        let rate = self.rate.ok_or(Infeasible::NotMeasured(place))?;
+        Ok(self.start + input / (rate * self.load.share()))
+    }
+
+    /// Whether there is space.
+    pub(super) fn holds(&self, place: Place, needed: Bytes) -> Result<(), Infeasible> {
+        match self.free {
+            Some(free) if needed > free => Err(Infeasible::NoSpace {
+                place,
+                needed,
+                free,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The way between host and element, the same in both directions at once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// What it moves.
+    pub bandwidth: BytesPerSecond,
+    /// From asking for data to its first byte.
+    pub latency: Seconds,
+    /// What moving takes.
+    pub energy: JoulesPerByte,
+}
+
+impl Link {
+    /// Moving `data` (A4); nothing takes no time.
+    pub(super) fn time(&self, data: Bytes) -> Seconds {
+        if data > Bytes::ZERO {
+            self.latency + data / self.bandwidth
+        } else {
+            Seconds::ZERO
+        }
+    }
+}
+
+/// What the advisor is asked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Case {
+    /// What is to be worked on; it lies on the element.
+    pub input: Bytes,
+    /// Size of the result for each byte of input.
+    pub output_ratio: f64,
+    /// Whether results of parts make the result of the whole.
+    pub splittable: bool,
+    /// Where the result is wanted.
+    pub result: Place,
+    /// The element that holds the input.
+    pub element: Side,
+    /// The machine that asks.
+    pub host: Side,
+    /// The way between them.
+    pub link: Link,
+}
+
+/// A case that makes no sense.
+#[derive(Debug, Clone, Copy, PartialEq, Error)]
+pub enum CaseError {
+    /// A number that must be more than zero.
+    #[error("{what} is {value}; it must be above zero and finite")]
+    NotPositive {
+        /// Which.
+        what: &'static str,
+        /// What it was, in its SI unit.
+        value: f64,
+    },
+    /// A number that must not be negative.
+    #[error("{what} is {value}; it must not be negative or infinite")]
+    Negative {
+        /// Which.
+        what: &'static str,
+        /// What it was, in its SI unit.
+        value: f64,
+    },
+    /// A core that takes more when it waits.
+    #[error("a core of the {place} takes {idle} when it waits and {busy} when it works: swap them")]
+    IdlePower {
+        /// Where.
+        place: Place,
+        /// When it waits.
+        idle: Watts,
+        /// When it works.
+        busy: Watts,
+    },
+    /// There is no way at all.
+    #[error("nothing can run this: {element}; {host}")]
+    Nowhere {
+        /// Why the element can't.
+        element: Infeasible,
+        /// Why the host can't.
+        host: Infeasible,
+    },
+}
+
+impl Case {
+    /// Whether all numbers make sense.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), CaseError> {
+        positive("the size of the input", self.input.get())?;
+        not_negative("the output ratio", self.output_ratio)?;
+        positive("the link's bandwidth", self.link.bandwidth.get())?;
+        not_negative("the link's latency", self.link.latency.get())?;
+        not_negative("the link's energy", self.link.energy.get())?;
+        for (place, side) in [(Place::Element, &self.element), (Place::Host, &self.host)] {
+            side_makes_sense(place, side)?;
+        }
+        Ok(())
+    }
+}
+
+fn side_makes_sense(place: Place, side: &Side) -> Result<(), CaseError> {
+    if let Some(rate) = side.rate {
+        positive("the kernel's throughput", rate.get())?;
+    }
+    not_negative("the time to start", side.start.get())?;
+    not_negative("the power of a core that waits", side.idle.get())?;
+    not_negative("the power of a core at work", side.busy.get())?;
+    match side.load {
+        Load::Queue { mean, .. } => not_negative("the time of a queued kernel", mean.get())?,
+        Load::Shared { busy, .. } => not_negative("the load", busy)?,
+    }
+    if let Some(free) = side.free {
+        not_negative("the free space", free.get())?;
+    }
+    if side.idle > side.busy {
+        return Err(CaseError::IdlePower {
+            place,
+            idle: side.idle,
+            busy: side.busy,
+        });
+    }
+    Ok(())
+}
+
+fn positive(what: &'static str, value: f64) -> Result<(), CaseError> {
+    if value > 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(CaseError::NotPositive { what, value })
+}
+
+fn not_negative(what: &'static str, value: f64) -> Result<(), CaseError> {
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(CaseError::Negative { what, value })
+}

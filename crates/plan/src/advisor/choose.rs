@@ -1,0 +1,361 @@
+//! What each way of running takes, and which is best.
+
+use super::{Case, CaseError, Infeasible, Place, Prediction, decimal};
+use crate::units::{Bytes, Joules, Seconds, significant};
+use serde::Serialize;
+use std::fmt;
+
+/// Times that differ by less than this share count as equal; then the energy decides.
+pub const TIE: f64 = 0.01;
+
+/// A split must be faster by this share than the better side alone: cutting the input, joining results, and what the
+/// element's cores do to send the host its part while the kernel runs are not in the equations.
+pub const SPLIT_GAIN_MIN: f64 = 0.2;
+
+/// A way of running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choice {
+    /// In place; the result moves if it is wanted elsewhere.
+    Element,
+    /// The input moves.
+    Host,
+    /// A part of the input stays and the rest moves, at the same time.
+    Split,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Element => "element",
+            Self::Host => "host",
+            Self::Split => "split",
+        })
+    }
+}
+
+/// What the advisor says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advice {
+    /// In place.
+    pub element: Result<Prediction, Infeasible>,
+    /// On the host.
+    pub host: Result<Prediction, Infeasible>,
+    /// Split at the best share; the same as one of the others if its best share is all or nothing.
+    pub split: Result<Prediction, Infeasible>,
+    /// The best of them.
+    pub best: Choice,
+    /// Why, in one sentence.
+    pub reason: String,
+}
+
+impl Advice {
+    /// What was predicted for a way of running.
+    ///
+    /// # Errors
+    /// Why it can't be had.
+    pub fn of(&self, choice: Choice) -> Result<Prediction, Infeasible> {
+        match choice {
+            Choice::Element => self.element,
+            Choice::Host => self.host,
+            Choice::Split => self.split,
+        }
+    }
+}
+
+/// Predicts all ways of running and chooses: the fastest; among those within [`TIE`] of it the one with the least
+/// energy; a split only from [`SPLIT_GAIN_MIN`] on.
+///
+/// # Errors
+/// A number of the case that makes no sense, or that neither side can run the kernel.
+pub fn advise(case: &Case) -> Result<Advice, CaseError> {
+    case.check()?;
+    let (element, host) = (case.predict(1.0), case.predict(0.0));
+    let split = case.best_split();
+    let whole = match (element, host) {
+        (Err(element), Err(host)) => match split {
+            Ok(_) => Choice::Split,
+            Err(_) => return Err(CaseError::Nowhere { element, host }),
+        },
+        (Ok(_), Err(_)) => Choice::Element,
+        (Err(_), Ok(_)) => Choice::Host,
+        (Ok(element), Ok(host)) => better(&element, &host),
+    };
+    let mut advice = Advice {
+        element,
+        host,
+        split,
+        best: whole,
+        reason: String::new(),
+    };
+    let fastest = element.into_iter().chain(host).map(|one| one.time.get());
+    let fastest = fastest.fold(f64::INFINITY, f64::min);
+    if let Ok(split) = split
+        && split.time.get() < fastest * (1.0 - SPLIT_GAIN_MIN)
+    {
+        advice.best = Choice::Split;
+    }
+    advice.reason = reason(&advice, case);
+    Ok(advice)
+}
+
+fn tied(one: &Prediction, other: &Prediction) -> bool {
+    let (one, other) = (one.time.get(), other.time.get());
+    one.max(other) <= one.min(other) * (1.0 + TIE)
+}
+
+fn better(element: &Prediction, host: &Prediction) -> Choice {
+    let host_wins = if tied(element, host) {
+        host.energy < element.energy
+    } else {
+        host.time < element.time
+    };
+    if host_wins {
+        Choice::Host
+    } else {
+        Choice::Element
+    }
+}
+
+impl Case {
+    /// With `share` of the input on the element and the rest on the host (A3 to A9).
+    ///
+    /// # Errors
+    /// Why that can't be had.
+    pub fn predict(&self, share: f64) -> Result<Prediction, Infeasible> {
+        let here = self.input * share;
+        let there = self.input * (1.0 - share);
+        self.has_space(here, there)?;
+        let mut prediction = Prediction {
+            time: Seconds::ZERO,
+            element_share: share,
+            waiting: Seconds::ZERO,
+            on_element: Seconds::ZERO,
+            on_host: Seconds::ZERO,
+            moving: Seconds::ZERO,
+            moved: there,
+            energy: Joules::ZERO,
+        };
+        let mut link_free = Seconds::ZERO;
+        if there > Bytes::ZERO {
+            prediction.on_host = self.host.run(Place::Host, there)?;
+            let wait = self.host.load.wait();
+            prediction.waiting = prediction.waiting + wait;
+            link_free = wait + self.link.time(there);
+            let back = self.returned(Place::Host, there);
+            prediction.moved = prediction.moved + back;
+            prediction.moving = self.link.time(there) + self.link.time(back);
+            prediction.time = link_free + prediction.on_host + self.link.time(back);
+        }
+        if here > Bytes::ZERO {
+            prediction.on_element = self.element.run(Place::Element, here)?;
+            let wait = self.element.load.wait();
+            prediction.waiting = prediction.waiting + wait;
+            let back = self.returned(Place::Element, here);
+            prediction.moved = prediction.moved + back;
+            prediction.moving = prediction.moving + self.link.time(back);
+            let mut end = wait + prediction.on_element;
+            if back > Bytes::ZERO {
+                // Input for the host and the element's result leave by the same link, one after the other.
+                end = later(end, link_free) + self.link.time(back);
+            }
+            prediction.time = later(prediction.time, end);
+        }
+        let core = |side: &super::Side, run: Seconds| {
+            side.busy * run + side.idle * (prediction.time - run)
+        };
+        prediction.energy = core(&self.element, prediction.on_element)
+            + core(&self.host, prediction.on_host)
+            + self.link.energy * prediction.moved;
+        Ok(prediction)
+    }
+
+    /// What is left to move once a side has worked on `input` (A5).
+    fn returned(&self, place: Place, input: Bytes) -> Bytes {
+        if place == self.result {
+            Bytes::ZERO
+        } else {
+            input * self.output_ratio
+        }
+    }
+
+    /// Whether results fit where they are made and where they are wanted, and input where it moves to.
+    fn has_space(&self, here: Bytes, there: Bytes) -> Result<(), Infeasible> {
+        let element = here * self.output_ratio + self.returned(Place::Host, there);
+        let host = there * (1.0 + self.output_ratio) + self.returned(Place::Element, here);
+        self.element.holds(Place::Element, element)?;
+        self.host.holds(Place::Host, host)
+    }
+
+    /// The share with the least time (A6). Time over the share is the greatest of straight lines, so its least value
+    /// is at an end or where two of them cross.
+    fn best_split(&self) -> Result<Prediction, Infeasible> {
+        if !self.splittable {
+            return Err(Infeasible::NotSplittable);
+        }
+        // A side that can't run the kernel at all leaves nothing to split.
+        self.element.run(Place::Element, self.input)?;
+        self.host.run(Place::Host, self.input)?;
+        let mut shares = vec![1.0, 0.0];
+        let lines = self.branches();
+        for (index, one) in lines.iter().enumerate() {
+            shares.extend(
+                lines[index + 1..]
+                    .iter()
+                    .filter_map(|other| one.cross(other)),
+            );
+        }
+        let mut best: Result<Prediction, _> = Err(Infeasible::NotSplittable);
+        for prediction in shares.into_iter().map(|share| self.predict(share)) {
+            best = match (best, prediction) {
+                (Ok(best), Ok(one)) if one.time < best.time => Ok(one),
+                (Ok(best), _) => Ok(best),
+                (Err(_), other) => other,
+            };
+        }
+        best
+    }
+
+    /// When the host ends, when the element ends if the link is free by then, and if it is not: over the element's
+    /// share, between all and nothing.
+    fn branches(&self) -> Vec<Line> {
+        let on_host = |share: f64| self.host.run(Place::Host, self.input * (1.0 - share));
+        let on_element = |share: f64| self.element.run(Place::Element, self.input * share);
+        let moved = |data: Bytes| data / self.link.bandwidth;
+        let latency = |place: Place| {
+            if self.returned(place, self.input) > Bytes::ZERO {
+                self.link.latency
+            } else {
+                Seconds::ZERO
+            }
+        };
+        let back = |place: Place, part: f64| {
+            latency(place) + moved(self.returned(place, self.input * part))
+        };
+        let link_free = |share: f64| {
+            self.host.load.wait() + self.link.latency + moved(self.input * (1.0 - share))
+        };
+        let host =
+            |share: f64| Ok(link_free(share) + on_host(share)? + back(Place::Host, 1.0 - share));
+        let element = |share: f64| {
+            Ok(self.element.load.wait() + on_element(share)? + back(Place::Element, share))
+        };
+        let delayed = |share: f64| Ok(link_free(share) + back(Place::Element, share));
+        [
+            Line::through(host),
+            Line::through(element),
+            Line::through(delayed),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// A straight line over the element's share.
+struct Line {
+    start: f64,
+    slope: f64,
+}
+
+impl Line {
+    /// Through the values at nothing and at all; none if there are none.
+    fn through(at: impl Fn(f64) -> Result<Seconds, Infeasible>) -> Option<Self> {
+        let (start, end) = (at(0.0).ok()?.get(), at(1.0).ok()?.get());
+        Some(Self {
+            start,
+            slope: end - start,
+        })
+    }
+
+    /// The share at which two lines cross, if it is a true part.
+    fn cross(&self, other: &Self) -> Option<f64> {
+        let share = (other.start - self.start) / (self.slope - other.slope);
+        (share > 0.0 && share < 1.0).then_some(share)
+    }
+}
+
+fn later(one: Seconds, other: Seconds) -> Seconds {
+    if one > other { one } else { other }
+}
+
+/// One sentence.
+fn reason(advice: &Advice, case: &Case) -> String {
+    if advice.best == Choice::Split {
+        return split_reason(advice);
+    }
+    let best = advice.best;
+    match (advice.element, advice.host) {
+        (Err(why), _) | (_, Err(why)) => format!("only the {best} can run it: {why}"),
+        (Ok(element), Ok(host)) if best == Choice::Element => {
+            whole_reason(case, best, &element, Choice::Host, &host)
+        }
+        (Ok(element), Ok(host)) => whole_reason(case, best, &host, Choice::Element, &element),
+    }
+}
+
+fn whole_reason(
+    case: &Case,
+    best: Choice,
+    this: &Prediction,
+    other: Choice,
+    that: &Prediction,
+) -> String {
+    if tied(this, that) {
+        return format!(
+            "both take {} within {} %, and the {best} takes {} against {}",
+            this.time,
+            TIE * 100.0,
+            this.energy,
+            that.energy
+        );
+    }
+    format!(
+        "it takes {} on the {best}, most of it {}, and {} on the {other}, most of it {}",
+        this.time,
+        most(this, case),
+        that.time,
+        most(that, case)
+    )
+}
+
+fn split_reason(advice: &Advice) -> String {
+    let split = match advice.split {
+        Ok(split) => split,
+        Err(why) => return why.to_string(),
+    };
+    let alone = [Choice::Element, Choice::Host]
+        .into_iter()
+        .filter_map(|choice| Some((choice, advice.of(choice).ok()?.time)))
+        .min_by(|(_, one), (_, other)| one.get().total_cmp(&other.get()));
+    let Some((name, time)) = alone else {
+        return "neither side has space for all of it, but both together have".to_owned();
+    };
+    format!(
+        "with {} % of the input on the element and the rest on the host it takes {}, {} % less than on the {name} alone",
+        significant((split.element_share * 1000.0).round() / 10.0),
+        split.time,
+        significant((100.0 * (1.0 - split.time / time)).round()),
+    )
+}
+
+/// What takes the largest part of a run on one side.
+fn most(prediction: &Prediction, case: &Case) -> String {
+    let running = later(prediction.on_element, prediction.on_host);
+    if prediction.waiting > running && prediction.waiting > prediction.moving {
+        return "waiting for a core".to_owned();
+    }
+    if prediction.moving > running {
+        return format!("moving {}", decimal(prediction.moved));
+    }
+    let side = if prediction.element_share > 0.0 {
+        &case.element
+    } else {
+        &case.host
+    };
+    if side.start * 2.0 > running {
+        "starting".to_owned()
+    } else {
+        "running".to_owned()
+    }
+}

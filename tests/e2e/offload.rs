@@ -1,0 +1,251 @@
+//! Measuring kernels and asking where to run them, without an array and on one.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// On the host 1 GB/s and 10 ms to start; on element 2 a quarter of that.
+const CALIBRATION: &str = r#"
+version = 1
+host = "workstation"
+cores = 8
+
+[[kernel]]
+name = "max"
+args = []
+hash = "0"
+measured = "2026-11-21 15:00:00"
+seed = 1
+input_bytes = 1000000
+output_bytes = 18
+runs = 5
+start_ns = 10000000
+bytes_per_sec = 1e9
+
+[[kernel]]
+name = "od"
+args = []
+hash = "0"
+measured = "2026-11-21 15:00:00"
+seed = 1
+input_bytes = 1000000
+output_bytes = 3000000
+runs = 5
+start_ns = 10000000
+bytes_per_sec = 1e9
+"#;
+
+fn offload(folder: &Path, args: &[&str]) -> Output {
+    let calibration = folder.join("calibration.toml");
+    if !calibration.exists() {
+        std::fs::write(&calibration, CALIBRATION).unwrap();
+    }
+    Command::new(env!("CARGO_BIN_EXE_tidemill"))
+        .args(["--json", "--dir", ".", "plan", "offload"])
+        .args(args)
+        .current_dir(folder)
+        .env("HOME", folder)
+        .output()
+        .unwrap()
+}
+
+fn advice(folder: &Path, args: &[&str]) -> Value {
+    let output = offload(folder, args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// One of the choices.
+fn choice<'a>(advice: &'a Value, name: &str) -> &'a Value {
+    let all = advice["choices"].as_array().unwrap();
+    all.iter().find(|one| one["choice"] == name).unwrap()
+}
+
+fn close(value: &Value, expected: f64) {
+    let value = value.as_f64().unwrap();
+    assert!(
+        (value - expected).abs() < 1e-9 * expected,
+        "{value} is not {expected}"
+    );
+}
+
+const ALONE: [&str; 5] = [
+    "--size",
+    "100000000 B",
+    "--element-speed",
+    "0.25",
+    "--no-load",
+];
+
+#[test]
+fn without_an_array_the_calibration_and_flags_are_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let over = |link: &str, rest: &[&str]| {
+        advice(folder.path(), &[rest, &ALONE, &["--link", link]].concat())
+    };
+    let ask = |rest: &[&str]| over("1 Gbit/s", rest);
+    assert_eq!(over("10 Mbit/s", &["max"])["best"], "element");
+    let reduces = ask(&["max"]);
+    assert_eq!(
+        reduces["best"], "split",
+        "the host's cores are faster and the link keeps up"
+    );
+    close(
+        &choice(&reduces, "element")["seconds"],
+        0.01 + 0.4 + 1_800.0 / 125e6,
+    );
+    close(&choice(&reduces, "host")["seconds"], 0.8 + 0.01 + 0.1);
+    close(&choice(&reduces, "host")["moved_bytes"], 1e8);
+    let split = &choice(&reduces, "split")["seconds"];
+    assert!(split.as_f64() <= choice(&reduces, "element")["seconds"].as_f64());
+
+    let expands = ask(&["od"]);
+    assert_eq!(expands["best"], "host");
+    close(&choice(&expands, "element")["seconds"], 0.01 + 0.4 + 2.4);
+    assert_eq!(choice(&expands, "split")["feasible"], false);
+    assert!(
+        choice(&expands, "split")["why"]
+            .as_str()
+            .unwrap()
+            .contains("parts")
+    );
+    assert_eq!(ask(&["od", "--result", "element"])["best"], "element");
+    assert_eq!(
+        choice(&ask(&["od", "--splittable"]), "split")["feasible"],
+        true
+    );
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |args: &[&str], words: &str| {
+        let output = offload(folder.path(), args);
+        assert!(!output.status.success(), "{args:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains(words), "{args:?}: {text}");
+    };
+    refused(&["min", "--size", "1 GB"], "tidemill bench kernel min");
+    refused(&["max", "--size", "1 GB"], "give --link");
+    refused(&["max", "--size", "1 X"], "is no size");
+    refused(
+        &["max", "--size", "1 GB", "--element-speed", "0"],
+        "above zero",
+    );
+    refused(&["max"], "required");
+    refused(&["max", "/a"], "can't reach the server");
+    refused(
+        &["max", "--size", "1 GB", "--calibration", "none.toml"],
+        "none.toml is not there",
+    );
+    let unknown = advice(
+        folder.path(),
+        &["max", "--size", "1 GB", "--link", "1 GB/s"],
+    );
+    assert_eq!(unknown["best"], "host");
+    assert!(
+        choice(&unknown, "element")["why"]
+            .as_str()
+            .unwrap()
+            .contains("never measured")
+    );
+}
+
+#[test]
+fn kernels_are_measured_on_host_and_elements_and_a_file_is_advised_on() {
+    let Some(array) = Array::with(Options {
+        mount: false,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    let file = array.path("calibration.toml");
+    let file = file.to_str().unwrap();
+    let bench = |args: &[&str]| {
+        array.json(
+            &[
+                &[
+                    "bench", "kernel", "--size", "32Mi", "--runs", "3", "-o", file,
+                ],
+                args,
+            ]
+            .concat(),
+        )
+    };
+    let measured = bench(&["--elements", "grep"]);
+    assert_eq!(measured["kernel"].as_array().unwrap().len(), 1);
+    assert_eq!(measured["element"].as_array().unwrap().len(), 2);
+    for element in measured["element"].as_array().unwrap() {
+        let kernel = &element["kernel"][0];
+        assert_eq!(kernel["hash"], measured["kernel"][0]["hash"]);
+        assert_eq!(
+            kernel["output_bytes"],
+            measured["kernel"][0]["output_bytes"]
+        );
+        assert!(kernel["bytes_per_sec"].as_f64().unwrap() > 0.0);
+        assert!(element["link_bytes_per_sec"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(
+        array.run(&["ls", "/"]).out.trim(),
+        "",
+        "what was put there is gone"
+    );
+    bench(&["base64"]);
+
+    let local = array.path("text");
+    std::fs::write(&local, "tide and mill\n".repeat(10_000)).unwrap();
+    assert!(
+        array
+            .run(&["put", "--element", "1", local.to_str().unwrap(), "/text"])
+            .ok
+    );
+    let ask =
+        |kernel: &str| array.json(&["plan", "offload", kernel, "/text", "--calibration", file]);
+    let known = ask("grep");
+    close(&known["input_bytes"], 140_000.0);
+    let rate = |all: &Value| all["kernel"][0]["bytes_per_sec"].as_f64().unwrap();
+    close(
+        &known["element_bytes_per_sec"],
+        rate(&measured["element"][1]),
+    );
+    close(&known["host_bytes_per_sec"], rate(&measured));
+    for one in known["choices"].as_array().unwrap() {
+        assert_eq!(one["feasible"], true, "{one}");
+    }
+    // Never measured on the element, but known once it has run there.
+    assert_eq!(choice(&ask("base64"), "element")["feasible"], false);
+    let job = r#"name = "b"; workdir = "/"; tasks = ( { name = "b"; kernel = "base64"; input = ["text"];
+        output = ["b64"]; stdin = "text"; stdout = "b64"; } );"#;
+    array.done(array.submit(job));
+    // Elements tell of themselves every now and then.
+    wait("the element's history", || {
+        choice(&ask("base64"), "element")["feasible"] == true
+    });
+}
+
+#[test]
+fn the_policy_advised_runs_a_job_and_says_why() {
+    let Some(array) = Array::with(Options {
+        host_cores: 1,
+        mount: false,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    let local = array.path("text");
+    std::fs::write(&local, "tide\n").unwrap();
+    assert!(array.run(&["put", local.to_str().unwrap(), "/text"]).ok);
+    let job = r#"name = "a"; workdir = "/"; policy = "advised"; tasks = (
+        { name = "one"; kernel = "wordcount"; input = ["text"]; output = ["1"]; },
+        { name = "two"; kernel = "wordcount"; input = ["1"]; output = ["2"]; } );"#;
+    let job = array.submit(job);
+    array.done(job);
+    let why = array.json(&["explain", &job.to_string()]);
+    let text = why.to_string();
+    assert!(
+        text.contains("\"advised\"") && text.contains("of all elements and the host"),
+        "{text}"
+    );
+}

@@ -11,3 +11,4 @@ mod offload;
 mod plan;
 mod remote;
 mod scripts;
+mod traces;

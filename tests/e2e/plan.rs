@@ -157,3 +157,140 @@ fn a_wrong_site_is_refused_with_file_and_line() {
     let (code, _, err) = refused(&["plan", "model", "paper", "--without", "gravity"]);
     assert!(code == Some(2) && err.contains("drain-at-share"), "{err}");
 }
+
+const PLATFORM: &str = include_str!("../../examples/planning/array.ini");
+const COSTS: &str = include_str!("../../examples/planning/getmax.toml");
+const SCRIPT: &str = include_str!("../../examples/listing1/getmax.conf");
+
+/// A folder with the examples' job, costs and platform.
+fn job() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("array.ini", PLATFORM),
+        ("costs.toml", COSTS),
+        ("job.conf", SCRIPT),
+    ] {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+const RUN: [&str; 7] = [
+    "plan",
+    "run",
+    "job.conf",
+    "--costs",
+    "costs.toml",
+    "--platform",
+    "array.ini",
+];
+
+#[test]
+fn a_job_script_is_simulated_and_drawn() {
+    let folder = job();
+    let with = |more: &[&'static str]| [&RUN[..], more].concat();
+    let shown = plan(folder.path(), &with(&["--tasks", "--gantt", "chart.svg"]));
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let out = text(&shown.stdout);
+    for part in ["makespan", "getmax.reduce", "policy"] {
+        assert!(out.contains(part), "no {part} in:\n{out}");
+    }
+    let chart = std::fs::read_to_string(folder.path().join("chart.svg")).unwrap();
+    assert!(chart.starts_with("<svg") && chart.contains("getmax.2"));
+
+    let report = json(folder.path(), &[&["--json"], &RUN[..]].concat());
+    // 2 GB are read at 550 MB/s and computed on at 400 MB/s; the rest takes tens of milliseconds.
+    let makespan = report["makespan_ns"].as_u64().unwrap();
+    assert!(
+        (8_640_000_000..9_000_000_000).contains(&makespan),
+        "{makespan}"
+    );
+    assert_eq!(report["tasks"].as_array().unwrap().len(), 3);
+    let policy = |name: &'static str| {
+        let args = [&["--json"], &with(&["--policy", name, "--seed", "3"])[..]].concat();
+        json(folder.path(), &args)
+    };
+    assert_eq!(policy("random"), policy("random"), "a seed replays its run");
+    assert_eq!(policy("wa")["policy"], "wa");
+}
+
+#[test]
+fn arrays_of_many_shapes_are_swept() {
+    let folder = job();
+    let mut args = vec!["--json", "plan", "sweep"];
+    args.extend(&RUN[2..]);
+    args.extend(["--elements", "1-2", "--cores", "1-3", "--plot", "plot.svg"]);
+    let points = json(folder.path(), &args);
+    let points = points.as_array().unwrap();
+    assert_eq!(points.len(), 2 * 2 * 3);
+    let makespan = |elements: u64, cores: u64| {
+        let shape = |point: &&Value| point["elements"] == elements && point["cores"] == cores;
+        points.iter().find(shape).unwrap()["makespan_ns"]
+            .as_u64()
+            .unwrap()
+    };
+    assert!(
+        makespan(1, 1) > makespan(2, 1),
+        "two tasks gain by a second element"
+    );
+    assert_eq!(makespan(2, 2), makespan(2, 3), "and by no third core");
+    let plot = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
+    assert!(plot.contains("round-robin") && plot.contains("write-amplification"));
+    let table = text(&plan(folder.path(), &args[1..]).stdout);
+    assert_eq!(table.lines().count(), 1 + 2 * 2, "{table}");
+}
+
+#[test]
+fn what_can_not_be_simulated_is_refused_with_file_and_line() {
+    let folder = job();
+    let refused = |args: &[&str], code: i32, part: &str| {
+        let output = plan(folder.path(), args);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {err}");
+        assert!(err.contains(part), "{args:?}: {err}\nlacks {part}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    };
+    let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+    refused(&RUN[..5], 1, "--platform");
+    refused(
+        &["plan", "run", "job.conf", "--platform", "array.ini"],
+        1,
+        "--costs",
+    );
+    refused(
+        &["plan", "run", "none.json", "--platform", "array.ini"],
+        1,
+        "none.json",
+    );
+    refused(&[&RUN[..], &["--policy", "best"]].concat(), 2, "min-wait");
+    refused(&["plan", "sweep", "job.conf", "--cores", "0-2"], 2, "`0`");
+    write("array.ini", PLATFORM.replace("= 450", "= 450 MB"));
+    refused(
+        &RUN,
+        1,
+        "array.ini:5: write_bandwidth can't be measured in `MB`",
+    );
+    write(
+        "array.ini",
+        PLATFORM.replace("number_afes       = 4", "number_afes = 0"),
+    );
+    refused(&RUN, 1, "no elements");
+    write("array.ini", PLATFORM.into());
+    write("costs.toml", COSTS.replace("\"1 GB\"", "\"-1 GB\""));
+    refused(&RUN, 1, "costs.toml:4: a file's size can't be negative");
+    write(
+        "cut.json",
+        r#"{ "format": "tidemill-trace", "version": 1,"#.into(),
+    );
+    refused(&["plan", "run", "cut.json"], 1, "cut.json:1: ");
+    let circle = r#"{ "name": "w", "schemaVersion": "1.5", "workflow": { "specification": { "tasks": [
+        { "name": "a", "id": "a", "parents": ["b"], "children": ["b"] },
+        { "name": "b", "id": "b", "parents": ["a"], "children": ["a"] } ], "files": [] },
+        "execution": { "tasks": [ { "id": "a", "runtimeInSeconds": 1 }, { "id": "b", "runtimeInSeconds": 1 } ] } } }"#;
+    write("circle.json", circle.into());
+    refused(
+        &["plan", "run", "circle.json", "--platform", "array.ini"],
+        1,
+        "circle.json:2: tasks need each other in a circle",
+    );
+}

@@ -13,6 +13,7 @@ mod format;
 mod output;
 mod process;
 mod progress;
+mod trace;
 
 use args::Cli;
 use clap::Parser;

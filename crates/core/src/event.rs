@@ -258,6 +258,8 @@ pub struct Decision {
     pub label: LabelId,
     /// Where it went.
     pub element: ElementId,
+    /// When.
+    pub at: Time,
     /// The policy that chose, or `pinned`.
     pub policy: String,
     /// The policy's reason in one sentence.

@@ -16,4 +16,5 @@ pub mod time;
 
 pub mod dispatch;
 pub mod event;
+pub mod fabric;
 pub mod policy;

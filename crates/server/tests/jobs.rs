@@ -434,6 +434,40 @@ async fn other_users_jobs_stay_private() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_ended_well_has_a_trace_for_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_input(dir.path()).await;
+    let job = submit(&client, 1000, CHAIN).await.job;
+    let request = |uid| v1::GetJobRequest {
+        credentials: Some(array::user(uid)),
+        job,
+    };
+    let early = client.jobs().trace(request(1000)).await.unwrap_err();
+    assert_eq!(early.code(), tonic::Code::FailedPrecondition);
+    let worker = element.serve();
+    ended(&client, job).await;
+    let other = client.jobs().trace(request(2000)).await.unwrap_err();
+    assert_eq!(other.code(), tonic::Code::PermissionDenied);
+    let trace = client.jobs().trace(request(1000)).await.unwrap();
+    let trace = trace.into_inner();
+    let of = trace.job.unwrap();
+    assert_eq!((of.policy.as_str(), of.tasks.len()), ("min-wait", 2));
+    let file = v1::TracedFile {
+        path: "/w/in".into(),
+        size: 100,
+        element: 0,
+    };
+    assert_eq!(trace.files, [file]);
+    assert_eq!((trace.elements.len(), trace.elements[0].cores), (1, 2));
+    for task in &trace.tasks {
+        assert_eq!(task.kernel_kind, "builtin");
+        assert_eq!(task.output_sizes, [5]);
+        assert!(task.sent >= of.submitted, "{task:?}");
+    }
+    worker.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_needed() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut element, client) = with_input(dir.path()).await;

@@ -379,6 +379,7 @@ impl From<&Decision> for v1::Decision {
             chained: decision.chained,
             estimates: decision.estimates.iter().map(estimate).collect(),
             moved_bytes: 0,
+            at: time_to_wire(decision.at),
         }
     }
 }

@@ -1,7 +1,11 @@
-//! `tidemill jobs`: all jobs, or one with its tasks.
+//! `tidemill jobs`: all jobs, one with its tasks, or the trace of one.
 
+use super::plan;
 use crate::context::{Context, credentials};
 use crate::output::job::{JobView, JobsView};
+use crate::trace;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Server;
 use tidemill_wire::v1;
@@ -9,6 +13,7 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill jobs                     your jobs
   tidemill jobs 3                   one job, task by task
+  tidemill jobs 3 --export-trace run.json    how job 3 went, for `tidemill plan`
   tidemill --json jobs 3 | jq '.tasks[] | select(.state == \"failed\")'";
 
 /// List jobs, or the tasks of one
@@ -20,11 +25,18 @@ pub(crate) struct Args {
     /// Jobs of all users (root and the server's user only)
     #[arg(long, short)]
     all: bool,
+    /// Write how the job went (files, sizes, elements, times, bytes moved) as JSON for `tidemill plan`; `-` for
+    /// standard output
+    #[arg(long, value_name = "FILE", requires = "job", conflicts_with = "all")]
+    export_trace: Option<PathBuf>,
 }
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     if let Some(job) = args.job {
+        if let Some(path) = &args.export_trace {
+            return export(&server, job, path, context).await;
+        }
         let job = get(&server, job).await?;
         context.output.show(&JobView(job))?;
         return Ok(ExitCode::SUCCESS);
@@ -39,6 +51,27 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         .into_inner()
         .jobs;
     context.output.show(&JobsView(jobs))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn export(
+    server: &Server,
+    job: u64,
+    path: &Path,
+    context: &Context,
+) -> anyhow::Result<ExitCode> {
+    let trace = trace::fetch(server, job).await?;
+    let json = serde_json::to_string_pretty(&trace)? + "\n";
+    if path.as_os_str() == "-" {
+        std::io::stdout().write_all(json.as_bytes())?;
+    } else {
+        plan::write(path, &json)?;
+        context.note(format_args!(
+            "{}: {} tasks",
+            path.display(),
+            trace.tasks.len()
+        ));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

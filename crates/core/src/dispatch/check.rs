@@ -11,7 +11,7 @@ impl Dispatcher {
     /// # Panics
     /// If one is broken, naming it.
     pub fn check(&self) {
-        for (&id, task) in &self.tasks {
+        for (&id, task) in self.tasks.iter() {
             self.check_task(id, task);
             self.check_waiting(id, task);
         }
@@ -71,6 +71,7 @@ impl Dispatcher {
         if task.state == TaskState::Ready {
             for index in 0..task.spec.inputs.len() {
                 let placed = self.input(id, index).expect("a ready task has its inputs");
+                assert_eq!(task.ready_inputs.get(index), Some(&placed), "{id:?}");
                 assert!(
                     self.reachable(placed),
                     "{id:?} is ready, {placed:?} is out of reach"
@@ -137,10 +138,15 @@ impl Dispatcher {
             let open = match line {
                 Line::Fresh => true,
                 Line::Any => false,
-                Line::Pinned(id) | Line::At(id) => self
+                Line::Pinned(id) => self
                     .elements
                     .get(id)
                     .is_some_and(super::element::Element::room),
+                // With all cores busy another event will come.
+                Line::At(id) => self
+                    .elements
+                    .get(id)
+                    .is_some_and(|element| element.room() && element.idle_cores() > 0),
             };
             assert!(!open, "{line:?} is not empty although there is room");
         }

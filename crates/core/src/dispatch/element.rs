@@ -22,10 +22,26 @@ pub(super) struct Element {
     pub(super) view: ElementView,
     /// Labels that take a place in its queue, with the time each is expected to take.
     pub(super) outstanding: BTreeMap<LabelId, Span>,
-    /// Which of them run, and since when.
-    pub(super) running: BTreeMap<LabelId, Time>,
+    /// Which of them run, since when, and the time each is expected to take.
+    pub(super) running: BTreeMap<LabelId, (Time, Span)>,
     /// Sum of the expected times of `outstanding`.
     pub(super) backlog: Span,
+    spent: Spent,
+}
+
+/// What running labels have spent of the time that they are expected to take, so that it need not be summed
+/// up for every task that is placed.
+#[derive(Debug, Default)]
+struct Spent {
+    /// Labels that are within their time.
+    active: u64,
+    /// Sum of the times since when those run, modulo 2^64: what has passed since is small enough.
+    starts_ns: u64,
+    /// Expected times of all others.
+    over_ns: u64,
+    /// From when until when this holds: until another label is over its time.
+    from: Time,
+    until: Time,
 }
 
 impl Element {
@@ -36,6 +52,7 @@ impl Element {
             outstanding: BTreeMap::new(),
             running: BTreeMap::new(),
             backlog: Span::default(),
+            spent: Spent::default(),
         }
     }
 
@@ -70,6 +87,47 @@ impl Element {
         }
     }
 
+    /// Until a core is free, as [`Self::wait`] says it, in less time.
+    pub(super) fn wait_now(&mut self, now: Time) -> Span {
+        if self.outstanding.len() < self.cores() {
+            return Span::default();
+        }
+        if now < self.spent.from || now > self.spent.until {
+            self.sum_up(now);
+        }
+        let now_all = self.spent.active.wrapping_mul(now.0);
+        let active = now_all.wrapping_sub(self.spent.starts_ns);
+        let spent = active.saturating_add(self.spent.over_ns);
+        let wait = Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64);
+        debug_assert_eq!(
+            wait,
+            self.wait(now),
+            "what running labels spent is summed up wrongly"
+        );
+        wait
+    }
+
+    fn sum_up(&mut self, now: Time) {
+        let mut spent = Spent {
+            from: now,
+            until: Time(u64::MAX),
+            ..Spent::default()
+        };
+        for &(start, expected) in self.running.values() {
+            let end = start + expected;
+            if start > now || end < now {
+                spent.over_ns = spent
+                    .over_ns
+                    .saturating_add(now.since(start).0.min(expected.0));
+            } else {
+                spent.active += 1;
+                spent.starts_ns = spent.starts_ns.wrapping_add(start.0);
+                spent.until = spent.until.min(end);
+            }
+        }
+        self.spent = spent;
+    }
+
     /// Until a core is free (see the policy `min-wait` for the equation).
     pub(super) fn wait(&self, now: Time) -> Span {
         if self.outstanding.len() < self.cores() {
@@ -77,13 +135,17 @@ impl Element {
         }
         let spent: u64 = self
             .running
-            .iter()
-            .map(|(label, start)| {
-                let expected = self.outstanding.get(label).map_or(0, |span| span.0);
-                now.since(*start).0.min(expected)
-            })
+            .values()
+            .map(|(start, expected)| now.since(*start).0.min(expected.0))
             .sum();
         Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64)
+    }
+
+    /// A label began to run. Expected times that change later are not looked at again while it runs.
+    pub(super) fn start(&mut self, label: LabelId, now: Time) {
+        let expected = self.outstanding.get(&label).copied().unwrap_or_default();
+        self.running.insert(label, (now, expected));
+        self.spent.from = Time(u64::MAX);
     }
 
     pub(super) fn add(&mut self, label: LabelId, expected: Span) {
@@ -94,7 +156,10 @@ impl Element {
 
     /// Takes a label off the queue; whether it was there.
     pub(super) fn remove(&mut self, label: LabelId) -> bool {
-        self.running.remove(&label);
+        if self.running.remove(&label).is_some() {
+            // Summed up at the next look.
+            self.spent.from = Time(u64::MAX);
+        }
         let removed = self.outstanding.remove(&label);
         if let Some(expected) = removed {
             self.backlog = Span(self.backlog.0.saturating_sub(expected.0));
@@ -119,20 +184,47 @@ impl Element {
 /// inputs within a factor of four, since a kernel's start does not shrink with its input and few grow
 /// faster than it. `None` without a history.
 pub(super) fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
-    let mean_ns = history.total_ns.checked_div(history.runs)?;
-    let mean_bytes = history.input_bytes / history.runs;
-    if mean_bytes == 0 {
-        return Some(Span(mean_ns));
+    Some(Mean::of(history)?.scaled(input_bytes))
+}
+
+/// A history's mean run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    ns: u64,
+    bytes: u64,
+}
+
+impl Mean {
+    pub(super) fn of(history: &History) -> Option<Self> {
+        Some(Self {
+            ns: history.total_ns.checked_div(history.runs)?,
+            bytes: history.input_bytes / history.runs,
+        })
     }
-    let scaled = u128::from(mean_ns) * u128::from(input_bytes) / u128::from(mean_bytes);
-    let scaled = u64::try_from(scaled).unwrap_or(u64::MAX);
-    Some(Span(scaled.clamp(mean_ns / 4, mean_ns.saturating_mul(4))))
+
+    /// For a run over so many bytes, as [`expected_run`] says.
+    pub(super) fn scaled(self, input_bytes: u64) -> Span {
+        if self.bytes == 0 {
+            return Span(self.ns);
+        }
+        let scaled = multiply_divide(self.ns, input_bytes, self.bytes);
+        Span(scaled.clamp(self.ns / 4, self.ns.saturating_mul(4)))
+    }
 }
 
 /// How long pulling bytes over a link takes.
 pub(super) fn transfer(bytes: u64, bytes_per_sec: u64) -> Span {
-    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_sec.max(1));
-    Span(u64::try_from(ns).unwrap_or(u64::MAX))
+    Span(multiply_divide(bytes, 1_000_000_000, bytes_per_sec.max(1)))
+}
+
+/// `a * b / c`, or the largest number if that is larger. Most products fit in 64 bits, where division is
+/// several times faster.
+fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
+    if let Some(product) = a.checked_mul(b) {
+        return product / c;
+    }
+    let wide = u128::from(a) * u128::from(b) / u128::from(c);
+    u64::try_from(wide).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

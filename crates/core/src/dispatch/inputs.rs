@@ -111,6 +111,12 @@ impl Dispatcher {
         } else {
             self.stranded.remove(&id);
         }
+        if ready {
+            let count = self.task(id).spec.inputs.len();
+            let inputs = (0..count).filter_map(|index| self.input(id, index));
+            let inputs = inputs.collect();
+            self.task_mut(id).ready_inputs = inputs;
+        }
         self.set_state(
             id,
             if ready {

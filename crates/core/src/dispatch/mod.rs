@@ -22,10 +22,12 @@ mod copies;
 mod element;
 mod inputs;
 mod job;
+mod learned;
 mod outcome;
 mod place;
 mod presence;
 mod query;
+mod table;
 mod task;
 
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
@@ -34,11 +36,13 @@ pub use query::{ElementStatus, JobStatus, TaskStatus};
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
 use crate::id::{ElementId, JobId, LabelId, TaskId};
 use crate::label::{Failure, Label};
-use crate::policy::{self, Policy, UnknownPolicy};
+use crate::policy::{self, Candidate, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use copies::Copies;
 use element::{Element, Presence};
+use learned::Learned;
 use std::collections::{BTreeMap, BTreeSet};
+use table::Table;
 use task::{Issued, Job, Line, Task, is_end};
 
 /// Labels that an element always gets per core.
@@ -58,6 +62,9 @@ pub const MINI_DAG_DEPTH_MAX: usize = 8;
 pub const MINI_DAG_ASKS_MAX: usize = 2 * MINI_DAG_LABELS_MAX;
 /// Tasks waiting for a full element that are asked for again per event when another is idle.
 pub const IDLE_ASKS_MAX: usize = 4;
+/// Tasks waiting for an element that got room and that would rather go elsewhere by now, per event: after these
+/// the others wait for the next event, unless a core has nothing to do.
+pub const LINE_ASKS_MAX: usize = 4;
 /// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
 /// What a run counts for that no element has a history of.
@@ -93,9 +100,10 @@ pub struct Dispatcher {
     ids: Box<dyn IdSource>,
     policies: BTreeMap<String, Box<dyn Policy>>,
     jobs: BTreeMap<JobId, Job>,
-    tasks: BTreeMap<TaskId, Task>,
+    tasks: Table<TaskId, Task>,
     elements: BTreeMap<ElementId, Element>,
-    labels: BTreeMap<LabelId, Issued>,
+    labels: Table<LabelId, Issued>,
+    learned: Learned,
     copies: Copies,
     /// Ready tasks, by what they wait for.
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
@@ -109,10 +117,17 @@ pub struct Dispatcher {
     touched: BTreeSet<ElementId>,
     /// Storage elements with a core that has nothing to do.
     idle: BTreeSet<ElementId>,
+    /// Counts what may make a policy move a task away from the full element that it waits for: elements that
+    /// run out of work, and run times that turn out to be different.
+    news: u64,
     /// Jobs in which a task came to an end since jobs were looked at.
     ending: BTreeSet<JobId>,
     /// Labels that leave at the end of the event, by element.
     outbox: BTreeMap<ElementId, Vec<Label>>,
+    /// Whether decisions are told.
+    explains: bool,
+    /// Room for the candidates of the next task, so that it need not be made anew each time.
+    spare: Vec<Candidate>,
 }
 
 /// What a handler is given with its event.
@@ -134,9 +149,10 @@ impl Dispatcher {
             config,
             ids,
             jobs: BTreeMap::new(),
-            tasks: BTreeMap::new(),
+            tasks: Table::default(),
             elements: BTreeMap::new(),
-            labels: BTreeMap::new(),
+            labels: Table::default(),
+            learned: Learned::default(),
             copies: Copies::default(),
             lines: BTreeMap::new(),
             awaited: BTreeMap::new(),
@@ -144,9 +160,20 @@ impl Dispatcher {
             redone: BTreeSet::new(),
             touched: BTreeSet::new(),
             idle: BTreeSet::new(),
+            news: 1,
             ending: BTreeSet::new(),
             outbox: BTreeMap::new(),
+            explains: true,
+            spare: Vec::new(),
         })
+    }
+
+    /// Gives no [`Action::Decided`]: for a driver that keeps no explanations. The estimates of all elements for
+    /// every task cost time where there are many.
+    #[must_use]
+    pub fn without_explanations(mut self) -> Self {
+        self.explains = false;
+        self
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
@@ -222,7 +249,9 @@ impl Dispatcher {
         task.state = state;
         if old != state {
             let line = task.line.take();
-            let kernel = task.spec.kernel.name().to_owned();
+            if old == TaskState::Ready {
+                task.ready_inputs = Vec::new();
+            }
             if let Some(line) = line {
                 self.leave_line(line, (job, id));
             }
@@ -231,13 +260,8 @@ impl Dispatcher {
                 *count -= 1;
             }
             *job_state.counts.entry(state).or_default() += 1;
-            if old == TaskState::Ready {
-                let wave = job_state.waves.entry(kernel).or_default();
-                wave.left -= 1;
-            } else if state == TaskState::Ready {
-                let wave = job_state.waves.entry(kernel).or_default();
-                wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
-                wave.left += 1;
+            if old == TaskState::Ready || state == TaskState::Ready {
+                self.count_wave(id, job, state == TaskState::Ready);
             }
             if state == TaskState::Ready {
                 self.join_line(Line::Fresh, id);
@@ -254,6 +278,26 @@ impl Dispatcher {
             failure,
             at: turn.now,
         });
+    }
+
+    /// Counts a task in or out of the ready ones of its kernel.
+    fn count_wave(&mut self, id: TaskId, job: JobId, ready: bool) {
+        let Some((task, job)) = self.tasks.get(&id).zip(self.jobs.get_mut(&job)) else {
+            return;
+        };
+        let kernel = task.spec.kernel.name();
+        if !job.waves.contains_key(kernel) {
+            job.waves.insert(kernel.to_owned(), task::Wave::default());
+        }
+        let Some(wave) = job.waves.get_mut(kernel) else {
+            return;
+        };
+        if ready {
+            wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
+            wave.left += 1;
+        } else {
+            wave.left -= 1;
+        }
     }
 
     fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {
@@ -317,7 +361,7 @@ impl Dispatcher {
             element.view.role == crate::event::Role::Store && element.idle_cores() > 0
         });
         if idle {
-            self.idle.insert(id);
+            self.news += u64::from(self.idle.insert(id));
         } else {
             self.idle.remove(&id);
         }

@@ -2,7 +2,7 @@
 
 use super::task::Issued;
 use super::{Dispatcher, LOSSES_MAX, Turn};
-use crate::event::{Action, Origin, TaskState};
+use crate::event::{Action, History, Origin, TaskState};
 use crate::id::{ElementId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind, Outcome, Sealed};
 use crate::object::Placed;
@@ -18,7 +18,7 @@ impl Dispatcher {
         };
         let task = issued.task;
         if self.live(label) && self.task(task).state == TaskState::Sent {
-            self.element_mut(element).running.insert(label, turn.now);
+            self.element_mut(element).start(label, turn.now);
             self.set_state(task, TaskState::Running, turn);
         }
     }
@@ -179,16 +179,25 @@ impl Dispatcher {
     }
 
     fn learn(&mut self, id: TaskId, element: ElementId, (run_ns, read_bytes): (u64, u64)) {
-        let kernel = self.task(id).spec.kernel.name().to_owned();
-        let history = self
-            .element_mut(element)
-            .view
-            .history
-            .entry(kernel)
-            .or_default();
+        let known = self.elements.get_mut(&element);
+        let Some((task, known)) = self.tasks.get(&id).zip(known) else {
+            return;
+        };
+        let kernel = task.spec.kernel.name();
+        let histories = &mut known.view.history;
+        if !histories.contains_key(kernel) {
+            histories.insert(kernel.to_owned(), History::default());
+        }
+        let Some(history) = histories.get_mut(kernel) else {
+            return;
+        };
         history.runs += 1;
         history.total_ns = history.total_ns.saturating_add(run_ns);
         history.input_bytes = history.input_bytes.saturating_add(read_bytes);
+        let history = *history;
+        // A mean moves most with the first runs.
+        self.news += u64::from(history.runs.is_power_of_two());
+        self.learned.set(kernel, element, history);
     }
 
     fn succeed(&mut self, id: TaskId, label: LabelId, outputs: Vec<Placed>, turn: &mut Turn<'_>) {

@@ -4,20 +4,20 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
-use super::element::{expected_run, transfer};
-use super::task::{Issued, Wave};
+use super::element::{Element, expected_run, transfer};
+use super::task::{Issued, Task, Wave};
 use super::{
-    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX, MINI_DAG_DEPTH_MAX,
-    MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
+    Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
+    MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
-use crate::event::{Action, Decision, Estimate, History, Role, TaskState};
+use crate::event::{Action, Decision, Estimate, Role, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
 use crate::layout::RESERVE_BYTES;
 use crate::object::Placed;
 use crate::policy::{Candidate, Choice, Reason, Request, View};
 use crate::time::{Span, Time};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a task reads and where that is.
 struct Reads {
@@ -25,10 +25,10 @@ struct Reads {
     placed: Vec<Placed>,
     /// How many are not its kernel's code, and the elements that hold them.
     data: usize,
-    holders: BTreeSet<ElementId>,
-    /// Bytes of all, and by element that holds them or should have copies.
+    holders: Vec<ElementId>,
+    /// Bytes of all, and by element that holds them or should have copies, in order.
     bytes: u64,
-    local: BTreeMap<ElementId, u64>,
+    local: Vec<(ElementId, u64)>,
 }
 
 /// A policy's answer with what it was shown.
@@ -41,46 +41,66 @@ struct Answer {
 impl Dispatcher {
     /// Places ready tasks as long as there is room for them.
     pub(super) fn pump(&mut self, turn: &mut Turn<'_>) {
+        let changed = !self.touched.is_empty();
         let mut any = true;
-        while let Some((line, id)) = self.next_ready(any) {
+        let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
+        while let Some((line, id)) = self.next_ready(any, &passed) {
             if let Some(element) = self.task(id).spec.element {
                 let room = self
                     .elements
                     .get(&element)
                     .is_some_and(super::element::Element::room);
                 if room {
-                    let answer = self.ask(id, Span::default(), None, turn.now);
+                    let mut answer = self.ask(id, Span::default(), None, turn.now);
                     self.send(
                         id,
                         Choice {
                             element,
                             reason: Reason::Pinned,
                         },
-                        &answer,
+                        &mut answer,
                         turn,
                     );
+                    self.spare = answer.candidates;
                 } else {
                     self.join_line(Line::Pinned(element), id);
                 }
-            } else if !self.place(id, turn) && line == Line::Any {
-                // The first in line finds no room, so neither do those behind it.
-                any = false;
+            } else if !self.place(id, turn) {
+                match line {
+                    // The first in line finds no room, so neither do those behind it.
+                    Line::Any => any = false,
+                    Line::At(element) => *passed.entry(element).or_default() += 1,
+                    Line::Fresh | Line::Pinned(_) => {}
+                }
             }
         }
         self.touched.clear();
-        self.feed_idle(turn);
+        if changed {
+            self.feed_idle(turn);
+        }
     }
 
     /// The first ready task, by (job, task), for which something has changed.
-    fn next_ready(&mut self, any: bool) -> Option<(Line, TaskId)> {
+    /// `passed` counts those that were asked in vain for an element.
+    fn next_ready(
+        &mut self,
+        any: bool,
+        passed: &BTreeMap<ElementId, usize>,
+    ) -> Option<(Line, TaskId)> {
         let elements = &self.elements;
         self.touched
             .retain(|id| elements.get(id).is_some_and(super::element::Element::room));
         let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
-        let per_element = self
-            .touched
-            .iter()
-            .flat_map(|&id| [Line::Pinned(id), Line::At(id)]);
+        let per_element = self.touched.iter().flat_map(|&id| {
+            let looked = passed.get(&id).copied().unwrap_or(0);
+            let idle = || {
+                elements
+                    .get(&id)
+                    .is_some_and(|known| known.idle_cores() > 0)
+            };
+            let at = (looked < LINE_ASKS_MAX || idle()).then_some(Line::At(id));
+            at.into_iter().chain([Line::Pinned(id)])
+        });
         std::iter::once(Line::Fresh)
             .chain(open_any)
             .chain(per_element)
@@ -91,25 +111,25 @@ impl Dispatcher {
 
     /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
-        let answer = self.ask(id, Span::default(), None, turn.now);
-        let Some(choice) = answer.choice else {
-            self.join_line(Line::Any, id);
-            return false;
-        };
-        let chosen = answer
-            .candidates
-            .iter()
-            .find(|one| one.estimate.element == choice.element);
-        if chosen.is_some_and(|chosen| chosen.room) {
-            self.send(id, choice, &answer, turn);
-            return true;
+        let mut answer = self.ask(id, Span::default(), None, turn.now);
+        let news = self.news;
+        self.task_mut(id).asked = news;
+        let chosen = answer.choice.and_then(|choice| {
+            let mut candidates = answer.candidates.iter();
+            candidates.find(|one| one.estimate.element == choice.element)
+        });
+        let room = chosen.is_some_and(|chosen| chosen.room);
+        match answer.choice {
+            None => self.join_line(Line::Any, id),
+            Some(choice) if room => self.send(id, choice, &mut answer, turn),
+            Some(choice) => self.join_line(Line::At(choice.element), id),
         }
-        self.join_line(Line::At(choice.element), id);
-        false
+        self.spare = answer.candidates;
+        room
     }
 
-    /// Asks again for tasks that wait for full elements while another has nothing to do: things have
-    /// changed since they were put in line. A few per event, the first of every line.
+    /// Asks again for tasks that wait for full elements while another has nothing to do, if there are news
+    /// since they were asked for last. A few per event, the first of every line.
     fn feed_idle(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() {
             return;
@@ -120,6 +140,7 @@ impl Dispatcher {
         let heads: Vec<TaskId> = lines
             .filter(|(line, _)| !matches!(line, Line::At(id) if self.idle.contains(id)))
             .filter_map(|(_, members)| Some(members.first()?.1))
+            .filter(|&id| self.task(id).asked < self.news)
             .take(IDLE_ASKS_MAX)
             .collect();
         for id in heads {
@@ -130,10 +151,11 @@ impl Dispatcher {
 
     /// Shows the policy of a task's job the array. `along` is the element whose outstanding labels the
     /// task would follow, `earliest` the time until the last of them should have ended.
-    fn ask(&self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
-        let task = self.task(id);
+    fn ask(&mut self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
         let reads = self.reads(id, along);
-        let candidates = self.candidates(id, &reads, earliest, now);
+        let spare = std::mem::take(&mut self.spare);
+        let candidates = self.candidates(id, &reads, earliest, now, spare);
+        let task = self.task(id);
         let kernel = task.spec.kernel.name();
         let job = self.jobs.get(&task.job);
         let wave = job.and_then(|job| job.waves.get(kernel)).copied();
@@ -164,59 +186,91 @@ impl Dispatcher {
     }
 
     fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
-        let spec = &self.task(id).spec;
+        let task = self.task(id);
+        let spec = &task.spec;
         let code = match &spec.kernel {
             Kernel::Native { input } | Kernel::Stored { input } => Some(input),
             Kernel::Builtin(_) | Kernel::Program(_) => None,
         };
+        let count = spec.inputs.len();
         let mut reads = Reads {
-            placed: Vec::with_capacity(spec.inputs.len()),
+            placed: Vec::with_capacity(count),
             data: 0,
-            holders: BTreeSet::new(),
+            holders: Vec::with_capacity(count),
             bytes: 0,
-            local: BTreeMap::new(),
+            local: Vec::with_capacity(count),
         };
         for (index, input) in spec.inputs.iter().enumerate() {
+            let ready = task.ready_inputs.get(index).copied();
+            let sealed = || self.input(id, index);
             let flying = || self.flying(input.origin, along?);
-            let Some(placed) = self.input(id, index).or_else(flying) else {
+            let Some(placed) = ready.or_else(sealed).or_else(flying) else {
                 continue;
             };
-            if Some(&input.name) != code {
+            if code.is_none_or(|code| *code != input.name) {
                 reads.data += 1;
-                reads.holders.insert(placed.element);
+                reads.holders.push(placed.element);
             }
             reads.bytes = reads.bytes.saturating_add(placed.size);
-            let local = reads.local.entry(placed.element).or_default();
-            *local = local.saturating_add(placed.size);
-            for copied in self.copies.of(placed.object) {
-                if copied != placed.element {
-                    let local = reads.local.entry(copied).or_default();
-                    *local = local.saturating_add(placed.size);
-                }
-            }
+            let copies = self.copies.of(placed.object);
+            let copies = copies.filter(|&copied| copied != placed.element);
+            let holding = std::iter::once(placed.element).chain(copies);
+            reads
+                .local
+                .extend(holding.map(|element| (element, placed.size)));
             reads.placed.push(placed);
         }
+        reads.holders.sort_unstable();
+        reads.holders.dedup();
+        reads.local.sort_unstable();
+        reads.local.dedup_by(|next, first| {
+            let same = next.0 == first.0;
+            if same {
+                first.1 = first.1.saturating_add(next.1);
+            }
+            same
+        });
         reads
     }
 
     /// The elements that are up, without storage elements that failed the task before or that are full
     /// of data, unless there are no others.
-    fn candidates(&self, id: TaskId, reads: &Reads, earliest: Span, now: Time) -> Vec<Candidate> {
-        let task = self.task(id);
-        let kernel = task.spec.kernel.name();
-        let pooled = self.pooled_history(kernel);
-        let mut all = Vec::with_capacity(self.elements.len());
-        let mut fit = Vec::with_capacity(self.elements.len());
-        for (&element, known) in self.elements.iter().filter(|(_, known)| known.up()) {
-            let local_bytes = reads.local.get(&element).copied().unwrap_or(0);
+    fn candidates(
+        &mut self,
+        id: TaskId,
+        reads: &Reads,
+        earliest: Span,
+        now: Time,
+        mut all: Vec<Candidate>,
+    ) -> Vec<Candidate> {
+        let Some(task) = self.tasks.get(&id) else {
+            return all;
+        };
+        let runs = self.learned.of(task.spec.kernel.name());
+        let pooled = runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes));
+        // Elements, histories and local bytes are all in the order of elements, so they are read side by side.
+        let mut histories = runs
+            .into_iter()
+            .flat_map(|runs| &runs.by_element)
+            .peekable();
+        let local = reads.local.iter().map(|(element, bytes)| (element, bytes));
+        let mut local = local.peekable();
+        let mut last = (0, 0, Span::default());
+        let mut unfit = false;
+        let mut fit_store = false;
+        all.clear();
+        for (&element, known) in self.elements.iter_mut().filter(|(_, known)| known.up()) {
+            let local_bytes = at(&mut local, element).copied().unwrap_or(0);
             let transfer_bytes = reads.bytes - local_bytes;
-            let history = known
-                .view
-                .history
-                .get(kernel)
-                .filter(|history| history.runs > 0);
-            let run = expected_run(history.unwrap_or(&pooled), reads.bytes);
-            fit.push(!task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES);
+            let own = at(&mut histories, element).and_then(|(_, mean)| *mean);
+            let run = own.map(|mean| mean.scaled(reads.bytes)).or(pooled);
+            let rate = known.view.link_bytes_per_sec;
+            if (transfer_bytes, rate) != (last.0, last.1) {
+                last = (transfer_bytes, rate, transfer(transfer_bytes, rate));
+            }
+            let fit = fits(task, element, known);
+            unfit |= !fit;
+            fit_store |= fit && known.view.role == Role::Store;
             all.push(Candidate {
                 role: known.view.role,
                 cores: known.view.cores,
@@ -225,38 +279,24 @@ impl Dispatcher {
                 local_bytes,
                 estimate: Estimate {
                     element,
-                    wait_ns: known.wait(now).max(earliest).0,
-                    transfer_ns: transfer(transfer_bytes, known.view.link_bytes_per_sec).0,
+                    wait_ns: known.wait_now(now).max(earliest).0,
+                    transfer_ns: last.2.0,
                     transfer_bytes,
                     run_ns: run.unwrap_or_default().0,
                 },
             });
         }
-        let mut fits = fit.iter();
-        let better = |one: &Candidate, fit: bool| fit && one.role == Role::Store;
-        if all.iter().zip(&fit).any(|(one, &fit)| better(one, fit)) {
-            all.retain(|_| fits.next().copied().unwrap_or(true));
+        if unfit && fit_store {
+            let known = |one: &Candidate| self.elements.get(&one.estimate.element);
+            all.retain(|one| {
+                known(one).is_some_and(|known| fits(task, one.estimate.element, known))
+            });
         }
         all
     }
 
-    /// A kernel's history on all elements together, for those that have none of their own.
-    fn pooled_history(&self, kernel: &str) -> History {
-        let mut pooled = History::default();
-        for history in self
-            .elements
-            .values()
-            .filter_map(|known| known.view.history.get(kernel))
-        {
-            pooled.runs = pooled.runs.saturating_add(history.runs);
-            pooled.total_ns = pooled.total_ns.saturating_add(history.total_ns);
-            pooled.input_bytes = pooled.input_bytes.saturating_add(history.input_bytes);
-        }
-        pooled
-    }
-
     /// Sends a task, and those that follow it on the same element.
-    fn send(&mut self, first: TaskId, choice: Choice, answer: &Answer, turn: &mut Turn<'_>) {
+    fn send(&mut self, first: TaskId, choice: Choice, answer: &mut Answer, turn: &mut Turn<'_>) {
         let element = choice.element;
         let mut ends = BTreeMap::from([(first, self.issue(first, choice, answer, false, turn))]);
         let mut frontier = VecDeque::from([(first, 1)]);
@@ -286,9 +326,10 @@ impl Dispatcher {
                     });
                 }
                 if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
-                    ends.insert(next, self.issue(next, choice, &answer, true, turn));
+                    ends.insert(next, self.issue(next, choice, &mut answer, true, turn));
                     frontier.push_back((next, depth + 1));
                 }
+                self.spare = answer.candidates;
             }
         }
     }
@@ -332,7 +373,7 @@ impl Dispatcher {
         &mut self,
         id: TaskId,
         choice: Choice,
-        answer: &Answer,
+        answer: &mut Answer,
         chained: bool,
         turn: &mut Turn<'_>,
     ) -> Span {
@@ -355,7 +396,7 @@ impl Dispatcher {
             job,
             element,
             objects,
-            inputs: answer.reads.placed.clone(),
+            inputs: std::mem::take(&mut answer.reads.placed),
             output_bytes: answer.reads.bytes,
             taken_back: false,
             held: None,
@@ -371,31 +412,36 @@ impl Dispatcher {
         self.count_idle(element);
         self.set_state(id, TaskState::Sent, turn);
         let policy = self.commit(job, &choice);
-        turn.out.push(Action::Decided(Box::new(Decision {
-            task: id,
-            label,
-            element,
-            policy,
-            reason: choice.reason.to_string(),
-            chained,
-            estimates: answer.candidates.iter().map(|one| one.estimate).collect(),
-        })));
+        if self.explains {
+            turn.out.push(Action::Decided(Box::new(Decision {
+                task: id,
+                label,
+                element,
+                at: turn.now,
+                policy: policy.unwrap_or_else(|| "pinned".to_owned()),
+                reason: choice.reason.to_string(),
+                chained,
+                estimates: answer.candidates.iter().map(|one| one.estimate).collect(),
+            })));
+        }
         if let Some(built) = self.build(label) {
-            self.outbox.entry(element).or_default().push(built);
+            // Most events send one.
+            let labels = self.outbox.entry(element);
+            labels.or_insert_with(|| Vec::with_capacity(1)).push(built);
         }
         wait + expected
     }
 
-    /// Tells the policy that its choice was carried out; the name to record.
-    fn commit(&mut self, job: JobId, choice: &Choice) -> String {
+    /// Tells the policy that its choice was carried out; the policy's name, or `None` if none was asked.
+    fn commit(&mut self, job: JobId, choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
-            return "pinned".to_owned();
+            return None;
         }
         let name = self.job_mut(job).policy.clone();
         if let Some(policy) = self.policies.get_mut(&name) {
             policy.chosen(choice);
         }
-        name
+        Some(name)
     }
 
     /// What a label that is outstanding is expected to take on its element.
@@ -480,6 +526,22 @@ impl Dispatcher {
             operation: Operation::Analyse(Box::new(analysis)),
         })
     }
+}
+
+/// Whether an element may be given a task: it did not fail it before and is not full of data.
+fn fits(task: &Task, element: ElementId, known: &Element) -> bool {
+    !task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES
+}
+
+/// The value of an element in a series in the order of elements, of which earlier elements are passed.
+fn at<'a, V>(
+    series: &mut std::iter::Peekable<impl Iterator<Item = (&'a ElementId, &'a V)>>,
+    element: ElementId,
+) -> Option<&'a V> {
+    while series.next_if(|(other, _)| **other < element).is_some() {}
+    series
+        .next_if(|(other, _)| **other == element)
+        .map(|(_, value)| value)
 }
 
 /// Time that a label takes of its element.

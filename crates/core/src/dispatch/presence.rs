@@ -16,6 +16,7 @@ impl Dispatcher {
             .or_insert_with(|| Element::new(Presence::Up, view.clone()));
         element.presence = Presence::Up;
         element.refresh(view);
+        self.relearn(id);
         self.copies.forget(id);
         self.restore_redone(turn);
         self.take_up(id, turn);
@@ -61,7 +62,16 @@ impl Dispatcher {
     pub(super) fn on_element_status(&mut self, id: ElementId, view: ElementView) {
         if let Some(element) = self.elements.get_mut(&id).filter(|element| element.up()) {
             element.refresh(view);
+            self.relearn(id);
             self.touch(id);
+        }
+    }
+
+    /// Takes over the histories of an element's status.
+    fn relearn(&mut self, id: ElementId) {
+        let known = self.elements.get(&id);
+        for (kernel, &history) in known.into_iter().flat_map(|known| &known.view.history) {
+            self.learned.set(kernel, id, history);
         }
     }
 

@@ -48,6 +48,10 @@ pub(super) struct Task {
     pub(super) avoid: BTreeSet<ElementId>,
     /// Its place among the ready tasks; `Some` exactly while it is ready.
     pub(super) line: Option<Line>,
+    /// Its inputs while it is ready, since it may be looked at often before it is placed.
+    pub(super) ready_inputs: Vec<Placed>,
+    /// Which news (see `Dispatcher::news`) the policy had when it was asked last.
+    pub(super) asked: u64,
     /// Goes out with its next change of state.
     pub(super) failure: Option<Failure>,
 }
@@ -69,6 +73,8 @@ impl Task {
             dependents: BTreeSet::new(),
             avoid: BTreeSet::new(),
             line: None,
+            ready_inputs: Vec::new(),
+            asked: 0,
             failure: None,
         }
     }

@@ -12,6 +12,7 @@ mod input_locality;
 mod min_wait;
 mod random;
 mod round_robin;
+mod write_amplification;
 
 pub use advised::Advised;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
@@ -19,6 +20,7 @@ pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
 pub use random::Random;
 pub use round_robin::RoundRobin;
+pub use write_amplification::WriteAmplification;
 
 use crate::event::{Estimate, Role};
 use crate::id::{ElementId, JobId, TaskId};
@@ -27,17 +29,20 @@ use std::fmt;
 /// The policy of an array and of a job that names none.
 pub const DEFAULT: &str = "min-wait";
 
-/// Names that [`by_name`] knows, for help texts and errors.
-pub const NAMES: [&str; 10] = [
+/// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`.
+pub const NAMES: [&str; 13] = [
     "round-robin",
     "random",
     "input-locality",
     "min-wait",
+    "write-amplification",
+    "wa",
     "hybrid",
     "hybrid:round-robin",
     "hybrid:random",
     "hybrid:input-locality",
     "hybrid:min-wait",
+    "hybrid:write-amplification",
     "advised",
 ];
 
@@ -135,6 +140,13 @@ pub enum Reason {
         /// To pull inputs, in nanoseconds.
         transfer_ns: u64,
     },
+    /// It has the least to pull for the task's inputs.
+    LeastAmplification {
+        /// Bytes of all inputs.
+        input_bytes: u64,
+        /// Bytes of them that it has to pull.
+        transfer_bytes: u64,
+    },
     /// Waiting, pulling inputs and running take the least time there, or as little with less energy.
     Advised {
         /// Until a core is free, in nanoseconds.
@@ -188,6 +200,14 @@ impl fmt::Display for Reason {
                 millis(*wait_ns),
                 millis(*transfer_ns)
             ),
+            Self::LeastAmplification {
+                input_bytes,
+                transfer_bytes,
+            } => write!(
+                f,
+                "pulling {transfer_bytes} bytes for {input_bytes} bytes of input amplifies writes {:.2} times, the least of all elements",
+                write_amplification(*input_bytes, *transfer_bytes)
+            ),
             Self::Advised {
                 wait_ns,
                 transfer_ns,
@@ -211,6 +231,19 @@ impl fmt::Display for Reason {
             ),
         }
     }
+}
+
+/// Bytes written for bytes of input: (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a ratio for display and reports"
+)]
+#[must_use]
+pub fn write_amplification(input_bytes: u64, transfer_bytes: u64) -> f64 {
+    if input_bytes == 0 {
+        return 1.0;
+    }
+    1.0 + transfer_bytes as f64 / input_bytes as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "display only")]
@@ -268,6 +301,7 @@ fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
         "random" => Some(Box::new(Random::seeded(seed))),
         "input-locality" => Some(Box::new(InputLocality)),
         "min-wait" => Some(Box::new(MinWait)),
+        "write-amplification" | "wa" => Some(Box::new(WriteAmplification::default())),
         _ => None,
     }
 }
@@ -312,7 +346,8 @@ mod tests {
     fn every_known_name_makes_the_policy_of_that_name() {
         for name in NAMES {
             let policy = by_name(name, 1).unwrap();
-            assert!(policy.name() == name || name == "hybrid", "{name}");
+            let short = ["hybrid", "wa"].contains(&name);
+            assert!(policy.name() == name || short, "{name}");
         }
     }
 
@@ -332,7 +367,7 @@ mod tests {
             role: Role::Host,
             ..store(9)
         };
-        for name in ["round-robin", "random", "input-locality", "min-wait"] {
+        for name in ["round-robin", "random", "input-locality", "min-wait", "wa"] {
             let policy = by_name(name, 1).unwrap();
             assert_eq!(
                 policy.place(

@@ -42,6 +42,23 @@ pub struct LineChart {
     pub levels: Vec<Level>,
 }
 
+/// Charts below one another as one SVG document.
+#[must_use]
+pub fn stack(charts: &[LineChart]) -> String {
+    let height = HEIGHT * charts.len() as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\">\n"
+    );
+    for (index, chart) in charts.iter().enumerate() {
+        let top = HEIGHT * index as f64;
+        let place = format!("<svg y=\"{top}\" ");
+        svg.push_str(&chart.to_svg().replacen("<svg ", &place, 1));
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
 impl LineChart {
     /// As an SVG document.
     pub fn to_svg(&self) -> String {

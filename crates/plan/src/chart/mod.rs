@@ -23,7 +23,7 @@ mod line;
 pub use axis::{Axis, Scale};
 pub use bar::{Bar, BarChart, Group, Part};
 pub use canvas::{Anchor, Canvas, color};
-pub use line::{Line, LineChart};
+pub use line::{Line, LineChart, stack};
 
 /// A horizontal line with a name: a threshold or a baseline.
 #[derive(Debug, Clone, PartialEq)]

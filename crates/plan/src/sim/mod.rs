@@ -1,1 +1,59 @@
 //! The simulator: jobs on an array under a virtual clock, over the dispatcher of a running one.
+//!
+//! [`Platform`] is the array, [`Workflow`] the job with run times and sizes, [`Simulation`] runs the one on the
+//! other and gives a [`Report`]. The dispatcher, its policies and the fabric schedulers are those of
+//! `tidemill_core`: this module only carries out, in virtual time, what they decide. `docs/planning.md` is the
+//! user's page, and says what is modelled.
+//!
+//! ```
+//! use tidemill_plan::sim::{Placement, Platform, Simulation, job};
+//!
+//! let platform = "[AFE]\n cores_per_afe = 2\n read_bandwidth = 550 # MB/s\n write_bandwidth = 450\n \
+//!                 read_latency = 15 # ms\n write_latency = 15\n [SERVER]\n number_afes = 4\n";
+//! let platform = Platform::parse("array.ini", platform)?;
+//! let script = r#"name = "two"; workdir = "/w"; tasks = (
+//!     { name = "a"; kernel = "sort"; input = [ "raw" ]; output = [ "sorted" ]; },
+//!     { name = "b"; kernel = "head"; input = [ "sorted" ]; output = [ "top" ]; } );"#;
+//! let costs = r#"
+//!     [files]
+//!     raw = "100 MB"
+//!     sorted = "100 MB"
+//!     top = 1000
+//!     [kernels]
+//!     sort = { rate = "50 MB/s" }
+//!     head = { time = "10 ms" }"#;
+//! let workflow = job::parse("two.conf", script, "costs.toml", costs)?;
+//! let report = Simulation::new(&platform, &workflow)
+//!     .policy("min-wait")
+//!     .placement(Placement::RoundRobin)
+//!     .run()?;
+//! assert_eq!(report.tasks.len(), 2);
+//! assert_eq!(report.moved_bytes, 0);
+//! println!("{}", report.text());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod clock;
+pub mod compare;
+mod element;
+mod engine;
+mod error;
+mod flow;
+pub mod gantt;
+mod ini;
+pub mod job;
+mod json;
+mod platform;
+mod quantity;
+mod report;
+mod simulation;
+pub mod sweep;
+pub mod trace;
+pub mod wfformat;
+mod workflow;
+
+pub use error::{InputError, Problem, SimError};
+pub use platform::{CORES_MAX, ELEMENTS_MAX, Element, LINK_ASSUMED_BYTES_PER_SEC, Platform};
+pub use report::{ElementReport, EventCounts, Report, TaskReport};
+pub use simulation::{Placement, Simulation};
+pub use workflow::{File, Task, Workflow};

@@ -8,7 +8,7 @@
 use super::memo::{Memo, Owners};
 use super::persist::{self, Batch, Step};
 use super::publish::{self, Publishing};
-use super::{Accepted, Incoming, awaited_key, store};
+use super::{Accepted, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
 use crate::names::commit::Database;
@@ -231,7 +231,12 @@ impl Driver {
     fn on(&mut self, message: Incoming, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         match message {
             Incoming::Report(report) => self.on_report(*report, steps, outbox),
-            Incoming::Submitted(job) => self.take(*job, steps, outbox),
+            Incoming::Submitted(job) => {
+                let elements = trace::elements(&job, self.dispatcher.elements(clock::now()));
+                let id = job.spec.job;
+                steps.push(Step::Elements { job: id, elements });
+                self.take(*job, steps, outbox);
+            }
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
             Incoming::Stop => {}

@@ -15,6 +15,7 @@ pub(crate) mod service;
 pub(crate) mod spec;
 pub(crate) mod store;
 mod submit;
+mod trace;
 mod view;
 
 use crate::array::Report;

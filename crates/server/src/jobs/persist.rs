@@ -4,6 +4,7 @@
 use super::publish::{self, Publishing};
 use super::queue::{Queue, SqliteQueue};
 use super::store::{resolve_awaited, state_number, task_state};
+use super::trace;
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -36,6 +37,11 @@ pub(crate) enum Step {
         job: JobId,
         state: JobState,
         at: Time,
+    },
+    /// The elements as a job found them.
+    Elements {
+        job: JobId,
+        elements: Vec<v1::Element>,
     },
     /// Why a task went where.
     Decided { job: JobId, decision: Box<Decision> },
@@ -134,6 +140,7 @@ impl Writer<'_> {
                 }
             }
             Step::Job { job, state, at } => self.job(*job, *state, *at),
+            Step::Elements { job, elements } => trace::keep(self.db, *job, elements),
             Step::Decided { job, decision } => self.decided(*job, decision),
             Step::Publish(publishing) => {
                 let changes = publish::publish(self.db, self.shared, publishing, self.now)?;

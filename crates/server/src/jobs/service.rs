@@ -2,7 +2,7 @@
 
 use super::driver::Signals;
 use super::submit::{Refused, Submission, submit};
-use super::{Incoming, view};
+use super::{Incoming, trace, view};
 use crate::access::Access;
 use crate::array::Array;
 use crate::names::{Caller, Fault, SqliteNames};
@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::id::JobId;
+use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 use tonic::{Request, Response, Status};
 
@@ -246,6 +247,28 @@ impl v1::jobs_server::Jobs for JobService {
         Ok(Response::new(v1::ExplainReply {
             decisions: decisions.map_err(|fault| refused(&fault))?,
         }))
+    }
+
+    async fn trace(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::JobTrace>, Status> {
+        let message = request.get_ref();
+        let job = self.own(&request, message.credentials.as_ref(), message.job)?;
+        if job.state != i32::from(State::Done) {
+            let state = State::try_from(job.state).unwrap_or(State::Unspecified);
+            return Err(Status::failed_precondition(format!(
+                "job {} is {}: only a job that has ended well has a trace",
+                job.job,
+                state_name(state)
+            )));
+        }
+        let names = self.names.clone();
+        // A large job takes a while to read.
+        let read = move || names.database().read(|db| trace::trace(db, job));
+        let trace = tokio::task::spawn_blocking(read).await;
+        let trace = trace.map_err(|_| refused(&Fault::Closed))?;
+        Ok(Response::new(trace.map_err(|fault| refused(&fault))?))
     }
 
     type LogsStream = Logs;

@@ -12,14 +12,14 @@ use tidemill_core::time::Span;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredTask {
     pub(crate) name: String,
-    kernel_kind: String,
+    pub(crate) kernel_kind: String,
     pub(crate) kernel: String,
     pub(crate) args: Vec<String>,
     pub(crate) inputs: Vec<StoredInput>,
     pub(crate) outputs: Vec<StoredOutput>,
     stdin: Option<String>,
     stdout: Option<String>,
-    element: Option<u32>,
+    pub(crate) element: Option<u32>,
     retries: u32,
     time_ns_max: u64,
     memory_bytes_max: u64,

@@ -179,7 +179,11 @@ fn placed(row: &rusqlite::Row<'_>) -> rusqlite::Result<Placed> {
     })
 }
 
-fn resolved_inputs(db: &Connection, job: JobId) -> Result<BTreeMap<String, Placed>, Fault> {
+/// The versions of files that a job waited for, as far as they are known.
+pub(crate) fn resolved_inputs(
+    db: &Connection,
+    job: JobId,
+) -> Result<BTreeMap<String, Placed>, Fault> {
     let sql = "SELECT object, element, size, path FROM awaited WHERE job = ?1 AND object != -1";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([job.0.cast_signed()], |row| Ok((row.get(3)?, placed(row)?)))?;

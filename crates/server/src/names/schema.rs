@@ -44,7 +44,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -107,6 +107,11 @@ CREATE TABLE element(element INTEGER PRIMARY KEY, status BLOB NOT NULL);
 ";
 
 const LOGS: &str = "ALTER TABLE task ADD COLUMN stdout TEXT NOT NULL DEFAULT '';";
+
+const TRACES: &str = "
+CREATE TABLE job_element(job INTEGER NOT NULL, element INTEGER NOT NULL, status BLOB NOT NULL,
+  PRIMARY KEY(job, element)) WITHOUT ROWID;
+";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

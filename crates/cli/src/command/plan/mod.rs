@@ -1,19 +1,29 @@
 //! `tidemill plan`: what would it take, before anyone buys or moves anything? One file a question.
 
+mod compare;
+mod job;
 pub(crate) mod model;
 pub(crate) mod offload;
+mod run;
+mod sweep;
+
+pub(crate) use job::write;
 
 use crate::context::Context;
 use clap::Subcommand;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
+  tidemill plan run job.conf --costs costs.toml --platform array.ini   this job on that array
+  tidemill plan run montage.trace.json --policy hybrid          a recorded run, with another policy
+  tidemill plan sweep montage.trace.json --plot shapes.svg      on 1 to 8 elements of 1 to 12 cores
+  tidemill plan compare 3                                       predicted against measured, for job 3
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
   tidemill plan model paper                     the paper's numbers beside the computed ones
   tidemill plan offload max /raw/values.f64     should this kernel run here or on the element?";
 
-/// Tell what analysis in storage would take and save, without doing it
+/// Tell what jobs and analysis in storage would take and save, without doing it
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -23,12 +33,18 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
+    Run(run::Args),
+    Sweep(sweep::Args),
+    Compare(compare::Args),
     Model(model::Args),
     Offload(offload::Args),
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     match args.command {
+        PlanCommand::Run(args) => run::run(&args, context),
+        PlanCommand::Sweep(args) => sweep::run(&args, context),
+        PlanCommand::Compare(args) => compare::run(&args, context).await,
         PlanCommand::Model(args) => model::run(args, context),
         PlanCommand::Offload(args) => offload::run(args, context).await,
     }

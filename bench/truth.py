@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""What the simulator predicts of real runs: makespan and bytes moved, on arrays of 1 and 4 elements, under each policy.
+
+  bench/testbed/prepare.sh montage out/montage; bench/testbed/prepare.sh keywords out/keywords
+  cargo build --release && bench/truth.py out/montage out/keywords [--elements 1,4] [--policies ...]
+
+Arrays are those of the testbed: hosts in network namespaces, each on a link of its own and with a share of the
+processor. Every run has a fresh array with the inputs copied in, and leaves a trace (`tidemill jobs --export-trace`).
+One run more, under min-wait on the largest array, is the calibration: how long tasks and transfers take is known from
+it alone, and all other runs are predicted with that (`tidemill plan compare RUN --times-of CALIBRATION`). The replay
+column is the error with the run's own times: what the simulator itself gets wrong. With --runs everything, calibration
+included, is measured so often, each round is predicted by its own calibration, and the table has medians: processors
+that others share run the same kernel a third slower at one time than at another. The column cpu shows it: how much more
+processor time the same kernels took in the run than in the calibration, which no prediction can know; "at speed" is the
+error when the calibration's run times are scaled by it.
+
+A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
+policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
+Prints a table; OUT/truth.jsonl has a line a run.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "testbed"))
+import testbed  # noqa: E402
+
+POLICIES = ["round-robin", "random", "input-locality", "min-wait", "write-amplification", "hybrid"]
+CALIBRATION = "calibration"
+GOAL_PERCENT = 10
+
+
+def trace(options, workload, elements, run, number):
+    return os.path.join(options.out, f"{os.path.basename(workload)}-{elements}-{run}-{number}.json")
+
+
+def measure(options, workload, elements, run, number):
+    """One run on a fresh array; leaves its trace."""
+    path = trace(options, workload, elements, run, number)
+    if os.path.exists(path):
+        return
+    options.elements, options.workload = elements, workload
+    array = testbed.Array(options, os.path.join(options.out, "array"))
+    try:
+        array.fill(os.path.join(workload, "data"))
+        policy = "min-wait" if run == CALIBRATION else run
+        job = array.ask("submit", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
+        array.tidemill("--quiet", "watch", str(job))
+        array.tidemill("jobs", str(job), "--export-trace", path)
+        testbed.say(f"measured {os.path.basename(path)}")
+    finally:
+        array.close()
+
+
+def compare(options, *args):
+    speed = str(options.host_cores / options.element_cores)
+    command = [options.binary, "--json", "plan", "compare", "--host-speed", speed, *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def read(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def slowdown(path, calibration):
+    """How much longer the processor took over the kernels of a run than over those of its calibration, as a factor."""
+    run, before = (sum(task["cpu_ns"] for task in read(name)["tasks"]) for name in (path, calibration))
+    return run / before
+
+
+def at_speed(options, path, calibration):
+    """The calibration as if the processor had been as fast as in the run."""
+    factor, scaled = slowdown(path, calibration), read(calibration)
+    for task in scaled["tasks"]:
+        task["compute_ns"] = int(task["compute_ns"] * factor)
+    name = os.path.join(options.out, "scaled.json")
+    with open(name, "w") as file:
+        json.dump(scaled, file)
+    return name
+
+
+def predict(options, workload, elements, run, largest):
+    rounds = [[trace(options, workload, elements, run, number), trace(options, workload, largest, CALIBRATION, number)]
+              for number in range(options.runs)]
+    rounds = [paths for paths in rounds if all(map(os.path.exists, paths))]
+    if not rounds:
+        return []
+    seeds = range(21) if run == "random" else [0]
+    told = [compare(options, path, "--times-of", calibration, "--seed", str(seed))
+            for path, calibration in rounds for seed in seeds]
+    scaled = [compare(options, path, "--times-of", at_speed(options, path, calibration), "--seed", str(seed))
+              for path, calibration in rounds for seed in seeds]
+    replayed = [compare(options, path, "--seed", str(seed)) for path, _ in rounds for seed in seeds]
+    median = lambda all, field, side: statistics.median(one[field][side] for one in all)
+    error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
+    same = [one["moved_bytes"]["measured"] == one["moved_bytes"]["predicted"] for one in replayed]
+    row = {"workload": os.path.basename(workload), "elements": elements, "policy": run, "runs": len(rounds),
+           "measured_s": median(told, "makespan_ns", "measured") / 1e9,
+           "predicted_s": median(told, "makespan_ns", "predicted") / 1e9,
+           "error_percent": 100 * statistics.median(map(error, told)),
+           "cpu_percent": 100 * (statistics.median(slowdown(*paths) for paths in rounds) - 1),
+           "at_speed_percent": 100 * statistics.median(map(error, scaled)),
+           "replay_percent": 100 * statistics.median(map(error, replayed)),
+           "moved_bytes": median(told, "moved_bytes", "measured"),
+           "predicted_moved_bytes": median(told, "moved_bytes", "predicted"),
+           "replays_with_same_bytes": sum(same), "replays": len(same), "tasks": len(told[0]["tasks"]),
+           "same_element": statistics.median(one["same_element"] for one in told)}
+    return [row]
+
+
+def show(rows):
+    print(f"{'workload':10} {'elements':>8} {'policy':20} {'measured':>9} {'predicted':>9} {'error':>7} {'cpu':>7} "
+          f"{'at speed':>8} {'replay':>7} {'moved MB':>9} {'predicted':>9} {'replays alike':>13} {'placed alike':>12}")
+    for row in rows:
+        print(f"{row['workload']:10} {row['elements']:8} {row['policy']:20} {row['measured_s']:8.2f}s "
+              f"{row['predicted_s']:8.2f}s {row['error_percent']:+6.1f}% {row['cpu_percent']:+6.1f}% "
+              f"{row['at_speed_percent']:+7.1f}% {row['replay_percent']:+6.1f}% {row['moved_bytes'] / 1e6:9.1f} "
+              f"{row['predicted_moved_bytes'] / 1e6:9.1f} {row['replays_with_same_bytes']:>9}/{row['replays']:<3} "
+              f"{row['same_element']:8.0f}/{row['tasks']}")
+    within = lambda field: sum(abs(row[field]) <= GOAL_PERCENT for row in rows)
+    print(f"makespans within {GOAL_PERCENT} %: {within('error_percent')} of {len(rows)} predicted, "
+          f"{within('at_speed_percent')} at the run's speed of the processor, {within('replay_percent')} replayed")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="+", type=os.path.abspath)
+    parser.add_argument("--elements", default="1,4")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--element-cores", type=float, default=0.35)
+    parser.add_argument("--client-cores", type=float, default=1.0)
+    parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
+    parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--measure-only", action="store_true")
+    parser.add_argument("--predict-only", action="store_true")
+    parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../target/release/tidemill"))
+    parser.add_argument("--out", type=os.path.abspath, default=os.path.join(HERE, "out/truth"))
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    sizes = sorted((int(size) for size in options.elements.split(",")), reverse=True)
+    runs = [(size, policy) for size in sizes for policy in options.policies.split(",")]
+    rows = []
+    for workload in options.workloads:
+        wanted = [(sizes[0], CALIBRATION), *runs]
+        for number in range(0 if options.predict_only else options.runs):
+            for size, run in wanted:
+                measure(options, workload, size, run, number)
+        for size, run in runs if not options.measure_only else []:
+            rows += predict(options, workload, size, run, sizes[0])
+    if rows:
+        with open(os.path.join(options.out, "truth.jsonl"), "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+//! `tidemill plan compare`: what the simulator predicts beside what was measured, task by task.
+
+use super::job::trace;
+use crate::context::Context;
+use crate::output::Said;
+use crate::trace::fetch;
+use anyhow::Context as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tidemill_plan::sim::compare::compare;
+use tidemill_plan::sim::trace::Trace;
+
+const EXAMPLES: &str = "Examples:
+  tidemill plan compare 3                        job 3 of this array, with the times of that very run
+  tidemill plan compare 4 --times-of 3           job 4 predicted by what the same job took as job 3
+  tidemill plan compare wa.json --times-of rr.json
+  tidemill plan compare 3 --platform mine.ini    your description of this array instead of what was measured";
+
+/// Lay what is predicted beside what was measured: makespan, bytes moved, every task
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The run: a job of this array that has ended well, by its id, or the file of a trace
+    job: String,
+    /// Another run of the same job, id or file: how long tasks and transfers take is taken from there, so that
+    /// nothing that this run measured is used
+    #[arg(long, value_name = "JOB")]
+    times_of: Option<String>,
+    /// A description of the array the run was on; its elements have the ids of the run's, from 0
+    #[arg(long, value_name = "FILE")]
+    platform: Option<PathBuf>,
+    /// Speed of the host's cores against those of the elements, if the platform is not given: a run whose policy
+    /// left the host alone says nothing of it
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed, conflicts_with = "platform")]
+    host_speed: f64,
+    /// Processors of the one machine that all elements share, as in an array of `tidemill up`; the times should then be
+    /// those of a run that did not need more
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "platform")]
+    processors: Option<u32>,
+    /// Seed of all that is drawn
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let measured = read(&args.job, context).await?;
+    let expected = match &args.times_of {
+        Some(other) => {
+            let other = read(other, context).await?;
+            measured.measured_in(&other).with_context(|| {
+                format!(
+                    "--times-of {}",
+                    args.times_of.as_deref().unwrap_or_default()
+                )
+            })?
+        }
+        None => measured.clone(),
+    };
+    let expected = expected.with_host_speed(args.host_speed);
+    let mut platform = match &args.platform {
+        Some(path) => super::job::platform(path)?,
+        None => expected.platform(),
+    };
+    platform.processors = args.processors.or(platform.processors);
+    if let Some(host) = &mut platform.host {
+        host.core_speed = args.host_speed;
+    }
+    let comparison = compare(&measured, &expected.workflow()?, &platform, args.seed)?;
+    let said = Said::new(comparison.text(), serde_json::to_value(&comparison)?);
+    context.output.show(&said)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let speed = text
+        .parse()
+        .ok()
+        .filter(|speed: &f64| speed.is_finite() && *speed > 0.0);
+    speed.ok_or_else(|| format!("`{text}` is not a number above 0"))
+}
+
+async fn read(job: &str, context: &Context) -> anyhow::Result<Trace> {
+    if let Ok(id) = job.parse() {
+        let server = context.connect().await?;
+        return fetch(&server, id).await;
+    }
+    trace(Path::new(job))
+}

@@ -1,0 +1,139 @@
+//! The job that is to be simulated: a job script with its costs, the trace of a real run, or a WfCommons file.
+
+use anyhow::Context as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::path::{Path, PathBuf};
+use tidemill_plan::sim::{Placement, Platform, Simulation, Workflow, job, trace::Trace, wfformat};
+
+/// Flags that say which job, on what, and how.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Of {
+    /// The job: a job script, a trace (`tidemill jobs --export-trace`), or a WfCommons workflow (WfFormat, JSON)
+    job: PathBuf,
+    /// The array, in the INI format of the AnalyzeThis paper [default: the array of the trace]
+    #[arg(long, value_name = "FILE")]
+    platform: Option<PathBuf>,
+    /// Sizes and run times that a job script does not have, TOML
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
+    /// Where files lie before [default: where a trace says, else round-robin]
+    #[arg(long, value_parser = placements())]
+    placement: Option<Placement>,
+    /// Seed of all that is drawn
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+fn placements() -> impl TypedValueParser<Value = Placement> {
+    PossibleValuesParser::new(Placement::NAMES.map(|(name, _)| name)).map(|given| {
+        let known = Placement::NAMES.iter().find(|(name, _)| *name == given);
+        known.map_or(Placement::RoundRobin, |(_, placement)| *placement)
+    })
+}
+
+/// What [`Of`] names, read.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) workflow: Workflow,
+    pub(crate) platform: Platform,
+    pub(crate) placement: Placement,
+}
+
+impl Planned {
+    pub(crate) fn simulation(&self, of: &Of) -> Simulation<'_> {
+        Simulation::new(&self.platform, &self.workflow)
+            .placement(self.placement)
+            .seed(of.seed)
+    }
+}
+
+impl Of {
+    /// The placement that was asked for.
+    pub(crate) fn placement(&self) -> Option<Placement> {
+        self.placement
+    }
+
+    /// Reads job and platform.
+    ///
+    /// # Errors
+    /// What is wrong with them, with file and line.
+    pub(crate) fn read(&self) -> anyhow::Result<Planned> {
+        let text = text(&self.job)?;
+        let file = self.job.display().to_string();
+        let trace = if is_trace(&text) {
+            Some(Trace::parse(&file, &text)?)
+        } else {
+            None
+        };
+        let workflow = match &trace {
+            Some(trace) => trace.workflow()?,
+            None if is_json(&text) => wfformat::parse(&file, &text)?,
+            None => self.script(&file, &text)?,
+        };
+        let given = self.platform.as_deref().map(platform).transpose()?;
+        let platform = given
+            .or_else(|| trace.as_ref().map(Trace::platform))
+            .with_context(|| {
+                format!("no array to simulate {file} on: describe it with --platform FILE; start from examples/planning/array.ini")
+            })?;
+        let usual = if trace.is_some() && self.platform.is_none() {
+            Placement::Recorded
+        } else {
+            Placement::RoundRobin
+        };
+        Ok(Planned {
+            workflow,
+            platform,
+            placement: self.placement.unwrap_or(usual),
+        })
+    }
+
+    fn script(&self, file: &str, script: &str) -> anyhow::Result<Workflow> {
+        let costs = self.costs.as_deref().with_context(|| {
+            format!(
+                "{file} is taken for a job script, which does not say how large files are and how long kernels run: \
+                 give --costs FILE; start from examples/planning/getmax.toml"
+            )
+        })?;
+        let name = costs.display().to_string();
+        Ok(job::parse(file, script, &name, &text(costs)?)?)
+    }
+}
+
+/// Reads a platform file.
+///
+/// # Errors
+/// What is wrong with it, with file and line.
+pub(crate) fn platform(path: &Path) -> anyhow::Result<Platform> {
+    Ok(Platform::parse(&path.display().to_string(), &text(path)?)?)
+}
+
+/// Reads a trace.
+///
+/// # Errors
+/// What is wrong with it, with file and line.
+pub(crate) fn trace(path: &Path) -> anyhow::Result<Trace> {
+    Ok(Trace::parse(&path.display().to_string(), &text(path)?)?)
+}
+
+/// Writes something that was drawn or recorded.
+///
+/// # Errors
+/// If it can't be written.
+pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("can't write {}", path.display()))
+}
+
+fn text(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))
+}
+
+fn is_json(text: &str) -> bool {
+    text.trim_start().starts_with('{')
+}
+
+/// Whether a JSON file says that it is a trace. A damaged one may be cut off anywhere, so its beginning counts.
+fn is_trace(text: &str) -> bool {
+    let begin = &text.as_bytes()[..text.len().min(1024)];
+    is_json(text) && String::from_utf8_lossy(begin).contains("tidemill-trace")
+}

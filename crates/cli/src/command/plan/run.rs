@@ -1,0 +1,58 @@
+//! `tidemill plan run`: one job on one array, simulated.
+
+use super::job::{Of, write};
+use crate::context::Context;
+use crate::output::plan::ReportView;
+use clap::builder::PossibleValuesParser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidemill_core::{fabric, policy};
+use tidemill_plan::sim::gantt;
+
+const EXAMPLES: &str = "Examples:
+  tidemill plan run job.conf --costs costs.toml --platform array.ini
+  tidemill plan run montage.trace.json --policy wa          the array of the trace, another policy
+  tidemill plan run montage.trace.json --platform big.ini   another array
+  tidemill plan run 1000genome.json --platform array.ini --placement random --seed 7
+  tidemill plan run job.conf --costs costs.toml --platform array.ini --tasks --gantt job.svg
+  tidemill --json plan run montage.trace.json | jq '.makespan_ns, .moved_bytes'
+
+examples/planning has a platform and costs to start from; docs/planning.md tells all of their settings.";
+
+/// Simulate a job on an array that need not exist: time, bytes moved, energy, and each task's course
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    of: Of,
+    /// Who chooses elements [default: the job's, else min-wait]
+    #[arg(long, value_parser = PossibleValuesParser::new(policy::NAMES))]
+    policy: Option<String>,
+    /// Who chooses the core within an element [default: the platform's, else first-free]
+    #[arg(long, value_parser = PossibleValuesParser::new(fabric::NAMES))]
+    fabric: Option<String>,
+    /// Also show every task
+    #[arg(long)]
+    tasks: bool,
+    /// File for a Gantt chart, SVG
+    #[arg(long, value_name = "FILE")]
+    gantt: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let planned = args.of.read()?;
+    let mut simulation = planned.simulation(&args.of);
+    if let Some(policy) = &args.policy {
+        simulation = simulation.policy(policy);
+    }
+    if let Some(fabric) = &args.fabric {
+        simulation = simulation.fabric(fabric);
+    }
+    let report = simulation.run()?;
+    if let Some(path) = &args.gantt {
+        write(path, &gantt::svg(&report))?;
+    }
+    let tasks = args.tasks;
+    context.output.show(&ReportView { report, tasks })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,110 @@
+//! `tidemill plan sweep`: one job on arrays of many shapes, as one table and one plot.
+
+use super::job::{Of, write};
+use crate::context::Context;
+use crate::output::Said;
+use clap::builder::PossibleValuesParser;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tidemill_core::policy;
+use tidemill_plan::sim::sweep::{self, Shapes};
+use tidemill_plan::sim::{CORES_MAX, ELEMENTS_MAX};
+
+const EXAMPLES: &str = "Examples:
+  tidemill plan sweep montage.trace.json --plot fig10.svg     1 to 8 elements of 1 to 12 cores, as in the paper
+  tidemill plan sweep job.conf --costs costs.toml --platform array.ini --elements 1-4 --cores 1-4 --policy wa
+  tidemill --json plan sweep montage.trace.json | jq 'min_by(.makespan_ns)'
+
+Elements are like the first of the platform; how many there are and how many cores each has is what is tried.";
+
+/// Simulate a job on arrays of 1 to 8 elements with 1 to 12 cores under several policies: one table, one plot
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    of: Of,
+    /// Numbers of elements, as 4 or 1-8
+    #[arg(long, value_name = "RANGE", default_value = "1-8", value_parser = elements)]
+    elements: RangeInclusive<u32>,
+    /// Numbers of cores of each, as 4 or 1-12
+    #[arg(long, value_name = "RANGE", default_value = "1-12", value_parser = cores)]
+    cores: RangeInclusive<u32>,
+    /// Policies to try; give the flag again for more [default: round-robin, write-amplification]
+    #[arg(long = "policy", value_parser = PossibleValuesParser::new(policy::NAMES))]
+    policies: Vec<String>,
+    /// File for the plot, SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+fn elements(text: &str) -> Result<RangeInclusive<u32>, String> {
+    range(text, ELEMENTS_MAX)
+}
+
+fn cores(text: &str) -> Result<RangeInclusive<u32>, String> {
+    range(text, CORES_MAX)
+}
+
+fn range(text: &str, max: u32) -> Result<RangeInclusive<u32>, String> {
+    let number = |text: &str| {
+        let number = text
+            .parse()
+            .ok()
+            .filter(|number| (1..=max).contains(number));
+        number.ok_or_else(|| format!("`{text}` is not a number from 1 to {max}"))
+    };
+    let (from, to) = text.split_once('-').unwrap_or((text, text));
+    let (from, to) = (number(from)?, number(to)?);
+    if from > to {
+        return Err(format!("{from} is more than {to}; write {to}-{from}"));
+    }
+    Ok(from..=to)
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let planned = args.of.read()?;
+    let usual = Shapes::default();
+    let policies = if args.policies.is_empty() {
+        usual.policies
+    } else {
+        args.policies.clone()
+    };
+    // Where a trace recorded files may be on elements that a smaller array lacks.
+    let placement = args.of.placement().unwrap_or(usual.placement);
+    let shapes = Shapes {
+        elements: args.elements.clone(),
+        cores: args.cores.clone(),
+        policies,
+        placement,
+        seed: args.of.seed,
+    };
+    let points = sweep::sweep(&planned.platform, &planned.workflow, &shapes)?;
+    if let Some(path) = &args.plot {
+        write(path, &sweep::svg(&planned.workflow.name, &points))?;
+    }
+    let said = Said::new(sweep::table(&points), serde_json::to_value(&points)?);
+    context.output.show(&said)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_numbers_or_pairs_within_limits() {
+        assert_eq!(elements("3"), Ok(3..=3));
+        assert_eq!(cores("1-12"), Ok(1..=12));
+        for (text, part) in [
+            ("0-3", "`0`"),
+            ("4-2", "2-4"),
+            ("", "``"),
+            ("1-2-3", "`2-3`"),
+            ("99999999", "from 1 to"),
+        ] {
+            let error = elements(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

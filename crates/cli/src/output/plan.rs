@@ -1,0 +1,50 @@
+//! What a simulation tells.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::Value;
+use std::io::{self, Write};
+use tidemill_plan::sim::Report;
+
+/// A simulated job.
+#[derive(Debug)]
+pub(crate) struct ReportView {
+    pub(crate) report: Report,
+    /// Whether people want to see every task.
+    pub(crate) tasks: bool,
+}
+
+impl View for ReportView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        write!(out, "{}", self.report.text())?;
+        if !self.tasks {
+            return Ok(());
+        }
+        writeln!(out)?;
+        let header = [
+            "TASK", "KERNEL", "ELEMENT", "CORE", "START", "PULL", "READ", "COMPUTE", "WRITE",
+            "END", "MOVED",
+        ];
+        let mut rows = table(&header, &[2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        for task in &self.report.tasks {
+            rows.add_row([
+                task.name.clone(),
+                task.kernel.clone(),
+                task.element.to_string(),
+                task.core.to_string(),
+                format::span(task.start_ns),
+                format::span(task.kernel_start_ns - task.start_ns),
+                format::span(task.read_ns),
+                format::span(task.compute_ns),
+                format::span(task.write_ns),
+                format::span(task.end_ns),
+                format::bytes(task.moved_bytes),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        serde_json::to_value(&self.report).unwrap_or_default()
+    }
+}

@@ -1,0 +1,142 @@
+//! How a job went, from the server's answer to the trace that the simulator reads.
+
+use crate::context::credentials;
+use anyhow::Context as _;
+use std::collections::BTreeMap;
+use tidemill_client::Server;
+use tidemill_core::dispatch::COPIES_BYTES_MAX;
+use tidemill_core::policy;
+use tidemill_plan::sim::trace::{
+    FORMAT, Trace, TraceElement, TraceFile, TraceHistory, TraceKernelKind, TraceOutput, TraceTask,
+    VERSION,
+};
+use tidemill_wire::convert::role_name;
+use tidemill_wire::v1;
+
+/// Asks for the trace of a job.
+///
+/// # Errors
+/// If there is no such job that the caller may see, it has not ended well, or the server does not know enough
+/// of it.
+pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
+    let request = v1::GetJobRequest {
+        credentials: Some(credentials()),
+        job,
+    };
+    let reply = server.jobs().trace(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    trace(reply).with_context(|| format!("job {job} has no trace"))
+}
+
+fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
+    let job = reply.job.context("the server's answer is not whole")?;
+    anyhow::ensure!(
+        !reply.elements.is_empty(),
+        "what the elements were like was not kept: no element was up when it was submitted, an earlier release ran it, \
+         or the server's database was made again since; submit it again"
+    );
+    // Histories are kept under the kernel's name in the script, traces name stored code by its path.
+    let names: BTreeMap<String, String> = job
+        .tasks
+        .iter()
+        .zip(&reply.tasks)
+        .map(|(task, traced)| (kernel(task, traced), task.kernel.clone()))
+        .collect();
+    let submitted = job.submitted;
+    let policy = Some(job.policy).filter(|policy| !policy.is_empty());
+    let elements = reply.elements.iter().map(|one| element(one, &names));
+    let files = reply.files.into_iter().map(|file| TraceFile {
+        path: file.path,
+        size_bytes: file.size,
+        element: file.element,
+    });
+    let tasks = job.tasks.into_iter().zip(reply.tasks);
+    Ok(Trace {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        job: job.name,
+        policy: policy.unwrap_or_else(|| policy::DEFAULT.to_owned()),
+        submitted_ns: u64::try_from(submitted).unwrap_or(0),
+        makespan_ns: since(submitted, job.ended),
+        elements: elements.collect(),
+        files: files.collect(),
+        tasks: tasks
+            .map(|(one, traced)| task(one, traced, submitted))
+            .collect::<anyhow::Result<_>>()?,
+    })
+}
+
+fn kernel(task: &v1::Task, traced: &v1::TracedTask) -> String {
+    if matches!(traced.kernel_kind.as_str(), "native" | "stored") {
+        traced.kernel_path.clone()
+    } else {
+        task.kernel.clone()
+    }
+}
+
+fn element(element: &v1::Element, names: &BTreeMap<String, String>) -> TraceElement {
+    let history = names.iter().filter_map(|(kernel, name)| {
+        let known = element.history.get(name)?;
+        let history = TraceHistory {
+            runs: known.runs,
+            total_ns: known.total_ns,
+            input_bytes: known.input_bytes,
+        };
+        Some((kernel.clone(), history))
+    });
+    TraceElement {
+        element: element.element,
+        host: element.role == role_name(tidemill_core::event::Role::Host),
+        cores: element.cores,
+        link_bytes_per_sec: element.link_bytes_per_sec,
+        pulled_bytes_max: COPIES_BYTES_MAX,
+        history: history.collect(),
+    }
+}
+
+fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Result<TraceTask> {
+    let kernel_kind = match traced.kernel_kind.as_str() {
+        "builtin" => TraceKernelKind::Builtin,
+        "native" => TraceKernelKind::Native,
+        "stored" => TraceKernelKind::Stored,
+        "program" => TraceKernelKind::Program,
+        other => anyhow::bail!(
+            "task `{}` has a kernel of the unknown kind `{other}`",
+            task.name
+        ),
+    };
+    let at = |time| since(submitted, time);
+    let outputs = task.outputs.iter().zip(traced.output_sizes.iter());
+    Ok(TraceTask {
+        kernel: kernel(&task, &traced),
+        kernel_kind,
+        outputs: outputs
+            .map(|(path, &size_bytes)| TraceOutput {
+                path: path.clone(),
+                size_bytes,
+            })
+            .collect(),
+        pinned: traced.pinned,
+        element: task.element,
+        sent_ns: if traced.sent == 0 {
+            at(task.start)
+        } else {
+            at(traced.sent)
+        },
+        start_ns: at(task.start),
+        kernel_start_ns: at(task.kernel_start),
+        end_ns: at(task.end),
+        read_ns: 0,
+        compute_ns: since(task.kernel_start, task.end),
+        write_ns: 0,
+        cpu_ns: task.cpu_ns,
+        moved_bytes: task.moved_bytes,
+        name: task.name,
+        inputs: task.inputs,
+    })
+}
+
+/// Nanoseconds from one point in time to another; 0 if clocks of two hosts disagree so much that it lies before.
+fn since(from: i64, to: i64) -> u64 {
+    u64::try_from(to.saturating_sub(from)).unwrap_or(0)
+}

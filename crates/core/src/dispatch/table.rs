@@ -1,0 +1,147 @@
+//! A map from ids that are issued one after the other: blocks of neighbours, so that a look-up among many does
+//! not walk a deep tree. It iterates in the order of ids, like the `BTreeMap` that it stands for.
+
+use crate::id::{LabelId, TaskId};
+use std::collections::BTreeMap;
+
+/// Ids of one block.
+const BLOCK: u64 = 256;
+
+/// An id that is a number.
+pub(super) trait Key: Copy {
+    fn number(self) -> u64;
+}
+
+impl Key for TaskId {
+    fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl Key for LabelId {
+    fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// Values by id.
+#[derive(Debug)]
+pub(super) struct Table<K, V> {
+    blocks: BTreeMap<u64, Block<K, V>>,
+    len: usize,
+    /// The room of a block that got empty, for the next one: ids come and go in order.
+    spare: Vec<Option<(K, V)>>,
+}
+
+#[derive(Debug)]
+struct Block<K, V> {
+    values: Vec<Option<(K, V)>>,
+    used: usize,
+}
+
+impl<K, V> Default for Table<K, V> {
+    fn default() -> Self {
+        Self {
+            blocks: BTreeMap::new(),
+            len: 0,
+            spare: Vec::new(),
+        }
+    }
+}
+
+fn split(key: impl Key) -> (u64, usize) {
+    (key.number() / BLOCK, (key.number() % BLOCK) as usize)
+}
+
+impl<K: Key, V> Table<K, V> {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        let (block, place) = split(*key);
+        let slot = self.blocks.get(&block)?.values.get(place)?;
+        slot.as_ref().map(|(_, value)| value)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        let (block, place) = split(*key);
+        let slot = self.blocks.get_mut(&block)?.values.get_mut(place)?;
+        slot.as_mut().map(|(_, value)| value)
+    }
+
+    pub(super) fn contains_key(&self, key: &K) -> bool {
+        self.get(key).is_some()
+    }
+
+    pub(super) fn insert(&mut self, key: K, value: V) {
+        let (block, place) = split(key);
+        let block = self.blocks.entry(block).or_insert_with(|| Block {
+            values: std::mem::take(&mut self.spare),
+            used: 0,
+        });
+        if block.values.len() <= place {
+            block.values.resize_with(place + 1, || None);
+        }
+        if block.values[place].replace((key, value)).is_none() {
+            block.used += 1;
+            self.len += 1;
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &K) -> Option<V> {
+        let (number, place) = split(*key);
+        let block = self.blocks.get_mut(&number)?;
+        let (_, value) = block.values.get_mut(place)?.take()?;
+        block.used -= 1;
+        self.len -= 1;
+        if block.used == 0 {
+            let empty = self.blocks.remove(&number);
+            self.spare = empty.map(|block| block.values).unwrap_or_default();
+            self.spare.clear();
+        }
+        Some(value)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        let slots = self.blocks.values().flat_map(|block| &block.values);
+        slots.flatten().map(|(key, value)| (key, value))
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &V> {
+        self.iter().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever is put in and taken out, it holds what a `BTreeMap` holds, in the same order.
+        #[test]
+        fn it_is_the_map_that_it_stands_for(
+            steps in proptest::collection::vec((0_u64..700, any::<bool>()), 0..300),
+        ) {
+            let mut table = Table::default();
+            let mut model = BTreeMap::new();
+            for (step, (key, put)) in steps.into_iter().enumerate() {
+                let key = TaskId(key);
+                if put {
+                    table.insert(key, step);
+                    model.insert(key, step);
+                } else {
+                    prop_assert_eq!(table.remove(&key), model.remove(&key));
+                }
+                prop_assert_eq!(table.get(&key), model.get(&key));
+                prop_assert_eq!(table.get_mut(&key), model.get_mut(&key));
+                prop_assert_eq!(table.contains_key(&key), model.contains_key(&key));
+            }
+            prop_assert_eq!(table.len(), model.len());
+            let all: Vec<_> = table.iter().collect();
+            prop_assert_eq!(all, model.iter().collect::<Vec<_>>());
+            prop_assert_eq!(table.blocks.is_empty(), model.is_empty());
+        }
+    }
+}

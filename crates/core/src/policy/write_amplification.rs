@@ -1,0 +1,104 @@
+//! Write amplification (AnalyzeThis §6.3, "WA"): the element where the task writes least beyond its inputs.
+//!
+//! For a task t and every element e:
+//!
+//! ```text
+//! WA(t, e) = (bytes of t's inputs + bytes of them that are not on e) / bytes of t's inputs
+//! ```
+//!
+//! which is Eq. 1 with the sum that it means, and 1 for a task without inputs. The denominator is the same
+//! for all elements, so bytes to be pulled are compared. Of several elements with the least the next in turn
+//! that has room is taken, as in the paper, where turns break all ties; if none of them has room the next in
+//! turn is waited for. Where there are no ties this chooses what input locality does.
+
+use super::{Choice, Policy, Reason, Request, View};
+use crate::id::ElementId;
+
+/// Spares the devices.
+#[derive(Clone, Debug, Default)]
+pub struct WriteAmplification {
+    last: Option<ElementId>,
+}
+
+impl Policy for WriteAmplification {
+    fn name(&self) -> &'static str {
+        "write-amplification"
+    }
+
+    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
+        let best = view.stores().min_by_key(|store| {
+            let element = store.estimate.element;
+            let passed = Some(element) <= self.last;
+            (store.estimate.transfer_bytes, !store.room, passed, element)
+        })?;
+        let reason = Reason::LeastAmplification {
+            input_bytes: request.input_bytes,
+            transfer_bytes: best.estimate.transfer_bytes,
+        };
+        Some(Choice {
+            element: best.estimate.element,
+            reason,
+        })
+    }
+
+    fn chosen(&mut self, choice: &Choice) {
+        self.last = Some(choice.element);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Candidate;
+    use super::super::tests::{request, store};
+    use super::*;
+
+    fn holding(id: u32, local_bytes: u64) -> Candidate {
+        let mut candidate = store(id);
+        candidate.local_bytes = local_bytes;
+        candidate.estimate.transfer_bytes = 100 - local_bytes;
+        candidate
+    }
+
+    fn turns(policy: &mut WriteAmplification, all: &[Candidate], count: usize) -> Vec<u32> {
+        let mut turn = || {
+            let choice = policy.place(&request(), &View { candidates: all }).unwrap();
+            policy.chosen(&choice);
+            choice.element.0
+        };
+        (0..count).map(|_| turn()).collect()
+    }
+
+    #[test]
+    fn the_least_bytes_to_pull_win_even_where_there_is_no_room() {
+        let mut all = [holding(0, 10), holding(1, 60), holding(2, 30)];
+        all[1].room = false;
+        let choice = WriteAmplification::default()
+            .place(&request(), &View { candidates: &all })
+            .unwrap();
+        assert_eq!(choice.element, ElementId(1));
+        assert_eq!(
+            choice.reason.to_string(),
+            "pulling 40 bytes for 100 bytes of input amplifies writes 1.40 times, the least of all elements"
+        );
+    }
+
+    #[test]
+    fn equals_take_turns_and_one_without_room_is_passed_over_while_another_has_some() {
+        let mut all = [holding(0, 50), holding(1, 50), holding(2, 0)];
+        let mut policy = WriteAmplification::default();
+        assert_eq!(turns(&mut policy, &all, 3), [0, 1, 0]);
+        all[1].room = false;
+        assert_eq!(turns(&mut policy, &all, 2), [0, 0]);
+        all[0].room = false;
+        assert_eq!(turns(&mut policy, &all, 2), [1, 0]);
+    }
+
+    #[test]
+    fn a_task_without_inputs_amplifies_nothing() {
+        let reason = Reason::LeastAmplification {
+            input_bytes: 0,
+            transfer_bytes: 0,
+        };
+        assert!(reason.to_string().contains("1.00 times"), "{reason}");
+    }
+}

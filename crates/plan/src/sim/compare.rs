@@ -1,0 +1,280 @@
+//! Predicted against measured: a job is simulated as its trace says that it was, and both are laid side by side.
+
+use super::error::SimError;
+use super::platform::Platform;
+use super::report::{Report, bytes, time};
+use super::simulation::{Placement, Simulation};
+use super::trace::Trace;
+use super::workflow::Workflow;
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// A prediction beside what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Name of the job.
+    pub job: String,
+    /// Name of the policy that both used.
+    pub policy: String,
+    /// From submission to end, in nanoseconds.
+    pub makespan_ns: Pair,
+    /// Bytes that went from one element to another.
+    pub moved_bytes: Pair,
+    /// Tasks that were predicted on the element that really ran them.
+    pub same_element: usize,
+    /// Mean of the absolute errors of the tasks' run times, in percent.
+    pub run_error_mean_percent: f64,
+    /// Every task, in the order of the trace.
+    pub tasks: Vec<TaskComparison>,
+    /// The whole prediction.
+    #[serde(skip)]
+    pub predicted: Report,
+}
+
+/// One task.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskComparison {
+    /// Its name.
+    pub name: String,
+    /// Its kernel.
+    pub kernel: String,
+    /// The element that ran it, by its id in the trace's platform.
+    pub element: Pair,
+    /// When it got a core, in nanoseconds since submission.
+    pub start_ns: Pair,
+    /// From then to its end, in nanoseconds.
+    pub run_ns: Pair,
+    /// When it ended, in nanoseconds since submission.
+    pub end_ns: Pair,
+    /// Bytes that it pulled.
+    pub moved_bytes: Pair,
+}
+
+/// Two numbers that should be equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pair {
+    /// What was measured.
+    pub measured: u64,
+    /// What was predicted.
+    pub predicted: u64,
+}
+
+impl Pair {
+    /// (predicted − measured) / measured in percent; 0 if both are 0, infinite if only the measured one is.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    #[must_use]
+    pub fn error_percent(self) -> f64 {
+        if self.measured == self.predicted {
+            return 0.0;
+        }
+        (self.predicted as f64 - self.measured as f64) / self.measured as f64 * 100.0
+    }
+}
+
+/// Simulates the job of a trace where its files were and compares. `workflow` is that of the trace; `platform`
+/// that of the trace or one with the same ids and better numbers. The policy is the trace's.
+///
+/// # Errors
+/// [`SimError`] as for any simulation.
+pub fn compare(
+    trace: &Trace,
+    workflow: &Workflow,
+    platform: &Platform,
+    seed: u64,
+) -> Result<Comparison, SimError> {
+    let predicted = Simulation::new(platform, workflow)
+        .policy(&trace.policy)
+        .placement(Placement::Recorded)
+        .seed(seed)
+        .run()?;
+    let pair = |measured, predicted| Pair {
+        measured,
+        predicted,
+    };
+    let tasks = trace.tasks.iter().zip(&predicted.tasks);
+    let tasks: Vec<TaskComparison> = tasks
+        .map(|(measured, predicted)| TaskComparison {
+            name: measured.name.clone(),
+            kernel: measured.kernel.clone(),
+            element: pair(
+                trace.planned_id(measured.element).0.into(),
+                predicted.element.into(),
+            ),
+            start_ns: pair(measured.start_ns, predicted.start_ns),
+            run_ns: pair(
+                measured.end_ns.saturating_sub(measured.start_ns),
+                predicted.end_ns - predicted.start_ns,
+            ),
+            end_ns: pair(measured.end_ns, predicted.end_ns),
+            moved_bytes: pair(measured.moved_bytes, predicted.moved_bytes),
+        })
+        .collect();
+    let moved = trace.tasks.iter().map(|task| task.moved_bytes).sum();
+    let errors = tasks.iter().map(|task| task.run_ns.error_percent().abs());
+    let errors: Vec<f64> = errors.filter(|error| error.is_finite()).collect();
+    #[expect(clippy::cast_precision_loss, reason = "a mean for people")]
+    let run_error_mean_percent = errors.iter().sum::<f64>() / errors.len().max(1) as f64;
+    let same = |task: &&TaskComparison| task.element.measured == task.element.predicted;
+    Ok(Comparison {
+        job: trace.job.clone(),
+        policy: trace.policy.clone(),
+        makespan_ns: pair(trace.makespan_ns, predicted.makespan_ns),
+        moved_bytes: pair(moved, predicted.moved_bytes),
+        same_element: tasks.iter().filter(same).count(),
+        run_error_mean_percent,
+        tasks,
+        predicted,
+    })
+}
+
+impl Comparison {
+    /// For people: the whole, then a line a task.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let count = self.tasks.len();
+        // Writing to a string never fails.
+        let _ = writeln!(
+            text,
+            "{}, {count} tasks, policy {}\n\n{:<28} {:>12} {:>12} {:>9}",
+            self.job, self.policy, "", "measured", "predicted", "error"
+        );
+        let mut line = |name: &str, pair: Pair, show: &dyn Fn(u64) -> String| {
+            let (measured, predicted) = (show(pair.measured), show(pair.predicted));
+            let error = pair.error_percent();
+            let _ = writeln!(
+                text,
+                "{name:<28} {measured:>12} {predicted:>12} {error:>+8.1}%"
+            );
+        };
+        line("makespan", self.makespan_ns, &time);
+        line("moved", self.moved_bytes, &bytes);
+        for task in &self.tasks {
+            let place = if task.element.measured == task.element.predicted {
+                format!("on {}", task.element.measured)
+            } else {
+                format!(
+                    "on {}, not {}",
+                    task.element.measured, task.element.predicted
+                )
+            };
+            line(&format!("{} {place}", task.name), task.run_ns, &time);
+        }
+        let _ = writeln!(
+            text,
+            "\nrun times differ by {:.1} % in the mean; {} of {count} tasks ran where it was predicted",
+            self.run_error_mean_percent, self.same_element
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trace::{
+        FORMAT, TraceElement, TraceFile, TraceKernelKind, TraceOutput, TraceTask, VERSION,
+    };
+    use super::super::{Element, Task, TaskReport, job};
+    use super::*;
+
+    #[test]
+    fn errors_are_in_percent_of_what_was_measured() {
+        let error = |measured, predicted| {
+            Pair {
+                measured,
+                predicted,
+            }
+            .error_percent()
+        };
+        assert!((error(200, 220) - 10.0).abs() < 1e-9);
+        assert!((error(200, 180) + 10.0).abs() < 1e-9);
+        assert!(error(0, 0).abs() < 1e-9 && error(0, 1).is_infinite());
+    }
+
+    /// A simulation's own report, written as a trace.
+    fn trace_of(workflow: &Workflow, report: &Report, element: &Element, homes: &[u32]) -> Trace {
+        let file = |index: &usize| &workflow.files[*index];
+        let output = |index: &usize| TraceOutput {
+            path: file(index).name.clone(),
+            size_bytes: file(index).size,
+        };
+        let task = |(task, ran): (&Task, &TaskReport)| TraceTask {
+            name: task.name.clone(),
+            kernel: task.kernel.name().to_owned(),
+            kernel_kind: TraceKernelKind::Program,
+            inputs: task
+                .inputs
+                .iter()
+                .map(|one| file(one).name.clone())
+                .collect(),
+            outputs: task.outputs.iter().map(output).collect(),
+            pinned: None,
+            element: ran.element,
+            sent_ns: ran.sent_ns,
+            start_ns: ran.start_ns,
+            kernel_start_ns: ran.kernel_start_ns,
+            end_ns: ran.end_ns,
+            read_ns: ran.read_ns,
+            compute_ns: ran.compute_ns,
+            write_ns: ran.write_ns,
+            cpu_ns: 0,
+            moved_bytes: ran.moved_bytes,
+        };
+        let there = workflow.files.iter().filter(|file| file.maker.is_none());
+        let files = there.zip(homes).map(|(file, &element)| TraceFile {
+            path: file.name.clone(),
+            size_bytes: file.size,
+            element,
+        });
+        let elements = (0..2).map(|id| TraceElement {
+            element: id,
+            host: false,
+            cores: element.cores,
+            link_bytes_per_sec: element.link_assumed,
+            pulled_bytes_max: element.pulled_bytes_max,
+            history: [].into(),
+        });
+        Trace {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            job: workflow.name.clone(),
+            policy: report.policy.clone(),
+            submitted_ns: 0,
+            makespan_ns: report.makespan_ns,
+            elements: elements.collect(),
+            files: files.collect(),
+            tasks: workflow.tasks.iter().zip(&report.tasks).map(task).collect(),
+        }
+    }
+
+    #[test]
+    fn a_prediction_of_a_prediction_is_without_error() {
+        let script = r#"name = "n"; workdir = "/w"; tasks = (
+            { name = "a"; kernel = "k"; input = [ "1" ]; output = [ "x" ]; },
+            { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },
+            { name = "c"; kernel = "sum"; input = [ "x", "y" ]; output = [ "z" ]; } );"#;
+        let costs = "[files]\n1 = 1000\n2 = 5000\n[kernels]\nk = { rate = \"1 KB/s\", ratio = 0.5 }\n\
+                     sum = { time = 1, output = 1000 }";
+        let workflow = job::parse("j", script, "c", costs).unwrap();
+        let element = Element {
+            read_bandwidth: Some(8000),
+            write_bandwidth: Some(8000),
+            link_bandwidth: Some(2500),
+            link_assumed: 2500,
+            ..Element::default()
+        };
+        let platform = Platform::uniform(2, &element);
+        let simulation = Simulation::new(&platform, &workflow).policy("round-robin");
+        let report = simulation.run().unwrap();
+        let trace = trace_of(&workflow, &report, &element, &[0, 1]);
+        let again = trace.workflow().unwrap();
+        let compared = compare(&trace, &again, &trace.platform(), 0).unwrap();
+        assert!(report.moved_bytes > 0);
+        for pair in [compared.makespan_ns, compared.moved_bytes] {
+            assert_eq!(pair.measured, pair.predicted);
+        }
+        assert_eq!(compared.same_element, 3);
+        let text = compared.text();
+        assert!(text.contains("3 of 3 tasks"), "{text}");
+    }
+}

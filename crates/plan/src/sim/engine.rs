@@ -1,0 +1,571 @@
+//! Carries out in virtual time what the dispatcher decides.
+//!
+//! A label goes through the phases of [`Phase`], as on a running element: it holds its core while its inputs are
+//! pulled one after the other, while its kernel reads, computes and writes, and until its outputs are sealed.
+//! Messages between server and elements take the platform's label latency and stay in order.
+
+use super::clock::{Clock, Wake};
+use super::element::{Node, Share};
+use super::flow::Network;
+use super::platform::{Element, Platform};
+use super::quantity::whole;
+use super::report::{EventCounts, Times};
+use super::workflow::Workflow;
+use std::collections::VecDeque;
+use tidemill_core::dispatch::Dispatcher;
+use tidemill_core::event::{Action, ElementView, Event, JobState, Role};
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::label::{Label, Operation, Outcome, Sealed};
+use tidemill_core::time::{Span, Time};
+
+/// What elements say that they hold and have free: the simulator does not fill devices.
+const CAPACITY_BYTES: u64 = 1 << 60;
+
+/// Where a label is. Each phase begins when the one before has ended, those that take no time are passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits for other labels or for a core.
+    Queued,
+    /// Looks for its next input that is elsewhere.
+    Fetch,
+    /// The latencies of a pull.
+    PullDelay,
+    /// The bytes of a pull.
+    Pull,
+    ReadDelay,
+    Read,
+    Compute,
+    WriteDelay,
+    Write,
+    Ended,
+}
+
+/// One label.
+#[derive(Debug)]
+struct Run {
+    task: u32,
+    /// Index of its element's node.
+    node: u32,
+    phase: Phase,
+    /// Since when it is in this phase.
+    since: Time,
+    /// Labels that have to end before.
+    missing: u32,
+    /// Labels that wait for it.
+    followers: Vec<u32>,
+    /// Its inputs that are on other elements: object, node that holds it, index of the file.
+    remote: Vec<(ObjectId, u32, usize)>,
+    /// How many of them were looked for.
+    fetched: usize,
+    outputs: Vec<ObjectId>,
+    times: Times,
+}
+
+/// Something on its way between server and elements.
+#[derive(Debug)]
+enum Message {
+    Labels(ElementId, Vec<Label>),
+    Report(Event),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Engine<'a> {
+    platform: &'a Platform,
+    workflow: &'a Workflow,
+    dispatcher: Dispatcher,
+    clock: Clock,
+    network: Network,
+    nodes: Vec<Node>,
+    runs: Vec<Run>,
+    mail: VecDeque<Message>,
+    actions: Vec<Action>,
+    counts: EventCounts,
+    ended: Option<JobState>,
+}
+
+/// What a simulation leaves.
+#[derive(Debug)]
+pub(super) struct Finished {
+    /// When the job ended.
+    pub(super) end: Time,
+    /// How.
+    pub(super) state: Option<JobState>,
+    /// How each task went, by its index; `None`: it did not run.
+    pub(super) times: Vec<Option<Times>>,
+    pub(super) counts: EventCounts,
+}
+
+impl<'a> Engine<'a> {
+    /// `nodes` are the platform's elements in order, the host's last.
+    pub(super) fn new(
+        platform: &'a Platform,
+        workflow: &'a Workflow,
+        dispatcher: Dispatcher,
+        nodes: Vec<Node>,
+    ) -> Self {
+        let elements = platform.elements.iter().chain(&platform.host);
+        let rates = elements.flat_map(|element| {
+            let link = element.link_bandwidth;
+            [element.read_bandwidth, element.write_bandwidth, link, link]
+        });
+        let processors = platform.processors;
+        let processors = processors.map(|count| u64::from(count) * PROCESSOR_NS_PER_SEC);
+        Self {
+            platform,
+            workflow,
+            dispatcher,
+            clock: Clock::default(),
+            network: Network::new(rates.chain([processors])),
+            nodes,
+            runs: Vec::with_capacity(workflow.tasks.len()),
+            mail: VecDeque::new(),
+            actions: Vec::new(),
+            counts: EventCounts::default(),
+            ended: None,
+        }
+    }
+
+    /// Lets all elements come up, submits the job and runs until nothing is left to happen.
+    pub(super) fn run(mut self, submitted: Event) -> Finished {
+        let platform = self.platform;
+        for index in 0..self.nodes.len() {
+            let (id, role) = id_of(platform, index);
+            let view = view(element_at(platform, index), role);
+            self.feed(Event::ElementUp { element: id, view });
+        }
+        self.feed(submitted);
+        loop {
+            if self.platform.label_latency == Span(0) {
+                while let Some(message) = self.mail.pop_front() {
+                    self.on_message(message);
+                }
+            }
+            let Some(wake) = self.clock.next() else {
+                break;
+            };
+            self.on_wake(wake);
+        }
+        let mut times = vec![None; self.workflow.tasks.len()];
+        for run in self
+            .runs
+            .into_iter()
+            .filter(|run| run.phase == Phase::Ended)
+        {
+            times[run.task as usize] = Some(run.times);
+        }
+        let ends = times.iter().flatten().map(|times: &Times| times.end);
+        Finished {
+            end: ends.max().unwrap_or_default(),
+            state: self.ended,
+            times,
+            counts: self.counts,
+        }
+    }
+
+    fn on_wake(&mut self, wake: Wake) {
+        match wake {
+            Wake::Step(label) => {
+                self.counts.clock += 1;
+                self.step(label);
+            }
+            Wake::Flow(id) => {
+                let (label, counts) = self.network.on_due(id, &mut self.clock);
+                self.counts.clock += u64::from(counts);
+                if let Some(label) = label {
+                    self.step(label);
+                }
+            }
+            Wake::Mail => {
+                self.counts.clock += 1;
+                if let Some(message) = self.mail.pop_front() {
+                    self.on_message(message);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        self.mail.push_back(message);
+        if self.platform.label_latency > Span(0) {
+            let at = self.clock.now() + self.platform.label_latency;
+            self.clock.plan(at, Wake::Mail);
+        }
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Labels(element, labels) => {
+                let node = self.node_index(element);
+                for label in labels {
+                    self.accept(element, node, label);
+                }
+                self.begin(node);
+            }
+            Message::Report(event) => self.feed(event),
+        }
+    }
+
+    /// Tells the dispatcher what happened and carries out what it answers.
+    fn feed(&mut self, event: Event) {
+        self.counts.dispatcher += 1;
+        let mut actions = std::mem::take(&mut self.actions);
+        self.dispatcher.on(event, self.clock.now(), &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Send { element, labels } => self.send(Message::Labels(element, labels)),
+                Action::Job { state, .. } => self.ended = Some(state),
+                // Names, explanations and states are the server's to keep. Nothing fails or is cancelled
+                // here, so nothing is aborted or discarded.
+                Action::Abort { .. }
+                | Action::Decided(_)
+                | Action::Publish { .. }
+                | Action::Task { .. }
+                | Action::Discard { .. } => {}
+            }
+        }
+        self.actions = actions;
+    }
+
+    /// Takes a label in.
+    fn accept(&mut self, element: ElementId, node: u32, label: Label) {
+        let Operation::Analyse(analysis) = label.operation else {
+            return;
+        };
+        let index = index_of(label.id.0);
+        let task = index_of(analysis.task.0);
+        let files = &self.workflow.tasks[task as usize].inputs;
+        let inputs = analysis.inputs.iter().zip(files);
+        let remote = inputs
+            .filter(|(input, _)| input.element != element)
+            .map(|(input, &file)| (input.object, self.node_index(input.element), file))
+            .collect();
+        let mut missing = 0;
+        for before in label.after {
+            let before = &mut self.runs[index_of(before.0) as usize];
+            if before.phase != Phase::Ended {
+                before.followers.push(index);
+                missing += 1;
+            }
+        }
+        let now = self.clock.now();
+        let outputs = analysis.outputs.iter().map(|output| output.object);
+        let run = Run {
+            task,
+            node,
+            since: now,
+            missing,
+            remote,
+            outputs: outputs.collect(),
+            times: Times {
+                element,
+                sent: now,
+                ..Times::default()
+            },
+            ..Run::default()
+        };
+        // Labels of one event are numbered across elements but come by element.
+        if self.runs.len() <= index as usize {
+            self.runs.resize_with(index as usize + 1, Run::default);
+        }
+        self.runs[index as usize] = run;
+        if missing == 0 {
+            self.nodes[node as usize].add(index);
+        }
+    }
+
+    /// Begins labels of a node as long as it has cores for them.
+    fn begin(&mut self, node: u32) {
+        loop {
+            let tasks = &self.workflow.tasks;
+            let kernel = |label: u32| tasks[self.runs[label as usize].task as usize].kernel.name();
+            let Some((label, core)) = self.nodes[node as usize].take(kernel) else {
+                break;
+            };
+            let run = &mut self.runs[label as usize];
+            run.times.core = core;
+            run.times.start = self.clock.now();
+            run.phase = Phase::Fetch;
+            run.since = self.clock.now();
+            let (element, label_id) = (run.times.element, LabelId(label.into()));
+            self.send(Message::Report(Event::Started {
+                element,
+                label: label_id,
+            }));
+            self.go_on(label);
+        }
+    }
+
+    /// A phase that took time has ended.
+    fn step(&mut self, label: u32) {
+        self.leave_phase(label);
+        self.go_on(label);
+    }
+
+    /// Passes phases until one takes time.
+    fn go_on(&mut self, label: u32) {
+        while !self.takes_time(label) {
+            self.leave_phase(label);
+            if self.runs[label as usize].phase == Phase::Ended {
+                return self.on_ended(label);
+            }
+        }
+    }
+
+    /// Begins the phase that a label is in; whether it takes time.
+    fn takes_time(&mut self, label: u32) -> bool {
+        let run = &self.runs[label as usize];
+        let element = element_at(self.platform, run.node as usize);
+        let task = &self.workflow.tasks[run.task as usize];
+        let here = run.node * RESOURCES;
+        match run.phase {
+            Phase::Queued | Phase::Ended => false,
+            Phase::Fetch => self.fetch(label),
+            Phase::PullDelay => {
+                let (_, holder, _) = run.remote[run.fetched];
+                let holder = element_at(self.platform, holder as usize);
+                let link = holder.link_latency + element.link_latency;
+                self.wait(label, holder.read_latency + link + element.write_latency)
+            }
+            Phase::Pull => {
+                let (_, holder, file) = run.remote[run.fetched];
+                let there = holder * RESOURCES;
+                let crossed = [there + READ, there + LINK_OUT, here + LINK_IN, here + WRITE];
+                self.flow(label, self.workflow.files[file].size, &crossed)
+            }
+            Phase::ReadDelay => self.wait(label, times(element.read_latency, task.inputs.len())),
+            Phase::Read => {
+                let bytes = self.workflow.input_bytes(run.task as usize);
+                self.flow(label, bytes, &[here + READ])
+            }
+            Phase::Compute => self.compute(label, slowed(task.compute, element.core_speed)),
+            Phase::WriteDelay => self.wait(label, times(element.write_latency, task.outputs.len())),
+            Phase::Write => {
+                let bytes = self.workflow.output_bytes(run.task as usize);
+                self.flow(label, bytes, &[here + WRITE])
+            }
+        }
+    }
+
+    fn wait(&mut self, label: u32, span: Span) -> bool {
+        if span > Span(0) {
+            self.clock.plan(self.clock.now() + span, Wake::Step(label));
+        }
+        span > Span(0)
+    }
+
+    fn flow(&mut self, label: u32, bytes: u64, crossed: &[u32]) -> bool {
+        let unbounded = (label, u64::MAX);
+        self.network
+            .start(unbounded, bytes, crossed, &mut self.clock)
+    }
+
+    /// Where elements share a machine, its processors are a resource like a link, and nanoseconds flow.
+    fn compute(&mut self, label: u32, span: Span) -> bool {
+        if self.platform.processors.is_none() {
+            return self.wait(label, span);
+        }
+        let machine = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) * RESOURCES;
+        let one_processor = (label, PROCESSOR_NS_PER_SEC);
+        self.network
+            .start(one_processor, span.0, &[machine], &mut self.clock)
+    }
+
+    /// Looks for the next input that is elsewhere; whether another label has to bring it first.
+    fn fetch(&mut self, label: u32) -> bool {
+        let run = &mut self.runs[label as usize];
+        let pulled = &mut self.nodes[run.node as usize].pulled;
+        while let Some(&(object, _, file)) = run.remote.get(run.fetched) {
+            let size = self.workflow.files[file].size;
+            match pulled.share(object, size, label) {
+                Share::Waits => return true,
+                Share::Here => run.fetched += 1,
+                Share::Pull => {
+                    run.phase = Phase::PullDelay;
+                    return self.takes_time(label);
+                }
+            }
+        }
+        false
+    }
+
+    /// Ends the phase that a label is in.
+    fn leave_phase(&mut self, label: u32) {
+        let now = self.clock.now();
+        let run = &mut self.runs[label as usize];
+        let spent = now.since(run.since);
+        run.since = now;
+        let times = &mut run.times;
+        run.phase = match run.phase {
+            // A label that waited for another's pull looks again.
+            Phase::Queued => Phase::Fetch,
+            Phase::Fetch if run.fetched < run.remote.len() => Phase::Fetch,
+            Phase::Fetch => {
+                times.kernel_start = now;
+                Phase::ReadDelay
+            }
+            Phase::PullDelay => Phase::Pull,
+            Phase::Pull => {
+                let (object, _, file) = run.remote[run.fetched];
+                run.fetched += 1;
+                times.moved_bytes += self.workflow.files[file].size;
+                let node = &mut self.nodes[run.node as usize];
+                for waiting in node.pulled.arrived(object) {
+                    self.clock.plan(now, Wake::Step(waiting));
+                }
+                Phase::Fetch
+            }
+            Phase::ReadDelay => {
+                times.read = spent;
+                Phase::Read
+            }
+            Phase::Read => {
+                times.read = times.read + spent;
+                Phase::Compute
+            }
+            Phase::Compute => {
+                times.compute = spent;
+                let node = &mut self.nodes[run.node as usize];
+                for (object, ..) in std::mem::take(&mut run.remote) {
+                    node.pulled.give_back(object);
+                }
+                Phase::WriteDelay
+            }
+            Phase::WriteDelay => {
+                times.write = spent;
+                Phase::Write
+            }
+            Phase::Write | Phase::Ended => {
+                times.write = times.write + spent;
+                times.end = now;
+                Phase::Ended
+            }
+        };
+    }
+
+    /// Reports a label, lets those that waited for it run and gives its core to the next.
+    fn on_ended(&mut self, label: u32) {
+        let run = &mut self.runs[label as usize];
+        let (node, task) = (run.node, run.task as usize);
+        let followers = std::mem::take(&mut run.followers);
+        let outputs = std::mem::take(&mut run.outputs);
+        let times = run.times.clone();
+        let files = self.workflow.tasks[task].outputs.iter();
+        let sealed = outputs
+            .into_iter()
+            .zip(files)
+            .map(|(object, &file)| Sealed {
+                object,
+                size: self.workflow.files[file].size,
+            });
+        let outcome = Outcome {
+            result: Ok(sealed.collect()),
+            start: times.start,
+            kernel_start: times.kernel_start,
+            end: times.end,
+            moved_bytes: times.moved_bytes,
+            read_bytes: self.workflow.input_bytes(task),
+            written_bytes: self.workflow.output_bytes(task),
+            cpu: times.compute,
+            memory_bytes: 0,
+            kernel_hash: String::new(),
+            stdout: String::new(),
+            stderr: String::new(),
+        };
+        let ran = times.end.since(times.kernel_start);
+        self.nodes[node as usize].end(times.core, self.workflow.tasks[task].kernel.name(), ran);
+        for follower in followers {
+            let run = &mut self.runs[follower as usize];
+            run.missing -= 1;
+            if run.missing == 0 {
+                self.nodes[node as usize].add(follower);
+            }
+        }
+        self.send(Message::Report(Event::Finished {
+            element: times.element,
+            label: LabelId(label.into()),
+            outcome: Box::new(outcome),
+        }));
+        self.begin(node);
+    }
+
+    fn node_index(&self, element: ElementId) -> u32 {
+        let last = self.nodes.len() - 1;
+        if self.platform.host.is_some() && element == self.platform.host_id() {
+            return u32::try_from(last).unwrap_or(u32::MAX);
+        }
+        element.0
+    }
+}
+
+/// What a processor does in a second.
+const PROCESSOR_NS_PER_SEC: u64 = 1_000_000_000;
+
+/// Resources of an element in the network.
+const RESOURCES: u32 = 4;
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+const LINK_OUT: u32 = 2;
+const LINK_IN: u32 = 3;
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            task: 0,
+            node: 0,
+            phase: Phase::Queued,
+            since: Time(0),
+            missing: 0,
+            followers: Vec::new(),
+            remote: Vec::new(),
+            fetched: 0,
+            outputs: Vec::new(),
+            times: Times::default(),
+        }
+    }
+}
+
+/// The element of a node.
+fn element_at(platform: &Platform, node: usize) -> &Element {
+    let host = || platform.host.as_ref().unwrap_or(&platform.elements[0]);
+    platform.elements.get(node).unwrap_or_else(host)
+}
+
+fn id_of(platform: &Platform, node: usize) -> (ElementId, Role) {
+    if node < platform.elements.len() {
+        let id = u32::try_from(node).unwrap_or(u32::MAX);
+        return (ElementId(id), Role::Store);
+    }
+    (platform.host_id(), Role::Host)
+}
+
+fn view(element: &Element, role: Role) -> ElementView {
+    ElementView {
+        role,
+        cores: element.cores,
+        capacity_bytes: CAPACITY_BYTES,
+        free_bytes: CAPACITY_BYTES,
+        link_bytes_per_sec: element.link_assumed,
+        history: element.history.clone(),
+    }
+}
+
+/// Labels and tasks are numbered from 0 on by the simulation.
+fn index_of(id: u64) -> u32 {
+    u32::try_from(id).expect("a job has fewer tasks than 32 bits count")
+}
+
+fn times(span: Span, count: usize) -> Span {
+    Span(span.0.saturating_mul(count as u64))
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "2^53 ns are a hundred days; beyond, some ns are lost"
+)]
+fn slowed(span: Span, speed: f64) -> Span {
+    if speed.to_bits() == 1.0_f64.to_bits() {
+        return span;
+    }
+    Span(whole(span.0 as f64 / speed))
+}

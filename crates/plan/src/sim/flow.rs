@@ -1,0 +1,315 @@
+//! Bytes on their way through devices and links that others use as well.
+//!
+//! A flow crosses up to four resources at once: a pull its source's device and link and its target's link and
+//! device, a read or write one device. Every resource gives equal shares to all flows that cross it, and a flow
+//! goes at the least of its shares. What a flow that is slower elsewhere leaves of a share is not given to
+//! others: a resource is never promised twice, and a change at one concerns only the flows that cross it,
+//! where full max-min fairness would reach through the whole array.
+//!
+//! All in integers: bytes left are kept in billionths, so that rates in bytes per second and times in
+//! nanoseconds multiply exactly.
+
+use super::clock::{Clock, Wake};
+use tidemill_core::time::Time;
+
+const BILLION: u128 = 1_000_000_000;
+
+/// Resources that a flow crosses at most.
+pub(super) const CROSSED_MAX: usize = 4;
+
+/// A flow, and how often its slot was used before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FlowId {
+    slot: u32,
+    use_count: u32,
+}
+
+/// All resources and flows of an array.
+#[derive(Debug)]
+pub(super) struct Network {
+    resources: Vec<Resource>,
+    flows: Vec<Flow>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Resource {
+    /// `None`: without limit.
+    bytes_per_sec: Option<u64>,
+    flows: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Flow {
+    use_count: u32,
+    /// The label that it works for.
+    label: u32,
+    /// The most that it takes, in bytes per second.
+    rate_max: u64,
+    /// Resources that limit it, with its place in their lists.
+    crossed: [(u32, u32); CROSSED_MAX],
+    crossed_count: usize,
+    /// Billionths of bytes that were left at `since`.
+    left: u128,
+    since: Time,
+    /// Bytes per second from then on.
+    rate: u64,
+    /// The moment that is planned for it; not after its end.
+    due: Time,
+}
+
+impl Flow {
+    fn crossed(&self) -> &[(u32, u32)] {
+        &self.crossed[..self.crossed_count]
+    }
+
+    fn end(&self) -> Time {
+        let rate = u128::from(self.rate.max(1));
+        let ns = self.left.div_ceil(rate);
+        Time(
+            self.since
+                .0
+                .saturating_add(u64::try_from(ns).unwrap_or(u64::MAX)),
+        )
+    }
+
+    fn settle(&mut self, now: Time) {
+        let gone = u128::from(now.since(self.since).0) * u128::from(self.rate);
+        self.left = self.left.saturating_sub(gone);
+        self.since = now;
+    }
+}
+
+impl Network {
+    /// One resource for each rate in bytes per second, named by its index; `None` has no limit.
+    pub(super) fn new(rates: impl Iterator<Item = Option<u64>>) -> Self {
+        let resource = |bytes_per_sec| Resource {
+            bytes_per_sec,
+            flows: Vec::new(),
+        };
+        Self {
+            resources: rates.map(resource).collect(),
+            flows: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Starts a flow for a label that takes at most `rate_max` bytes per second; whether it takes time. The clock is
+    /// told when it may have ended.
+    pub(super) fn start(
+        &mut self,
+        (label, rate_max): (u32, u64),
+        bytes: u64,
+        crossed: &[u32],
+        clock: &mut Clock,
+    ) -> bool {
+        let limits = |resource: &u32| self.resources[*resource as usize].bytes_per_sec.is_some();
+        if bytes == 0 || !crossed.iter().any(limits) {
+            return false;
+        }
+        let slot = self.slot(label, bytes, clock.now());
+        self.flows[slot as usize].rate_max = rate_max;
+        for &resource in crossed {
+            let Some(shared) = self.resources.get_mut(resource as usize) else {
+                continue;
+            };
+            if shared.bytes_per_sec.is_none() {
+                continue;
+            }
+            let flow = &mut self.flows[slot as usize];
+            let place = u32::try_from(shared.flows.len()).unwrap_or(u32::MAX);
+            flow.crossed[flow.crossed_count] = (resource, place);
+            flow.crossed_count += 1;
+            shared.flows.push(slot);
+        }
+        self.share(slot, clock);
+        true
+    }
+
+    fn slot(&mut self, label: u32, bytes: u64, now: Time) -> u32 {
+        let flow = Flow {
+            use_count: 0,
+            label,
+            rate_max: u64::MAX,
+            crossed: [(0, 0); CROSSED_MAX],
+            crossed_count: 0,
+            left: u128::from(bytes) * BILLION,
+            since: now,
+            rate: 0,
+            due: Time(u64::MAX),
+        };
+        if let Some(slot) = self.free.pop() {
+            let old = &mut self.flows[slot as usize];
+            let use_count = old.use_count.wrapping_add(1);
+            *old = Flow { use_count, ..flow };
+            return slot;
+        }
+        self.flows.push(flow);
+        u32::try_from(self.flows.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Takes the moment that was planned for a flow: the label that it worked for if it has ended, and whether
+    /// the moment still meant anything.
+    pub(super) fn on_due(&mut self, id: FlowId, clock: &mut Clock) -> (Option<u32>, bool) {
+        let now = clock.now();
+        let flow = &mut self.flows[id.slot as usize];
+        if flow.use_count != id.use_count || flow.due != now {
+            return (None, false);
+        }
+        let end = flow.end();
+        if end > now {
+            flow.due = end;
+            clock.plan(end, Wake::Flow(id));
+            return (None, true);
+        }
+        let label = flow.label;
+        flow.due = Time(u64::MAX);
+        self.leave(id.slot);
+        self.share(id.slot, clock);
+        let flow = &mut self.flows[id.slot as usize];
+        flow.crossed_count = 0;
+        self.free.push(id.slot);
+        (Some(label), true)
+    }
+
+    fn leave(&mut self, slot: u32) {
+        let flow = &self.flows[slot as usize];
+        let (crossed, count) = (flow.crossed, flow.crossed_count);
+        for &(resource, place) in &crossed[..count] {
+            let members = &mut self.resources[resource as usize].flows;
+            members.swap_remove(place as usize);
+            if let Some(&moved) = members.get(place as usize) {
+                let places = self.flows[moved as usize].crossed.iter_mut();
+                for at in places.filter(|(other, _)| *other == resource) {
+                    at.1 = place;
+                }
+            }
+        }
+    }
+
+    /// Gives new rates to all that share a resource with a flow.
+    fn share(&mut self, slot: u32, clock: &mut Clock) {
+        let flow = &self.flows[slot as usize];
+        let (crossed, count) = (flow.crossed, flow.crossed_count);
+        for &(resource, _) in &crossed[..count] {
+            for index in 0..self.resources[resource as usize].flows.len() {
+                let other = self.resources[resource as usize].flows[index];
+                self.retune(other, clock);
+            }
+        }
+    }
+
+    fn retune(&mut self, slot: u32, clock: &mut Clock) {
+        let flow = &self.flows[slot as usize];
+        let shares = flow.crossed().iter().filter_map(|&(resource, _)| {
+            let shared = &self.resources[resource as usize];
+            Some(shared.bytes_per_sec? / shared.flows.len().max(1) as u64)
+        });
+        let rate = shares.min().unwrap_or(u64::MAX);
+        let rate = rate.min(flow.rate_max).max(1);
+        let flow = &mut self.flows[slot as usize];
+        if rate == flow.rate {
+            return;
+        }
+        flow.settle(clock.now());
+        flow.rate = rate;
+        let end = flow.end();
+        // One that got slower is looked at when it would have ended, and then planned anew.
+        if end < flow.due {
+            flow.due = end;
+            let id = FlowId {
+                slot,
+                use_count: flow.use_count,
+            };
+            clock.plan(end, Wake::Flow(id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs flows of (start in seconds, bytes, resources) and gives when each ended, in milliseconds.
+    fn run(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])]) -> Vec<u64> {
+        run_bounded(rates, flows, u64::MAX)
+    }
+
+    /// The same with a bound on the rate of each.
+    fn run_bounded(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])], rate_max: u64) -> Vec<u64> {
+        let mut network = Network::new(rates.iter().copied());
+        let mut clock = Clock::default();
+        let mut ends = vec![0; flows.len()];
+        for (index, (start, ..)) in (0..).zip(flows) {
+            clock.plan(Time(start * 1_000_000_000), Wake::Step(index));
+        }
+        while let Some(wake) = clock.next() {
+            match wake {
+                Wake::Step(index) => {
+                    let (_, bytes, crossed) = flows[index as usize];
+                    if !network.start((index, rate_max), bytes, crossed, &mut clock) {
+                        ends[index as usize] = clock.now().0 / 1_000_000;
+                    }
+                }
+                Wake::Flow(id) => {
+                    if let (Some(label), _) = network.on_due(id, &mut clock) {
+                        ends[label as usize] = clock.now().0 / 1_000_000;
+                    }
+                }
+                Wake::Mail => {}
+            }
+        }
+        assert!(network.resources.iter().all(|one| one.flows.is_empty()));
+        ends
+    }
+
+    #[test]
+    fn a_flow_alone_goes_at_the_rate_of_the_slowest_it_crosses() {
+        let rates = [Some(100), Some(50), None];
+        assert_eq!(run(&rates, &[(0, 100, &[0])]), [1000]);
+        assert_eq!(run(&rates, &[(0, 100, &[0, 1, 2])]), [2000]);
+        assert_eq!(run(&rates, &[(1, 100, &[2]), (1, 0, &[0])]), [1000, 1000]);
+    }
+
+    #[test]
+    fn flows_share_equally_and_get_more_as_others_end() {
+        // Both at 50 for 2 s; then the second alone does its other 100 at 100.
+        let ends = run(&[Some(100)], &[(0, 100, &[0]), (0, 200, &[0])]);
+        assert_eq!(ends, [2000, 3000]);
+        // Alone for 1 s, then halved: 100 left of 200 take 2 s.
+        let ends = run(&[Some(100)], &[(0, 200, &[0]), (1, 500, &[0])]);
+        assert_eq!(ends, [3000, 7000]);
+    }
+
+    #[test]
+    fn a_flow_takes_no_more_than_it_can() {
+        // Two of three processors for two tasks; then three tasks share two.
+        assert_eq!(
+            run_bounded(&[Some(30)], &[(0, 10, &[0]), (0, 20, &[0])], 10),
+            [1000, 2000]
+        );
+        let three: [(u64, u64, &[u32]); 3] = [(0, 20, &[0]); 3];
+        assert_eq!(run_bounded(&[Some(30)], &three, 15), [2000; 3]);
+    }
+
+    #[test]
+    fn a_flow_that_waits_elsewhere_keeps_its_share() {
+        // The first has 10 of the second resource; its share of the first stays 50.
+        let ends = run(&[Some(100), Some(10)], &[(0, 100, &[0, 1]), (0, 100, &[0])]);
+        assert_eq!(ends, [10_000, 2000]);
+    }
+
+    #[test]
+    fn many_flows_move_exactly_what_a_resource_can() {
+        let flows: Vec<(u64, u64, &[u32])> =
+            (0..100).map(|i| (i % 7, 1000 + i, &[0_u32][..])).collect();
+        let last = run(&[Some(977)], &flows).into_iter().max().unwrap();
+        let bytes: u64 = flows.iter().map(|flow| flow.1).sum();
+        // Shares are whole bytes per second, so at most one byte per flow and second is lost.
+        let least = bytes * 1000 / 977;
+        assert!(
+            (least..=least * 977 / (977 - 100) + 1).contains(&last),
+            "{last} {least}"
+        );
+    }
+}

@@ -1,0 +1,364 @@
+//! A simulation as a Gantt chart in SVG: a lane for every core, a bar for every task, coloured by kernel. The pale
+//! head of a bar is the pulling of inputs, its pale tail the writing of outputs. Bars tell their task when pointed at.
+
+use super::report::{Report, TaskReport, bytes, time};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Lanes that are drawn; the chart says how many more there are.
+pub const LANES_MAX: usize = 96;
+/// Kernels with a colour of their own: those with the most time. The others share a grey.
+pub const KERNELS_MAX: usize = 9;
+
+/// Colours that differ for colour-blind eyes as well, from strong to weak.
+const COLOURS: [&str; KERNELS_MAX] = [
+    "#3b6fb6", "#e08a2e", "#3f9c6d", "#c4504e", "#7d64b5", "#2fa3b8", "#b5a12f", "#cf6fa4",
+    "#7a5c46",
+];
+const OTHER_COLOUR: &str = "#8b929b";
+
+const WIDTH: f64 = 1200.0;
+const LEFT: f64 = 104.0;
+const RIGHT: f64 = 24.0;
+const TOP: f64 = 104.0;
+const ELEMENT_GAP: f64 = 8.0;
+const AXIS_HEIGHT: f64 = 36.0;
+const LEGEND_LINE: f64 = 20.0;
+
+/// Cores in the order in which they are drawn.
+struct Lanes {
+    /// Top of each (element, core).
+    tops: BTreeMap<(u32, u32), f64>,
+    /// Element, top and bottom of each block of lanes.
+    blocks: Vec<(u32, f64, f64)>,
+    height: f64,
+    bottom: f64,
+    left_out: usize,
+}
+
+/// Draws a report.
+#[must_use]
+pub fn svg(report: &Report) -> String {
+    let lanes = lanes(report);
+    let colours = colours(report);
+    let legend = legend(&colours);
+    let height = lanes.bottom + AXIS_HEIGHT + legend.1;
+    let mut svg = String::new();
+    // Writing to a string never fails.
+    let _ = writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
+         height=\"{height:.0}\" font-family=\"Inter, 'Helvetica Neue', Arial, sans-serif\" font-size=\"12\" \
+         fill=\"#222b36\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>"
+    );
+    heading(&mut svg, report);
+    axis(&mut svg, report, &lanes);
+    for &(element, top, bottom) in &lanes.blocks {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"#4a5562\">element {element}</text>",
+            LEFT - 12.0,
+            f64::midpoint(top, bottom) + 4.0
+        );
+    }
+    for task in &report.tasks {
+        if let Some(&top) = lanes.tops.get(&(task.element, task.core)) {
+            let colour = colours.iter().find(|(kernel, _)| *kernel == task.kernel);
+            let colour = colour.map_or(OTHER_COLOUR, |(_, colour)| *colour);
+            bar(&mut svg, report, task, (top, lanes.height), colour);
+        }
+    }
+    let _ = writeln!(
+        svg,
+        "<g transform=\"translate(0 {:.1})\">{}</g>\n</svg>",
+        lanes.bottom + AXIS_HEIGHT + 14.0,
+        legend.0
+    );
+    svg
+}
+
+fn lanes(report: &Report) -> Lanes {
+    let count: usize = report.elements.iter().map(|one| one.cores as usize).sum();
+    let height = match count.min(LANES_MAX) {
+        ..=16 => 20.0,
+        17..=40 => 13.0,
+        _ => 9.0,
+    };
+    let mut lanes = Lanes {
+        tops: BTreeMap::new(),
+        blocks: Vec::new(),
+        height,
+        bottom: TOP,
+        left_out: 0,
+    };
+    for element in &report.elements {
+        let top = lanes.bottom;
+        for core in 0..element.cores {
+            if lanes.tops.len() == LANES_MAX {
+                lanes.left_out += (element.cores - core) as usize;
+                break;
+            }
+            lanes.tops.insert((element.element, core), lanes.bottom);
+            lanes.bottom += height + 2.0;
+        }
+        if lanes.bottom > top {
+            lanes
+                .blocks
+                .push((element.element, top, lanes.bottom - 2.0));
+            lanes.bottom += ELEMENT_GAP;
+        }
+    }
+    lanes
+}
+
+/// The kernels with the most time, and their colours.
+fn colours(report: &Report) -> Vec<(&str, &'static str)> {
+    let mut times: BTreeMap<&str, u64> = BTreeMap::new();
+    for task in &report.tasks {
+        *times.entry(&task.kernel).or_default() += task.end_ns - task.start_ns;
+    }
+    let mut kernels: Vec<(&str, u64)> = times.into_iter().collect();
+    kernels.sort_by_key(|&(kernel, time)| (std::cmp::Reverse(time), kernel));
+    let kernels = kernels.into_iter().map(|(kernel, _)| kernel);
+    let mut colours: Vec<_> = kernels.clone().zip(COLOURS).collect();
+    if kernels.count() > KERNELS_MAX {
+        colours.push(("other kernels", OTHER_COLOUR));
+    }
+    colours
+}
+
+fn heading(svg: &mut String, report: &Report) {
+    let _ = writeln!(
+        svg,
+        "<text x=\"24\" y=\"36\" font-size=\"20\" font-weight=\"600\">{}</text>\n\
+         <text x=\"24\" y=\"60\" font-size=\"13\" fill=\"#4a5562\">{} tasks in {} · policy {} · {} moved · write \
+         amplification {:.2}</text>",
+        escape(&report.workflow),
+        report.tasks.len(),
+        time(report.makespan_ns),
+        escape(&report.policy),
+        bytes(report.moved_bytes),
+        report.write_amplification
+    );
+}
+
+/// Lines of time and the lanes' ground.
+fn axis(svg: &mut String, report: &Report, lanes: &Lanes) {
+    for &top in lanes.tops.values() {
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{LEFT}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{}\" fill=\"#f3f5f8\"/>",
+            WIDTH - LEFT - RIGHT,
+            lanes.height
+        );
+    }
+    let step = step_ns(report.makespan_ns);
+    let bottom = lanes.bottom;
+    for tick in 0..=report.makespan_ns / step {
+        let x = place(report, tick * step);
+        let _ = writeln!(
+            svg,
+            "<path d=\"M{x:.1} {:.1}V{bottom:.1}\" stroke=\"#d5dae1\"/><text x=\"{x:.1}\" y=\"{:.1}\" \
+             text-anchor=\"middle\" fill=\"#4a5562\">{}</text>",
+            TOP - 8.0,
+            TOP - 14.0,
+            tick_label(tick * step, step)
+        );
+    }
+    if lanes.left_out > 0 {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{LEFT}\" y=\"{:.1}\" fill=\"#4a5562\">{} more cores are not drawn</text>",
+            bottom + 14.0,
+            lanes.left_out
+        );
+    }
+}
+
+fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), colour: &str) {
+    let (top, height) = lane;
+    let write_start = task.end_ns.saturating_sub(task.write_ns);
+    let parts = [
+        (task.start_ns, task.kernel_start_ns, 0.35),
+        (task.kernel_start_ns, write_start, 1.0),
+        (write_start, task.end_ns, 0.6),
+    ];
+    let _ = write!(svg, "<g fill=\"{colour}\">");
+    for (start, end, opacity) in parts {
+        let (from, to) = (place(report, start), place(report, end));
+        // The narrowest line that can be seen; what takes no time is not drawn.
+        if end > start {
+            let _ = write!(
+                svg,
+                "<rect x=\"{from:.2}\" y=\"{top:.1}\" width=\"{:.2}\" height=\"{height}\" \
+                 fill-opacity=\"{opacity}\"/>",
+                (to - from).max(0.4)
+            );
+        }
+    }
+    let wide = place(report, task.end_ns) - place(report, task.start_ns);
+    if wide > 2.0 {
+        // A seam, so that neighbours are seen as two.
+        let _ = write!(
+            svg,
+            "<path d=\"M{:.2} {top:.1}v{height}\" stroke=\"#fff\" stroke-width=\"0.8\"/>",
+            place(report, task.end_ns)
+        );
+    }
+    #[expect(clippy::cast_precision_loss, reason = "the width of some letters")]
+    let letters = task.name.chars().count() as f64 * 6.2 + 8.0;
+    if height >= 13.0 && wide > letters {
+        let _ = write!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#fff\" font-size=\"10.5\">{}</text>",
+            place(report, task.start_ns) + 4.0,
+            top + height / 2.0 + 3.8,
+            escape(&task.name)
+        );
+    }
+    let _ = writeln!(
+        svg,
+        "<title>{} ({}) on element {}, core {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}</title></g>",
+        escape(&task.name),
+        escape(&task.kernel),
+        task.element,
+        task.core,
+        time(task.start_ns),
+        time(task.end_ns),
+        bytes(task.moved_bytes),
+        time(task.kernel_start_ns - task.start_ns),
+        time(task.read_ns),
+        time(task.compute_ns),
+        time(task.write_ns)
+    );
+}
+
+/// The legend and its height.
+fn legend(colours: &[(&str, &str)]) -> (String, f64) {
+    let mut legend = String::new();
+    let (mut x, mut y) = (LEFT, 0.0);
+    for (kernel, colour) in colours {
+        #[expect(clippy::cast_precision_loss, reason = "the width of some letters")]
+        let wide = kernel.chars().count() as f64 * 7.0 + 36.0;
+        if x + wide > WIDTH - RIGHT {
+            x = LEFT;
+            y += LEGEND_LINE;
+        }
+        let _ = write!(
+            legend,
+            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"12\" height=\"12\" rx=\"2\" fill=\"{colour}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            y - 10.0,
+            x + 18.0,
+            y,
+            escape(kernel)
+        );
+        x += wide;
+    }
+    (legend, y + 2.0 * LEGEND_LINE)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a place on paper")]
+fn place(report: &Report, at_ns: u64) -> f64 {
+    let whole = report.makespan_ns.max(1) as f64;
+    LEFT + (WIDTH - LEFT - RIGHT) * (at_ns as f64 / whole)
+}
+
+/// Time between two lines: 1, 2 or 5 of some power of ten (or of minutes and hours) so that there are 5 to 14.
+fn step_ns(makespan_ns: u64) -> u64 {
+    const MINUTE: u64 = 60_000_000_000;
+    let decades = (0..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power + 1)));
+    let clock = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1440].map(|minutes| minutes * MINUTE);
+    let seconds = decades.filter(|&step| step < MINUTE).chain(clock);
+    let fits = |&step: &u64| makespan_ns / step <= 12;
+    seconds
+        .into_iter()
+        .find(fits)
+        .unwrap_or(makespan_ns.div_ceil(12).max(1))
+}
+
+fn tick_label(at_ns: u64, step_ns: u64) -> String {
+    let (unit, name) = match step_ns {
+        ..1_000_000 => (1_000, "µs"),
+        1_000_000..1_000_000_000 => (1_000_000, "ms"),
+        1_000_000_000..60_000_000_000 => (1_000_000_000, "s"),
+        60_000_000_000..3_600_000_000_000 => (60_000_000_000, "min"),
+        _ => (3_600_000_000_000, "h"),
+    };
+    format!("{} {name}", at_ns / unit)
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '&' => escaped.push_str("&amp;"),
+            '"' => escaped.push_str("&quot;"),
+            // XML has no way to write these.
+            letter if letter.is_control() => escaped.push('\u{fffd}'),
+            letter => escaped.push(letter),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Element, Platform, Simulation, job};
+    use super::*;
+
+    fn report(cores: u32) -> Report {
+        let script = r#"name = "a<b"; workdir = "/"; tasks = (
+            { name = "one & only"; kernel = "k"; output = [ "x" ]; },
+            { name = "two"; kernel = "k2"; input = [ "x" ]; output = [ "y" ]; } );"#;
+        let costs = "[kernels]\nk = { time = 1, output = 9 }\nk2 = { time = 1, output = 0 }";
+        let workflow = job::parse("j", script, "c", costs).unwrap();
+        let element = Element {
+            cores,
+            ..Element::default()
+        };
+        Simulation::new(&Platform::uniform(2, &element), &workflow)
+            .run()
+            .unwrap()
+    }
+
+    #[test]
+    fn every_task_and_kernel_is_drawn_and_names_are_escaped() {
+        let svg = svg(&report(1));
+        assert_eq!(svg.matches("<title>").count(), 2);
+        assert!(svg.contains("a&lt;b") && svg.contains("one &amp; only") && !svg.contains("a<b"));
+        assert!(svg.contains(COLOURS[0]) && svg.contains(COLOURS[1]));
+        assert!(svg.trim_end().ends_with("</svg>"));
+    }
+
+    #[test]
+    fn lanes_beyond_the_bound_are_left_out_and_counted() {
+        let svg = svg(&report(60));
+        assert!(svg.contains("24 more cores are not drawn"), "{svg}");
+    }
+
+    #[test]
+    fn lines_of_time_are_few_and_round() {
+        for (makespan_ns, label) in [
+            (1_000, "100"),
+            (7_000_000, "1 ms"),
+            (23_154_490_381, "2 s"),
+            (3_000_000_000_000, "5 min"),
+            (40_000_000_000_000, "1 h"),
+        ] {
+            let step = step_ns(makespan_ns);
+            assert!(
+                (3..=12).contains(&(makespan_ns / step)),
+                "{makespan_ns} by {step}"
+            );
+            let shown = if step < 1000 {
+                step.to_string()
+            } else {
+                tick_label(step, step)
+            };
+            assert_eq!(shown, label, "{makespan_ns}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! INI files with the line of everything: sections, `key = value`, comments from `#` or `;` to the end of the
+//! line, white space anywhere around. Values have no quotes and no escapes.
+
+use super::error::{InputError, Problem};
+
+/// A section.
+#[derive(Debug)]
+pub(super) struct Section {
+    /// What stands between the brackets.
+    pub(super) name: String,
+    /// Where it begins.
+    pub(super) line: u32,
+    /// Its keys in their order, each once.
+    pub(super) keys: Vec<Key>,
+}
+
+/// `name = value`.
+#[derive(Debug)]
+pub(super) struct Key {
+    pub(super) name: String,
+    pub(super) value: String,
+    pub(super) line: u32,
+}
+
+/// Reads a file's text.
+pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Section>, InputError> {
+    let mut sections: Vec<Section> = Vec::new();
+    for (line, full) in (1..).zip(text.lines()) {
+        let error = |problem| InputError::new(file, line, problem);
+        let content = full.split(['#', ';']).next().unwrap_or("").trim();
+        if content.is_empty() {
+            continue;
+        }
+        if let Some(rest) = content.strip_prefix('[') {
+            let name = rest
+                .strip_suffix(']')
+                .map(str::trim)
+                .filter(|name| !name.is_empty())
+                .ok_or_else(|| error(Problem::NotIni(content.to_owned())))?;
+            if let Some(first) = sections.iter().find(|section| section.name == name) {
+                return Err(error(Problem::Twice {
+                    what: format!("section [{name}]"),
+                    first: first.line,
+                }));
+            }
+            sections.push(Section {
+                name: name.to_owned(),
+                line,
+                keys: Vec::new(),
+            });
+            continue;
+        }
+        let (name, value) = content
+            .split_once('=')
+            .ok_or_else(|| error(Problem::NotIni(content.to_owned())))?;
+        let key = Key {
+            name: name.trim().to_owned(),
+            value: value.trim().to_owned(),
+            line,
+        };
+        let section = sections
+            .last_mut()
+            .ok_or_else(|| error(Problem::OutsideSection(key.name.clone())))?;
+        if let Some(first) = section.keys.iter().find(|other| other.name == key.name) {
+            return Err(error(Problem::Twice {
+                what: format!("`{}`", key.name),
+                first: first.line,
+            }));
+        }
+        section.keys.push(key);
+    }
+    Ok(sections)
+}

@@ -1,0 +1,372 @@
+//! Job scripts, which run on an array as they are, beside a file of costs: what the simulation needs beyond.
+//!
+//! Costs are TOML. `[files]` has sizes of files by their name in the script or their full path, `[kernels]` and
+//! `[tasks]` have run times and sizes of outputs by the name of a kernel or task; what a task says of itself comes
+//! before what its kernel says. `docs/planning.md` describes every key.
+
+use super::error::{InputError, Problem};
+use super::quantity::{self, Kind, whole};
+use super::workflow::{Fault, File, Task, Workflow};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use tidemill_core::job::{self, Job, KernelKind, Source};
+use tidemill_core::label::Kernel;
+use tidemill_core::script::Position;
+use tidemill_core::time::Span;
+use toml::Spanned;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Costs {
+    #[serde(default)]
+    files: BTreeMap<String, Spanned<Amount>>,
+    #[serde(default)]
+    kernels: BTreeMap<String, Cost>,
+    #[serde(default)]
+    tasks: BTreeMap<String, Cost>,
+}
+
+/// What a run costs and leaves.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cost {
+    /// Time of every run, whatever it reads.
+    time: Option<Spanned<Amount>>,
+    /// Bytes of input that it computes on in a second.
+    rate: Option<Spanned<Amount>>,
+    /// Size of each output.
+    output: Option<Spanned<Amount>>,
+    /// Bytes of all outputs together for a byte of input.
+    ratio: Option<Spanned<Amount>>,
+}
+
+/// A number, alone or with its unit.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Amount {
+    Integer(i64),
+    Float(f64),
+    Text(String),
+}
+
+/// Reads a job script and its costs; both with the names that errors give.
+///
+/// # Errors
+/// What is wrong with the script, with the costs, or missing in them, with file and line.
+pub fn parse(
+    script_file: &str,
+    script: &str,
+    costs_file: &str,
+    costs: &str,
+) -> Result<Workflow, InputError> {
+    let job = Job::parse(script_file, script.as_bytes()).map_err(|errors| {
+        // The report names file and line of every error itself.
+        InputError::new(script_file, 0, Problem::Script(errors.to_string()))
+    })?;
+    let read = toml::from_str(costs).map_err(|error| {
+        let line = error.span().map_or(0, |span| line_of(costs, span.start));
+        InputError::new(costs_file, line, Problem::Toml(error.message().to_owned()))
+    })?;
+    let reader = Reader {
+        job: &job,
+        costs: read,
+        costs_file,
+        costs_text: costs,
+    };
+    reader.workflow()
+}
+
+fn line_of(text: &str, offset: usize) -> u32 {
+    let before = text.as_bytes().get(..offset).unwrap_or_default();
+    let breaks = before.iter().filter(|&&byte| byte == b'\n').count();
+    u32::try_from(breaks + 1).unwrap_or(u32::MAX)
+}
+
+struct Reader<'a> {
+    job: &'a Job,
+    costs: Costs,
+    costs_file: &'a str,
+    costs_text: &'a str,
+}
+
+impl Reader<'_> {
+    fn workflow(&self) -> Result<Workflow, InputError> {
+        let mut files = BTreeMap::new();
+        let mut workflow = Workflow {
+            name: self.job.name.clone(),
+            policy: self.job.policy.clone(),
+            tasks: Vec::new(),
+            files: Vec::new(),
+        };
+        // Dependencies first, so that sizes of inputs are known when those of outputs are reckoned.
+        let mut tasks: BTreeMap<usize, Task> = BTreeMap::new();
+        for &index in &self.job.dag.order {
+            let task = &self.job.tasks[index];
+            let mut inputs = Vec::new();
+            for input in &task.inputs {
+                let size = || self.size_of_input(task, input);
+                inputs.push(file(&mut workflow.files, &mut files, &input.path, size)?);
+            }
+            let data_bytes = bytes(&workflow.files, &inputs);
+            let kernel = self.kernel(task, &mut inputs, &mut workflow.files, &mut files)?;
+            let mut outputs = Vec::new();
+            for output in &task.outputs {
+                let size = || self.size_of_output(task, output, data_bytes);
+                outputs.push(file(&mut workflow.files, &mut files, &output.path, size)?);
+            }
+            let made = Task {
+                name: task.name.clone(),
+                kernel,
+                inputs,
+                outputs,
+                compute: self.compute(task, data_bytes)?,
+                element: task.element,
+            };
+            tasks.insert(index, made);
+        }
+        workflow.tasks = tasks.into_values().collect();
+        workflow.link().map_err(|Fault { task, problem }| {
+            self.script_error(self.job.tasks[task].at, problem)
+        })?;
+        Ok(workflow)
+    }
+
+    /// The kernel's code counts as a file if the script says so, the job makes it, or it has a size.
+    fn kernel(
+        &self,
+        task: &job::Task,
+        inputs: &mut Vec<usize>,
+        files: &mut Vec<File>,
+        by_path: &mut BTreeMap<String, usize>,
+    ) -> Result<Kernel, InputError> {
+        let name = task.kernel.name.clone();
+        let kind = task.kernel.kind;
+        let code = task.kernel.file.as_ref().filter(|code| {
+            let made = matches!(code.source, Source::Task(..));
+            kind.is_some() || made || self.given(&code.path, &code.name).is_some()
+        });
+        let Some(code) = code else {
+            return Ok(if kind == Some(KernelKind::Builtin) {
+                Kernel::Builtin(name)
+            } else {
+                Kernel::Program(name)
+            });
+        };
+        let size = || self.size_of_input(task, code);
+        let index = file(files, by_path, &code.path, size)?;
+        if !inputs.contains(&index) {
+            inputs.push(index);
+        }
+        let input = code.path.clone();
+        let native = kind == Some(KernelKind::Native) || (kind.is_none() && name.ends_with(".so"));
+        Ok(if native {
+            Kernel::Native { input }
+        } else {
+            Kernel::Stored { input }
+        })
+    }
+
+    /// A size given for a file, by full path or by the name relative to the working folder.
+    fn given(&self, path: &str, name: &str) -> Option<&Spanned<Amount>> {
+        let files = &self.costs.files;
+        files.get(path).or_else(|| files.get(name))
+    }
+
+    /// What a task says of itself, or else its kernel.
+    fn cost<'a, T>(&'a self, task: &job::Task, get: impl Fn(&'a Cost) -> Option<T>) -> Option<T> {
+        let own = self.costs.tasks.get(&task.name);
+        let kernel = self.costs.kernels.get(&task.kernel.name);
+        own.into_iter().chain(kernel).find_map(get)
+    }
+
+    fn size_of_input(&self, task: &job::Task, input: &job::Input) -> Result<u64, InputError> {
+        match self.given(&input.path, &input.name) {
+            Some(size) => Ok(whole(self.amount("a file's size", size, Kind::Size)?)),
+            None => Err(self.no_size(task, &input.path, input.at)),
+        }
+    }
+
+    fn size_of_output(
+        &self,
+        task: &job::Task,
+        output: &job::Output,
+        data_bytes: u64,
+    ) -> Result<u64, InputError> {
+        if let Some(size) = self.given(&output.path, &output.name) {
+            return Ok(whole(self.amount("a file's size", size, Kind::Size)?));
+        }
+        if let Some(size) = self.cost(task, |cost| cost.output.as_ref()) {
+            return Ok(whole(self.amount("output", size, Kind::Size)?));
+        }
+        let Some(ratio) = self.cost(task, |cost| cost.ratio.as_ref()) else {
+            return Err(self.no_size(task, &output.path, output.at));
+        };
+        let ratio = self.amount("ratio", ratio, Kind::Factor)?;
+        Ok(whole(ratio * float(data_bytes)) / task.outputs.len().max(1) as u64)
+    }
+
+    fn compute(&self, task: &job::Task, data_bytes: u64) -> Result<Span, InputError> {
+        let time = self.cost(task, |cost| cost.time.as_ref());
+        let rate = self.cost(task, |cost| cost.rate.as_ref());
+        if time.is_none() && rate.is_none() {
+            let problem = Problem::NoRunTime(task.name.clone());
+            return Err(self.script_error(task.at, problem));
+        }
+        let mut ns = 0.0;
+        if let Some(time) = time {
+            ns += self.amount("time", time, Kind::Duration)?;
+        }
+        if let Some(rate) = rate {
+            let per_s = self.amount("rate", rate, Kind::Bandwidth)?;
+            if per_s <= 0.0 {
+                let what = "rate".to_owned();
+                return Err(self.costs_error(rate, Problem::Zero { what }));
+            }
+            ns += float(data_bytes) / per_s * 1e9;
+        }
+        Ok(Span(whole(ns)))
+    }
+
+    fn amount(&self, what: &str, amount: &Spanned<Amount>, kind: Kind) -> Result<f64, InputError> {
+        let text = match amount.get_ref() {
+            Amount::Integer(number) => number.to_string(),
+            Amount::Float(number) => number.to_string(),
+            Amount::Text(text) => text.clone(),
+        };
+        quantity::read(what, &text, kind).map_err(|problem| self.costs_error(amount, problem))
+    }
+
+    fn no_size(&self, task: &job::Task, path: &str, at: Position) -> InputError {
+        let (task, file) = (task.name.clone(), path.to_owned());
+        self.script_error(at, Problem::NoSize { task, file })
+    }
+
+    fn script_error(&self, at: Position, problem: Problem) -> InputError {
+        InputError::new(&self.job.file, at.line, problem)
+    }
+
+    fn costs_error(&self, at: &Spanned<Amount>, problem: Problem) -> InputError {
+        let line = line_of(self.costs_text, at.span().start);
+        InputError::new(self.costs_file, line, problem)
+    }
+}
+
+/// The index of a file, which is made with `size` if it is new.
+fn file(
+    files: &mut Vec<File>,
+    by_path: &mut BTreeMap<String, usize>,
+    path: &str,
+    size: impl FnOnce() -> Result<u64, InputError>,
+) -> Result<usize, InputError> {
+    if let Some(&known) = by_path.get(path) {
+        return Ok(known);
+    }
+    files.push(File {
+        name: path.to_owned(),
+        size: size()?,
+        maker: None,
+        home: None,
+    });
+    by_path.insert(path.to_owned(), files.len() - 1);
+    Ok(files.len() - 1)
+}
+
+fn bytes(files: &[File], inputs: &[usize]) -> u64 {
+    let sizes = inputs.iter().map(|&input| files[input].size);
+    sizes.fold(0, u64::saturating_add)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes up to 2^53 are exact")]
+fn float(bytes: u64) -> f64 {
+    bytes as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCRIPT: &str = r#"name = "two"; workdir = "/w"; tasks = (
+  { name = "a"; kernel = "cut.sh"; input = [ "raw" ]; output = [ "x", "y" ]; },
+  { name = "b"; kernel = "sum"; input = [ "x", "/w/y" ]; output = [ "total" ]; }
+);"#;
+    const COSTS: &str = r#"[files]
+raw = "10 MB"
+"/w/cut.sh" = 500
+[kernels]
+"cut.sh" = { rate = "5 MB/s", ratio = 0.5 }
+sum = { time = "1 h", output = 8 }
+[tasks.b]
+time = 0.25
+"#;
+
+    fn read(script: &str, costs: &str) -> Result<Workflow, InputError> {
+        parse("j.conf", script, "c.toml", costs)
+    }
+
+    #[test]
+    fn costs_of_tasks_come_before_those_of_kernels_and_sizes_follow_from_inputs() {
+        let workflow = read(SCRIPT, COSTS).unwrap();
+        let [a, b] = &workflow.tasks[..] else {
+            panic!("two tasks")
+        };
+        assert_eq!(a.compute, Span::from_secs(2));
+        assert_eq!(b.compute, Span::from_millis(250));
+        let sizes: Vec<(&str, u64)> = workflow
+            .files
+            .iter()
+            .map(|file| (file.name.as_str(), file.size))
+            .collect();
+        let expected = [
+            ("/w/raw", 10_000_000),
+            ("/w/cut.sh", 500),
+            ("/w/x", 2_500_000),
+            ("/w/y", 2_500_000),
+            ("/w/total", 8),
+        ];
+        assert_eq!(sizes, expected);
+        let input = "/w/cut.sh".to_owned();
+        assert_eq!(a.kernel, Kernel::Stored { input });
+        assert_eq!(b.kernel, Kernel::Program("sum".to_owned()));
+    }
+
+    #[test]
+    fn what_is_wrong_or_missing_is_told_with_file_and_line() {
+        for (from, to, expected) in [
+            (
+                "raw = \"10 MB\"\n",
+                "",
+                "j.conf:2: the size of file `/w/raw` of task `a`",
+            ),
+            (
+                ", ratio = 0.5",
+                "",
+                "j.conf:2: the size of file `/w/x` of task `a`",
+            ),
+            (
+                "rate = \"5 MB/s\", ",
+                "",
+                "j.conf:2: the run time of task `a` is not known",
+            ),
+            ("5 MB/s", "5 MB", "c.toml:5: rate can't be measured in `MB`"),
+            ("5 MB/s", "0", "c.toml:5: rate must be more than 0"),
+            (
+                "10 MB",
+                "-10 MB",
+                "c.toml:2: a file's size can't be negative",
+            ),
+            (
+                "time = 0.25",
+                "times = 1",
+                "c.toml:8: unknown field `times`",
+            ),
+            ("[files]", "[files", "c.toml:1: "),
+        ] {
+            let costs = COSTS.replacen(from, to, 1);
+            assert_ne!(costs, COSTS, "nothing was replaced");
+            let error = read(SCRIPT, &costs).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+        }
+        let error = read("name = 1;", COSTS).unwrap_err().to_string();
+        assert!(error.contains("j.conf:1:"), "{error}");
+    }
+}

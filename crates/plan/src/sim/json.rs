@@ -1,0 +1,60 @@
+//! JSON files with the line of every part of a list, for errors that only show once all is read.
+
+use super::error::{InputError, Problem};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Knows where in the text things stand.
+pub(super) struct Reader<'a> {
+    pub(super) file: &'a str,
+    pub(super) text: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    /// The line, from 1, on which a part of the text begins.
+    pub(super) fn line(&self, part: &RawValue) -> u32 {
+        let offset = (part.get().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
+        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
+        let breaks = before.iter().filter(|&&byte| byte == b'\n').count();
+        u32::try_from(breaks + 1).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn error(&self, line: u32, problem: Problem) -> InputError {
+        InputError::new(self.file, line, problem)
+    }
+
+    /// An error of the JSON reader in a part that begins on the line after `lines`.
+    pub(super) fn json(&self, lines: u32, error: &serde_json::Error) -> InputError {
+        let line = u32::try_from(error.line()).unwrap_or(u32::MAX);
+        let full = error.to_string();
+        let text = full.split(" at line ").next().unwrap_or(&full).to_owned();
+        self.error(lines + line, Problem::Json(text))
+    }
+
+    /// Reads a part.
+    pub(super) fn sub<T: Deserialize<'a>>(&self, part: &'a RawValue) -> Result<T, InputError> {
+        serde_json::from_str(part.get()).map_err(|e| self.json(self.line(part) - 1, &e))
+    }
+
+    /// Reads the parts of a list with their lines, which are counted along the way.
+    pub(super) fn list<T: Deserialize<'a>>(
+        &self,
+        parts: &[&'a RawValue],
+    ) -> Result<Vec<(u32, T)>, InputError> {
+        let mut line = 1;
+        let mut seen = self.text.as_ptr() as usize;
+        let mut list = Vec::with_capacity(parts.len());
+        for part in parts {
+            let start = part.get().as_ptr() as usize;
+            let from = seen.saturating_sub(self.text.as_ptr() as usize);
+            let to = start.saturating_sub(self.text.as_ptr() as usize);
+            let between = self.text.as_bytes().get(from..to).unwrap_or_default();
+            let breaks = between.iter().filter(|&&byte| byte == b'\n').count();
+            line += u32::try_from(breaks).unwrap_or(u32::MAX);
+            seen = start;
+            let value = serde_json::from_str(part.get()).map_err(|e| self.json(line - 1, &e))?;
+            list.push((line, value));
+        }
+        Ok(list)
+    }
+}

@@ -1,0 +1,510 @@
+//! The array that is simulated, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9).
+//!
+//! The paper's file runs as it is. `docs/planning.md` lists every setting.
+
+use super::error::{InputError, Problem};
+use super::ini::{self, Key, Section};
+use super::quantity::{self, Kind, whole};
+use std::collections::BTreeMap;
+use tidemill_core::dispatch::COPIES_BYTES_MAX;
+use tidemill_core::event::History;
+use tidemill_core::fabric;
+use tidemill_core::id::ElementId;
+use tidemill_core::time::Span;
+
+/// Most elements of a platform.
+pub const ELEMENTS_MAX: u32 = 1_000_000;
+/// Most cores of an element.
+pub const CORES_MAX: u32 = 65_536;
+/// Rate that a policy expects of a link that has no bandwidth of its own, in bytes per second: what a running
+/// element says before it has measured one.
+pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
+/// Lowest id of the host's element.
+const HOST_ID_MIN: usize = 1000;
+
+/// An array.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Platform {
+    /// Its storage elements; their ids are their indices.
+    pub elements: Vec<Element>,
+    /// The server's own cores, if work may run there.
+    pub host: Option<Element>,
+    /// Name of the fabric scheduler of all elements.
+    pub fabric: String,
+    /// From the server to an element and from an element to the server, for labels and reports.
+    pub label_latency: Span,
+    /// Processors of the one machine that all elements are on and share; `None`: each has its own.
+    pub processors: Option<u32>,
+}
+
+/// One element.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Element {
+    /// The class it is of: `AFE`, `AFE:name` or `HOST`.
+    pub class: String,
+    /// Kernels it runs at once.
+    pub cores: u32,
+    /// Speed of a core; run times of workflows are divided by it.
+    pub core_speed: f64,
+    /// What its device reads in bytes per second, shared by all that read; `None`: without limit.
+    pub read_bandwidth: Option<u64>,
+    /// What its device writes in bytes per second, shared by all that write; `None`: without limit.
+    pub write_bandwidth: Option<u64>,
+    /// Until the first byte of an object is read.
+    pub read_latency: Span,
+    /// Until the first byte of an object is written.
+    pub write_latency: Span,
+    /// What its link carries in either direction in bytes per second; `None`: without limit.
+    pub link_bandwidth: Option<u64>,
+    /// From it to its switch; a transfer takes that of both ends.
+    pub link_latency: Span,
+    /// Rate of transfers that the dispatcher reckons with, in bytes per second.
+    pub link_assumed: u64,
+    /// Bytes of pulled objects that it keeps after their last use.
+    pub pulled_bytes_max: u64,
+    /// Power with all cores busy, in watts.
+    pub power_busy_watts: f64,
+    /// Power with no core busy, in watts.
+    pub power_idle_watts: f64,
+    /// Run times that it knows before the simulation begins, by kernel.
+    pub history: BTreeMap<String, History>,
+}
+
+impl Default for Element {
+    /// One core of speed 1 on a device and a link without limits and latencies.
+    fn default() -> Self {
+        Self {
+            class: "AFE".to_owned(),
+            cores: 1,
+            core_speed: 1.0,
+            read_bandwidth: None,
+            write_bandwidth: None,
+            read_latency: Span(0),
+            write_latency: Span(0),
+            link_bandwidth: None,
+            link_latency: Span(0),
+            link_assumed: LINK_ASSUMED_BYTES_PER_SEC,
+            pulled_bytes_max: COPIES_BYTES_MAX,
+            power_busy_watts: 0.0,
+            power_idle_watts: 0.0,
+            history: BTreeMap::new(),
+        }
+    }
+}
+
+const ELEMENT_KEYS: [&str; 13] = [
+    "cores_per_afe",
+    "read_bandwidth",
+    "write_bandwidth",
+    "read_latency",
+    "write_latency",
+    "core_speed",
+    "link_bandwidth",
+    "link_latency",
+    "link_assumed",
+    "pulled",
+    "power_busy",
+    "power_idle",
+    "number_afes",
+];
+const NEEDED_KEYS: [&str; 5] = [
+    "cores_per_afe",
+    "read_bandwidth",
+    "write_bandwidth",
+    "read_latency",
+    "write_latency",
+];
+const SERVER_KEYS: [&str; 4] = ["number_afes", "fabric", "label_latency", "processors"];
+const HOST_KEYS: [&str; 12] = [
+    "cores",
+    "read_bandwidth",
+    "write_bandwidth",
+    "read_latency",
+    "write_latency",
+    "core_speed",
+    "link_bandwidth",
+    "link_latency",
+    "link_assumed",
+    "pulled",
+    "power_busy",
+    "power_idle",
+];
+
+impl Platform {
+    /// Alike elements without a host.
+    #[must_use]
+    pub fn uniform(count: usize, element: &Element) -> Self {
+        Self {
+            elements: vec![element.clone(); count],
+            host: None,
+            fabric: fabric::DEFAULT.to_owned(),
+            label_latency: Span(0),
+            processors: None,
+        }
+    }
+
+    /// Reads a platform file. `file` is the name that errors give.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it, with its line.
+    pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
+        let sections = ini::parse(file, text)?;
+        for section in &sections {
+            let known = matches!(section.name.as_str(), "AFE" | "SERVER" | "HOST")
+                || class_name(section).is_some();
+            if !known {
+                let problem = Problem::UnknownSection(section.name.clone());
+                return Err(InputError::new(file, section.line, problem));
+            }
+        }
+        let find = |name: &str| sections.iter().find(|section| section.name == name);
+        let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
+        for key in NEEDED_KEYS {
+            if !plain.keys.iter().any(|given| given.name == key) {
+                return Err(missing(file, plain.line, "[AFE]", key));
+            }
+        }
+        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..12])?;
+        let mut platform = Self::uniform(0, &base);
+        let mut count = None;
+        if let Some(server) = find("SERVER") {
+            count = platform.read_server(file, server)?;
+        }
+        let mut classes = Vec::new();
+        for section in sections
+            .iter()
+            .filter(|section| class_name(section).is_some())
+        {
+            let (class, count) = element(file, section, &base, &ELEMENT_KEYS)?;
+            let Some(count) = count else {
+                let place = format!("[{}]", section.name);
+                return Err(missing(file, section.line, &place, "number_afes"));
+            };
+            classes.push((class, count));
+        }
+        let count = match count {
+            Some(count) => count,
+            None if classes.is_empty() => {
+                let line = find("SERVER").map_or(0, |section| section.line);
+                return Err(missing(file, line, "[SERVER]", "number_afes"));
+            }
+            None => 0,
+        };
+        for (class, count) in std::iter::once((base, count)).chain(classes) {
+            platform.elements.extend(std::iter::repeat_n(class, count));
+        }
+        if platform.elements.is_empty() {
+            let line = find("SERVER").map_or(0, |section| section.line);
+            return Err(InputError::new(file, line, Problem::NoElements));
+        }
+        if let Some(host) = find("HOST") {
+            if !host.keys.iter().any(|key| key.name == "cores") {
+                return Err(missing(file, host.line, "[HOST]", "cores"));
+            }
+            platform.host = Some(element(file, host, &Element::default(), &HOST_KEYS)?.0);
+        }
+        Ok(platform)
+    }
+
+    fn read_server(&mut self, file: &str, section: &Section) -> Result<Option<usize>, InputError> {
+        let mut count = None;
+        for key in &section.keys {
+            let at = |problem| InputError::new(file, key.line, problem);
+            match key.name.as_str() {
+                "number_afes" => count = Some(number_of_elements(key).map_err(at)?),
+                "fabric" => {
+                    fabric::by_name(&key.value).map_err(|error| at(error.into()))?;
+                    self.fabric.clone_from(&key.value);
+                }
+                "processors" => self.processors = Some(cores(key).map_err(at)?),
+                "label_latency" => self.label_latency = latency(key).map_err(at)?,
+                _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
+            }
+        }
+        Ok(count)
+    }
+
+    /// The element of an id.
+    #[must_use]
+    pub fn element(&self, id: ElementId) -> Option<&Element> {
+        if self.host.is_some() && id == self.host_id() {
+            return self.host.as_ref();
+        }
+        self.elements.get(usize::try_from(id.0).ok()?)
+    }
+
+    /// The id that the host's element has: above those of all others, as in a running array.
+    #[must_use]
+    pub fn host_id(&self) -> ElementId {
+        let id = self.elements.len().max(HOST_ID_MIN);
+        ElementId(u32::try_from(id).unwrap_or(u32::MAX))
+    }
+}
+
+fn class_name(section: &Section) -> Option<&str> {
+    section
+        .name
+        .strip_prefix("AFE:")
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+}
+
+/// An element as a section describes it, over `base`, and how many there are if it says so.
+fn element(
+    file: &str,
+    section: &Section,
+    base: &Element,
+    known: &[&'static str],
+) -> Result<(Element, Option<usize>), InputError> {
+    let mut element = Element {
+        class: section.name.clone(),
+        ..base.clone()
+    };
+    let mut count = None;
+    let mut assumed = None;
+    for key in &section.keys {
+        let at = |problem| InputError::new(file, key.line, problem);
+        if !known.contains(&key.name.as_str()) {
+            return Err(at(unknown(section, key, known)));
+        }
+        let set = |target: &mut Span| latency(key).map(|span| *target = span);
+        match key.name.as_str() {
+            "number_afes" => number_of_elements(key).map(|number| count = Some(number)),
+            "cores_per_afe" | "cores" => cores(key).map(|cores| element.cores = cores),
+            "core_speed" => quantity::positive(&key.name, &key.value, Kind::Factor)
+                .map(|speed| element.core_speed = speed),
+            "read_bandwidth" => bandwidth(key).map(|rate| element.read_bandwidth = rate),
+            "write_bandwidth" => bandwidth(key).map(|rate| element.write_bandwidth = rate),
+            "link_bandwidth" => bandwidth(key).map(|rate| element.link_bandwidth = rate),
+            "link_assumed" => bandwidth(key).map(|rate| assumed = Some(rate)),
+            "read_latency" => set(&mut element.read_latency),
+            "write_latency" => set(&mut element.write_latency),
+            "link_latency" => set(&mut element.link_latency),
+            "pulled" => quantity::read(&key.name, &key.value, Kind::Size)
+                .map(|bytes| element.pulled_bytes_max = whole(bytes)),
+            "power_busy" => watts(key).map(|power| element.power_busy_watts = power),
+            _ => watts(key).map(|power| element.power_idle_watts = power),
+        }
+        .map_err(at)?;
+    }
+    let says_link = section.keys.iter().any(|key| key.name == "link_bandwidth");
+    match assumed {
+        Some(rate) => element.link_assumed = rate.unwrap_or(u64::MAX),
+        None if says_link => {
+            element.link_assumed = element.link_bandwidth.unwrap_or(LINK_ASSUMED_BYTES_PER_SEC);
+        }
+        None => {}
+    }
+    Ok((element, count))
+}
+
+fn missing(file: &str, line: u32, place: &str, key: &str) -> InputError {
+    let problem = Problem::Missing {
+        place: place.to_owned(),
+        key: key.to_owned(),
+    };
+    InputError::new(file, line, problem)
+}
+
+fn unknown(section: &Section, key: &Key, known: &[&'static str]) -> Problem {
+    Problem::UnknownKey {
+        place: format!("[{}]", section.name),
+        key: key.name.clone(),
+        known: known.to_vec(),
+    }
+}
+
+/// `unlimited` or bytes per second.
+fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
+    if key.value == "unlimited" {
+        return Ok(None);
+    }
+    let rate = quantity::positive(&key.name, &key.value, Kind::Bandwidth)?;
+    Ok(Some(whole(rate).max(1)))
+}
+
+fn latency(key: &Key) -> Result<Span, Problem> {
+    quantity::read(&key.name, &key.value, Kind::Latency).map(|ns| Span(whole(ns)))
+}
+
+fn watts(key: &Key) -> Result<f64, Problem> {
+    quantity::read(&key.name, &key.value, Kind::Power)
+}
+
+fn cores(key: &Key) -> Result<u32, Problem> {
+    match integer(key, CORES_MAX)? {
+        0 => Err(Problem::Zero {
+            what: key.name.clone(),
+        }),
+        cores => Ok(cores),
+    }
+}
+
+fn number_of_elements(key: &Key) -> Result<usize, Problem> {
+    integer(key, ELEMENTS_MAX).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
+}
+
+fn integer(key: &Key, max: u32) -> Result<u32, Problem> {
+    let what = || key.name.clone();
+    let number: i64 = key.value.parse().map_err(|_| Problem::Number {
+        what: what(),
+        text: key.value.clone(),
+    })?;
+    if number < 0 {
+        let text = key.value.clone();
+        return Err(Problem::Negative { what: what(), text });
+    }
+    let number = u32::try_from(number).ok().filter(|&number| number <= max);
+    number.ok_or_else(|| Problem::TooMany {
+        what: what(),
+        max: max.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIG_9: &str = "[AFE]
+cores_per_afe      = 4
+read_bandwidth     = 550    # in MB/s
+write_bandwidth    = 450    # in MB/s
+read_latency       = 15     # in ms
+write_latency      = 15     # in ms
+
+[SERVER]
+number_afes       = 4      # AFEs in array
+";
+
+    fn error(text: &str) -> String {
+        Platform::parse("a.ini", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_papers_figure_9_is_read_as_it_is() {
+        let platform = Platform::parse("a.ini", FIG_9).unwrap();
+        let afe = Element {
+            cores: 4,
+            read_bandwidth: Some(550_000_000),
+            write_bandwidth: Some(450_000_000),
+            read_latency: Span::from_millis(15),
+            write_latency: Span::from_millis(15),
+            ..Element::default()
+        };
+        assert_eq!(platform, Platform::uniform(4, &afe));
+    }
+
+    #[test]
+    fn classes_differ_from_the_plain_element_in_what_they_say() {
+        let text = format!(
+            "{FIG_9} fabric = round-robin\n label_latency = 100 us\n
+             [AFE:fast]\n number_afes = 2\n core_speed = 2.5\n read_bandwidth = unlimited\n
+             link_bandwidth = 1 GB/s\n power_busy = 10 W\n
+             [HOST]\n cores = 8\n link_assumed = 2 GB/s\n"
+        );
+        let platform = Platform::parse("a.ini", &text).unwrap();
+        let [.., plain, fast, _] = &platform.elements[..] else {
+            panic!("too few elements")
+        };
+        assert_eq!((platform.elements.len(), plain.class.as_str()), (6, "AFE"));
+        assert_eq!(
+            (fast.class.as_str(), fast.cores, fast.read_bandwidth),
+            ("AFE:fast", 4, None)
+        );
+        assert_eq!(
+            (fast.link_assumed, plain.link_assumed),
+            (1_000_000_000, 125_000_000)
+        );
+        assert_eq!(platform.label_latency, Span(100_000));
+        let host = platform.element(ElementId(1000)).unwrap();
+        assert_eq!((host.cores, host.link_assumed), (8, 2_000_000_000));
+        assert_eq!(platform.element(ElementId(6)), None);
+    }
+
+    #[test]
+    fn a_wrong_number_is_told_with_its_line() {
+        let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
+        for (error, expected) in [
+            (
+                replaced("= 550 ", "= 550 MiB"),
+                "a.ini:3: read_bandwidth can't be measured in `MiB`",
+            ),
+            (
+                replaced("= 450 ", "= -1 "),
+                "a.ini:4: write_bandwidth can't be negative",
+            ),
+            (
+                replaced("= 450 ", "= 0 "),
+                "a.ini:4: write_bandwidth must be more than 0",
+            ),
+            (
+                replaced("= 4\n", "= 0\n"),
+                "a.ini:2: cores_per_afe must be more than 0",
+            ),
+            (
+                replaced("= 4\n", "= 4.5\n"),
+                "a.ini:2: `4.5` for cores_per_afe is not a number",
+            ),
+            (
+                replaced("= 4 ", "= 0 "),
+                "a.ini:8: the platform has no elements",
+            ),
+            (
+                replaced("= 4 ", "= 2000000 "),
+                "a.ini:9: number_afes can't be more than 1000000",
+            ),
+        ] {
+            assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_unknown_or_no_ini_is_told_with_its_line() {
+        let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
+        for (error, expected) in [
+            (
+                replaced("read_latency ", "read_delay "),
+                "a.ini:1: [AFE] needs `read_latency`",
+            ),
+            (
+                replaced("[SERVER]", "[SERVERS]"),
+                "a.ini:8: there is no section [SERVERS]",
+            ),
+            (
+                replaced("[SERVER]", "[SERVER"),
+                "a.ini:8: expected `[section]`",
+            ),
+            (
+                replaced("[SERVER]", "core_sped = 1\n[SERVER]"),
+                "a.ini:8: [AFE] has no setting `core_sped`",
+            ),
+            (
+                replaced("[SERVER]", "read_latency = 1\n[SERVER]"),
+                "a.ini:8: `read_latency` is given twice, first in line 5",
+            ),
+            (
+                replaced("number_afes ", "fabric = best #"),
+                "a.ini:9: there is no fabric scheduler `best`",
+            ),
+            (
+                error("x = 1"),
+                "a.ini:1: `x` stands before the first section",
+            ),
+            (error(""), "a.ini: the platform needs `[AFE]`"),
+            (
+                error(&format!("{FIG_9}[AFE:x]\n")),
+                "a.ini:10: [AFE:x] needs `number_afes`",
+            ),
+            (
+                error(&format!("{FIG_9}[HOST]\n")),
+                "a.ini:10: [HOST] needs `cores`",
+            ),
+            (
+                error(&FIG_9[..FIG_9.find("[SERVER]").unwrap()]),
+                "a.ini: [SERVER] needs `number_afes`",
+            ),
+        ] {
+            assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+        }
+    }
+}

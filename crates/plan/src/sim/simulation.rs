@@ -1,0 +1,273 @@
+//! A simulation: which workflow on which platform, placed how, scheduled by whom.
+
+use super::element::Node;
+use super::engine::Engine;
+use super::error::SimError;
+use super::platform::Platform;
+use super::report::{Report, Setup, Times};
+use super::workflow::Workflow;
+use tidemill_core::dispatch::{Config, Dispatcher};
+use tidemill_core::event::{
+    Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskSpec,
+};
+use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::label::{Kernel, Limits, Owner};
+use tidemill_core::object::Placed;
+use tidemill_core::{fabric, policy};
+
+/// Where the files lie that are there before the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// On the elements in turn, in the order of the workflow's files.
+    RoundRobin,
+    /// Drawn by the seed.
+    Random,
+    /// Where the workflow says that they were.
+    Recorded,
+}
+
+impl Placement {
+    /// Names of the placements, as command lines and reports have them.
+    pub const NAMES: [(&'static str, Self); 3] = [
+        ("round-robin", Self::RoundRobin),
+        ("random", Self::Random),
+        ("recorded", Self::Recorded),
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let known = Self::NAMES.iter().find(|(_, one)| *one == self);
+        known.map_or("", |(name, _)| name)
+    }
+}
+
+/// A simulation that is ready to be run, as often as wanted: the same one gives the same report every time.
+#[derive(Clone, Debug)]
+pub struct Simulation<'a> {
+    platform: &'a Platform,
+    workflow: &'a Workflow,
+    policy: String,
+    fabric: String,
+    placement: Placement,
+    seed: u64,
+}
+
+impl<'a> Simulation<'a> {
+    /// With the workflow's policy or else the default of a running array, the platform's fabric scheduler,
+    /// files placed round-robin, seed 0.
+    #[must_use]
+    pub fn new(platform: &'a Platform, workflow: &'a Workflow) -> Self {
+        let policy = workflow.policy.as_deref().unwrap_or(policy::DEFAULT);
+        Self {
+            platform,
+            workflow,
+            policy: policy.to_owned(),
+            fabric: platform.fabric.clone(),
+            placement: Placement::RoundRobin,
+            seed: 0,
+        }
+    }
+
+    /// Chooses the policy by name.
+    #[must_use]
+    pub fn policy(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.policy);
+        self
+    }
+
+    /// Chooses the fabric scheduler by name.
+    #[must_use]
+    pub fn fabric(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.fabric);
+        self
+    }
+
+    /// Chooses where files lie before the job.
+    #[must_use]
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Chooses the seed of all that is drawn.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// [`SimError`] if a name is not known or something is bound to an element that the platform lacks.
+    pub fn run(&self) -> Result<Report, SimError> {
+        let config = Config {
+            policy: self.policy.clone(),
+            seed: self.seed,
+        };
+        let submitted = self.submitted()?;
+        let objects = self.workflow.files.len() as u64 + 1;
+        let ids = Counter { labels: 0, objects };
+        let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
+        let elements = self.platform.elements.iter().chain(&self.platform.host);
+        let nodes: Result<Vec<Node>, SimError> = elements
+            .map(|element| Ok(Node::new(element, fabric::by_name(&self.fabric)?)))
+            .collect();
+        let engine = Engine::new(self.platform, self.workflow, dispatcher, nodes?);
+        let finished = engine.run(submitted);
+        let tasks = finished.times.len();
+        let times: Vec<Times> = finished.times.into_iter().flatten().collect();
+        if times.len() < tasks || finished.state != Some(JobState::Done) {
+            let left = tasks - times.len();
+            return Err(SimError::Unfinished { left, tasks });
+        }
+        let setup = Setup {
+            policy: self.policy.clone(),
+            fabric: self.fabric.clone(),
+            placement: self.placement.name(),
+            seed: self.seed,
+        };
+        Ok(Report::new(
+            self.platform,
+            self.workflow,
+            setup,
+            finished.end,
+            times,
+            finished.counts,
+        ))
+    }
+
+    /// The job as the dispatcher takes it. What only servers and elements read is left empty: it would be
+    /// copied with every label.
+    fn submitted(&self) -> Result<Event, SimError> {
+        let placed = self.place_files()?;
+        let mut tasks = Vec::with_capacity(self.workflow.tasks.len());
+        for (id, task) in (0..).zip(&self.workflow.tasks) {
+            if let Some(element) = task.element {
+                self.check_element(element, || format!("task `{}`", task.name))?;
+            }
+            let code = match &task.kernel {
+                Kernel::Native { input } | Kernel::Stored { input } => Some(input),
+                Kernel::Builtin(_) | Kernel::Program(_) => None,
+            };
+            let input = |&file: &usize| {
+                let known = &self.workflow.files[file];
+                let origin = match known.maker {
+                    Some((maker, output)) => Origin::Task(TaskId(maker as u64), output),
+                    None => Origin::File(placed[file]),
+                };
+                // Only the name of a kernel's own code is compared.
+                let name = code.filter(|&code| *code == known.name);
+                InputSpec {
+                    name: name.cloned().unwrap_or_default(),
+                    path: String::new(),
+                    origin,
+                }
+            };
+            let output = |_: &usize| OutputSpec {
+                name: String::new(),
+                path: String::new(),
+                inode: Inode(0),
+            };
+            tasks.push(TaskSpec {
+                task: TaskId(id),
+                name: String::new(),
+                kernel: task.kernel.clone(),
+                args: Vec::new(),
+                inputs: task.inputs.iter().map(input).collect(),
+                outputs: task.outputs.iter().map(output).collect(),
+                stdin: None,
+                stdout: None,
+                element: task.element,
+                retries: 0,
+                limits: Limits::default(),
+                ended: None,
+            });
+        }
+        Ok(Event::Submitted(Box::new(JobSpec {
+            job: JobId(1),
+            owner: Owner::default(),
+            policy: None,
+            tasks,
+        })))
+    }
+
+    /// All files where they would lie if they were there before the job.
+    fn place_files(&self) -> Result<Vec<Placed>, SimError> {
+        let count = self.platform.elements.len() as u64;
+        let mut turn = 0;
+        let mut dice = Dice(self.seed);
+        let mut placed = Vec::with_capacity(self.workflow.files.len());
+        for (object, file) in (1..).zip(&self.workflow.files) {
+            let element = match self.placement {
+                _ if file.maker.is_some() => 0,
+                Placement::Recorded => {
+                    let not_recorded = || SimError::NotRecorded {
+                        file: file.name.clone(),
+                    };
+                    let element = file.home.ok_or_else(not_recorded)?;
+                    self.check_element(element, || format!("file `{}`", file.name))?;
+                    u64::from(element.0)
+                }
+                Placement::RoundRobin => {
+                    turn += 1;
+                    (turn - 1) % count
+                }
+                Placement::Random => dice.roll() % count,
+            };
+            placed.push(Placed {
+                object: ObjectId(object),
+                element: ElementId(u32::try_from(element).unwrap_or(u32::MAX)),
+                size: file.size,
+            });
+        }
+        Ok(placed)
+    }
+
+    fn check_element(
+        &self,
+        element: ElementId,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), SimError> {
+        match self.platform.element(element) {
+            Some(_) => Ok(()),
+            None => Err(SimError::NoSuchElement {
+                what: what(),
+                element,
+            }),
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Ids one after the other; the engine's lists are indexed by those of labels.
+#[derive(Debug)]
+struct Counter {
+    labels: u64,
+    objects: u64,
+}
+
+impl IdSource for Counter {
+    fn label(&mut self) -> LabelId {
+        self.labels += 1;
+        LabelId(self.labels - 1)
+    }
+
+    fn object(&mut self) -> ObjectId {
+        self.objects += 1;
+        ObjectId(self.objects - 1)
+    }
+}

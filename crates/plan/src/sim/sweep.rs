@@ -1,0 +1,215 @@
+//! One workflow on arrays of many shapes: elements × cores × policies, as in AnalyzeThis Fig. 10.
+
+use super::error::SimError;
+use super::platform::{Element, Platform};
+use super::simulation::{Placement, Simulation};
+use super::workflow::Workflow;
+use crate::chart::{self, Axis, Line, LineChart};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::ops::RangeInclusive;
+use tidemill_core::time::Span;
+
+/// What to try.
+#[derive(Clone, Debug)]
+pub struct Shapes {
+    /// Numbers of elements; the paper's are 1 to 8.
+    pub elements: RangeInclusive<u32>,
+    /// Numbers of cores of each; the paper's are 1 to 12.
+    pub cores: RangeInclusive<u32>,
+    /// Names of policies.
+    pub policies: Vec<String>,
+    /// Where files lie before.
+    pub placement: Placement,
+    /// The seed of all that is drawn.
+    pub seed: u64,
+}
+
+impl Default for Shapes {
+    /// The paper's: 1 to 8 elements of 1 to 12 cores, round-robin and write amplification.
+    fn default() -> Self {
+        Self {
+            elements: 1..=8,
+            cores: 1..=12,
+            policies: vec!["round-robin".to_owned(), "write-amplification".to_owned()],
+            placement: Placement::RoundRobin,
+            seed: 0,
+        }
+    }
+}
+
+/// One run of a sweep.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// Name of the policy.
+    pub policy: String,
+    /// Elements of the array.
+    pub elements: u32,
+    /// Cores of each.
+    pub cores: u32,
+    /// From submission to end, in nanoseconds.
+    pub makespan_ns: u64,
+    /// Bytes that went from one element to another.
+    pub moved_bytes: u64,
+    /// (input + moved) / input.
+    pub write_amplification: f64,
+    /// Energy in joules, if the element has power.
+    pub energy_joules: Option<f64>,
+}
+
+/// Runs a workflow on arrays of all shapes and gives the points by policy, elements, cores. The elements are like
+/// the first of `like`; its host, fabric scheduler and label latency are kept.
+///
+/// # Errors
+/// [`SimError`] of the first run that can't be run.
+pub fn sweep(
+    like: &Platform,
+    workflow: &Workflow,
+    shapes: &Shapes,
+) -> Result<Vec<Point>, SimError> {
+    let mut points = Vec::new();
+    let element = like.elements.first().cloned().unwrap_or_default();
+    for policy in &shapes.policies {
+        for elements in shapes.elements.clone() {
+            for cores in shapes.cores.clone() {
+                let element = Element {
+                    cores,
+                    ..element.clone()
+                };
+                let platform = Platform {
+                    elements: vec![element; elements as usize],
+                    ..like.clone()
+                };
+                let report = Simulation::new(&platform, workflow)
+                    .policy(policy)
+                    .placement(shapes.placement)
+                    .seed(shapes.seed)
+                    .run()?;
+                points.push(Point {
+                    policy: policy.clone(),
+                    elements,
+                    cores,
+                    makespan_ns: report.makespan_ns,
+                    moved_bytes: report.moved_bytes,
+                    write_amplification: report.write_amplification,
+                    energy_joules: report.energy_joules,
+                });
+            }
+        }
+    }
+    Ok(points)
+}
+
+/// The points as an SVG document, the paper's Fig. 10: a chart a policy, all of one scale, with a line a number of
+/// elements over the cores of each.
+#[must_use]
+pub fn svg(workflow: &str, points: &[Point]) -> String {
+    let seconds = |one: &Point| Span(one.makespan_ns).as_secs_f64();
+    let least = points.iter().map(seconds).fold(f64::INFINITY, f64::min);
+    let most = points.iter().map(seconds).fold(0.0, f64::max);
+    let y = Axis::log("makespan in seconds");
+    // A scale of its own for each chart would hide what the policies make of the same array.
+    let y = if least > 0.0 && least < most {
+        y.from_to(least * 0.9, most * 1.1)
+    } else {
+        y
+    };
+    let policies = points.chunk_by(|a, b| a.policy == b.policy);
+    let charts = policies.map(|points| LineChart {
+        title: format!("{workflow}, {}", points[0].policy),
+        x: Axis::linear("cores of each element"),
+        y: y.clone(),
+        lines: lines(points),
+        levels: Vec::new(),
+    });
+    chart::stack(&charts.collect::<Vec<_>>())
+}
+
+/// A line for each number of elements.
+fn lines(points: &[Point]) -> Vec<Line> {
+    let lines = points.chunk_by(|a, b| a.elements == b.elements);
+    let line = |line: &[Point]| {
+        let point = |one: &Point| {
+            let makespan = Span(one.makespan_ns);
+            (f64::from(one.cores), makespan.as_secs_f64())
+        };
+        let elements = line[0].elements;
+        let plural = if elements == 1 { "" } else { "s" };
+        let name = format!("{elements} element{plural}");
+        Line::new(name, line.iter().map(point).collect())
+    };
+    lines.map(line).collect()
+}
+
+/// The points as one table of makespans in seconds: a row a policy and number of elements, a column a number of
+/// cores.
+#[must_use]
+pub fn table(points: &[Point]) -> String {
+    let mut text = String::new();
+    let mut cores: Vec<u32> = points.iter().map(|one| one.cores).collect();
+    cores.sort_unstable();
+    cores.dedup();
+    // Writing to a string never fails.
+    let _ = write!(text, "{:<22} {:>8}", "makespan in s", "elements");
+    for cores in &cores {
+        let plural = if *cores == 1 { "" } else { "s" };
+        let _ = write!(text, " {:>10}", format!("{cores} core{plural}"));
+    }
+    text.push('\n');
+    for line in points.chunk_by(|a, b| (&a.policy, a.elements) == (&b.policy, b.elements)) {
+        let Some(first) = line.first() else {
+            continue;
+        };
+        let _ = write!(text, "{:<22} {:>8}", first.policy, first.elements);
+        for point in line {
+            let _ = write!(text, " {:>10.2}", Span(point.makespan_ns).as_secs_f64());
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::job;
+    use super::*;
+
+    #[test]
+    fn more_cores_and_elements_help_as_far_as_the_workflow_is_wide() {
+        let tasks: Vec<String> = (0..4)
+            .map(|i| format!("{{ name = \"{i}\"; kernel = \"k\"; output = [ \"{i}\" ]; }}"))
+            .collect();
+        let script = format!(
+            "name = \"n\"; workdir = \"/\"; tasks = ( {} );",
+            tasks.join(", ")
+        );
+        let costs = "[kernels]\nk = { time = 1, output = 0 }";
+        let workflow = job::parse("j", &script, "c", costs).unwrap();
+        let shapes = Shapes {
+            elements: 1..=2,
+            cores: 1..=3,
+            ..Shapes::default()
+        };
+        let points = sweep(
+            &Platform::uniform(1, &Element::default()),
+            &workflow,
+            &shapes,
+        )
+        .unwrap();
+        let seconds: Vec<u64> = points
+            .iter()
+            .map(|one| one.makespan_ns / 1_000_000_000)
+            .collect();
+        assert_eq!(seconds, [4, 2, 2, 2, 1, 1, 4, 2, 2, 2, 1, 1]);
+        let lines = lines(&points[..6]);
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].points, [(1.0, 4.0), (2.0, 2.0), (3.0, 2.0)]);
+        assert_eq!(lines[1].label, "2 elements");
+        let svg = svg("n", &points);
+        assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
+        for policy in &shapes.policies {
+            assert!(svg.contains(&format!("n, {policy}")), "{svg}");
+        }
+        assert_eq!(table(&points).lines().count(), 5);
+    }
+}

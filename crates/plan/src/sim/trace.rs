@@ -1,0 +1,549 @@
+//! A trace: how a job really went on an array, for planning its like and for checking predictions.
+//!
+//! `tidemill jobs --export-trace` writes one; `docs/planning.md` describes it field by field. Times of tasks are
+//! nanoseconds since the job's submission, by the clocks of the elements that ran them.
+
+mod pulls;
+
+use super::error::{InputError, Problem};
+use super::json::Reader;
+use super::platform::{Element, Platform};
+use super::quantity::whole;
+use super::workflow::{Fault, File, Task, Workflow};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use tidemill_core::event::History;
+use tidemill_core::id::ElementId;
+use tidemill_core::label::Kernel;
+use tidemill_core::time::Span;
+
+/// What `format` says.
+pub const FORMAT: &str = "tidemill-trace";
+/// The version that is written, and the only one so far.
+pub const VERSION: u32 = 1;
+
+/// A job as it went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trace {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// Name of the job.
+    pub job: String,
+    /// Name of its policy.
+    pub policy: String,
+    /// When it was submitted, in nanoseconds since the Unix epoch by the server's clock.
+    pub submitted_ns: u64,
+    /// From its submission to its end, in nanoseconds.
+    pub makespan_ns: u64,
+    /// The elements that were up.
+    pub elements: Vec<TraceElement>,
+    /// The files that were there before the job.
+    pub files: Vec<TraceFile>,
+    /// Its tasks in the script's order.
+    pub tasks: Vec<TraceTask>,
+}
+
+/// An element when the job was submitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceElement {
+    /// Its id.
+    pub element: u32,
+    /// Whether it is the host's element, which only lends cores.
+    #[serde(default)]
+    pub host: bool,
+    /// Kernels that it runs at once.
+    pub cores: u32,
+    /// The rate of pulls that it reported, in bytes per second.
+    pub link_bytes_per_sec: u64,
+    /// Bytes of pulled objects that it keeps after their last use.
+    pub pulled_bytes_max: u64,
+    /// Run times that it had learned, by kernel.
+    #[serde(default)]
+    pub history: BTreeMap<String, TraceHistory>,
+}
+
+/// What an element had learned of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceHistory {
+    /// Runs that ended well.
+    pub runs: u64,
+    /// Their times together, in nanoseconds.
+    pub total_ns: u64,
+    /// Bytes of their inputs together.
+    pub input_bytes: u64,
+}
+
+/// A file that was there before the job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceFile {
+    /// Its full path in the array.
+    pub path: String,
+    /// Its length in bytes.
+    pub size_bytes: u64,
+    /// The element that held it.
+    pub element: u32,
+}
+
+/// Where a kernel comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceKernelKind {
+    /// Part of every element.
+    Builtin,
+    /// A `.so` in the array.
+    Native,
+    /// An executable in the array.
+    Stored,
+    /// A program of the elements' hosts.
+    Program,
+}
+
+/// A task as it went: its last try, which succeeded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceTask {
+    /// Its name.
+    pub name: String,
+    /// Its kernel; the full path, which is also one of `inputs`, if it is kept in the array.
+    pub kernel: String,
+    /// Where the kernel comes from.
+    pub kernel_kind: TraceKernelKind,
+    /// Full paths of all that it read, in the order of the task.
+    pub inputs: Vec<String>,
+    /// All that it wrote.
+    pub outputs: Vec<TraceOutput>,
+    /// The element that the script bound it to.
+    #[serde(default)]
+    pub pinned: Option<u32>,
+    /// The element that ran it.
+    pub element: u32,
+    /// When it was sent there.
+    pub sent_ns: u64,
+    /// When it got a core and its inputs began to be pulled.
+    pub start_ns: u64,
+    /// When its kernel began.
+    pub kernel_start_ns: u64,
+    /// When its outputs were sealed.
+    pub end_ns: u64,
+    /// Time that it read files, in nanoseconds; 0 if that was not measured apart from computing.
+    #[serde(default)]
+    pub read_ns: u64,
+    /// Time that it computed, in nanoseconds.
+    pub compute_ns: u64,
+    /// Time that it wrote files, in nanoseconds; 0 if that was not measured apart from computing.
+    #[serde(default)]
+    pub write_ns: u64,
+    /// Processor time that its kernel took, in nanoseconds; 0 if it was not measured.
+    #[serde(default)]
+    pub cpu_ns: u64,
+    /// Bytes that it pulled from other elements.
+    pub moved_bytes: u64,
+}
+
+/// A file that a task wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceOutput {
+    /// Its full path in the array.
+    pub path: String,
+    /// Its length in bytes.
+    pub size_bytes: u64,
+}
+
+impl Trace {
+    /// Reads a trace. `file` is the name that errors give.
+    ///
+    /// # Errors
+    /// What is wrong with it, with its line: no JSON, an unknown version, fields that are missing or unknown,
+    /// files that nobody makes, tasks that need each other in a circle, no elements.
+    pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
+        #[derive(Deserialize)]
+        struct Header {
+            #[serde(default)]
+            format: String,
+            #[serde(default)]
+            version: u32,
+        }
+        let reader = Reader { file, text };
+        let header: Header = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
+        if (header.format.as_str(), header.version) != (FORMAT, VERSION) {
+            let problem = Problem::Version {
+                format: FORMAT,
+                found: format!("{} of `{}`", header.version, header.format),
+                known: "1",
+            };
+            return Err(reader.error(0, problem));
+        }
+        let trace: Self = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
+        if !trace.elements.iter().any(|element| !element.host) {
+            return Err(reader.error(0, Problem::NoElements));
+        }
+        if trace.tasks.is_empty() {
+            return Err(reader.error(0, Problem::NoTasks));
+        }
+        match trace.build() {
+            Ok(_) => Ok(trace),
+            Err(fault) => Err(reader.error(line(&reader, fault.task), fault.problem)),
+        }
+    }
+
+    /// The job, to be simulated: files where they were, computing as long as it did.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], without lines; a trace that was parsed gives none.
+    pub fn workflow(&self) -> Result<Workflow, InputError> {
+        self.build()
+            .map_err(|fault| InputError::new(&self.job, 0, fault.problem))
+    }
+
+    fn build(&self) -> Result<Workflow, Fault> {
+        let mut files = Vec::new();
+        let mut index: BTreeMap<&str, usize> = BTreeMap::new();
+        for file in &self.files {
+            index.insert(&file.path, files.len());
+            files.push(File {
+                name: file.path.clone(),
+                size: file.size_bytes,
+                maker: None,
+                home: Some(self.planned_id(file.element)),
+            });
+        }
+        let mut outputs = Vec::new();
+        for (number, task) in self.tasks.iter().enumerate() {
+            let mut made = Vec::new();
+            for output in &task.outputs {
+                if let Some(&known) = index.get(output.path.as_str()) {
+                    let (task, file) = (task.name.clone(), output.path.clone());
+                    let other = self.maker_of(known, &outputs);
+                    let problem = Problem::SameOutput { task, file, other };
+                    return Err(Fault {
+                        task: number,
+                        problem,
+                    });
+                }
+                index.insert(&output.path, files.len());
+                made.push(files.len());
+                files.push(File {
+                    name: output.path.clone(),
+                    size: output.size_bytes,
+                    maker: None,
+                    home: None,
+                });
+            }
+            outputs.push(made);
+        }
+        let mut tasks = Vec::new();
+        for (number, (task, outputs)) in self.tasks.iter().zip(outputs).enumerate() {
+            let find = |path: &String| {
+                index.get(path.as_str()).copied().ok_or_else(|| {
+                    let (task, file) = (task.name.clone(), path.clone());
+                    let problem = Problem::DanglingFile { task, file };
+                    Fault {
+                        task: number,
+                        problem,
+                    }
+                })
+            };
+            tasks.push(Task {
+                name: task.name.clone(),
+                kernel: kernel(task),
+                inputs: task.inputs.iter().map(find).collect::<Result<_, _>>()?,
+                outputs,
+                compute: Span(task.compute_ns),
+                element: task.pinned.map(|element| self.planned_id(element)),
+            });
+        }
+        let mut workflow = Workflow {
+            name: self.job.clone(),
+            policy: Some(self.policy.clone()),
+            tasks,
+            files,
+        };
+        workflow.link()?;
+        Ok(workflow)
+    }
+
+    fn maker_of(&self, file: usize, outputs: &[Vec<usize>]) -> String {
+        let maker = outputs.iter().position(|made| made.contains(&file));
+        maker.map_or("(before the job)".to_owned(), |task| {
+            self.tasks[task].name.clone()
+        })
+    }
+
+    /// The array as far as the trace tells: cores, histories, the rates that elements reported, links and devices
+    /// as fast as tasks really pulled, read and wrote, labels as fast as the fastest was. Devices that were not
+    /// measured apart from computing have no limit here; links over which nothing large went are as fast as their
+    /// elements reported.
+    #[must_use]
+    pub fn platform(&self) -> Platform {
+        let workflow = self.build().ok();
+        let size = |bytes: fn(&Workflow, usize) -> u64, task| {
+            workflow
+                .as_ref()
+                .map_or(0, |workflow| bytes(workflow, task))
+        };
+        let all = || self.tasks.iter().enumerate();
+        let pulls = self.pulls();
+        let read = rate(all().map(|(at, task)| (size(Workflow::input_bytes, at), task.read_ns)));
+        let write = rate(all().map(|(at, task)| (size(Workflow::output_bytes, at), task.write_ns)));
+        let element = |one: &TraceElement| Element {
+            class: if one.host { "HOST" } else { "AFE" }.to_owned(),
+            cores: one.cores,
+            read_bandwidth: read,
+            write_bandwidth: write,
+            link_bandwidth: pulls.bytes_per_sec.or(Some(one.link_bytes_per_sec.max(1))),
+            // A pull waits for the latency of both ends.
+            link_latency: Span(pulls.latency.0 / 2),
+            link_assumed: one.link_bytes_per_sec,
+            pulled_bytes_max: one.pulled_bytes_max,
+            history: one
+                .history
+                .iter()
+                .map(|(kernel, h)| (kernel.clone(), history(h)))
+                .collect(),
+            ..Element::default()
+        };
+        let mut platform = Platform::uniform(0, &Element::default());
+        platform.elements = self.stores().map(element).collect();
+        platform.host = self.elements.iter().find(|one| one.host).map(element);
+        let delays = self
+            .tasks
+            .iter()
+            .map(|task| task.start_ns.saturating_sub(task.sent_ns));
+        platform.label_latency = Span(delays.min().unwrap_or(0));
+        platform
+    }
+
+    /// This run as it should have gone if every task and transfer takes what it took in an earlier one: elements,
+    /// files and policy are those of this run, all that was measured is that of `earlier`. Its
+    /// [`Self::workflow`] and [`Self::platform`] predict this run without knowing it.
+    ///
+    /// # Errors
+    /// The first task that `earlier` does not have.
+    pub fn measured_in(&self, earlier: &Self) -> Result<Self, Problem> {
+        let known: BTreeMap<&str, &TraceTask> = earlier
+            .tasks
+            .iter()
+            .map(|task| (task.name.as_str(), task))
+            .collect();
+        let task = |task: &TraceTask| {
+            let before = known.get(task.name.as_str()).ok_or_else(|| {
+                let (task, job) = (task.name.clone(), earlier.job.clone());
+                Problem::NotInTrace { task, job }
+            })?;
+            Ok::<_, Problem>(TraceTask {
+                inputs: task.inputs.clone(),
+                outputs: task.outputs.clone(),
+                pinned: task.pinned,
+                kernel: task.kernel.clone(),
+                kernel_kind: task.kernel_kind,
+                ..(*before).clone()
+            })
+        };
+        let tasks = self
+            .tasks
+            .iter()
+            .map(task)
+            .collect::<Result<_, Problem>>()?;
+        Ok(Self {
+            tasks,
+            makespan_ns: earlier.makespan_ns,
+            ..self.clone()
+        })
+    }
+
+    /// Takes the run times that were measured on the host for those of a core of `speed` and gives those of a core
+    /// of speed 1. Whoever simulates it gives the host's element that speed.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "run times are far from 2^53 ns, 104 days"
+    )]
+    pub fn with_host_speed(mut self, speed: f64) -> Self {
+        let hosts = self.elements.iter().filter(|one| one.host);
+        let hosts: Vec<u32> = hosts.map(|one| one.element).collect();
+        let there = self.tasks.iter_mut();
+        for task in there.filter(|task| hosts.contains(&task.element)) {
+            task.compute_ns = whole(task.compute_ns as f64 * speed);
+        }
+        self
+    }
+
+    /// Storage elements by id.
+    fn stores(&self) -> impl Iterator<Item = &TraceElement> {
+        let mut stores: Vec<&TraceElement> = self.elements.iter().filter(|one| !one.host).collect();
+        stores.sort_by_key(|one| one.element);
+        stores.into_iter()
+    }
+
+    /// The id that an element of the trace has in [`Self::platform`], where ids have no gaps.
+    #[must_use]
+    pub fn planned_id(&self, element: u32) -> ElementId {
+        let position = self.stores().position(|one| one.element == element);
+        let host = || self.platform_host_id();
+        position.map_or_else(host, |index| {
+            ElementId(u32::try_from(index).unwrap_or(u32::MAX))
+        })
+    }
+
+    fn platform_host_id(&self) -> ElementId {
+        let count = self.stores().count();
+        Platform::uniform(count, &Element::default()).host_id()
+    }
+}
+
+/// Bytes per second of all that took time and moved bytes; `None` if nothing did.
+fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
+    let moved = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
+    let (bytes, ns) = moved.fold((0_u128, 0_u128), |sum, (bytes, ns)| {
+        (sum.0 + u128::from(bytes), sum.1 + u128::from(ns))
+    });
+    let rate = (bytes * 1_000_000_000).checked_div(ns)?;
+    Some(u64::try_from(rate).unwrap_or(u64::MAX).max(1))
+}
+
+fn kernel(task: &TraceTask) -> Kernel {
+    let name = task.kernel.clone();
+    match task.kernel_kind {
+        TraceKernelKind::Builtin => Kernel::Builtin(name),
+        TraceKernelKind::Native => Kernel::Native { input: name },
+        TraceKernelKind::Stored => Kernel::Stored { input: name },
+        TraceKernelKind::Program => Kernel::Program(name),
+    }
+}
+
+fn history(history: &TraceHistory) -> History {
+    History {
+        runs: history.runs,
+        total_ns: history.total_ns,
+        input_bytes: history.input_bytes,
+    }
+}
+
+/// The line on which a task of a trace begins; 0 if it can't be told.
+fn line(reader: &Reader<'_>, task: usize) -> u32 {
+    #[derive(Deserialize)]
+    struct Tasks<'a> {
+        #[serde(borrow)]
+        tasks: Vec<&'a RawValue>,
+    }
+    let tasks: Option<Tasks<'_>> = serde_json::from_str(reader.text).ok();
+    tasks
+        .and_then(|read| Some(reader.line(read.tasks.get(task)?)))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) const TRACE: &str = r#"{ "format": "tidemill-trace", "version": 1, "job": "two", "policy": "min-wait",
+  "submitted_ns": 1, "makespan_ns": 3000000000,
+  "elements": [
+    { "element": 3, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000,
+      "history": { "cut": { "runs": 2, "total_ns": 10, "input_bytes": 20 } } },
+    { "element": 1, "cores": 1, "link_bytes_per_sec": 125000000, "pulled_bytes_max": 1000 } ],
+  "files": [ { "path": "/w/raw", "size_bytes": 1000, "element": 3 } ],
+  "tasks": [
+    { "name": "a", "kernel": "cut", "kernel_kind": "program", "inputs": ["/w/raw"],
+      "outputs": [ { "path": "/w/part", "size_bytes": 100 } ], "element": 1, "sent_ns": 0,
+      "start_ns": 500, "kernel_start_ns": 1000000500, "end_ns": 2000000000, "compute_ns": 999999500,
+      "moved_bytes": 1000 },
+    { "name": "b", "kernel": "sum", "kernel_kind": "builtin", "inputs": ["/w/part"],
+      "outputs": [ { "path": "/w/total", "size_bytes": 8 } ], "pinned": 1, "element": 1, "sent_ns": 0,
+      "start_ns": 2000000000, "kernel_start_ns": 2000000000, "end_ns": 3000000000,
+      "compute_ns": 1000000000, "moved_bytes": 0 } ] }"#;
+
+    #[test]
+    fn a_trace_gives_the_job_and_the_array_with_ids_without_gaps() {
+        let trace = Trace::parse("t.json", TRACE).unwrap();
+        let platform = trace.platform();
+        assert_eq!(platform.elements.len(), 2);
+        assert_eq!(platform.elements[1].history["cut"].runs, 2);
+        assert_eq!(platform.elements[0].link_bandwidth, Some(125_000_000));
+        assert_eq!(platform.elements[0].link_latency, Span::from_millis(500));
+        assert_eq!(platform.label_latency, Span(500));
+        let workflow = trace.workflow().unwrap();
+        assert_eq!(workflow.files[0].home, Some(ElementId(1)));
+        assert_eq!(workflow.tasks[1].element, Some(ElementId(0)));
+        assert_eq!(workflow.files[1].maker, Some((0, 0)));
+        let text = serde_json::to_string(&trace).unwrap();
+        assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
+    }
+
+    #[test]
+    fn another_runs_times_are_taken_and_nothing_else_of_it() {
+        let run = Trace::parse("t.json", TRACE).unwrap();
+        let mut earlier = run.clone();
+        earlier.policy = "random".to_owned();
+        earlier.files[0].element = 1;
+        earlier.tasks[0].compute_ns = 7;
+        let expected = run.measured_in(&earlier).unwrap();
+        assert_eq!(expected.tasks[0].compute_ns, 7);
+        assert_eq!(
+            (&expected.policy, &expected.files),
+            (&run.policy, &run.files)
+        );
+        earlier.tasks[1].name = "c".to_owned();
+        let error = run.measured_in(&earlier).unwrap_err().to_string();
+        assert!(error.contains("task `b` is not in the trace"), "{error}");
+    }
+
+    #[test]
+    fn times_of_a_faster_host_are_longer_elsewhere() {
+        let mut run = Trace::parse("t.json", TRACE).unwrap();
+        run.elements[1].host = true;
+        let slower = run.clone().with_host_speed(2.0);
+        assert_eq!(slower.tasks[1].compute_ns, 2 * run.tasks[1].compute_ns);
+        run.elements[1].host = false;
+        assert_eq!(run.clone().with_host_speed(2.0), run);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (from, to, expected) in [
+            (
+                "\"version\": 1",
+                "\"version\": 2",
+                "t.json: version 2 of `tidemill-trace`",
+            ),
+            (
+                "[\"/w/part\"]",
+                "[\"/w/party\"]",
+                "t.json:13: task `b` names file `/w/party`",
+            ),
+            (
+                "[\"/w/raw\"]",
+                "[\"/w/total\"]",
+                "t.json:9: tasks need each other in a circle",
+            ),
+            (
+                "/w/total",
+                "/w/part",
+                "t.json:13: task `b` writes `/w/part`, which task `a`",
+            ),
+            (
+                "\"pinned\"",
+                "\"pined\"",
+                "t.json:14: unknown field `pined`",
+            ),
+            (
+                "\"moved_bytes\": 1000",
+                "\"moved_bytes\": -1",
+                "t.json:12: invalid value",
+            ),
+        ] {
+            let text = TRACE.replacen(from, to, 1);
+            assert_ne!(text, TRACE, "nothing was replaced");
+            let error = Trace::parse("t.json", &text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+        }
+    }
+}

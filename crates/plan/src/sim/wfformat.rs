@@ -1,0 +1,388 @@
+//! WfCommons WfFormat files, schemas 1.4 and 1.5 (and 1.6, which adds summaries only).
+//!
+//! From 1.5 on a file has a list of tasks and files (`specification`) apart from what was measured
+//! (`execution`); in 1.4 tasks have their files and run times in them. Dependencies come from files and from
+//! `parents` and `children`; one that no file stands for gets an empty file of its own, so that the dispatcher,
+//! which knows dependencies by files only, sees it. Run times are those of the machine they were measured on and
+//! contain that machine's reading and writing. `coreCount` is not looked at: a task takes one core.
+
+use super::error::{InputError, Problem};
+use super::json::Reader;
+use super::quantity;
+use super::workflow::{Fault, File, Task, Workflow};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::label::Kernel;
+
+const KNOWN: &str = "1.4, 1.5 and 1.6";
+
+#[derive(Deserialize)]
+struct Instance<'a> {
+    name: String,
+    #[serde(rename = "schemaVersion")]
+    schema_version: String,
+    #[serde(borrow)]
+    workflow: &'a RawValue,
+}
+
+/// `workflow` of 1.5.
+#[derive(Deserialize)]
+struct Split<'a> {
+    #[serde(borrow)]
+    specification: Specification<'a>,
+    #[serde(borrow)]
+    execution: Option<Execution<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Specification<'a> {
+    #[serde(borrow)]
+    tasks: Vec<&'a RawValue>,
+    #[serde(borrow, default)]
+    files: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Execution<'a> {
+    #[serde(borrow)]
+    tasks: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SpecifiedTask {
+    name: String,
+    id: String,
+    #[serde(default)]
+    parents: Vec<String>,
+    #[serde(default)]
+    children: Vec<String>,
+    #[serde(default)]
+    input_files: Vec<String>,
+    #[serde(default)]
+    output_files: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SizedFile {
+    id: String,
+    size_in_bytes: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ExecutedTask {
+    id: String,
+    runtime_in_seconds: f64,
+    command: Option<Command>,
+}
+
+#[derive(Deserialize)]
+struct Command {
+    program: Option<String>,
+}
+
+/// `workflow` of 1.4.
+#[derive(Deserialize)]
+struct Whole<'a> {
+    #[serde(borrow)]
+    tasks: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WholeTask {
+    name: String,
+    id: Option<String>,
+    runtime_in_seconds: Option<f64>,
+    command: Option<Command>,
+    #[serde(default)]
+    parents: Vec<String>,
+    #[serde(default)]
+    children: Vec<String>,
+    #[serde(default)]
+    files: Vec<WholeFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WholeFile {
+    link: Link,
+    name: String,
+    size_in_bytes: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Link {
+    Input,
+    Output,
+}
+
+/// A task of either version.
+struct Draft {
+    line: u32,
+    id: String,
+    name: String,
+    kernel: String,
+    seconds: Option<f64>,
+    parents: Vec<String>,
+    children: Vec<String>,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
+}
+
+/// Reads a file. `file` is the name that errors give.
+///
+/// # Errors
+/// The first thing that is wrong, with its line: what is not JSON or not WfFormat, tasks and files that are
+/// named but not there, sizes and run times that are none, tasks that need each other in a circle.
+pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
+    let reader = Reader { file, text };
+    let instance: Instance<'_> = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
+    let (drafts, files) = match instance.schema_version.as_str() {
+        "1.4" => reader.whole(reader.sub(instance.workflow)?)?,
+        "1.5" | "1.6" => reader.split(reader.sub(instance.workflow)?)?,
+        _ => {
+            let problem = Problem::Version {
+                format: "WfFormat",
+                found: instance.schema_version,
+                known: KNOWN,
+            };
+            return Err(InputError::new(file, 0, problem));
+        }
+    };
+    reader.workflow(instance.name, drafts, files)
+}
+
+/// Files by name while they are collected.
+#[derive(Default)]
+struct Files {
+    list: Vec<File>,
+    index: BTreeMap<String, usize>,
+}
+
+impl Files {
+    fn add(&mut self, name: &str, size: u64) -> usize {
+        if let Some(&known) = self.index.get(name) {
+            return known;
+        }
+        let index = self.list.len();
+        self.index.insert(name.to_owned(), index);
+        self.list.push(File {
+            name: name.to_owned(),
+            size,
+            maker: None,
+            home: None,
+        });
+        index
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn size(&self, line: u32, name: &str, bytes: i64) -> Result<u64, InputError> {
+        u64::try_from(bytes).map_err(|_| {
+            let what = format!("the size of file `{name}`");
+            let text = bytes.to_string();
+            self.error(line, Problem::Negative { what, text })
+        })
+    }
+
+    fn split(&self, split: Split<'a>) -> Result<(Vec<Draft>, Files), InputError> {
+        let mut files = Files::default();
+        for (line, one) in self.list::<SizedFile>(&split.specification.files)? {
+            let size = self.size(line, &one.id, one.size_in_bytes)?;
+            files.add(&one.id, size);
+        }
+        let mut executed = BTreeMap::new();
+        for part in split.execution.into_iter().map(|execution| execution.tasks) {
+            for (line, task) in self.list::<ExecutedTask>(&part)? {
+                executed.insert(task.id.clone(), (line, task));
+            }
+        }
+        let mut drafts = Vec::with_capacity(split.specification.tasks.len());
+        for (line, task) in self.list::<SpecifiedTask>(&split.specification.tasks)? {
+            let find = |name: &String| {
+                files.index.get(name).copied().ok_or_else(|| {
+                    let (task, file) = (task.id.clone(), name.clone());
+                    self.error(line, Problem::DanglingFile { task, file })
+                })
+            };
+            let inputs = task
+                .input_files
+                .iter()
+                .map(find)
+                .collect::<Result<_, _>>()?;
+            let outputs = task
+                .output_files
+                .iter()
+                .map(find)
+                .collect::<Result<_, _>>()?;
+            let ran = executed.remove(&task.id).map(|(_, ran)| ran);
+            let seconds = ran.as_ref().map(|ran| ran.runtime_in_seconds);
+            drafts.push(Draft {
+                line,
+                kernel: kernel(&task.name, ran.and_then(|ran| ran.command)),
+                id: task.id,
+                name: task.name,
+                seconds,
+                parents: task.parents,
+                children: task.children,
+                inputs,
+                outputs,
+            });
+        }
+        if let Some((id, (line, _))) = executed.into_iter().next() {
+            let task = "execution".to_owned();
+            return Err(self.error(line, Problem::DanglingTask { task, other: id }));
+        }
+        Ok((drafts, files))
+    }
+
+    fn whole(&self, whole: Whole<'a>) -> Result<(Vec<Draft>, Files), InputError> {
+        let mut files = Files::default();
+        let mut drafts = Vec::with_capacity(whole.tasks.len());
+        for (line, task) in self.list::<WholeTask>(&whole.tasks)? {
+            let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+            for one in &task.files {
+                let size = self.size(line, &one.name, one.size_in_bytes)?;
+                let index = files.add(&one.name, size);
+                match one.link {
+                    Link::Input => inputs.push(index),
+                    Link::Output => outputs.push(index),
+                }
+            }
+            drafts.push(Draft {
+                line,
+                kernel: kernel(&task.name, task.command),
+                id: task.id.unwrap_or_else(|| task.name.clone()),
+                name: task.name,
+                seconds: task.runtime_in_seconds,
+                parents: task.parents,
+                children: task.children,
+                inputs,
+                outputs,
+            });
+        }
+        Ok((drafts, files))
+    }
+
+    fn workflow(
+        &self,
+        name: String,
+        mut drafts: Vec<Draft>,
+        mut files: Files,
+    ) -> Result<Workflow, InputError> {
+        if drafts.is_empty() {
+            return Err(self.error(0, Problem::NoTasks));
+        }
+        self.join_parents(&mut drafts, &mut files)?;
+        let lines: Vec<u32> = drafts.iter().map(|draft| draft.line).collect();
+        let mut tasks = Vec::with_capacity(drafts.len());
+        for draft in drafts {
+            let seconds = draft
+                .seconds
+                .ok_or_else(|| self.error(draft.line, Problem::NoRunTime(draft.id.clone())))?;
+            let compute = quantity::seconds(seconds).ok_or_else(|| {
+                let what = format!("the run time of task `{}`", draft.id);
+                let text = seconds.to_string();
+                self.error(draft.line, Problem::Number { what, text })
+            })?;
+            tasks.push(Task {
+                name: draft.id,
+                kernel: Kernel::Program(draft.kernel),
+                inputs: unique(draft.inputs),
+                outputs: unique(draft.outputs),
+                compute,
+                element: None,
+            });
+        }
+        let mut workflow = Workflow {
+            name,
+            policy: None,
+            tasks,
+            files: files.list,
+        };
+        match workflow.link() {
+            Ok(()) => Ok(workflow),
+            Err(Fault { task, problem }) => Err(self.error(lines[task], problem)),
+        }
+    }
+
+    /// Gives dependencies that no file stands for an empty file: one per task that others wait for so.
+    fn join_parents(&self, drafts: &mut [Draft], files: &mut Files) -> Result<(), InputError> {
+        let mut by_id: BTreeMap<&str, usize> = BTreeMap::new();
+        for (index, draft) in drafts.iter().enumerate() {
+            if let Some(first) = by_id.insert(&draft.id, index) {
+                let first = drafts[first].line;
+                let task = draft.id.clone();
+                return Err(self.error(draft.line, Problem::SameTask { task, first }));
+            }
+        }
+        // Files of 1.4 name parents by name or by id.
+        let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
+        for (index, draft) in drafts.iter().enumerate() {
+            by_name.entry(&draft.name).or_insert(index);
+        }
+        let mut edges = BTreeSet::new();
+        for (index, draft) in drafts.iter().enumerate() {
+            let find = |other: &String| {
+                let found = by_id
+                    .get(other.as_str())
+                    .or_else(|| by_name.get(other.as_str()));
+                found.copied().ok_or_else(|| {
+                    let (task, other) = (draft.id.clone(), other.clone());
+                    self.error(draft.line, Problem::DanglingTask { task, other })
+                })
+            };
+            for parent in &draft.parents {
+                edges.insert((find(parent)?, index));
+            }
+            for child in &draft.children {
+                edges.insert((index, find(child)?));
+            }
+        }
+        let mut made = BTreeMap::new();
+        for (index, draft) in drafts.iter().enumerate() {
+            made.extend(draft.outputs.iter().map(|&output| (output, index)));
+        }
+        let mut carried = BTreeSet::new();
+        for (index, draft) in drafts.iter().enumerate() {
+            let makers = draft.inputs.iter().filter_map(|input| made.get(input));
+            carried.extend(makers.map(|&maker| (maker, index)));
+        }
+        for (parent, child) in edges.difference(&carried).copied() {
+            let done = files.add(&format!("{} has ended", drafts[parent].id), 0);
+            if !drafts[parent].outputs.contains(&done) {
+                drafts[parent].outputs.push(done);
+            }
+            drafts[child].inputs.push(done);
+        }
+        Ok(())
+    }
+}
+
+/// The name that run times are learned under: the program, or the task's name without its number.
+fn kernel(name: &str, command: Option<Command>) -> String {
+    let program = command.and_then(|command| command.program);
+    // Some recorders put a whole script here.
+    let program = program.filter(|program| !program.is_empty() && !program.contains('\n'));
+    program.unwrap_or_else(|| {
+        name.trim_end_matches(|c: char| c.is_ascii_digit())
+            .trim_end_matches("_ID")
+            .trim_end_matches('_')
+            .to_owned()
+    })
+}
+
+/// Keeps the first of each.
+fn unique(mut files: Vec<usize>) -> Vec<usize> {
+    let mut seen = BTreeSet::new();
+    files.retain(|&file| seen.insert(file));
+    files
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+use super::*;
+use tidemill_core::time::Span;
+
+const SPLIT: &str = r#"{
+  "name": "tiny", "schemaVersion": "1.5",
+  "workflow": {
+    "specification": {
+      "tasks": [
+        { "name": "cut_ID01", "id": "cut_ID01", "parents": [], "children": ["sum_ID02"],
+          "inputFiles": ["raw"], "outputFiles": ["part"] },
+        { "name": "sum_ID02", "id": "sum_ID02", "parents": ["cut_ID01"], "children": ["say_ID03"],
+          "inputFiles": ["part"], "outputFiles": ["total"] },
+        { "name": "say_ID03", "id": "say_ID03", "parents": ["sum_ID02"], "children": [] }
+      ],
+      "files": [
+        { "id": "raw", "sizeInBytes": 1000 },
+        { "id": "part", "sizeInBytes": 100 },
+        { "id": "total", "sizeInBytes": 8 }
+      ]
+    },
+    "execution": {
+      "makespanInSeconds": 3, "executedAt": "2026-01-01T00:00:00Z",
+      "tasks": [
+        { "id": "cut_ID01", "runtimeInSeconds": 1.5, "command": { "program": "cut" } },
+        { "id": "sum_ID02", "runtimeInSeconds": 1 },
+        { "id": "say_ID03", "runtimeInSeconds": 0.25 }
+      ]
+    }
+  }
+}"#;
+
+const WHOLE: &str = r#"{
+  "name": "tiny", "schemaVersion": "1.4",
+  "workflow": {
+    "makespanInSeconds": 2, "executedAt": "2026-01-01T00:00:00Z",
+    "tasks": [
+      { "name": "cut_01", "id": "01", "type": "compute", "runtimeInSeconds": 1.5, "parents": [],
+        "children": ["sum_02"], "files": [
+          { "link": "input", "name": "raw", "sizeInBytes": 1000 },
+          { "link": "output", "name": "part", "sizeInBytes": 100 } ] },
+      { "name": "sum_02", "id": "02", "type": "compute", "runtimeInSeconds": 0.5, "parents": ["01"],
+        "children": [], "files": [
+          { "link": "input", "name": "part", "sizeInBytes": 100 } ] }
+    ]
+  }
+}"#;
+
+fn error(text: &str, from: &str, to: &str) -> String {
+    let changed = text.replacen(from, to, 1);
+    assert_ne!(changed, text, "nothing was replaced");
+    parse("w.json", &changed).unwrap_err().to_string()
+}
+
+#[test]
+fn schema_1_5_gives_tasks_files_and_run_times() {
+    let workflow = parse("w.json", SPLIT).unwrap();
+    let kernels: Vec<&str> = workflow
+        .tasks
+        .iter()
+        .map(|task| task.kernel.name())
+        .collect();
+    assert_eq!(kernels, ["cut", "sum", "say"]);
+    let times: Vec<u64> = workflow
+        .tasks
+        .iter()
+        .map(|task| task.compute.0 / 1_000_000)
+        .collect();
+    assert_eq!(times, [1500, 1000, 250]);
+    assert_eq!(workflow.files[1].maker, Some((0, 0)));
+    assert_eq!(workflow.critical_path(), Span::from_millis(2750));
+}
+
+#[test]
+fn a_dependency_without_a_file_gets_an_empty_one() {
+    let workflow = parse("w.json", SPLIT).unwrap();
+    let done = workflow.tasks[2].inputs[0];
+    assert_eq!(
+        (workflow.files[done].size, workflow.files[done].maker),
+        (0, Some((1, 1)))
+    );
+    // The first two are joined by a file already.
+    assert_eq!(workflow.tasks[1].inputs.len(), 1);
+}
+
+#[test]
+fn schema_1_4_has_files_and_run_times_in_its_tasks() {
+    let workflow = parse("w.json", WHOLE).unwrap();
+    assert_eq!(workflow.files.len(), 2);
+    assert_eq!(workflow.tasks[1].inputs, [1]);
+    assert_eq!(workflow.critical_path(), Span::from_millis(2000));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_line() {
+    for (error, expected) in [
+        (
+            error(SPLIT, "\"1.5\"", "\"1.2\""),
+            "w.json: version 1.2 of WfFormat can't be read",
+        ),
+        (
+            error(SPLIT, "[\"raw\"]", "[\"row\"]"),
+            "w.json:6: task `cut_ID01` names file `row`",
+        ),
+        (
+            error(SPLIT, "[\"say_ID03\"]", "[\"say\"]"),
+            "w.json:8: task `sum_ID02` names task `say`",
+        ),
+        (
+            error(SPLIT, "[\"total\"]", "[\"part\"]"),
+            "w.json:8: task `sum_ID02` writes `part`, which task",
+        ),
+        (
+            error(SPLIT, "[\"raw\"]", "[\"part\"]"),
+            "w.json:6: task `cut_ID01` reads `part`, which it writes itself",
+        ),
+        (
+            error(SPLIT, "[\"raw\"]", "[\"total\"]"),
+            "w.json:6: tasks need each other in a circle: `cut_ID01` needs `sum_ID02` needs `cut_ID01`",
+        ),
+        (
+            error(SPLIT, "1000 }", "-1 }"),
+            "w.json:13: the size of file `raw` can't be negative",
+        ),
+        (
+            error(SPLIT, "1000 }", "\"big\" }"),
+            "w.json:13: invalid type",
+        ),
+        (
+            error(SPLIT, "1.5, \"c", "-1.5, \"c"),
+            "w.json:6: `-1.5` for the run time of task `cut_ID01`",
+        ),
+        (
+            error(
+                SPLIT,
+                "{ \"id\": \"say_ID03\", \"runtimeInSeconds\": 0.25 }",
+                "{ \"id\": \"x\", \"runtimeInSeconds\": 1 }",
+            ),
+            "w.json:23: task `execution` names task `x`",
+        ),
+        (
+            error(
+                SPLIT,
+                ",\n        { \"id\": \"say_ID03\", \"runtimeInSeconds\": 0.25 }",
+                "",
+            ),
+            "w.json:10: the run time of task `say_ID03` is not known",
+        ),
+        (
+            error(WHOLE, "\"id\": \"02\"", "\"id\": \"01\""),
+            "w.json:10: task `01` is there twice, first in line 6",
+        ),
+        (
+            error(WHOLE, "\"sizeInBytes\": 1000 }", "\"sizeInBytes\": -5 }"),
+            "w.json:6: the size of file `raw` can't be negative",
+        ),
+        (
+            error(WHOLE, "\"sum_02\"], \"f", "\"sum_03\"], \"f"),
+            "w.json:6: task `01` names task `sum_03`",
+        ),
+        (error(WHOLE, "\"workflow\"", "\"workflows\""), "w.json:1"),
+    ] {
+        assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+    }
+}

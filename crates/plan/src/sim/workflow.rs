@@ -1,0 +1,205 @@
+//! What is simulated: tasks with their run times, the files between them with their sizes.
+//!
+//! Every input format ends here: job scripts ([`super::job`]), traces of real runs and WfCommons files
+//! ([`super::wfformat`]).
+
+use super::error::Problem;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use tidemill_core::id::ElementId;
+use tidemill_core::label::Kernel;
+use tidemill_core::time::Span;
+
+/// A job with all that its simulation needs. Tasks and files are named by their indices.
+///
+/// The readers check what they give. Whoever makes one by hand sees to it that `maker` of every file says who
+/// lists it as an output, that no two tasks do, and that tasks do not need each other in a circle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workflow {
+    /// Its name.
+    pub name: String,
+    /// The policy that it asks for.
+    pub policy: Option<String>,
+    /// Its tasks, in the order in which the dispatcher is given them.
+    pub tasks: Vec<Task>,
+    /// Its files.
+    pub files: Vec<File>,
+}
+
+/// One task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Its name.
+    pub name: String,
+    /// Its code; that of a native or stored kernel is also one of the inputs.
+    pub kernel: Kernel,
+    /// The files that it reads.
+    pub inputs: Vec<usize>,
+    /// The files that it writes.
+    pub outputs: Vec<usize>,
+    /// How long its kernel computes on a core of speed 1, without reading and writing files.
+    pub compute: Span,
+    /// The element it must run on.
+    pub element: Option<ElementId>,
+}
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The task that makes it and the index among its outputs; `None`: it is there before the job.
+    pub maker: Option<(usize, usize)>,
+    /// Where it was recorded to lie before the job.
+    pub home: Option<ElementId>,
+}
+
+/// What is wrong with a graph, and the task at which it shows.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) task: usize,
+    pub(super) problem: Problem,
+}
+
+impl Workflow {
+    /// Notes who makes which file, and checks that tasks can be brought into an order.
+    pub(super) fn link(&mut self) -> Result<(), Fault> {
+        for (index, task) in self.tasks.iter().enumerate() {
+            for (number, &output) in task.outputs.iter().enumerate() {
+                let file = &mut self.files[output];
+                if let Some((other, _)) = file.maker.replace((index, number)) {
+                    let problem = Problem::SameOutput {
+                        task: task.name.clone(),
+                        file: file.name.clone(),
+                        other: self.tasks[other].name.clone(),
+                    };
+                    return Err(Fault {
+                        task: index,
+                        problem,
+                    });
+                }
+            }
+        }
+        for (index, task) in self.tasks.iter().enumerate() {
+            let own = |&&input: &&usize| self.files[input].maker.is_some_and(|(m, _)| m == index);
+            if let Some(&input) = task.inputs.iter().find(own) {
+                let problem = Problem::OwnOutput {
+                    task: task.name.clone(),
+                    file: self.files[input].name.clone(),
+                };
+                return Err(Fault {
+                    task: index,
+                    problem,
+                });
+            }
+        }
+        self.order().map(drop)
+    }
+
+    /// The tasks whose outputs a task reads, ascending, each once.
+    fn dependencies(&self, task: usize) -> Vec<usize> {
+        let inputs = self.tasks[task].inputs.iter();
+        let makers = inputs.filter_map(|&input| Some(self.files[input].maker?.0));
+        let mut makers: Vec<usize> = makers.collect();
+        makers.sort_unstable();
+        makers.dedup();
+        makers
+    }
+
+    /// All tasks, those that others need first, else by their indices.
+    fn order(&self) -> Result<Vec<usize>, Fault> {
+        let mut dependants = vec![Vec::new(); self.tasks.len()];
+        let mut missing = vec![0; self.tasks.len()];
+        for (task, missing) in missing.iter_mut().enumerate() {
+            let makers = self.dependencies(task);
+            *missing = makers.len();
+            for maker in makers {
+                dependants[maker].push(task);
+            }
+        }
+        let free = (0..self.tasks.len()).filter(|&task| missing[task] == 0);
+        let mut free: BinaryHeap<Reverse<usize>> = free.map(Reverse).collect();
+        let mut order = Vec::with_capacity(self.tasks.len());
+        while let Some(Reverse(task)) = free.pop() {
+            order.push(task);
+            for &dependant in &dependants[task] {
+                missing[dependant] -= 1;
+                if missing[dependant] == 0 {
+                    free.push(Reverse(dependant));
+                }
+            }
+        }
+        if order.len() == self.tasks.len() {
+            return Ok(order);
+        }
+        Err(self.circle(&missing))
+    }
+
+    /// Names one circle among the tasks that miss something, from its first task on.
+    fn circle(&self, missing: &[usize]) -> Fault {
+        /// Longer circles are cut in the error.
+        const SHOWN: usize = 20;
+        let stuck = |task: &usize| missing[*task] > 0;
+        let mut at = (0..self.tasks.len()).find(stuck).unwrap_or(0);
+        let mut seen = vec![None; self.tasks.len()];
+        let mut path = Vec::new();
+        // Every task that is stuck needs one that is stuck, so following them comes round.
+        while seen[at].is_none() {
+            seen[at] = Some(path.len());
+            path.push(at);
+            at = self.dependencies(at).into_iter().find(stuck).unwrap_or(at);
+        }
+        let mut circle = path.split_off(seen[at].unwrap_or(0));
+        let first = circle.iter().enumerate().min_by_key(|(_, task)| **task);
+        let first = first.map_or(0, |(position, _)| position);
+        circle.rotate_left(first);
+        let name = |task: &usize| format!("`{}`", self.tasks[*task].name);
+        let mut names: Vec<String> = circle.iter().take(SHOWN).map(name).collect();
+        if circle.len() > SHOWN {
+            names.push(format!("… {} more …", circle.len() - SHOWN));
+        }
+        names.push(name(&circle[0]));
+        Fault {
+            task: circle[0],
+            problem: Problem::Cycle(names.join(" needs ")),
+        }
+    }
+
+    /// Bytes of all inputs of a task.
+    #[must_use]
+    pub fn input_bytes(&self, task: usize) -> u64 {
+        let inputs = self.tasks[task].inputs.iter();
+        inputs.fold(0, |sum, &input| sum.saturating_add(self.files[input].size))
+    }
+
+    /// Bytes of all outputs of a task.
+    #[must_use]
+    pub fn output_bytes(&self, task: usize) -> u64 {
+        let outputs = self.tasks[task].outputs.iter();
+        outputs.fold(0, |sum, &output| {
+            sum.saturating_add(self.files[output].size)
+        })
+    }
+
+    /// Time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run
+    /// on such cores can be shorter.
+    #[must_use]
+    pub fn critical_path(&self) -> Span {
+        let mut ends = vec![Span(0); self.tasks.len()];
+        for task in self.order().unwrap_or_default() {
+            let makers = self.dependencies(task);
+            let start = makers.into_iter().map(|maker| ends[maker]).max();
+            ends[task] = start.unwrap_or_default() + self.tasks[task].compute;
+        }
+        ends.into_iter().max().unwrap_or_default()
+    }
+
+    /// Time of all tasks together on one core of speed 1.
+    #[must_use]
+    pub fn work(&self) -> Span {
+        let tasks = self.tasks.iter();
+        tasks.fold(Span(0), |sum, task| sum + task.compute)
+    }
+}

@@ -1,0 +1,343 @@
+//! What must hold of every simulation: random workflows on random platforms under every policy and scheduler.
+
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use tidemill_core::id::ElementId;
+use tidemill_core::label::Kernel;
+use tidemill_core::time::Span;
+use tidemill_core::{fabric, policy};
+use tidemill_plan::sim::{Element, File, Placement, Platform, Report, Simulation, Task, Workflow};
+
+/// (run time in ms, sizes of outputs, inputs: task or file before it by a number that is cut down, pinned)
+type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>);
+
+fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
+    let file = |name: String, size| File {
+        name,
+        size,
+        maker: None,
+        home: None,
+    };
+    let mut files: Vec<File> = sources
+        .iter()
+        .enumerate()
+        .map(|(index, &size)| file(format!("source {index}"), size))
+        .collect();
+    let mut tasks = Vec::new();
+    for (index, (millis, outputs, inputs, pinned)) in drafts.iter().enumerate() {
+        let known = files.len();
+        let mut inputs: Vec<usize> = inputs.iter().map(|&input| input as usize % known).collect();
+        inputs.sort_unstable();
+        inputs.dedup();
+        for (number, &size) in outputs.iter().enumerate() {
+            let mut output = file(format!("output {index} {number}"), size);
+            output.maker = Some((index, number));
+            files.push(output);
+        }
+        let element = pinned.map(|element| ElementId(element % elements));
+        tasks.push(Task {
+            name: format!("task {index}"),
+            kernel: Kernel::Program(format!("kernel {}", index % 3)),
+            inputs,
+            outputs: (known..files.len()).collect(),
+            compute: Span::from_millis(*millis),
+            element,
+        });
+    }
+    Workflow {
+        name: "random".to_owned(),
+        policy: None,
+        tasks,
+        files,
+    }
+}
+
+fn drafts() -> impl Strategy<Value = Vec<Draft>> {
+    let outputs = prop::collection::vec(0_u64..5_000_000, 0..3);
+    let inputs = prop::collection::vec(any::<u32>(), 0..4);
+    let pinned = prop::option::weighted(0.1, any::<u32>());
+    prop::collection::vec((0_u64..3000, outputs, inputs, pinned), 1..60)
+}
+
+fn element() -> impl Strategy<Value = Element> {
+    let rate = || prop::option::of(100_000_u64..100_000_000);
+    let latency = || prop_oneof![Just(Span(0)), (0_u64..50).prop_map(Span::from_millis)];
+    let speed = prop_oneof![Just(1.0), 0.25_f64..4.0];
+    (
+        (1_u32..5, speed, rate(), rate(), rate()),
+        (latency(), latency(), latency(), 0_u64..20_000_000),
+    )
+        .prop_map(
+            |(
+                (cores, core_speed, read, write, link),
+                (read_latency, write_latency, link_latency, pulled),
+            )| {
+                Element {
+                    cores,
+                    core_speed,
+                    read_bandwidth: read,
+                    write_bandwidth: write,
+                    read_latency,
+                    write_latency,
+                    link_bandwidth: link,
+                    link_latency,
+                    pulled_bytes_max: pulled,
+                    power_busy_watts: 10.0,
+                    power_idle_watts: 2.0,
+                    ..Element::default()
+                }
+            },
+        )
+}
+
+fn platform() -> impl Strategy<Value = Platform> {
+    let elements = prop::collection::vec(element(), 1..7);
+    let host = prop::option::of(element());
+    let delay = prop_oneof![Just(Span(0)), (1_u64..20).prop_map(Span::from_millis)];
+    (
+        elements,
+        host,
+        delay,
+        prop::sample::select(&fabric::NAMES[..]),
+        prop::option::of(1_u32..6),
+    )
+        .prop_map(
+            |(elements, host, label_latency, fabric, processors)| Platform {
+                elements,
+                host,
+                fabric: fabric.to_owned(),
+                label_latency,
+                processors,
+            },
+        )
+}
+
+/// Nothing runs before what it needs, and no core runs two.
+fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
+    let mut cores: BTreeMap<(u32, u32), Vec<(u64, u64)>> = BTreeMap::new();
+    for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
+        prop_assert!(ran.sent_ns <= ran.start_ns && ran.start_ns <= ran.kernel_start_ns);
+        let phases = ran.read_ns + ran.compute_ns + ran.write_ns;
+        prop_assert_eq!(ran.kernel_start_ns + phases, ran.end_ns);
+        for &input in &task.inputs {
+            if let Some((maker, _)) = workflow.files[input].maker {
+                prop_assert!(
+                    report.tasks[maker].end_ns <= ran.start_ns,
+                    "{} was too early",
+                    ran.name
+                );
+            }
+        }
+        if let Some(pinned) = task.element {
+            prop_assert_eq!(ran.element, pinned.0);
+        }
+        let core = cores.entry((ran.element, ran.core)).or_default();
+        core.push((ran.start_ns, ran.end_ns));
+    }
+    for (core, mut runs) in cores {
+        runs.sort_unstable();
+        for pair in runs.windows(2) {
+            prop_assert!(
+                pair[0].1 <= pair[1].0,
+                "{core:?} runs two at once: {pair:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_bounds(
+    platform: &Platform,
+    workflow: &Workflow,
+    report: &Report,
+) -> Result<(), TestCaseError> {
+    let all = || platform.elements.iter().chain(&platform.host);
+    let fastest = all().map(|one| one.core_speed).fold(0.0, f64::max);
+    let together: f64 = all().map(|one| one.core_speed * f64::from(one.cores)).sum();
+    let makespan = Span(report.makespan_ns).as_secs_f64();
+    // Times are rounded to nanoseconds.
+    let slack = 1e-9 * workflow.tasks.len() as f64;
+    prop_assert!(makespan + slack >= workflow.critical_path().as_secs_f64() / fastest);
+    prop_assert!(makespan + slack >= workflow.work().as_secs_f64() / together);
+    for (one, element) in report.elements.iter().zip(all()) {
+        prop_assert_eq!(
+            one.busy_ns + one.idle_ns,
+            report.makespan_ns * u64::from(one.cores)
+        );
+        // What a device wrote did not take less time than it has bandwidth for.
+        if let Some(rate) = element.write_bandwidth {
+            let bytes = (one.written_bytes + one.pulled_bytes) as f64;
+            prop_assert!(bytes / rate as f64 <= makespan + 1e-6);
+        }
+        let energy = one.energy_joules / makespan.max(1e-12);
+        prop_assert!(
+            makespan <= 0.0 || (1.999..=10.001).contains(&energy),
+            "{energy} W"
+        );
+    }
+    prop_assert!(report.moved_bytes <= report.input_bytes);
+    prop_assert!((1.0..=2.0).contains(&report.write_amplification));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tasks_end_once_in_order_on_one_core_each_and_not_sooner_than_they_can(
+        drafts in drafts(),
+        sources in prop::collection::vec(0_u64..20_000_000, 1..8),
+        platform in platform(),
+        policy in prop::sample::select(&policy::NAMES[..]),
+        random in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let elements = u32::try_from(platform.elements.len()).unwrap();
+        let workflow = workflow(&drafts, &sources, elements);
+        let placement = if random { Placement::Random } else { Placement::RoundRobin };
+        let simulation = Simulation::new(&platform, &workflow)
+            .policy(policy)
+            .placement(placement)
+            .seed(seed);
+        let report = simulation.run().unwrap();
+        prop_assert_eq!(report.tasks.len(), workflow.tasks.len());
+        // Every element comes up, the job comes, every task starts once and ends once.
+        let events = report.elements.len() + 1 + 2 * workflow.tasks.len();
+        prop_assert_eq!(report.events.dispatcher, events as u64);
+        check_order(&workflow, &report)?;
+        check_bounds(&platform, &workflow, &report)?;
+        prop_assert_eq!(simulation.run().unwrap(), report);
+    }
+}
+
+fn plain(cores: u32, elements: usize) -> Platform {
+    let element = Element {
+        cores,
+        ..Element::default()
+    };
+    Platform::uniform(elements, &element)
+}
+
+#[test]
+fn names_and_elements_that_do_not_exist_are_errors() {
+    let platform = plain(1, 2);
+    let drafts = [(1, vec![1], vec![0], None)];
+    let mut workflow = workflow(&drafts, &[5], 2);
+    let run = |workflow: &Workflow, placement| {
+        let simulation = Simulation::new(&platform, workflow).placement(placement);
+        simulation
+            .run()
+            .map(drop)
+            .map_err(|error| error.to_string())
+    };
+    let simulation = Simulation::new(&platform, &workflow);
+    assert!(
+        simulation
+            .clone()
+            .policy("best")
+            .run()
+            .unwrap_err()
+            .to_string()
+            .contains("`best`")
+    );
+    assert!(
+        simulation
+            .fabric("best")
+            .run()
+            .unwrap_err()
+            .to_string()
+            .contains("`best`")
+    );
+    let error = run(&workflow, Placement::Recorded).unwrap_err();
+    assert!(error.contains("`source 0` lies"), "{error}");
+    workflow.files[0].home = Some(ElementId(2));
+    let error = run(&workflow, Placement::Recorded).unwrap_err();
+    assert!(
+        error.contains("file `source 0` is bound to element 2"),
+        "{error}"
+    );
+    workflow.tasks[0].element = Some(ElementId(7));
+    let error = run(&workflow, Placement::Random).unwrap_err();
+    assert!(
+        error.contains("task `task 0` is bound to element 7"),
+        "{error}"
+    );
+}
+
+/// One task of each step that has a time of its own, reckoned by hand.
+#[test]
+fn a_task_takes_the_time_that_its_steps_take() {
+    let element = Element {
+        read_bandwidth: Some(1_000_000),
+        write_bandwidth: Some(500_000),
+        read_latency: Span::from_millis(10),
+        write_latency: Span::from_millis(20),
+        link_bandwidth: Some(250_000),
+        link_latency: Span::from_millis(1),
+        core_speed: 2.0,
+        ..Element::default()
+    };
+    let mut platform = Platform::uniform(2, &element);
+    platform.label_latency = Span::from_millis(3);
+    let drafts = [(1000, vec![500_000], vec![0], Some(1))];
+    let mut workflow = workflow(&drafts, &[1_000_000], 2);
+    workflow.files[0].home = Some(ElementId(0));
+    let report = Simulation::new(&platform, &workflow)
+        .placement(Placement::Recorded)
+        .run()
+        .unwrap();
+    let task = &report.tasks[0];
+    let millis = [
+        task.start_ns,
+        task.kernel_start_ns - task.start_ns,
+        task.read_ns,
+        task.compute_ns,
+        task.write_ns,
+    ]
+    .map(|ns| ns / 1_000_000);
+    // Label; 10 + 1 + 1 + 20 of latency and 4 s of link; 10 + 1 s; half a second at speed 2; 20 + 1 s.
+    assert_eq!(millis, [3, 4032, 1010, 500, 1020]);
+    assert_eq!(
+        (report.moved_bytes, report.makespan_ns),
+        (1_000_000, task.end_ns)
+    );
+    assert!((report.write_amplification - 2.0).abs() < 1e-12);
+}
+
+#[test]
+fn elements_on_one_machine_share_its_processors() {
+    let drafts: Vec<Draft> = (0..4).map(|at| (1000, vec![1], vec![], Some(at))).collect();
+    let workflow = workflow(&drafts, &[], 4);
+    let mut platform = plain(1, 4);
+    let makespan = |platform: &Platform| {
+        let report = Simulation::new(platform, &workflow).run().unwrap();
+        report.makespan_ns / 1_000_000
+    };
+    assert_eq!(makespan(&platform), 1000);
+    for (processors, expected) in [(4, 1000), (3, 1333), (2, 2000), (1, 4000)] {
+        platform.processors = Some(processors);
+        assert_eq!(makespan(&platform), expected, "{processors}");
+    }
+}
+
+#[test]
+fn labels_that_need_the_same_object_pull_it_once() {
+    let drafts: Vec<Draft> = (0..4).map(|_| (10, vec![1], vec![0], Some(1))).collect();
+    let mut workflow = workflow(&drafts, &[3_000_000], 2);
+    workflow.files[0].home = Some(ElementId(0));
+    let mut platform = plain(4, 2);
+    for element in &mut platform.elements {
+        element.link_bandwidth = Some(1_000_000);
+    }
+    let report = Simulation::new(&platform, &workflow)
+        .placement(Placement::Recorded)
+        .run()
+        .unwrap();
+    assert_eq!(report.moved_bytes, 3_000_000);
+    assert!(
+        report
+            .tasks
+            .iter()
+            .all(|task| task.kernel_start_ns == 3_000_000_000)
+    );
+}

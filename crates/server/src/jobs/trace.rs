@@ -1,0 +1,134 @@
+//! How a job went, with all that planning its like needs: `tidemill jobs --export-trace`.
+//!
+//! What elements were like when a job was taken on is kept with the job, since histories and links have changed by
+//! the time somebody asks. All else is read from the tables of jobs and lineage.
+
+use super::spec::{StoredOrigin, StoredTask};
+use super::{Accepted, store, view};
+use crate::names::Fault;
+use prost::Message;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::dispatch::ElementStatus;
+use tidemill_core::id::{JobId, TaskId};
+use tidemill_wire::convert::role_name;
+use tidemill_wire::v1;
+
+/// The elements that are up as a job finds them, with their histories of its kernels.
+pub(crate) fn elements(
+    job: &Accepted,
+    elements: impl Iterator<Item = ElementStatus>,
+) -> Vec<v1::Element> {
+    let tasks = job.spec.tasks.iter();
+    let kernels: BTreeSet<&str> = tasks.map(|task| task.kernel.name()).collect();
+    let up = elements.filter(|element| element.up);
+    let element = |element: ElementStatus| {
+        let view = element.view;
+        let known = view.history.into_iter();
+        let known = known.filter(|(kernel, _)| kernels.contains(kernel.as_str()));
+        let history = known.map(|(kernel, history)| {
+            let history = v1::KernelHistory {
+                runs: history.runs,
+                total_ns: history.total_ns,
+                input_bytes: history.input_bytes,
+            };
+            (kernel, history)
+        });
+        v1::Element {
+            element: element.element.0,
+            role: role_name(view.role).into(),
+            up: true,
+            cores: view.cores,
+            capacity_bytes: view.capacity_bytes,
+            free_bytes: view.free_bytes,
+            link_bytes_per_sec: view.link_bytes_per_sec,
+            history: history.collect(),
+            ..v1::Element::default()
+        }
+    };
+    up.map(element).collect()
+}
+
+/// Keeps what [`elements`] gave.
+pub(crate) fn keep(db: &Connection, job: JobId, elements: &[v1::Element]) -> Result<(), Fault> {
+    let sql = "INSERT OR REPLACE INTO job_element(job, element, status) VALUES (?1, ?2, ?3)";
+    let mut insert = db.prepare_cached(sql)?;
+    for element in elements {
+        let row = params![
+            job.0.cast_signed(),
+            element.element,
+            element.encode_to_vec()
+        ];
+        insert.execute(row)?;
+    }
+    Ok(())
+}
+
+/// The trace of a job, which is given without its tasks.
+pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, Fault> {
+    job.tasks = view::tasks(db, job.job, -1)?.0;
+    let decisions = view::decisions(db, job.job)?;
+    if job.policy.is_empty() {
+        let asked = decisions.iter().find(|one| one.policy != "pinned");
+        job.policy = asked.map_or_else(String::new, |one| one.policy.clone());
+    }
+    // The last decision about a task is that of its last try.
+    let sent: BTreeMap<u64, i64> = decisions.iter().map(|one| (one.task, one.at)).collect();
+    let resolved = store::resolved_inputs(db, JobId(job.job))?;
+    let mut files = BTreeMap::new();
+    let mut tasks = Vec::with_capacity(job.tasks.len());
+    let mut statement =
+        db.prepare_cached("SELECT task, spec FROM task WHERE job = ?1 ORDER BY task")?;
+    let mut rows = statement.query([job.job.cast_signed()])?;
+    while let Some(row) = rows.next()? {
+        let id = row.get::<_, i64>(0)?.cast_unsigned();
+        let text: String = row.get(1)?;
+        let stored: StoredTask = serde_json::from_str(&text)
+            .map_err(|_| Fault::Malformed("a stored task is damaged"))?;
+        let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
+        let sizes = store::outputs(db, TaskId(id))?;
+        tasks.push(v1::TracedTask {
+            kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
+            kernel_kind: stored.kernel_kind,
+            pinned: stored.element,
+            sent: sent.get(&id).copied().unwrap_or(0),
+            output_sizes: sizes.iter().map(|placed| placed.size).collect(),
+        });
+        for input in stored.inputs {
+            let (size, element) = match input.origin {
+                StoredOrigin::File { element, size, .. } => (size, element),
+                StoredOrigin::Awaited => match resolved.get(&input.path) {
+                    Some(placed) => (placed.size, placed.element.0),
+                    None => continue,
+                },
+                StoredOrigin::Task { .. } => continue,
+            };
+            let path = input.path.clone();
+            let file = v1::TracedFile {
+                path,
+                size,
+                element,
+            };
+            files.entry(input.path).or_insert(file);
+        }
+    }
+    Ok(v1::JobTrace {
+        elements: kept(db, job.job)?,
+        job: Some(job),
+        files: files.into_values().collect(),
+        tasks,
+    })
+}
+
+fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Element>, Fault> {
+    let sql = "SELECT status FROM job_element WHERE job = ?1 ORDER BY element";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([job.cast_signed()], |row| row.get::<_, Vec<u8>>(0))?;
+    let mut elements = Vec::new();
+    for row in rows {
+        let status = v1::Element::decode(row?.as_slice())
+            .map_err(|_| Fault::Malformed("a stored status of an element is damaged"))?;
+        elements.push(status);
+    }
+    Ok(elements)
+}

@@ -1,0 +1,129 @@
+//! Real runs, recorded, replayed and predicted.
+
+use crate::array::{Array, Options};
+use serde_json::Value;
+
+/// Eight files, eight tasks that take a while over each, one that reads all.
+fn script(name: &str) -> String {
+    let parts = (0..8).map(|index| {
+        format!(
+            r#"{{ name = "part{index}"; kernel = "/bin/sh"; args = ["-c", "sleep 0.2; cp in{index} {name}{index}"];
+                 input = ["in{index}"]; output = ["{name}{index}"]; }}"#
+        )
+    });
+    let parts: Vec<String> = parts.collect();
+    let all: Vec<String> = (0..8).map(|index| format!("\"{name}{index}\"")).collect();
+    format!(
+        r#"name = "split"; workdir = "/w"; tasks = ( {}, {{ name = "sum"; kernel = "wordcount"; input = [ {} ];
+           output = [ "{name}" ]; }} );"#,
+        parts.join(", "),
+        all.join(", ")
+    )
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap()
+}
+
+#[test]
+fn a_run_is_recorded_replayed_and_predicts_its_like() {
+    let options = Options {
+        cores: 1,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    array.sh("mkdir w; for i in 0 1 2 3 4 5 6 7; do head -c $((10000 * (i + 1))) /dev/urandom > w/in$i; done");
+    let first = array.submit(&script("a"));
+    let refused = array.run(&["jobs", &first.to_string(), "--export-trace", "-"]);
+    assert!(
+        !refused.ok && refused.err.contains("is running"),
+        "{}",
+        refused.err
+    );
+    array.done(first);
+    let second = array.submit(&script("b"));
+    array.done(second);
+    let (first, second) = (first.to_string(), second.to_string());
+
+    let trace = array.json(&["jobs", &first, "--export-trace", "-"]);
+    check(&trace, &array.json(&["jobs", &first]));
+    let file = array.path("first.json").display().to_string();
+    assert!(array.run(&["jobs", &first, "--export-trace", &file]).ok);
+    let replayed = array.json(&["plan", "run", &file]);
+    assert_eq!(replayed["placement"], "recorded");
+    assert_eq!(replayed["tasks"].as_array().unwrap().len(), 9);
+    // Nine tasks of which eight take 0.2 s, two at a time.
+    assert!(
+        number(&replayed["makespan_ns"]) > 800_000_000,
+        "{replayed:#}"
+    );
+    let elsewhere = array.json(&[
+        "plan",
+        "run",
+        &file,
+        "--policy",
+        "round-robin",
+        "--placement",
+        "random",
+    ]);
+    assert_eq!(elsewhere["policy"], "round-robin");
+
+    let same = array.json(&["plan", "compare", &first]);
+    assert_eq!(same["tasks"].as_array().unwrap().len(), 9);
+    assert_eq!(same["makespan_ns"]["measured"], trace["makespan_ns"]);
+    let text = array.run(&["plan", "compare", &second, "--times-of", &file]);
+    assert!(
+        text.ok && text.out.contains("part7"),
+        "{}{}",
+        text.out,
+        text.err
+    );
+    refuses(&array);
+}
+
+/// A trace has all that its job shows, in an order that can have been.
+fn check(trace: &Value, job: &Value) {
+    assert_eq!(trace["format"], "tidemill-trace");
+    assert_eq!(trace["policy"], "min-wait");
+    assert_eq!(trace["elements"].as_array().unwrap().len(), 2);
+    let sizes: u64 = trace["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| number(&file["size_bytes"]))
+        .sum();
+    assert_eq!(sizes, 360_000);
+    let tasks = trace["tasks"].as_array().unwrap();
+    assert_eq!(tasks.len(), 9);
+    for task in tasks {
+        let time = |field: &str| number(&task[field]);
+        assert!(
+            time("sent_ns") > 0 && time("sent_ns") <= time("start_ns"),
+            "{task:#}"
+        );
+        assert!(
+            time("start_ns") <= time("kernel_start_ns") && time("kernel_start_ns") < time("end_ns")
+        );
+        assert!(time("end_ns") <= number(&trace["makespan_ns"]), "{task:#}");
+    }
+    let moved: u64 = tasks.iter().map(|task| number(&task["moved_bytes"])).sum();
+    assert_eq!(moved, number(&job["moved_bytes"]));
+}
+
+fn refuses(array: &Array) {
+    for (args, part) in [
+        (vec!["jobs", "--export-trace", "-"], "<JOB>"),
+        (vec!["jobs", "999", "--export-trace", "-"], "no job 999"),
+        (vec!["plan", "compare", "999"], "no job 999"),
+        (vec!["plan", "compare", "none.json"], "none.json"),
+    ] {
+        let said = array.run(&args);
+        assert!(
+            !said.ok && said.err.contains(part),
+            "{args:?}: {}",
+            said.err
+        );
+    }
+}

@@ -202,12 +202,13 @@ impl Report {
             "write amplification",
             format!("{:.3}", self.write_amplification),
         );
+        let powered = self.energy_joules.is_some();
         if let Some(joules) = self.energy_joules {
             line("energy", format!("{joules:.1} J"));
         }
         let _ = writeln!(
             text,
-            "\n{:>7}  {:<10} {:>5} {:>7} {:>12} {:>12} {:>6} {:>11} {:>11} {:>11}",
+            "\n{:>7}  {:<10} {:>5} {:>7} {:>12} {:>12} {:>6} {:>11} {:>11}{}",
             "element",
             "class",
             "cores",
@@ -217,12 +218,12 @@ impl Report {
             "used",
             "pulled",
             "written",
-            "energy"
+            if powered { "      energy" } else { "" }
         );
         for one in &self.elements {
             let _ = writeln!(
                 text,
-                "{:>7}  {:<10} {:>5} {:>7} {:>12} {:>12} {:>5.1}% {:>11} {:>11} {:>11}",
+                "{:>7}  {:<10} {:>5} {:>7} {:>12} {:>12} {:>5.1}% {:>11} {:>11}{}",
                 one.element,
                 one.class,
                 one.cores,
@@ -232,7 +233,11 @@ impl Report {
                 100.0 * share(one.busy_ns, one.busy_ns + one.idle_ns),
                 bytes(one.pulled_bytes),
                 bytes(one.written_bytes),
-                format!("{:.1} J", one.energy_joules),
+                if powered {
+                    format!(" {:>9.1} J", one.energy_joules)
+                } else {
+                    String::new()
+                },
             );
         }
         text

@@ -1,8 +1,9 @@
 //! All elements, and those that are up in the orders in which they are looked for: by id among those with
 //! room, and by wait and load among those of a kind. Placing a task so takes hardly longer in a large array.
 //!
-//! **Invariant:** an element that may have changed is in `changed` until its place in the orders is renewed:
-//! [`Elements::get_mut`] and [`Elements::get_or_insert`] are the only ways to change one.
+//! **Invariant:** an element that may have changed is in `changed` until [`Elements::renew`], and then in `shifted`
+//! until its load is looked at: [`Elements::get_mut`] and [`Elements::get_or_insert`] are the only ways to change
+//! one. Many policies never look at loads, so those wait until somebody does.
 //!
 //! Waits change with time. While labels run within their expected times a core gets rid of at most a
 //! nanosecond of work per nanosecond, so an element's moment of being free (wait + now) never comes nearer
@@ -22,7 +23,8 @@ use std::ops::Bound;
 #[derive(Debug, Default)]
 pub(super) struct Elements {
     known: Table<ElementId, Known>,
-    changed: BTreeSet<ElementId>,
+    changed: Vec<ElementId>,
+    shifted: Vec<ElementId>,
     /// Storage elements that are up, and those of them whose queue has room.
     stores: BTreeSet<ElementId>,
     open: BTreeSet<ElementId>,
@@ -40,8 +42,13 @@ pub(super) struct Elements {
 #[derive(Debug)]
 struct Known {
     element: Element,
+    /// Whether it is in `changed`, and in `shifted`.
+    changed: bool,
+    shifted: bool,
     /// Where the orders have it; `None` while it is not up.
     place: Option<Place>,
+    /// Where the orders by load have it; `None` while it is no storage element that is up.
+    load: Option<Load>,
 }
 
 /// Storage elements that differ for a task by what they have to do, and by what they hold, only.
@@ -67,10 +74,18 @@ struct Queues {
     moving: BTreeSet<Key>,
 }
 
-/// Where an element is in the orders.
-#[derive(Clone, Copy, Debug)]
+/// What there is to know of an element that is up without its load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     role: Role,
+    cores: u32,
+    open: bool,
+    full: bool,
+}
+
+/// What an element has to do.
+#[derive(Clone, Copy, Debug)]
+struct Load {
     kind: Kind,
     outstanding: usize,
     queue: Queue,
@@ -90,7 +105,9 @@ impl Elements {
 
     pub(super) fn get_mut(&mut self, id: &ElementId) -> Option<&mut Element> {
         let known = self.known.get_mut(id)?;
-        self.changed.insert(*id);
+        if !std::mem::replace(&mut known.changed, true) {
+            self.changed.push(*id);
+        }
         Some(&mut known.element)
     }
 
@@ -100,9 +117,14 @@ impl Elements {
         make: impl FnOnce() -> Element,
     ) -> &mut Element {
         if !self.known.contains_key(&id) {
-            let element = make();
-            let place = None;
-            self.known.insert(id, Known { element, place });
+            let known = Known {
+                element: make(),
+                changed: false,
+                shifted: false,
+                place: None,
+                load: None,
+            };
+            self.known.insert(id, known);
         }
         self.get_mut(&id).expect("it was put in just now")
     }
@@ -140,81 +162,61 @@ impl Elements {
     pub(super) fn renew(&mut self, now: Time) {
         if now < self.latest {
             // What was known of times to come need not hold for earlier ones.
-            self.changed.extend(&self.stores);
+            for id in self.stores.clone() {
+                self.get_mut(&id);
+            }
         }
         self.latest = now;
-        while let Some(id) = self.changed.pop_first() {
-            self.take_out(id);
-            self.put_in(id);
-        }
-    }
-
-    fn take_out(&mut self, id: ElementId) {
-        let known = self.known.get_mut(&id);
-        let Some(place) = known.and_then(|known| known.place.take()) else {
-            return;
-        };
-        self.full.remove(&id);
-        self.hosts.remove(&id);
-        if place.role == Role::Host {
-            return;
-        }
-        self.stores.remove(&id);
-        self.open.remove(&id);
-        self.store_cores -= u64::from(place.kind.cores);
-        if let Some(queues) = self.kinds.get_mut(&place.kind) {
-            let load = (place.outstanding, id);
-            queues.by_load.remove(&load);
-            queues.take_out(place.queue, load);
-            if queues.by_load.is_empty() {
-                self.kinds.remove(&place.kind);
+        while let Some(id) = self.changed.pop() {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.changed = false;
+            if !std::mem::replace(&mut known.shifted, true) {
+                self.shifted.push(id);
+            }
+            let place = Place::of(&known.element);
+            let old = std::mem::replace(&mut known.place, place);
+            if old != place {
+                self.move_to(id, old, place);
             }
         }
     }
 
-    fn put_in(&mut self, id: ElementId) {
-        let known = self.known.get_mut(&id);
-        let Some(known) = known.filter(|known| known.element.up()) else {
-            return;
+    fn move_to(&mut self, id: ElementId, old: Option<Place>, new: Option<Place>) {
+        let store = |place: Place| place.role == Role::Store;
+        enter(&mut self.stores, id, new.is_some_and(store));
+        enter(&mut self.hosts, id, new.is_some_and(|new| !store(new)));
+        enter(&mut self.full, id, new.is_some_and(|new| new.full));
+        let open = new.is_some_and(|new| store(new) && new.open);
+        enter(&mut self.open, id, open);
+        let cores = |place: Option<Place>| {
+            let place = place.filter(|place| store(*place));
+            place.map_or(0, |place| u64::from(place.cores))
         };
-        let element = &known.element;
-        let cores = element.view.cores;
-        let crowded = element.running.len() > element.cores();
-        let kind = Kind {
-            cores,
-            link_bytes_per_sec: element.view.link_bytes_per_sec,
-            alone: crowded.then_some(id),
-        };
-        // A moment that is long past is a bound for every wait; the next search makes a better one.
-        let free = element.outstanding.len() < element.cores();
-        let queue = if free {
-            Queue::FreeCore
-        } else {
-            Queue::Moving(0)
-        };
-        let place = Place {
-            role: element.view.role,
-            kind,
-            outstanding: element.outstanding.len(),
-            queue,
-        };
-        if element.view.free_bytes < RESERVE_BYTES {
-            self.full.insert(id);
-        }
-        if place.role == Role::Host {
-            self.hosts.insert(id);
-        } else {
-            self.stores.insert(id);
-            if element.room() {
-                self.open.insert(id);
+        self.store_cores = self.store_cores - cores(old) + cores(new);
+    }
+
+    /// Brings the orders by load up to date.
+    fn renew_loads(&mut self) {
+        while let Some(id) = self.shifted.pop() {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.shifted = false;
+            let load = Load::of(id, &known.element);
+            if let Some(old) = std::mem::replace(&mut known.load, load)
+                && let Some(queues) = self.kinds.get_mut(&old.kind)
+            {
+                queues.take_out(id, old);
+                if queues.by_load.is_empty() && load.is_none_or(|load| load.kind != old.kind) {
+                    self.kinds.remove(&old.kind);
+                }
             }
-            self.store_cores += u64::from(cores);
-            let queues = self.kinds.entry(kind).or_default();
-            let load = (place.outstanding, id);
-            queues.by_load.insert(load);
-            queues.put_in(queue, load);
+            if let Some(load) = load {
+                self.kinds.entry(load.kind).or_default().put_in(id, load);
+            }
         }
-        known.place = Some(place);
     }
 
     pub(super) fn stores(&self) -> &BTreeSet<ElementId> {
@@ -247,6 +249,7 @@ impl Elements {
         pass: impl Fn(ElementId) -> bool,
         found: &mut Vec<ElementId>,
     ) {
+        self.renew_loads();
         for queues in self.kinds.values_mut() {
             let mut search = Search {
                 known: &mut self.known,
@@ -260,44 +263,103 @@ impl Elements {
 
     /// Whether the orders are those of the elements, for tests.
     pub(super) fn check(&self) {
-        let now = self.latest;
-        let settled = self.iter().filter(|(id, _)| !self.changed.contains(id));
-        for (id, element) in settled {
-            let store = element.up() && element.view.role == Role::Store;
-            let host = element.up() && element.view.role == Role::Host;
-            let full = element.up() && element.view.free_bytes < RESERVE_BYTES;
-            assert_eq!(store, self.stores.contains(&id), "{id:?} is a store or not");
-            assert_eq!(host, self.hosts.contains(&id), "{id:?} is a host or not");
-            assert_eq!(full, self.full.contains(&id), "{id:?} is full or not");
-            let open = store && element.room();
-            assert_eq!(open, self.open.contains(&id), "{id:?} has room or not");
-            let place = self.known.get(&id).and_then(|known| known.place);
-            let queue = place.map(|place| (place.queue, place.kind.alone));
-            let wait = element.wait(now).0;
-            match queue {
-                None => assert!(!element.up(), "{id:?} is up and has no place"),
-                Some((Queue::FreeCore, _)) => assert_eq!(wait, 0, "{id:?} has no free core"),
-                Some((Queue::Standing(at), _)) => assert_eq!(at, wait, "{id:?} moves"),
-                Some((Queue::Moving(bound), None)) => {
-                    assert!(bound <= now.0 + wait, "{id:?} is free before {bound}");
-                }
-                Some((Queue::Moving(_), Some(_))) => {}
+        for (&id, known) in self.known.iter() {
+            if !known.changed {
+                self.check_place(id, &known.element);
             }
+            if !known.changed && !known.shifted {
+                self.check_load(id, known);
+            }
+        }
+    }
+
+    fn check_place(&self, id: ElementId, element: &Element) {
+        let place = Place::of(element);
+        let store = place.is_some_and(|place| place.role == Role::Store);
+        let host = place.is_some_and(|place| place.role == Role::Host);
+        let full = place.is_some_and(|place| place.full);
+        let open = store && place.is_some_and(|place| place.open);
+        assert_eq!(store, self.stores.contains(&id), "{id:?} is a store or not");
+        assert_eq!(host, self.hosts.contains(&id), "{id:?} is a host or not");
+        assert_eq!(full, self.full.contains(&id), "{id:?} is full or not");
+        assert_eq!(open, self.open.contains(&id), "{id:?} has room or not");
+    }
+
+    fn check_load(&self, id: ElementId, known: &Known) {
+        let wait = known.element.wait(self.latest).0;
+        let expected = Load::of(id, &known.element).map(|load| (load.kind, load.outstanding));
+        let load = known.load;
+        assert_eq!(load.map(|load| (load.kind, load.outstanding)), expected);
+        match load.map(|load| (load.queue, load.kind.alone)) {
+            Some((Queue::FreeCore, _)) => assert_eq!(wait, 0, "{id:?} has no free core"),
+            Some((Queue::Standing(at), _)) => assert_eq!(at, wait, "{id:?} moves"),
+            Some((Queue::Moving(bound), None)) => {
+                assert!(bound <= self.latest.0 + wait, "{id:?} is free earlier");
+            }
+            Some((Queue::Moving(_), Some(_))) | None => {}
         }
     }
 }
 
+/// Puts an element into a set or takes it out.
+fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, is_in: bool) {
+    if is_in {
+        set.insert(id);
+    } else {
+        set.remove(&id);
+    }
+}
+
+impl Place {
+    fn of(element: &Element) -> Option<Self> {
+        element.up().then(|| Self {
+            role: element.view.role,
+            cores: element.view.cores,
+            open: element.room(),
+            full: element.view.free_bytes < RESERVE_BYTES,
+        })
+    }
+}
+
+impl Load {
+    fn of(id: ElementId, element: &Element) -> Option<Self> {
+        if !element.up() || element.view.role != Role::Store {
+            return None;
+        }
+        let crowded = element.running.len() > element.cores();
+        let free = element.outstanding.len() < element.cores();
+        Some(Self {
+            kind: Kind {
+                cores: element.view.cores,
+                link_bytes_per_sec: element.view.link_bytes_per_sec,
+                alone: crowded.then_some(id),
+            },
+            outstanding: element.outstanding.len(),
+            // A moment that is long past is a bound for every wait; the next search makes a better one.
+            queue: if free {
+                Queue::FreeCore
+            } else {
+                Queue::Moving(0)
+            },
+        })
+    }
+}
+
 impl Queues {
-    fn put_in(&mut self, queue: Queue, (outstanding, id): (usize, ElementId)) {
-        match queue {
+    fn put_in(&mut self, id: ElementId, load: Load) {
+        let outstanding = load.outstanding;
+        self.by_load.insert((outstanding, id));
+        match load.queue {
             Queue::FreeCore => false,
             Queue::Standing(wait) => self.standing.insert((wait, outstanding, id)),
             Queue::Moving(bound) => self.moving.insert((bound, outstanding, id)),
         };
     }
 
-    fn take_out(&mut self, queue: Queue, (outstanding, id): (usize, ElementId)) {
-        match queue {
+    fn take_out(&mut self, id: ElementId, load: Load) {
+        let outstanding = load.outstanding;
+        self.by_load.remove(&(outstanding, id));
+        match load.queue {
             Queue::FreeCore => false,
             Queue::Standing(wait) => self.standing.remove(&(wait, outstanding, id)),
             Queue::Moving(bound) => self.moving.remove(&(bound, outstanding, id)),
@@ -387,8 +449,8 @@ impl<P: Fn(ElementId) -> bool> Search<'_, P> {
             Queue::Standing(_) => still.insert((wait, outstanding, id)),
             _ => moving.insert((free_at, outstanding, id)),
         };
-        if let Some(place) = &mut known.place {
-            place.queue = queue;
+        if let Some(load) = &mut known.load {
+            load.queue = queue;
         }
         true
     }
@@ -399,7 +461,118 @@ impl<P: Fn(ElementId) -> bool> Search<'_, P> {
     }
 
     fn has_free_core(&self, id: ElementId) -> bool {
-        let place = self.known.get(&id).and_then(|known| known.place);
-        place.is_some_and(|place| place.queue == Queue::FreeCore)
+        let load = self.known.get(&id).and_then(|known| known.load);
+        load.is_some_and(|load| load.queue == Queue::FreeCore)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::element::Presence;
+    use crate::dispatch::query::unknown_view;
+    use crate::event::ElementView;
+    use crate::id::LabelId;
+    use proptest::prelude::*;
+
+    /// What happens to an element.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Up(u32, u64, bool),
+        Down,
+        Add(u64),
+        Start(usize),
+        Remove(usize),
+        Pass(u64),
+        Back(u64),
+        /// Looks for the least of each kind, with an earliest time and elements to pass over.
+        Look(u64, u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            1 => (1_u32..4, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
+            1 => Just(Step::Down),
+            8 => (0_u64..40).prop_map(Step::Add),
+            6 => (0_usize..8).prop_map(Step::Start),
+            3 => (0_usize..8).prop_map(Step::Remove),
+            6 => (0_u64..30).prop_map(Step::Pass),
+            1 => (0_u64..30).prop_map(Step::Back),
+            8 => (prop_oneof![Just(0), 0_u64..60], 0_u32..64).prop_map(|(e, p)| Step::Look(e, p)),
+        ]
+    }
+
+    /// The least of each kind by looking at every element.
+    fn scan(elements: &Elements, now: Time, earliest: Span, passed: u32) -> BTreeSet<ElementId> {
+        let mut least = BTreeMap::new();
+        for (id, element) in elements.iter() {
+            if let Some(load) = Load::of(id, element)
+                && passed & (1 << id.0) == 0
+            {
+                let wait = element.wait(now).max(earliest);
+                let key = (wait, load.outstanding, id);
+                let best = least.entry(load.kind).or_insert(key);
+                *best = (*best).min(key);
+            }
+        }
+        least.into_values().map(|(.., id)| id).collect()
+    }
+
+    fn change(elements: &mut Elements, id: ElementId, step: &Step, now: Time, label: LabelId) {
+        let known = || Element::new(Presence::Expected, unknown_view());
+        let element = elements.get_or_insert(id, known);
+        match *step {
+            Step::Up(cores, link_bytes_per_sec, store) => {
+                element.presence = Presence::Up;
+                element.refresh(ElementView {
+                    role: if store { Role::Store } else { Role::Host },
+                    cores,
+                    link_bytes_per_sec,
+                    ..unknown_view()
+                });
+            }
+            Step::Down => element.presence = Presence::Down,
+            Step::Add(expected) => element.add(label, Span(expected)),
+            Step::Start(index) => {
+                if let Some(&label) = element.outstanding.keys().nth(index) {
+                    element.start(label, now);
+                }
+            }
+            Step::Remove(index) => {
+                if let Some(&label) = element.outstanding.keys().nth(index) {
+                    element.remove(label);
+                }
+            }
+            Step::Pass(_) | Step::Back(_) | Step::Look(..) => {}
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        /// Whatever happened before, and whatever the clock did, a search finds what looking at all finds.
+        #[test]
+        fn a_search_finds_what_a_scan_finds(
+            steps in proptest::collection::vec((0_u32..8, step()), 0..200),
+        ) {
+            let mut elements = Elements::default();
+            let mut now = Time(1_000);
+            for (label, (id, step)) in (0..).zip(steps) {
+                match step {
+                    Step::Pass(span) => now = Time(now.0 + span),
+                    Step::Back(span) => now = Time(now.0 - span.min(now.0)),
+                    Step::Look(earliest, passed) => {
+                        let (earliest, mut found) = (Span(earliest), Vec::new());
+                        elements.renew(now);
+                        let pass = |id: ElementId| passed & (1 << id.0) != 0;
+                        elements.least(now, earliest, pass, &mut found);
+                        let found: BTreeSet<ElementId> = found.into_iter().collect();
+                        prop_assert_eq!(found, scan(&elements, now, earliest, passed));
+                    }
+                    step => change(&mut elements, ElementId(id), &step, now, LabelId(label)),
+                }
+                elements.check();
+            }
+        }
     }
 }

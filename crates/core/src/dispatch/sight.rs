@@ -14,6 +14,9 @@ use std::collections::BTreeSet;
 use std::iter::Peekable;
 use std::ops::Bound;
 
+/// Storage elements up to which it is less work to look at all than to keep them in order.
+const SCAN_MAX: usize = 16;
+
 /// The array for one task.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
@@ -35,12 +38,14 @@ struct Costs<'a> {
     runs: Option<&'a Runs>,
     pooled: Option<Span>,
     earliest: Span,
+    /// The last transfer that was reckoned: bytes, rate and time. Most elements pull the same at the same rate.
+    pulled: (u64, u64, Span),
 }
 
 impl Costs<'_> {
     /// `local_bytes` and `own` are what the element holds and its own mean run, if it has one.
     fn on(
-        &self,
+        &mut self,
         (id, element): (ElementId, &Element),
         wait: Span,
         local_bytes: u64,
@@ -49,6 +54,10 @@ impl Costs<'_> {
         let view = &element.view;
         let transfer_bytes = self.reads.bytes - local_bytes;
         let run = own.map(|mean| mean.scaled(self.reads.bytes));
+        let rate = view.link_bytes_per_sec;
+        if (transfer_bytes, rate) != (self.pulled.0, self.pulled.1) {
+            self.pulled = (transfer_bytes, rate, transfer(transfer_bytes, rate));
+        }
         Candidate {
             role: view.role,
             cores: view.cores,
@@ -58,7 +67,7 @@ impl Costs<'_> {
             estimate: Estimate {
                 element: id,
                 wait_ns: wait.max(self.earliest).0,
-                transfer_ns: transfer(transfer_bytes, view.link_bytes_per_sec).0,
+                transfer_ns: self.pulled.2.0,
                 transfer_bytes,
                 run_ns: run.or(self.pooled).unwrap_or_default().0,
             },
@@ -90,6 +99,7 @@ impl<'a> Sight<'a> {
                 runs,
                 pooled: runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes)),
                 earliest,
+                pulled: (0, 0, Span::default()),
             },
             now,
             unfit,
@@ -148,11 +158,12 @@ fn at<'a, V>(
 
 impl View for Sight<'_> {
     fn all(&mut self) -> &[Candidate] {
-        let (costs, unfit, shown) = (&self.costs, &self.unfit, &mut self.shown);
+        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.shown);
+        let (reads, runs) = (costs.reads, costs.runs);
         // Elements, histories and bytes held are all in the order of elements, so they are read side by side.
-        let runs = costs.runs.into_iter().flat_map(|runs| &runs.by_element);
+        let runs = runs.into_iter().flat_map(|runs| &runs.by_element);
         let mut runs = runs.peekable();
-        let held = costs.reads.local.iter().map(|(id, bytes)| (id, bytes));
+        let held = reads.local.iter().map(|(id, bytes)| (id, bytes));
         let mut held = held.peekable();
         shown.clear();
         self.elements.for_each_up(self.now, |id, element, wait| {
@@ -168,9 +179,15 @@ impl View for Sight<'_> {
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
         self.found.clear();
-        let apart = |id| apart(id, reads, &self.unfit);
-        let found = &mut self.found;
-        self.elements.least(self.now, earliest, apart, found);
+        if self.elements.stores().len() <= SCAN_MAX {
+            let stores = self.elements.stores().iter();
+            let others = stores.filter(|&&id| reads.held(id) == 0);
+            self.found.extend(others);
+        } else {
+            let apart = |id| apart(id, reads, &self.unfit);
+            let found = &mut self.found;
+            self.elements.least(self.now, earliest, apart, found);
+        }
         self.show_with_holders()
     }
 

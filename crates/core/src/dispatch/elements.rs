@@ -491,14 +491,14 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            1 => (1_u32..4, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
+            1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
             1 => Just(Step::Down),
-            8 => (0_u64..40).prop_map(Step::Add),
+            12 => (0_u64..40).prop_map(Step::Add),
             6 => (0_usize..8).prop_map(Step::Start),
             3 => (0_usize..8).prop_map(Step::Remove),
             6 => (0_u64..30).prop_map(Step::Pass),
             1 => (0_u64..30).prop_map(Step::Back),
-            8 => (prop_oneof![Just(0), 0_u64..60], 0_u32..64).prop_map(|(e, p)| Step::Look(e, p)),
+            8 => (prop_oneof![Just(0), 0_u64..60], prop_oneof![Just(0), 0_u32..256]).prop_map(|(e, p)| Step::Look(e, p)),
         ]
     }
 
@@ -557,7 +557,10 @@ mod tests {
         ) {
             let mut elements = Elements::default();
             let mut now = Time(1_000);
-            for (label, (id, step)) in (0..).zip(steps) {
+            for id in 0..8 {
+                change(&mut elements, ElementId(id), &Step::Up(1, 0, true), now, LabelId(0));
+            }
+            for (label, (id, step)) in (1..).zip(steps) {
                 match step {
                     Step::Pass(span) => now = Time(now.0 + span),
                     Step::Back(span) => now = Time(now.0 - span.min(now.0)),

@@ -55,9 +55,8 @@ impl Dispatcher {
         if let Some(label) = task.current {
             let issued = self.labels.get(&label).expect("a live label is known");
             assert_eq!(issued.task, id);
-            let queued = self.elements[&issued.element]
-                .outstanding
-                .contains_key(&label);
+            let element = self.elements.get(&issued.element);
+            let queued = element.is_some_and(|element| element.outstanding.contains_key(&label));
             assert!(queued, "{label:?} of {id:?} is in no queue");
         }
         if task.state == TaskState::Done {
@@ -159,7 +158,8 @@ impl Dispatcher {
     }
 
     fn check_elements(&self) {
-        for (id, element) in &self.elements {
+        self.elements.check();
+        for (id, element) in self.elements.iter() {
             let sum: u64 = element.outstanding.values().map(|span| span.0).sum();
             assert_eq!(sum, element.backlog.0, "backlog of {id:?}");
             if element.presence == Presence::Down {
@@ -175,7 +175,7 @@ impl Dispatcher {
                 );
             }
             let idle = element.view.role == Role::Store && element.idle_cores() > 0;
-            assert_eq!(idle, self.idle.contains(id), "{id:?} is idle or not");
+            assert_eq!(idle, self.idle.contains(&id), "{id:?} is idle or not");
         }
     }
 
@@ -183,8 +183,8 @@ impl Dispatcher {
     pub(super) fn labels_add_up(&self) -> bool {
         let queued: usize = self
             .elements
-            .values()
-            .map(|element| element.outstanding.len())
+            .iter()
+            .map(|(_, element)| element.outstanding.len())
             .sum();
         queued <= self.labels.len()
     }

@@ -60,7 +60,7 @@ impl Element {
         self.presence == Presence::Up
     }
 
-    fn cores(&self) -> usize {
+    pub(super) fn cores(&self) -> usize {
         usize::try_from(self.view.cores.max(1)).unwrap_or(usize::MAX)
     }
 
@@ -115,7 +115,9 @@ impl Element {
         };
         for &(start, expected) in self.running.values() {
             let end = start + expected;
-            if start > now || end < now {
+            if start > now {
+                spent.until = spent.until.min(start);
+            } else if end < now {
                 spent.over_ns = spent
                     .over_ns
                     .saturating_add(now.since(start).0.min(expected.0));
@@ -126,6 +128,11 @@ impl Element {
             }
         }
         self.spent = spent;
+    }
+
+    /// Whether the wait that was asked for last stays what it is as time passes.
+    pub(super) fn stands_still(&self) -> bool {
+        self.spent.active == 0 && self.spent.until == Time(u64::MAX)
     }
 
     /// Until a core is free (see the policy `min-wait` for the equation).

@@ -20,6 +20,7 @@
 mod check;
 mod copies;
 mod element;
+mod elements;
 mod inputs;
 mod job;
 mod learned;
@@ -27,6 +28,7 @@ mod outcome;
 mod place;
 mod presence;
 mod query;
+mod sight;
 mod table;
 mod task;
 
@@ -40,6 +42,7 @@ use crate::policy::{self, Candidate, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use copies::Copies;
 use element::{Element, Presence};
+use elements::Elements;
 use learned::Learned;
 use std::collections::{BTreeMap, BTreeSet};
 use table::Table;
@@ -101,7 +104,7 @@ pub struct Dispatcher {
     policies: BTreeMap<String, Box<dyn Policy>>,
     jobs: BTreeMap<JobId, Job>,
     tasks: Table<TaskId, Task>,
-    elements: BTreeMap<ElementId, Element>,
+    elements: Elements,
     labels: Table<LabelId, Issued>,
     learned: Learned,
     copies: Copies,
@@ -150,7 +153,7 @@ impl Dispatcher {
             ids,
             jobs: BTreeMap::new(),
             tasks: Table::default(),
-            elements: BTreeMap::new(),
+            elements: Elements::default(),
             labels: Table::default(),
             learned: Learned::default(),
             copies: Copies::default(),
@@ -227,9 +230,9 @@ impl Dispatcher {
 
     /// An element by its id; one that was never heard of counts as expected.
     fn element_mut(&mut self, id: ElementId) -> &mut Element {
-        self.elements
-            .entry(id)
-            .or_insert_with(|| Element::new(Presence::Expected, query::unknown_view()))
+        self.elements.get_or_insert(id, || {
+            Element::new(Presence::Expected, query::unknown_view())
+        })
     }
 
     fn presence(&self, id: ElementId) -> Presence {

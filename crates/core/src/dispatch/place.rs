@@ -4,38 +4,49 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
-use super::element::{Element, expected_run, transfer};
-use super::task::{Issued, Task, Wave};
+use super::element::{Element, expected_run};
+use super::sight::Sight;
+use super::task::{Issued, Wave};
 use super::{
     Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
     MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
-use crate::event::{Action, Decision, Estimate, Role, TaskState};
+use crate::event::{Action, Decision, Estimate, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
-use crate::layout::RESERVE_BYTES;
 use crate::object::Placed;
-use crate::policy::{Candidate, Choice, Reason, Request, View};
+use crate::policy::{Candidate, Choice, FullScan, Reason, Request, View};
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What a task reads and where that is.
-struct Reads {
+#[derive(Debug)]
+pub(super) struct Reads {
     /// Its inputs, sealed or still to be made.
     placed: Vec<Placed>,
     /// How many are not its kernel's code, and the elements that hold them.
     data: usize,
     holders: Vec<ElementId>,
     /// Bytes of all, and by element that holds them or should have copies, in order.
-    bytes: u64,
-    local: Vec<(ElementId, u64)>,
+    pub(super) bytes: u64,
+    pub(super) local: Vec<(ElementId, u64)>,
 }
 
-/// A policy's answer with what it was shown.
+impl Reads {
+    /// Bytes of them that are on an element.
+    pub(super) fn held(&self, element: ElementId) -> u64 {
+        let at = self.local.binary_search_by_key(&element, |(id, _)| *id);
+        at.map_or(0, |at| self.local[at].1)
+    }
+}
+
+/// Where a task is to go.
 struct Answer {
     choice: Option<Choice>,
-    candidates: Vec<Candidate>,
+    /// What it costs there; `None` if it would not go there but for the job script.
+    chosen: Option<Candidate>,
     reads: Reads,
+    earliest: Span,
 }
 
 impl Dispatcher {
@@ -46,22 +57,10 @@ impl Dispatcher {
         let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
         while let Some((line, id)) = self.next_ready(any, &passed) {
             if let Some(element) = self.task(id).spec.element {
-                let room = self
-                    .elements
-                    .get(&element)
-                    .is_some_and(super::element::Element::room);
+                let room = self.elements.get(&element).is_some_and(Element::room);
                 if room {
-                    let mut answer = self.ask(id, Span::default(), None, turn.now);
-                    self.send(
-                        id,
-                        Choice {
-                            element,
-                            reason: Reason::Pinned,
-                        },
-                        &mut answer,
-                        turn,
-                    );
-                    self.spare = answer.candidates;
+                    let answer = self.ask(id, Span::default(), None, turn.now);
+                    self.send(id, answer, turn);
                 } else {
                     self.join_line(Line::Pinned(element), id);
                 }
@@ -89,7 +88,7 @@ impl Dispatcher {
     ) -> Option<(Line, TaskId)> {
         let elements = &self.elements;
         self.touched
-            .retain(|id| elements.get(id).is_some_and(super::element::Element::room));
+            .retain(|id| elements.get(id).is_some_and(Element::room));
         let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
         let per_element = self.touched.iter().flat_map(|&id| {
             let looked = passed.get(&id).copied().unwrap_or(0);
@@ -111,20 +110,15 @@ impl Dispatcher {
 
     /// Asks the policy for a task and sends it or puts it in line; whether it was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
-        let mut answer = self.ask(id, Span::default(), None, turn.now);
+        let answer = self.ask(id, Span::default(), None, turn.now);
         let news = self.news;
         self.task_mut(id).asked = news;
-        let chosen = answer.choice.and_then(|choice| {
-            let mut candidates = answer.candidates.iter();
-            candidates.find(|one| one.estimate.element == choice.element)
-        });
-        let room = chosen.is_some_and(|chosen| chosen.room);
+        let room = answer.chosen.is_some_and(|chosen| chosen.room);
         match answer.choice {
             None => self.join_line(Line::Any, id),
-            Some(choice) if room => self.send(id, choice, &mut answer, turn),
+            Some(_) if room => self.send(id, answer, turn),
             Some(choice) => self.join_line(Line::At(choice.element), id),
         }
-        self.spare = answer.candidates;
         room
     }
 
@@ -149,39 +143,60 @@ impl Dispatcher {
         self.touched.clear();
     }
 
-    /// Shows the policy of a task's job the array. `along` is the element whose outstanding labels the
-    /// task would follow, `earliest` the time until the last of them should have ended.
+    /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
+    /// whose outstanding labels the task would follow, `earliest` the time until the last of them should have ended.
     fn ask(&mut self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
         let reads = self.reads(id, along);
-        let spare = std::mem::take(&mut self.spare);
-        let candidates = self.candidates(id, &reads, earliest, now, spare);
-        let task = self.task(id);
-        let kernel = task.spec.kernel.name();
+        let task = self
+            .tasks
+            .get(&id)
+            .expect("a task that is asked for is known");
         let job = self.jobs.get(&task.job);
-        let wave = job.and_then(|job| job.waves.get(kernel)).copied();
-        // A task that is looked at ahead of its time belongs to no wave yet.
-        let wave = wave
-            .filter(|_| along.is_none())
-            .unwrap_or(Wave { left: 1, size: 1 });
-        let request = Request {
-            job: task.job,
-            task: id,
-            kernel,
-            inputs: reads.data,
-            holders: reads.holders.len(),
-            input_bytes: reads.bytes,
-            wave_left: wave.left,
-            wave_size: wave.size,
+        let spare = std::mem::take(&mut self.spare);
+        let times = (earliest, now);
+        let mut sight = Sight::new(
+            &mut self.elements,
+            &self.learned,
+            task,
+            &reads,
+            times,
+            spare,
+        );
+        let choice = if let Some(element) = task.spec.element {
+            let reason = Reason::Pinned;
+            Some(Choice { element, reason })
+        } else {
+            let kernel = task.spec.kernel.name();
+            // A task that is looked at ahead of its time belongs to no wave yet.
+            let wave = job.filter(|_| along.is_none());
+            let wave = wave.and_then(|job| job.waves.get(kernel)).copied();
+            let wave = wave.unwrap_or(Wave { left: 1, size: 1 });
+            let request = Request {
+                job: task.job,
+                task: id,
+                kernel,
+                inputs: reads.data,
+                holders: reads.holders.len(),
+                input_bytes: reads.bytes,
+                wave_left: wave.left,
+                wave_size: wave.size,
+            };
+            let policy = job.and_then(|job| self.policies.get(&job.policy));
+            let choice = policy.and_then(|policy| policy.place(&request, &mut sight));
+            debug_assert_eq!(
+                choice,
+                policy.and_then(|policy| policy.place(&request, &mut FullScan::of(sight.all()))),
+                "{policy:?} was not shown what it would have chosen"
+            );
+            choice
         };
-        let policy = job.and_then(|job| self.policies.get(&job.policy));
-        let view = View {
-            candidates: &candidates,
-        };
-        let choice = policy.and_then(|policy| policy.place(&request, &view));
+        let chosen = choice.and_then(|choice| sight.candidate(choice.element));
+        self.spare = sight.into_spare();
         Answer {
             choice,
-            candidates,
+            chosen,
             reads,
+            earliest,
         }
     }
 
@@ -233,72 +248,14 @@ impl Dispatcher {
         reads
     }
 
-    /// The elements that are up, without storage elements that failed the task before or that are full
-    /// of data, unless there are no others.
-    fn candidates(
-        &mut self,
-        id: TaskId,
-        reads: &Reads,
-        earliest: Span,
-        now: Time,
-        mut all: Vec<Candidate>,
-    ) -> Vec<Candidate> {
-        let Some(task) = self.tasks.get(&id) else {
-            return all;
-        };
-        let runs = self.learned.of(task.spec.kernel.name());
-        let pooled = runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes));
-        // Elements, histories and local bytes are all in the order of elements, so they are read side by side.
-        let mut histories = runs
-            .into_iter()
-            .flat_map(|runs| &runs.by_element)
-            .peekable();
-        let local = reads.local.iter().map(|(element, bytes)| (element, bytes));
-        let mut local = local.peekable();
-        let mut last = (0, 0, Span::default());
-        let mut unfit = false;
-        let mut fit_store = false;
-        all.clear();
-        for (&element, known) in self.elements.iter_mut().filter(|(_, known)| known.up()) {
-            let local_bytes = at(&mut local, element).copied().unwrap_or(0);
-            let transfer_bytes = reads.bytes - local_bytes;
-            let own = at(&mut histories, element).and_then(|(_, mean)| *mean);
-            let run = own.map(|mean| mean.scaled(reads.bytes)).or(pooled);
-            let rate = known.view.link_bytes_per_sec;
-            if (transfer_bytes, rate) != (last.0, last.1) {
-                last = (transfer_bytes, rate, transfer(transfer_bytes, rate));
-            }
-            let fit = fits(task, element, known);
-            unfit |= !fit;
-            fit_store |= fit && known.view.role == Role::Store;
-            all.push(Candidate {
-                role: known.view.role,
-                cores: known.view.cores,
-                room: known.room(),
-                outstanding: known.outstanding.len(),
-                local_bytes,
-                estimate: Estimate {
-                    element,
-                    wait_ns: known.wait_now(now).max(earliest).0,
-                    transfer_ns: last.2.0,
-                    transfer_bytes,
-                    run_ns: run.unwrap_or_default().0,
-                },
-            });
-        }
-        if unfit && fit_store {
-            let known = |one: &Candidate| self.elements.get(&one.estimate.element);
-            all.retain(|one| {
-                known(one).is_some_and(|known| fits(task, one.estimate.element, known))
-            });
-        }
-        all
-    }
-
     /// Sends a task, and those that follow it on the same element.
-    fn send(&mut self, first: TaskId, choice: Choice, answer: &mut Answer, turn: &mut Turn<'_>) {
+    fn send(&mut self, first: TaskId, mut answer: Answer, turn: &mut Turn<'_>) {
+        let Some(choice) = answer.choice else {
+            return;
+        };
         let element = choice.element;
-        let mut ends = BTreeMap::from([(first, self.issue(first, choice, answer, false, turn))]);
+        let end = self.issue(first, choice, &mut answer, false, turn);
+        let mut ends = BTreeMap::from([(first, end)]);
         let mut frontier = VecDeque::from([(first, 1)]);
         let mut asks = 0;
         while let Some((id, depth)) = frontier.pop_front() {
@@ -307,10 +264,7 @@ impl Dispatcher {
             }
             let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
             for next in dependents {
-                let room = self
-                    .elements
-                    .get(&element)
-                    .is_some_and(super::element::Element::room);
+                let room = self.elements.get(&element).is_some_and(Element::room);
                 if ends.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
                     return;
                 }
@@ -319,19 +273,24 @@ impl Dispatcher {
                 };
                 asks += 1;
                 let mut answer = self.ask(next, earliest, Some(element), turn.now);
-                if self.task(next).spec.element == Some(element) {
-                    answer.choice = Some(Choice {
-                        element,
-                        reason: Reason::Pinned,
-                    });
-                }
                 if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
                     ends.insert(next, self.issue(next, choice, &mut answer, true, turn));
                     frontier.push_back((next, depth + 1));
                 }
-                self.spare = answer.candidates;
             }
         }
+    }
+
+    /// What a task would cost on each element, for its explanation.
+    fn estimates(&mut self, id: TaskId, answer: &Answer, now: Time) -> Vec<Estimate> {
+        if !self.explains {
+            return Vec::new();
+        }
+        let task = self.tasks.get(&id).expect("a task that is placed is known");
+        let times = (answer.earliest, now);
+        let (elements, learned) = (&mut self.elements, &self.learned);
+        let mut sight = Sight::new(elements, learned, task, &answer.reads, times, Vec::new());
+        sight.all().iter().map(|one| one.estimate).collect()
     }
 
     /// When the labels that a waiting task depends on should have ended, if all of them are on
@@ -378,6 +337,7 @@ impl Dispatcher {
         turn: &mut Turn<'_>,
     ) -> Span {
         let element = choice.element;
+        let estimates = self.estimates(id, answer, turn.now);
         let label = self.ids.label();
         let count = self.task(id).spec.outputs.len();
         let objects = (0..count).map(|_| self.ids.object()).collect();
@@ -402,10 +362,7 @@ impl Dispatcher {
             held: None,
         };
         self.labels.insert(label, issued);
-        let cost = answer
-            .candidates
-            .iter()
-            .find(|one| one.estimate.element == element);
+        let cost = answer.chosen;
         let wait = cost.map_or(Span::default(), |one| Span(one.estimate.wait_ns));
         let expected = cost.map_or(UNKNOWN_RUN, |one| cost_of(&one.estimate));
         self.element_mut(element).add(label, expected);
@@ -421,7 +378,7 @@ impl Dispatcher {
                 policy: policy.unwrap_or_else(|| "pinned".to_owned()),
                 reason: choice.reason.to_string(),
                 chained,
-                estimates: answer.candidates.iter().map(|one| one.estimate).collect(),
+                estimates,
             })));
         }
         if let Some(built) = self.build(label) {
@@ -526,22 +483,6 @@ impl Dispatcher {
             operation: Operation::Analyse(Box::new(analysis)),
         })
     }
-}
-
-/// Whether an element may be given a task: it did not fail it before and is not full of data.
-fn fits(task: &Task, element: ElementId, known: &Element) -> bool {
-    !task.avoid.contains(&element) && known.view.free_bytes >= RESERVE_BYTES
-}
-
-/// The value of an element in a series in the order of elements, of which earlier elements are passed.
-fn at<'a, V>(
-    series: &mut std::iter::Peekable<impl Iterator<Item = (&'a ElementId, &'a V)>>,
-    element: ElementId,
-) -> Option<&'a V> {
-    while series.next_if(|(other, _)| **other < element).is_some() {}
-    series
-        .next_if(|(other, _)| **other == element)
-        .map(|(_, value)| value)
 }
 
 /// Time that a label takes of its element.

@@ -12,8 +12,7 @@ impl Dispatcher {
     pub(super) fn on_element_up(&mut self, id: ElementId, view: ElementView, turn: &mut Turn<'_>) {
         let element = self
             .elements
-            .entry(id)
-            .or_insert_with(|| Element::new(Presence::Up, view.clone()));
+            .get_or_insert(id, || Element::new(Presence::Up, view.clone()));
         element.presence = Presence::Up;
         element.refresh(view);
         self.relearn(id);

@@ -139,7 +139,7 @@ impl Dispatcher {
         };
         self.elements
             .iter()
-            .map(move |(&id, element)| ElementStatus {
+            .map(move |(id, element)| ElementStatus {
                 element: id,
                 up: element.up(),
                 view: element.view.clone(),

@@ -1,7 +1,7 @@
 //! A map from ids that are issued one after the other: blocks of neighbours, so that a look-up among many does
 //! not walk a deep tree. It iterates in the order of ids, like the `BTreeMap` that it stands for.
 
-use crate::id::{LabelId, TaskId};
+use crate::id::{ElementId, LabelId, TaskId};
 use std::collections::BTreeMap;
 
 /// Ids of one block.
@@ -21,6 +21,12 @@ impl Key for TaskId {
 impl Key for LabelId {
     fn number(self) -> u64 {
         self.0
+    }
+}
+
+impl Key for ElementId {
+    fn number(self) -> u64 {
+        self.0.into()
     }
 }
 
@@ -108,6 +114,11 @@ impl<K: Key, V> Table<K, V> {
         slots.flatten().map(|(key, value)| (key, value))
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
+        let slots = self.blocks.values_mut().flat_map(|block| &mut block.values);
+        slots.flatten().map(|(key, value)| (&*key, value))
+    }
+
     pub(super) fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
@@ -141,6 +152,8 @@ mod tests {
             prop_assert_eq!(table.len(), model.len());
             let all: Vec<_> = table.iter().collect();
             prop_assert_eq!(all, model.iter().collect::<Vec<_>>());
+            let all: Vec<_> = table.iter_mut().collect();
+            prop_assert_eq!(all, model.iter_mut().collect::<Vec<_>>());
             prop_assert_eq!(table.blocks.is_empty(), model.is_empty());
         }
     }

@@ -34,13 +34,11 @@ impl Policy for Advised {
         "advised"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let least_ns = view.candidates.iter().map(time_ns).min()?;
+    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let all = view.all();
+        let least_ns = all.iter().map(time_ns).min()?;
         let bound_ns = least_ns.saturating_add(least_ns / 100 * TIE_PERCENT);
-        let equal = view
-            .candidates
-            .iter()
-            .filter(|one| time_ns(one) <= bound_ns);
+        let equal = all.iter().filter(|one| time_ns(one) <= bound_ns);
         let best = equal.min_by_key(|one| {
             (
                 energy_nj(one),
@@ -89,6 +87,7 @@ fn energy_nj(one: &Candidate) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;
 
@@ -101,7 +100,7 @@ mod tests {
 
     fn chosen(all: &[Candidate]) -> u32 {
         Advised
-            .place(&request(), &View { candidates: all })
+            .place(&request(), &mut FullScan::of(all))
             .unwrap()
             .element
             .0
@@ -167,7 +166,7 @@ mod tests {
         assert_eq!(chosen(&all), 1);
         assert_eq!(
             super::super::MinWait
-                .place(&request(), &View { candidates: &all })
+                .place(&request(), &mut FullScan::of(&all))
                 .unwrap()
                 .element
                 .0,

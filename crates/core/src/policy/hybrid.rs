@@ -36,7 +36,7 @@ impl Policy for Hybrid {
         &self.name
     }
 
-    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
+    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
         let host = view
             .host()
             .filter(|host| host.room)
@@ -61,14 +61,14 @@ impl Policy for Hybrid {
 }
 
 /// Why a task is the host's work, if it is.
-fn host_work(request: &Request<'_>, view: &View<'_>) -> Option<Reason> {
+fn host_work(request: &Request<'_>, view: &mut dyn View) -> Option<Reason> {
     if request.inputs >= REDUCE_INPUTS_MIN && request.holders >= REDUCE_HOLDERS_MIN {
         return Some(Reason::Reduce {
             inputs: request.inputs,
             holders: request.holders,
         });
     }
-    let cores: u64 = view.stores().map(|store| u64::from(store.cores)).sum();
+    let cores = view.store_cores();
     let remainder = request.wave_size.checked_rem(cores)?;
     let unaligned = request.wave_size > cores && request.wave_left <= remainder;
     unaligned.then_some(Reason::Unaligned {
@@ -80,6 +80,7 @@ fn host_work(request: &Request<'_>, view: &View<'_>) -> Option<Reason> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::super::{Candidate, RoundRobin};
     use super::*;
@@ -96,7 +97,7 @@ mod tests {
     fn chosen(request: &Request<'_>, all: &[Candidate]) -> u32 {
         let policy = Hybrid::over(Box::new(RoundRobin::default()));
         policy
-            .place(request, &View { candidates: all })
+            .place(request, &mut FullScan::of(all))
             .unwrap()
             .element
             .0

@@ -16,8 +16,8 @@ impl Policy for InputLocality {
         "input-locality"
     }
 
-    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let best = view.stores().min_by_key(|store| {
+    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let best = view.by_wait().iter().min_by_key(|store| {
             let estimate = &store.estimate;
             (
                 Reverse(store.local_bytes),
@@ -39,19 +39,20 @@ impl Policy for InputLocality {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// Outstanding labels per 1024 cores.
+/// Outstanding labels per core, in parts so small that more labels always count for more.
 fn load(store: &Candidate) -> u64 {
-    (store.outstanding as u64).saturating_mul(1024) / u64::from(store.cores.max(1))
+    (store.outstanding as u64).saturating_mul(1 << 32) / u64::from(store.cores.max(1))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;
 
     fn chosen(all: &[Candidate]) -> u32 {
         InputLocality
-            .place(&request(), &View { candidates: all })
+            .place(&request(), &mut FullScan::of(all))
             .unwrap()
             .element
             .0

@@ -26,8 +26,8 @@ impl Policy for MinWait {
         "min-wait"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let best = view.stores().min_by_key(|store| {
+    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let best = view.by_wait().iter().min_by_key(|store| {
             let cost = &store.estimate;
             let wait_ns = cost.wait_ns.saturating_add(cost.transfer_ns);
             (
@@ -54,12 +54,13 @@ impl Policy for MinWait {
 #[cfg(test)]
 mod tests {
     use super::super::Candidate;
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;
 
     fn chosen(all: &[Candidate]) -> u32 {
         MinWait
-            .place(&request(), &View { candidates: all })
+            .place(&request(), &mut FullScan::of(all))
             .unwrap()
             .element
             .0

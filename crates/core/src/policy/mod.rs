@@ -12,6 +12,7 @@ mod input_locality;
 mod min_wait;
 mod random;
 mod round_robin;
+mod view;
 mod write_amplification;
 
 pub use advised::Advised;
@@ -20,6 +21,8 @@ pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
 pub use random::Random;
 pub use round_robin::RoundRobin;
+pub(crate) use view::FullScan;
+pub use view::View;
 pub use write_amplification::WriteAmplification;
 
 use crate::event::{Estimate, Role};
@@ -82,30 +85,6 @@ pub struct Candidate {
     pub local_bytes: u64,
     /// What it would cost.
     pub estimate: Estimate,
-}
-
-/// The array as a policy sees it: elements that are up, in order of their ids.
-#[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
-    /// The candidates.
-    pub candidates: &'a [Candidate],
-}
-
-impl<'a> View<'a> {
-    /// The elements that keep data: the only ones that policies other than [`Hybrid`] and [`Advised`] may choose.
-    pub fn stores(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
-        self.candidates
-            .iter()
-            .filter(|candidate| candidate.role == Role::Store)
-    }
-
-    /// The host element, if one is up.
-    #[must_use]
-    pub fn host(&self) -> Option<&'a Candidate> {
-        self.candidates
-            .iter()
-            .find(|candidate| candidate.role == Role::Host)
-    }
 }
 
 /// What a policy answers.
@@ -258,7 +237,7 @@ pub trait Policy: fmt::Debug + Send {
 
     /// The element for a task. `None` if no element that it may choose has room or is up: the task is
     /// asked for again when one has.
-    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice>;
+    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice>;
 
     /// Its choice was carried out; the place to advance turns and seeds.
     fn chosen(&mut self, choice: &Choice);
@@ -370,17 +349,12 @@ mod tests {
         for name in ["round-robin", "random", "input-locality", "min-wait", "wa"] {
             let policy = by_name(name, 1).unwrap();
             assert_eq!(
-                policy.place(
-                    &request(),
-                    &View {
-                        candidates: &[host]
-                    }
-                ),
+                policy.place(&request(), &mut FullScan::of(&[host])),
                 None,
                 "{name}"
             );
             assert_eq!(
-                policy.place(&request(), &View { candidates: &[] }),
+                policy.place(&request(), &mut FullScan::of(&[])),
                 None,
                 "{name}"
             );
@@ -392,10 +366,10 @@ mod tests {
         let all = [store(0), store(1), store(2)];
         for name in NAMES {
             let policy = by_name(name, 7).unwrap();
-            let first = policy.place(&request(), &View { candidates: &all });
+            let first = policy.place(&request(), &mut FullScan::of(&all));
             assert_eq!(
                 first,
-                policy.place(&request(), &View { candidates: &all }),
+                policy.place(&request(), &mut FullScan::of(&all)),
                 "{name}"
             );
         }

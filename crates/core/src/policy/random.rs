@@ -29,13 +29,11 @@ impl Policy for Random {
         "random"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let free = || view.stores().filter(|store| store.room);
-        let count = free().count() as u64;
-        let index = self.draw().checked_rem(count)?;
-        let drawn = (0..).zip(free()).find(|&(at, _)| at == index)?.1;
+    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let index = self.draw().checked_rem(view.free() as u64)?;
+        let element = view.nth_free(usize::try_from(index).ok()?)?;
         Some(Choice {
-            element: drawn.estimate.element,
+            element,
             reason: Reason::Drawn,
         })
     }
@@ -47,6 +45,7 @@ impl Policy for Random {
 
 #[cfg(test)]
 mod tests {
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;
 
@@ -55,9 +54,7 @@ mod tests {
         let mut policy = Random::seeded(seed);
         (0..400)
             .map(|_| {
-                let choice = policy
-                    .place(&request(), &View { candidates: &all })
-                    .unwrap();
+                let choice = policy.place(&request(), &mut FullScan::of(&all)).unwrap();
                 policy.chosen(&choice);
                 choice.element.0
             })

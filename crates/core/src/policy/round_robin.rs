@@ -15,15 +15,11 @@ impl Policy for RoundRobin {
         "round-robin"
     }
 
-    fn place(&self, _request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let free = || {
-            view.stores()
-                .filter(|store| store.room)
-                .map(|store| store.estimate.element)
-        };
-        let next = free()
-            .find(|&element| Some(element) > self.last)
-            .or_else(|| free().next())?;
+    fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let stores = view.in_turn(self.last).iter();
+        let free = stores.filter(|store| store.room);
+        let elements = free.map(|store| store.estimate.element);
+        let next = elements.min_by_key(|&element| (Some(element) <= self.last, element))?;
         Some(Choice {
             element: next,
             reason: Reason::Turn,
@@ -37,6 +33,7 @@ impl Policy for RoundRobin {
 
 #[cfg(test)]
 mod tests {
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;
 
@@ -45,7 +42,7 @@ mod tests {
         let mut all = [store(0), store(1), store(2)];
         let mut policy = RoundRobin::default();
         let mut turn = |all: &[super::super::Candidate]| {
-            let choice = policy.place(&request(), &View { candidates: all }).unwrap();
+            let choice = policy.place(&request(), &mut FullScan::of(all)).unwrap();
             policy.chosen(&choice);
             choice.element.0
         };
@@ -64,7 +61,7 @@ mod tests {
             ..full
         });
         assert_eq!(
-            RoundRobin::default().place(&request(), &View { candidates: &all }),
+            RoundRobin::default().place(&request(), &mut FullScan::of(&all)),
             None
         );
     }

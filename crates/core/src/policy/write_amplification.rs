@@ -25,8 +25,8 @@ impl Policy for WriteAmplification {
         "write-amplification"
     }
 
-    fn place(&self, request: &Request<'_>, view: &View<'_>) -> Option<Choice> {
-        let best = view.stores().min_by_key(|store| {
+    fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
+        let best = view.in_turn(self.last).iter().min_by_key(|store| {
             let element = store.estimate.element;
             let passed = Some(element) <= self.last;
             (store.estimate.transfer_bytes, !store.room, passed, element)
@@ -49,6 +49,7 @@ impl Policy for WriteAmplification {
 #[cfg(test)]
 mod tests {
     use super::super::Candidate;
+    use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;
 
@@ -61,7 +62,7 @@ mod tests {
 
     fn turns(policy: &mut WriteAmplification, all: &[Candidate], count: usize) -> Vec<u32> {
         let mut turn = || {
-            let choice = policy.place(&request(), &View { candidates: all }).unwrap();
+            let choice = policy.place(&request(), &mut FullScan::of(all)).unwrap();
             policy.chosen(&choice);
             choice.element.0
         };
@@ -73,7 +74,7 @@ mod tests {
         let mut all = [holding(0, 10), holding(1, 60), holding(2, 30)];
         all[1].room = false;
         let choice = WriteAmplification::default()
-            .place(&request(), &View { candidates: &all })
+            .place(&request(), &mut FullScan::of(&all))
             .unwrap();
         assert_eq!(choice.element, ElementId(1));
         assert_eq!(

@@ -34,12 +34,17 @@ const ALL: Faults = Faults {
 };
 
 fn array(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
-    let stores = 1 + dice.roll(4) as u32;
+    // Some are so large that the dispatcher does not look at every element.
+    let stores = if dice.chance(25) {
+        17 + dice.roll(8) as u32
+    } else {
+        1 + dice.roll(4) as u32
+    };
     let mut nodes: Vec<_> = (0..stores)
         .map(|id| (id, Role::Store, 1 + dice.roll(3) as u32))
         .collect();
     if dice.chance(50) {
-        nodes.push((9, Role::Host, 2));
+        nodes.push((99, Role::Host, 2));
     }
     nodes
 }

@@ -1,0 +1,581 @@
+//! All elements, and those that are up in the orders in which they are looked for: by id among those with
+//! room, and by wait and load among those of a kind. Placing a task so takes hardly longer in a large array.
+//!
+//! **Invariant:** an element that may have changed is in `changed` until [`Elements::renew`], and then in `shifted`
+//! until its load is looked at: [`Elements::get_mut`] and [`Elements::get_or_insert`] are the only ways to change
+//! one. Many policies never look at loads, so those wait until somebody does.
+//!
+//! Waits change with time. While labels run within their expected times a core gets rid of at most a
+//! nanosecond of work per nanosecond, so an element's moment of being free (wait + now) never comes nearer
+//! unless the element itself changes. Elements are kept by the last known such moment, a lower bound, which is
+//! renewed where a search comes by. While no label runs within its time the wait itself stands still.
+
+use super::element::Element;
+use super::table::Table;
+use crate::event::Role;
+use crate::id::ElementId;
+use crate::layout::RESERVE_BYTES;
+use crate::time::{Span, Time};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// The elements.
+#[derive(Debug, Default)]
+pub(super) struct Elements {
+    known: Table<ElementId, Known>,
+    changed: Vec<ElementId>,
+    shifted: Vec<ElementId>,
+    /// Storage elements that are up, and those of them whose queue has room.
+    stores: BTreeSet<ElementId>,
+    open: BTreeSet<ElementId>,
+    /// Host elements that are up.
+    hosts: BTreeSet<ElementId>,
+    /// Elements that are up and full of data.
+    full: BTreeSet<ElementId>,
+    /// Cores of `stores`.
+    store_cores: u64,
+    kinds: BTreeMap<Kind, Queues>,
+    /// The latest time that waits were looked at.
+    latest: Time,
+}
+
+#[derive(Debug)]
+struct Known {
+    element: Element,
+    /// Whether it is in `changed`, and in `shifted`.
+    changed: bool,
+    shifted: bool,
+    /// Where the orders have it; `None` while it is not up.
+    place: Option<Place>,
+    /// Where the orders by load have it; `None` while it is no storage element that is up.
+    load: Option<Load>,
+}
+
+/// Storage elements that differ for a task by what they have to do, and by what they hold, only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    cores: u32,
+    link_bytes_per_sec: u64,
+    /// One that runs more labels than it has cores gets rid of work faster: it is a kind of its own.
+    alone: Option<ElementId>,
+}
+
+/// A number of nanoseconds, then outstanding labels, then the id.
+type Key = (u64, usize, ElementId);
+
+/// Elements of a kind.
+#[derive(Debug, Default)]
+struct Queues {
+    /// All of them.
+    by_load: BTreeSet<(usize, ElementId)>,
+    /// Those without a free core whose wait stands still, by wait.
+    standing: BTreeSet<Key>,
+    /// The others without a free core, by a moment before which they will not be free.
+    moving: BTreeSet<Key>,
+}
+
+/// What there is to know of an element that is up without its load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    role: Role,
+    cores: u32,
+    open: bool,
+    full: bool,
+}
+
+/// What an element has to do.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    kind: Kind,
+    outstanding: usize,
+    queue: Queue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queue {
+    FreeCore,
+    Standing(u64),
+    Moving(u64),
+}
+
+impl Elements {
+    pub(super) fn get(&self, id: &ElementId) -> Option<&Element> {
+        self.known.get(id).map(|known| &known.element)
+    }
+
+    pub(super) fn get_mut(&mut self, id: &ElementId) -> Option<&mut Element> {
+        let known = self.known.get_mut(id)?;
+        if !std::mem::replace(&mut known.changed, true) {
+            self.changed.push(*id);
+        }
+        Some(&mut known.element)
+    }
+
+    pub(super) fn get_or_insert(
+        &mut self,
+        id: ElementId,
+        make: impl FnOnce() -> Element,
+    ) -> &mut Element {
+        if !self.known.contains_key(&id) {
+            let known = Known {
+                element: make(),
+                changed: false,
+                shifted: false,
+                place: None,
+                load: None,
+            };
+            self.known.insert(id, known);
+        }
+        self.get_mut(&id).expect("it was put in just now")
+    }
+
+    /// In the order of ids.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ElementId, &Element)> {
+        let all = self.known.iter();
+        all.map(|(&id, known)| (id, &known.element))
+    }
+
+    /// Calls `visit` for all that are up, in the order of ids, with their waits.
+    pub(super) fn for_each_up(
+        &mut self,
+        now: Time,
+        mut visit: impl FnMut(ElementId, &Element, Span),
+    ) {
+        let all = self
+            .known
+            .iter_mut()
+            .filter(|(_, known)| known.element.up());
+        for (&id, known) in all {
+            let wait = known.element.wait_now(now);
+            visit(id, &known.element, wait);
+        }
+    }
+
+    /// One that is up, with its wait.
+    pub(super) fn up(&mut self, id: ElementId, now: Time) -> Option<(&Element, Span)> {
+        let known = self.known.get_mut(&id).filter(|known| known.element.up())?;
+        let wait = known.element.wait_now(now);
+        Some((&known.element, wait))
+    }
+
+    /// Brings the orders up to date. What follows answers for the state when this was called last.
+    pub(super) fn renew(&mut self, now: Time) {
+        if now < self.latest {
+            // What was known of times to come need not hold for earlier ones.
+            for id in self.stores.clone() {
+                self.get_mut(&id);
+            }
+        }
+        self.latest = now;
+        while let Some(id) = self.changed.pop() {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.changed = false;
+            if !std::mem::replace(&mut known.shifted, true) {
+                self.shifted.push(id);
+            }
+            let place = Place::of(&known.element);
+            let old = std::mem::replace(&mut known.place, place);
+            if old != place {
+                self.move_to(id, old, place);
+            }
+        }
+    }
+
+    fn move_to(&mut self, id: ElementId, old: Option<Place>, new: Option<Place>) {
+        let store = |place: Place| place.role == Role::Store;
+        enter(&mut self.stores, id, new.is_some_and(store));
+        enter(&mut self.hosts, id, new.is_some_and(|new| !store(new)));
+        enter(&mut self.full, id, new.is_some_and(|new| new.full));
+        let open = new.is_some_and(|new| store(new) && new.open);
+        enter(&mut self.open, id, open);
+        let cores = |place: Option<Place>| {
+            let place = place.filter(|place| store(*place));
+            place.map_or(0, |place| u64::from(place.cores))
+        };
+        self.store_cores = self.store_cores - cores(old) + cores(new);
+    }
+
+    /// Brings the orders by load up to date.
+    fn renew_loads(&mut self) {
+        while let Some(id) = self.shifted.pop() {
+            let Some(known) = self.known.get_mut(&id) else {
+                continue;
+            };
+            known.shifted = false;
+            let load = Load::of(id, &known.element);
+            if let Some(old) = std::mem::replace(&mut known.load, load)
+                && let Some(queues) = self.kinds.get_mut(&old.kind)
+            {
+                queues.take_out(id, old);
+                if queues.by_load.is_empty() && load.is_none_or(|load| load.kind != old.kind) {
+                    self.kinds.remove(&old.kind);
+                }
+            }
+            if let Some(load) = load {
+                self.kinds.entry(load.kind).or_default().put_in(id, load);
+            }
+        }
+    }
+
+    pub(super) fn stores(&self) -> &BTreeSet<ElementId> {
+        &self.stores
+    }
+
+    pub(super) fn open(&self) -> &BTreeSet<ElementId> {
+        &self.open
+    }
+
+    pub(super) fn hosts(&self) -> &BTreeSet<ElementId> {
+        &self.hosts
+    }
+
+    pub(super) fn full(&self) -> &BTreeSet<ElementId> {
+        &self.full
+    }
+
+    pub(super) fn store_cores(&self) -> u64 {
+        self.store_cores
+    }
+
+    /// Of each kind of storage elements the one with the least wait, of these the one with the fewest outstanding labels,
+    /// of these the one with the lowest id; those that `pass` says no to are passed over. Waits of less than
+    /// `earliest` count as that.
+    pub(super) fn least(
+        &mut self,
+        now: Time,
+        earliest: Span,
+        pass: impl Fn(ElementId) -> bool,
+        found: &mut Vec<ElementId>,
+    ) {
+        self.renew_loads();
+        for queues in self.kinds.values_mut() {
+            let mut search = Search {
+                known: &mut self.known,
+                now,
+                earliest,
+                pass: &pass,
+            };
+            found.extend(search.least(queues));
+        }
+    }
+
+    /// Whether the orders are those of the elements, for tests.
+    pub(super) fn check(&self) {
+        for (&id, known) in self.known.iter() {
+            if !known.changed {
+                self.check_place(id, &known.element);
+            }
+            if !known.changed && !known.shifted {
+                self.check_load(id, known);
+            }
+        }
+    }
+
+    fn check_place(&self, id: ElementId, element: &Element) {
+        let place = Place::of(element);
+        let store = place.is_some_and(|place| place.role == Role::Store);
+        let host = place.is_some_and(|place| place.role == Role::Host);
+        let full = place.is_some_and(|place| place.full);
+        let open = store && place.is_some_and(|place| place.open);
+        assert_eq!(store, self.stores.contains(&id), "{id:?} is a store or not");
+        assert_eq!(host, self.hosts.contains(&id), "{id:?} is a host or not");
+        assert_eq!(full, self.full.contains(&id), "{id:?} is full or not");
+        assert_eq!(open, self.open.contains(&id), "{id:?} has room or not");
+    }
+
+    fn check_load(&self, id: ElementId, known: &Known) {
+        let wait = known.element.wait(self.latest).0;
+        let expected = Load::of(id, &known.element).map(|load| (load.kind, load.outstanding));
+        let load = known.load;
+        assert_eq!(load.map(|load| (load.kind, load.outstanding)), expected);
+        match load.map(|load| (load.queue, load.kind.alone)) {
+            Some((Queue::FreeCore, _)) => assert_eq!(wait, 0, "{id:?} has no free core"),
+            Some((Queue::Standing(at), _)) => assert_eq!(at, wait, "{id:?} moves"),
+            Some((Queue::Moving(bound), None)) => {
+                assert!(bound <= self.latest.0 + wait, "{id:?} is free earlier");
+            }
+            Some((Queue::Moving(_), Some(_))) | None => {}
+        }
+    }
+}
+
+/// Puts an element into a set or takes it out.
+fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, is_in: bool) {
+    if is_in {
+        set.insert(id);
+    } else {
+        set.remove(&id);
+    }
+}
+
+impl Place {
+    fn of(element: &Element) -> Option<Self> {
+        element.up().then(|| Self {
+            role: element.view.role,
+            cores: element.view.cores,
+            open: element.room(),
+            full: element.view.free_bytes < RESERVE_BYTES,
+        })
+    }
+}
+
+impl Load {
+    fn of(id: ElementId, element: &Element) -> Option<Self> {
+        if !element.up() || element.view.role != Role::Store {
+            return None;
+        }
+        let crowded = element.running.len() > element.cores();
+        let free = element.outstanding.len() < element.cores();
+        Some(Self {
+            kind: Kind {
+                cores: element.view.cores,
+                link_bytes_per_sec: element.view.link_bytes_per_sec,
+                alone: crowded.then_some(id),
+            },
+            outstanding: element.outstanding.len(),
+            // A moment that is long past is a bound for every wait; the next search makes a better one.
+            queue: if free {
+                Queue::FreeCore
+            } else {
+                Queue::Moving(0)
+            },
+        })
+    }
+}
+
+impl Queues {
+    fn put_in(&mut self, id: ElementId, load: Load) {
+        let outstanding = load.outstanding;
+        self.by_load.insert((outstanding, id));
+        match load.queue {
+            Queue::FreeCore => false,
+            Queue::Standing(wait) => self.standing.insert((wait, outstanding, id)),
+            Queue::Moving(bound) => self.moving.insert((bound, outstanding, id)),
+        };
+    }
+
+    fn take_out(&mut self, id: ElementId, load: Load) {
+        let outstanding = load.outstanding;
+        self.by_load.remove(&(outstanding, id));
+        match load.queue {
+            Queue::FreeCore => false,
+            Queue::Standing(wait) => self.standing.remove(&(wait, outstanding, id)),
+            Queue::Moving(bound) => self.moving.remove(&(bound, outstanding, id)),
+        };
+    }
+}
+
+/// A search for the element that is free first.
+struct Search<'a, P> {
+    known: &'a mut Table<ElementId, Known>,
+    now: Time,
+    earliest: Span,
+    pass: &'a P,
+}
+
+impl<P: Fn(ElementId) -> bool> Search<'_, P> {
+    /// Goes through a kind in two orders at once. By load, the first that is free before `earliest` is the one;
+    /// by wait, all that are free before `earliest` have been seen at the first that is not.
+    fn least(&mut self, queues: &mut Queues) -> Option<ElementId> {
+        let pass = self.pass;
+        let Queues {
+            by_load,
+            standing: still,
+            moving,
+        } = queues;
+        let mut by_load = by_load.iter().filter(|(_, id)| !pass(*id)).peekable();
+        let &&(_, first) = by_load.peek()?;
+        if self.has_free_core(first) {
+            return Some(first);
+        }
+        let (mut after_still, mut after_moving) = (Bound::Unbounded, Bound::Unbounded);
+        let mut best: Option<(usize, ElementId)> = None;
+        loop {
+            if self.earliest > Span(0)
+                && let Some(&(_, id)) = by_load.next()
+                && self.wait(id) <= self.earliest.0
+            {
+                return Some(id);
+            }
+            let stands = still.range((after_still, Bound::Unbounded)).next();
+            let moves = moving.range((after_moving, Bound::Unbounded)).next();
+            let free_at = |key: Key| (key.0.saturating_add(self.now.0), key.1, key.2);
+            let (wait, outstanding, id) = match (stands.copied(), moves.copied()) {
+                (Some(stands), moves) if moves.is_none_or(|moves| free_at(stands) < moves) => {
+                    after_still = Bound::Excluded(stands);
+                    stands
+                }
+                (_, Some(moves)) => {
+                    if self.improve(moves, still, moving) {
+                        continue;
+                    }
+                    after_moving = Bound::Excluded(moves);
+                    (self.wait(moves.2), moves.1, moves.2)
+                }
+                (_, None) => return best.map(|(_, id)| id),
+            };
+            if pass(id) {
+                continue;
+            }
+            let load = (outstanding, id);
+            if wait <= self.earliest.0 {
+                best = Some(best.map_or(load, |best| best.min(load)));
+            }
+            if wait >= self.earliest.0 {
+                return best.or(Some(load)).map(|(_, id)| id);
+            }
+        }
+    }
+
+    /// Gives an element that may move the place that it has now; whether it is another.
+    fn improve(&mut self, key: Key, still: &mut BTreeSet<Key>, moving: &mut BTreeSet<Key>) -> bool {
+        let (old, outstanding, id) = key;
+        let Some(known) = self.known.get_mut(&id) else {
+            return false;
+        };
+        let wait = known.element.wait_now(self.now).0;
+        let free_at = wait.saturating_add(self.now.0);
+        let queue = if known.element.stands_still() {
+            Queue::Standing(wait)
+        } else if free_at > old {
+            Queue::Moving(free_at)
+        } else {
+            return false;
+        };
+        moving.remove(&key);
+        match queue {
+            Queue::Standing(_) => still.insert((wait, outstanding, id)),
+            _ => moving.insert((free_at, outstanding, id)),
+        };
+        if let Some(load) = &mut known.load {
+            load.queue = queue;
+        }
+        true
+    }
+
+    fn wait(&mut self, id: ElementId) -> u64 {
+        let known = self.known.get_mut(&id);
+        known.map_or(0, |known| known.element.wait_now(self.now).0)
+    }
+
+    fn has_free_core(&self, id: ElementId) -> bool {
+        let load = self.known.get(&id).and_then(|known| known.load);
+        load.is_some_and(|load| load.queue == Queue::FreeCore)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::element::Presence;
+    use crate::dispatch::query::unknown_view;
+    use crate::event::ElementView;
+    use crate::id::LabelId;
+    use proptest::prelude::*;
+
+    /// What happens to an element.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Up(u32, u64, bool),
+        Down,
+        Add(u64),
+        Start(usize),
+        Remove(usize),
+        Pass(u64),
+        Back(u64),
+        /// Looks for the least of each kind, with an earliest time and elements to pass over.
+        Look(u64, u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
+            1 => Just(Step::Down),
+            12 => (0_u64..40).prop_map(Step::Add),
+            6 => (0_usize..8).prop_map(Step::Start),
+            3 => (0_usize..8).prop_map(Step::Remove),
+            6 => (0_u64..30).prop_map(Step::Pass),
+            1 => (0_u64..30).prop_map(Step::Back),
+            8 => (prop_oneof![Just(0), 0_u64..60], prop_oneof![Just(0), 0_u32..256]).prop_map(|(e, p)| Step::Look(e, p)),
+        ]
+    }
+
+    /// The least of each kind by looking at every element.
+    fn scan(elements: &Elements, now: Time, earliest: Span, passed: u32) -> BTreeSet<ElementId> {
+        let mut least = BTreeMap::new();
+        for (id, element) in elements.iter() {
+            if let Some(load) = Load::of(id, element)
+                && passed & (1 << id.0) == 0
+            {
+                let wait = element.wait(now).max(earliest);
+                let key = (wait, load.outstanding, id);
+                let best = least.entry(load.kind).or_insert(key);
+                *best = (*best).min(key);
+            }
+        }
+        least.into_values().map(|(.., id)| id).collect()
+    }
+
+    fn change(elements: &mut Elements, id: ElementId, step: &Step, now: Time, label: LabelId) {
+        let known = || Element::new(Presence::Expected, unknown_view());
+        let element = elements.get_or_insert(id, known);
+        match *step {
+            Step::Up(cores, link_bytes_per_sec, store) => {
+                element.presence = Presence::Up;
+                element.refresh(ElementView {
+                    role: if store { Role::Store } else { Role::Host },
+                    cores,
+                    link_bytes_per_sec,
+                    ..unknown_view()
+                });
+            }
+            Step::Down => element.presence = Presence::Down,
+            Step::Add(expected) => element.add(label, Span(expected)),
+            Step::Start(index) => {
+                if let Some(&label) = element.outstanding.keys().nth(index) {
+                    element.start(label, now);
+                }
+            }
+            Step::Remove(index) => {
+                if let Some(&label) = element.outstanding.keys().nth(index) {
+                    element.remove(label);
+                }
+            }
+            Step::Pass(_) | Step::Back(_) | Step::Look(..) => {}
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        /// Whatever happened before, and whatever the clock did, a search finds what looking at all finds.
+        #[test]
+        fn a_search_finds_what_a_scan_finds(
+            steps in proptest::collection::vec((0_u32..8, step()), 0..200),
+        ) {
+            let mut elements = Elements::default();
+            let mut now = Time(1_000);
+            for id in 0..8 {
+                change(&mut elements, ElementId(id), &Step::Up(1, 0, true), now, LabelId(0));
+            }
+            for (label, (id, step)) in (1..).zip(steps) {
+                match step {
+                    Step::Pass(span) => now = Time(now.0 + span),
+                    Step::Back(span) => now = Time(now.0 - span.min(now.0)),
+                    Step::Look(earliest, passed) => {
+                        let (earliest, mut found) = (Span(earliest), Vec::new());
+                        elements.renew(now);
+                        let pass = |id: ElementId| passed & (1 << id.0) != 0;
+                        elements.least(now, earliest, pass, &mut found);
+                        let found: BTreeSet<ElementId> = found.into_iter().collect();
+                        prop_assert_eq!(found, scan(&elements, now, earliest, passed));
+                    }
+                    step => change(&mut elements, ElementId(id), &step, now, LabelId(label)),
+                }
+                elements.check();
+            }
+        }
+    }
+}

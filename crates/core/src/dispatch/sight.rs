@@ -1,0 +1,231 @@
+//! The array as a policy sees it when a task is placed: what the task would cost on the elements that the
+//! policy asks for, and on no others.
+
+use super::element::{Element, Mean, expected_run, transfer};
+use super::elements::Elements;
+use super::learned::{Learned, Runs};
+use super::place::Reads;
+use super::task::Task;
+use crate::event::{Estimate, Role};
+use crate::id::ElementId;
+use crate::policy::{Candidate, View};
+use crate::time::{Span, Time};
+use std::collections::BTreeSet;
+use std::iter::Peekable;
+use std::ops::Bound;
+
+/// Storage elements up to which it is less work to look at all than to keep them in order.
+const SCAN_MAX: usize = 16;
+
+/// The array for one task.
+#[derive(Debug)]
+pub(super) struct Sight<'a> {
+    elements: &'a mut Elements,
+    costs: Costs<'a>,
+    now: Time,
+    /// Elements that failed the task before or that are full of data, in order of ids; none if no other
+    /// storage element is up.
+    unfit: Vec<ElementId>,
+    /// What was asked for last.
+    shown: Vec<Candidate>,
+    found: Vec<ElementId>,
+}
+
+/// What a task costs.
+#[derive(Debug)]
+struct Costs<'a> {
+    reads: &'a Reads,
+    runs: Option<&'a Runs>,
+    pooled: Option<Span>,
+    earliest: Span,
+    /// The last transfer that was reckoned: bytes, rate and time. Most elements pull the same at the same rate.
+    pulled: (u64, u64, Span),
+}
+
+impl Costs<'_> {
+    /// `local_bytes` and `own` are what the element holds and its own mean run, if it has one.
+    fn on(
+        &mut self,
+        (id, element): (ElementId, &Element),
+        wait: Span,
+        local_bytes: u64,
+        own: Option<Mean>,
+    ) -> Candidate {
+        let view = &element.view;
+        let transfer_bytes = self.reads.bytes - local_bytes;
+        let run = own.map(|mean| mean.scaled(self.reads.bytes));
+        let rate = view.link_bytes_per_sec;
+        if (transfer_bytes, rate) != (self.pulled.0, self.pulled.1) {
+            self.pulled = (transfer_bytes, rate, transfer(transfer_bytes, rate));
+        }
+        Candidate {
+            role: view.role,
+            cores: view.cores,
+            room: element.room(),
+            outstanding: element.outstanding.len(),
+            local_bytes,
+            estimate: Estimate {
+                element: id,
+                wait_ns: wait.max(self.earliest).0,
+                transfer_ns: self.pulled.2.0,
+                transfer_bytes,
+                run_ns: run.or(self.pooled).unwrap_or_default().0,
+            },
+        }
+    }
+}
+
+impl<'a> Sight<'a> {
+    /// `earliest` is the time until which the task waits in any case, `spare` a list to write to.
+    pub(super) fn new(
+        elements: &'a mut Elements,
+        learned: &'a Learned,
+        task: &Task,
+        reads: &'a Reads,
+        (earliest, now): (Span, Time),
+        spare: Vec<Candidate>,
+    ) -> Self {
+        elements.renew(now);
+        let runs = learned.of(task.spec.kernel.name());
+        let stores = elements.stores();
+        let mut unfit: Vec<ElementId> = elements.full().union(&task.avoid).copied().collect();
+        if unfit.iter().filter(|id| stores.contains(id)).count() == stores.len() {
+            unfit.clear();
+        }
+        Self {
+            elements,
+            costs: Costs {
+                reads,
+                runs,
+                pooled: runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes)),
+                earliest,
+                pulled: (0, 0, Span::default()),
+            },
+            now,
+            unfit,
+            shown: spare,
+            found: Vec::new(),
+        }
+    }
+
+    /// What the task costs on an element; `None` if it must not go there.
+    pub(super) fn candidate(&mut self, id: ElementId) -> Option<Candidate> {
+        if self.unfit.binary_search(&id).is_ok() {
+            return None;
+        }
+        let (element, wait) = self.elements.up(id, self.now)?;
+        let runs = self.costs.runs;
+        let own = runs.and_then(|runs| runs.by_element.get(&id)?.1);
+        let held = self.costs.reads.held(id);
+        Some(self.costs.on((id, element), wait, held, own))
+    }
+
+    /// Gives back the list that it was made with.
+    pub(super) fn into_spare(self) -> Vec<Candidate> {
+        self.shown
+    }
+
+    /// Shows the elements that were found and the storage elements that hold inputs.
+    fn show_with_holders(&mut self) -> &[Candidate] {
+        self.shown.clear();
+        let local = self.costs.reads.local.iter();
+        let holders = local.filter(|(_, bytes)| *bytes > 0).map(|(id, _)| *id);
+        self.found.extend(holders);
+        for index in 0..self.found.len() {
+            let candidate = self.candidate(self.found[index]);
+            let candidate = candidate.filter(|one| one.role == Role::Store);
+            self.shown.extend(candidate);
+        }
+        &self.shown
+    }
+}
+
+/// Whether an element is not one of those that differ by what they have to do only.
+fn apart(id: ElementId, reads: &Reads, unfit: &[ElementId]) -> bool {
+    reads.held(id) > 0 || unfit.binary_search(&id).is_ok()
+}
+
+/// The value of an element in a series in the order of elements, of which earlier elements are passed.
+fn at<'a, V>(
+    series: &mut Peekable<impl Iterator<Item = (&'a ElementId, &'a V)>>,
+    element: ElementId,
+) -> Option<&'a V> {
+    while series.next_if(|(other, _)| **other < element).is_some() {}
+    series
+        .next_if(|(other, _)| **other == element)
+        .map(|(_, value)| value)
+}
+
+impl View for Sight<'_> {
+    fn all(&mut self) -> &[Candidate] {
+        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.shown);
+        let (reads, runs) = (costs.reads, costs.runs);
+        // Elements, histories and bytes held are all in the order of elements, so they are read side by side.
+        let runs = runs.into_iter().flat_map(|runs| &runs.by_element);
+        let mut runs = runs.peekable();
+        let held = reads.local.iter().map(|(id, bytes)| (id, bytes));
+        let mut held = held.peekable();
+        shown.clear();
+        self.elements.for_each_up(self.now, |id, element, wait| {
+            let own = at(&mut runs, id).and_then(|(_, mean)| *mean);
+            let held = at(&mut held, id).copied().unwrap_or_default();
+            if unfit.binary_search(&id).is_err() {
+                shown.push(costs.on((id, element), wait, held, own));
+            }
+        });
+        &self.shown
+    }
+
+    fn by_wait(&mut self) -> &[Candidate] {
+        let (reads, earliest) = (self.costs.reads, self.costs.earliest);
+        self.found.clear();
+        if self.elements.stores().len() <= SCAN_MAX {
+            let stores = self.elements.stores().iter();
+            let others = stores.filter(|&&id| reads.held(id) == 0);
+            self.found.extend(others);
+        } else {
+            let apart = |id| apart(id, reads, &self.unfit);
+            let found = &mut self.found;
+            self.elements.least(self.now, earliest, apart, found);
+        }
+        self.show_with_holders()
+    }
+
+    fn in_turn(&mut self, last: Option<ElementId>) -> &[Candidate] {
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = |ids: &BTreeSet<ElementId>| {
+            let mut turn = ids.range((after, Bound::Unbounded)).chain(ids);
+            let next = turn.find(|&&id| !apart(id, self.costs.reads, &self.unfit));
+            next.copied()
+        };
+        let next = next(self.elements.open()).or_else(|| next(self.elements.stores()));
+        self.found.clear();
+        self.found.extend(next);
+        self.show_with_holders()
+    }
+
+    fn free(&mut self) -> usize {
+        let open = self.elements.open();
+        let unfit = self.unfit.iter().filter(|id| open.contains(id));
+        open.len() - unfit.count()
+    }
+
+    fn nth_free(&mut self, index: usize) -> Option<ElementId> {
+        let open = self.elements.open().iter();
+        let mut fit = open.filter(|id| self.unfit.binary_search(id).is_err());
+        fit.nth(index).copied()
+    }
+
+    fn host(&mut self) -> Option<Candidate> {
+        let mut hosts = self.elements.hosts().iter();
+        let host = *hosts.find(|id| self.unfit.binary_search(id).is_err())?;
+        self.candidate(host)
+    }
+
+    fn store_cores(&mut self) -> u64 {
+        let stores = self.elements.stores();
+        let unfit = self.unfit.iter().filter(|id| stores.contains(id));
+        let cores = unfit.filter_map(|id| Some(u64::from(self.elements.get(id)?.view.cores)));
+        self.elements.store_cores() - cores.sum::<u64>()
+    }
+}

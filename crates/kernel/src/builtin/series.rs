@@ -9,7 +9,10 @@ use std::ptr;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::BuiltinError;
-use super::number::BLOCK;
+use super::table::{Input, Options};
+use super::values::size_of_dtype;
+use crate::fold::Fold;
+use crate::loops::number::BLOCK;
 
 /// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
 #[derive(Debug)]
@@ -88,6 +91,46 @@ pub(crate) fn each(
     inputs.iter().try_for_each(|name| take(&open(name)?))
 }
 
+/// Takes all inputs into a fold.
+pub(crate) fn fold(
+    inputs: &[String],
+    input: Input,
+    options: &Options,
+    fold: &mut dyn Fold,
+) -> Result<(), BuiltinError> {
+    let mut offset = 0;
+    if input == Input::Values && options.is("dtype", "text") {
+        return text_pieces(inputs, |piece| {
+            fold.update(offset, piece)?;
+            offset += piece.len() as u64;
+            Ok(())
+        });
+    }
+    for name in inputs {
+        let file = open(name)?;
+        if input == Input::Values {
+            whole_values(name, &file, size_of_dtype(options))?;
+        }
+        fold.update(offset, &file)?;
+        offset += file.len() as u64;
+        // A gap keeps texts apart.
+        offset += u64::from(input == Input::Bytes);
+    }
+    Ok(())
+}
+
+/// Checks that a file holds whole values.
+pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), BuiltinError> {
+    if file.len() % size == 0 {
+        return Ok(());
+    }
+    Err(BuiltinError::Torn {
+        name: name.to_owned(),
+        bytes: file.len() as u64,
+        size,
+    })
+}
+
 /// Gives all inputs, in order, as one series of values of `size` bytes, cut into blocks of [`BLOCK`]
 /// values; only the last may be shorter. Returns the number of values.
 pub(crate) fn blocks(
@@ -103,14 +146,7 @@ pub(crate) fn blocks(
     };
     for name in inputs {
         let file = open(name)?;
-        if file.len() % size != 0 {
-            let bytes = file.len() as u64;
-            return Err(BuiltinError::Torn {
-                name: name.clone(),
-                bytes,
-                size,
-            });
-        }
+        whole_values(name, &file, size)?;
         blocks.feed(&file);
     }
     Ok(blocks.finish())
@@ -127,29 +163,41 @@ pub(crate) fn text_blocks(
         values: 0,
         take: &mut take,
     };
+    text_pieces(inputs, |piece| {
+        blocks.feed(piece);
+        Ok(())
+    })?;
+    Ok(blocks.finish())
+}
+
+/// Reads decimals between white space and gives them as little-endian `f64`, many at a time.
+pub(crate) fn text_pieces(
+    inputs: &[String],
+    mut take: impl FnMut(&[u8]) -> Result<(), BuiltinError>,
+) -> Result<(), BuiltinError> {
+    let mut piece = Vec::with_capacity(BLOCK * 8);
     for name in inputs {
         let file = open(name)?;
-        for (number, line) in (1_u64..).zip(file.split(|byte| *byte == b'\n')) {
-            for word in line
-                .split(u8::is_ascii_whitespace)
-                .filter(|word| !word.is_empty())
-            {
+        for (line, text) in (1_u64..).zip(file.split(|byte| *byte == b'\n')) {
+            let words = text.split(u8::is_ascii_whitespace);
+            for word in words.filter(|word| !word.is_empty()) {
                 let value = std::str::from_utf8(word)
                     .ok()
                     .and_then(|word| word.parse::<f64>().ok());
-                let Some(value) = value else {
-                    let word = String::from_utf8_lossy(word).into_owned();
-                    return Err(BuiltinError::NotANumber {
-                        name: name.clone(),
-                        line: number,
-                        word,
-                    });
-                };
-                blocks.feed(&value.to_le_bytes());
+                let value = value.ok_or_else(|| BuiltinError::NotANumber {
+                    name: name.clone(),
+                    line,
+                    word: String::from_utf8_lossy(word).into_owned(),
+                })?;
+                piece.extend(value.to_le_bytes());
+            }
+            if piece.len() >= BLOCK * 8 {
+                take(&piece)?;
+                piece.clear();
             }
         }
     }
-    Ok(blocks.finish())
+    take(&piece)
 }
 
 /// Cuts a series into blocks; copies only where a block spans files.

@@ -13,12 +13,50 @@
 use std::marker::PhantomData;
 
 use super::BuiltinError;
-use super::number::{BlockMoments, Extreme, FloatSum, IntegerSum, Moments, Number, decimal};
 use super::series::{blocks, text_blocks};
-use super::simd::{self, Level};
+use super::table::{Arg, Code, Kernel};
+use super::values::{DTYPES, FORMAT, Numbers, OUT};
+use crate::loops::number::{BlockMoments, Extreme, FloatSum, IntegerSum, Moments, Number};
+use crate::loops::simd::{self, Level};
 
-/// Types of numbers that an input may hold.
-pub(crate) const DTYPES: &str = "f64, f32, i8, i16, i32, i64, u8, u16, u32, u64, text";
+const DDOF: &[Arg] = &[Arg {
+    key: "ddof",
+    values: "0|1",
+    default: "0",
+    help: "0: of a population, 1: of a sample",
+}];
+
+macro_rules! kernel {
+    ($name:literal, $statistic:ident, $help:literal, $args:expr) => {
+        Kernel {
+            name: $name,
+            revision: 1,
+            help: $help,
+            args: $args,
+            usage: None,
+            code: Code::Whole(|options, inputs, out| {
+                let ddof = u64::from(options.is("ddof", "1"));
+                let dtype = options.text("dtype").unwrap_or_default();
+                compute(Statistic::$statistic, inputs, dtype, ddof, Level::best())?
+                    .write(options.is("out", "f64"), out)
+            }),
+        }
+    };
+}
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[
+    kernel!("mean", Mean, "mean of all values", &[FORMAT, OUT]),
+    kernel!("max", Max, "largest value", &[FORMAT, OUT]),
+    kernel!("min", Min, "smallest value", &[FORMAT, OUT]),
+    kernel!("stddev", Stddev, "standard deviation", &[FORMAT, OUT, DDOF]),
+    kernel!(
+        "linreg",
+        Linreg,
+        "slope, intercept and r² of a line through value against index",
+        &[FORMAT, OUT]
+    ),
+];
 
 /// What to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,24 +70,6 @@ pub(crate) enum Statistic {
 
 /// Independent sums of integers in one block.
 const SUMS: usize = 64;
-
-/// A result: numbers, and their text (exact for integers).
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Numbers {
-    pub(crate) values: Vec<f64>,
-    pub(crate) text: String,
-}
-
-impl Numbers {
-    fn floats(values: Vec<f64>) -> Self {
-        let text = values
-            .iter()
-            .map(|value| decimal(*value))
-            .collect::<Vec<_>>()
-            .join(" ");
-        Self { values, text }
-    }
-}
 
 /// Computes `statistic` over all inputs as one series of `dtype`.
 pub(crate) fn compute(
@@ -77,7 +97,7 @@ pub(crate) fn compute(
         _ => Err(BuiltinError::Value {
             key: "dtype",
             value: dtype.to_owned(),
-            valid: DTYPES,
+            valid: DTYPES.to_owned(),
         }),
     }
 }

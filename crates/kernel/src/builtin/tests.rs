@@ -5,10 +5,11 @@ use std::marker::PhantomData;
 
 use proptest::prelude::*;
 
-use super::number::{BLOCK, BlockMoments, Extreme, FloatSum, IntegerSum, Number};
-use super::simd::{self, Level};
-use super::statistics::{Numbers, Statistic, compute};
+use super::statistics::{Statistic, compute};
+use super::values::Numbers;
 use super::*;
+use crate::loops::number::{BLOCK, BlockMoments, Extreme, FloatSum, IntegerSum, Number};
+use crate::loops::simd::{self, Level};
 
 /// Writes each part as a file, so that together they are one series.
 struct Files {

@@ -5,7 +5,34 @@ use grep_searcher::{Searcher, SearcherBuilder, Sink, SinkMatch};
 
 use super::BuiltinError;
 use super::series::each;
-use super::simd::{self, Level, Pass};
+use super::table::{Code, Kernel, Options};
+use crate::loops::simd::{self, Level, Pass};
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: "grep",
+        revision: 1,
+        help: "lines that match a regular expression",
+        args: &[],
+        usage: Some(GREP_ARGS),
+        code: Code::Whole(|options, inputs, out| {
+            let count = Grep::parse(options)?.count(inputs)?;
+            writeln!(out, "{count}").map_err(BuiltinError::Write)
+        }),
+    },
+    Kernel {
+        name: "wordcount",
+        revision: 1,
+        help: "lines, words and bytes, as wc counts them",
+        args: &[],
+        usage: None,
+        code: Code::Whole(|_, inputs, out| {
+            let [lines, words, bytes] = wordcount(inputs, Level::best())?;
+            writeln!(out, "{lines} {words} {bytes}").map_err(BuiltinError::Write)
+        }),
+    },
+];
 
 /// Arguments of `grep`.
 pub(crate) const GREP_ARGS: &str = "-c (always on), -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain \
@@ -91,39 +118,35 @@ pub(crate) struct Grep {
 
 impl Grep {
     /// Reads the arguments. Only counting is offered, so `-c` may be given or not.
-    pub(crate) fn parse(args: &[String]) -> Result<Self, BuiltinError> {
+    pub(crate) fn parse(options: &Options) -> Result<Self, BuiltinError> {
         let mut grep = Self::default();
-        let mut args = args.iter();
-        let mut options = true;
+        let mut args = options.raw.iter();
+        let mut flags_come = true;
         while let Some(arg) = args.next() {
             let pattern = match arg.as_str() {
-                "--" if options => {
-                    options = false;
+                "--" if flags_come => {
+                    flags_come = false;
                     continue;
                 }
-                "-e" if options => args.next().ok_or(BuiltinError::NoPattern)?,
-                flags if options && flags.len() > 1 && flags.starts_with('-') => {
-                    grep.flags(flags)?;
+                "-e" if flags_come => args.next().ok_or_else(no_pattern)?,
+                flags if flags_come && flags.len() > 1 && flags.starts_with('-') => {
+                    grep.flags(flags, options)?;
                     continue;
                 }
                 _ => arg,
             };
             if grep.pattern.replace(pattern.clone()).is_some() {
-                return Err(BuiltinError::Argument {
-                    kernel: "grep",
-                    arg: pattern.clone(),
-                    valid: GREP_ARGS,
-                });
+                return Err(options.unknown(pattern));
             }
         }
         if grep.pattern.is_some() {
             Ok(grep)
         } else {
-            Err(BuiltinError::NoPattern)
+            Err(no_pattern())
         }
     }
 
-    fn flags(&mut self, flags: &str) -> Result<(), BuiltinError> {
+    fn flags(&mut self, flags: &str, options: &Options) -> Result<(), BuiltinError> {
         for flag in flags[1..].chars() {
             match flag {
                 'c' => {}
@@ -132,12 +155,7 @@ impl Grep {
                 'v' => self.invert = true,
                 'F' => self.fixed = true,
                 _ => {
-                    let arg = flags.to_owned();
-                    return Err(BuiltinError::Argument {
-                        kernel: "grep",
-                        arg,
-                        valid: GREP_ARGS,
-                    });
+                    return Err(options.unknown(flags));
                 }
             }
         }
@@ -146,7 +164,7 @@ impl Grep {
 
     /// Lines of all inputs that match.
     pub(crate) fn count(&self, inputs: &[String]) -> Result<u64, BuiltinError> {
-        let pattern = self.pattern.as_deref().ok_or(BuiltinError::NoPattern)?;
+        let pattern = self.pattern.as_deref().ok_or_else(no_pattern)?;
         let matcher = RegexMatcherBuilder::new()
             .case_insensitive(self.ignore_case)
             .word(self.word)
@@ -169,6 +187,12 @@ impl Grep {
             searched.map_err(BuiltinError::Write)
         })?;
         Ok(lines.0)
+    }
+}
+
+fn no_pattern() -> BuiltinError {
+    BuiltinError::NoPattern {
+        valid: GREP_ARGS.to_owned(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! The element types of raw arrays, and the passes over one block of them.
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::simd::Pass;
 
 /// Values in a block. A block of the widest type fits the first-level cache, so that a second pass over it
@@ -11,7 +14,9 @@ pub(crate) const BLOCK: usize = 4096;
 const LANES: usize = 32;
 
 /// A type of number in a raw little-endian array.
-pub(crate) trait Number: Copy + PartialOrd + 'static {
+pub(crate) trait Number:
+    Copy + PartialOrd + std::fmt::Debug + Default + Send + Serialize + DeserializeOwned + 'static
+{
     /// Bytes of one value.
     const SIZE: usize;
     /// Whether sums are exact.
@@ -33,6 +38,10 @@ pub(crate) trait Number: Copy + PartialOrd + 'static {
     fn smaller(self, other: Self) -> Self;
     /// Exact decimal text.
     fn text(self) -> String;
+    /// Reads decimal text; `nan` too for floats.
+    fn parse(text: &str) -> Option<Self>;
+    /// Whether both are the same value; a NaN is the same as any other.
+    fn same(self, other: Self) -> bool;
 }
 
 macro_rules! float {
@@ -67,6 +76,17 @@ macro_rules! float {
             fn text(self) -> String {
                 // Adding nothing turns -0 into 0: which zero is the largest of several is no result.
                 decimal(f64::from(self) + 0.0)
+            }
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
+            #[allow(
+                clippy::float_cmp,
+                reason = "a value that stands for none is met exactly"
+            )]
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                (self == other) | (self.is_nan() & other.is_nan())
             }
         }
     };
@@ -108,6 +128,13 @@ macro_rules! integer {
             }
             fn text(self) -> String {
                 self.to_string()
+            }
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                self == other
             }
         }
     };

@@ -6,4 +6,5 @@
 
 pub(crate) mod number;
 pub(crate) mod simd;
+pub(crate) mod sort;
 pub(crate) mod swap;

@@ -30,6 +30,7 @@
 mod builtin;
 pub mod child;
 mod error;
+mod exact;
 mod fold;
 mod launcher;
 mod loops;

@@ -12,7 +12,6 @@ use super::BuiltinError;
 use super::table::{Input, Options};
 use super::values::size_of_dtype;
 use crate::fold::Fold;
-use crate::loops::number::BLOCK;
 
 /// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
 #[derive(Debug)]
@@ -76,6 +75,9 @@ impl Drop for Mapped {
     }
 }
 
+/// Bytes of numbers read from text that are handed on at a time.
+const PIECE_BYTES: usize = 32 << 10;
+
 fn open(name: &str) -> Result<Mapped, BuiltinError> {
     Mapped::open(name).map_err(|source| BuiltinError::Read {
         name: name.to_owned(),
@@ -131,51 +133,12 @@ pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), B
     })
 }
 
-/// Gives all inputs, in order, as one series of values of `size` bytes, cut into blocks of [`BLOCK`]
-/// values; only the last may be shorter. Returns the number of values.
-pub(crate) fn blocks(
-    inputs: &[String],
-    size: usize,
-    mut take: impl FnMut(&[u8]),
-) -> Result<u64, BuiltinError> {
-    let mut blocks = Blocks {
-        size,
-        rest: Vec::with_capacity(BLOCK * size),
-        values: 0,
-        take: &mut take,
-    };
-    for name in inputs {
-        let file = open(name)?;
-        whole_values(name, &file, size)?;
-        blocks.feed(&file);
-    }
-    Ok(blocks.finish())
-}
-
-/// The same for text: decimals between white space, given as little-endian `f64`.
-pub(crate) fn text_blocks(
-    inputs: &[String],
-    mut take: impl FnMut(&[u8]),
-) -> Result<u64, BuiltinError> {
-    let mut blocks = Blocks {
-        size: 8,
-        rest: Vec::with_capacity(BLOCK * 8),
-        values: 0,
-        take: &mut take,
-    };
-    text_pieces(inputs, |piece| {
-        blocks.feed(piece);
-        Ok(())
-    })?;
-    Ok(blocks.finish())
-}
-
 /// Reads decimals between white space and gives them as little-endian `f64`, many at a time.
 pub(crate) fn text_pieces(
     inputs: &[String],
     mut take: impl FnMut(&[u8]) -> Result<(), BuiltinError>,
 ) -> Result<(), BuiltinError> {
-    let mut piece = Vec::with_capacity(BLOCK * 8);
+    let mut piece = Vec::with_capacity(PIECE_BYTES);
     for name in inputs {
         let file = open(name)?;
         for (line, text) in (1_u64..).zip(file.split(|byte| *byte == b'\n')) {
@@ -191,46 +154,11 @@ pub(crate) fn text_pieces(
                 })?;
                 piece.extend(value.to_le_bytes());
             }
-            if piece.len() >= BLOCK * 8 {
+            if piece.len() >= PIECE_BYTES {
                 take(&piece)?;
                 piece.clear();
             }
         }
     }
     take(&piece)
-}
-
-/// Cuts a series into blocks; copies only where a block spans files.
-struct Blocks<'a> {
-    size: usize,
-    rest: Vec<u8>,
-    values: u64,
-    take: &'a mut dyn FnMut(&[u8]),
-}
-
-impl Blocks<'_> {
-    fn feed(&mut self, mut bytes: &[u8]) {
-        self.values += (bytes.len() / self.size) as u64;
-        let block = BLOCK * self.size;
-        if !self.rest.is_empty() {
-            let (first, others) = bytes.split_at(bytes.len().min(block - self.rest.len()));
-            self.rest.extend_from_slice(first);
-            bytes = others;
-            if self.rest.len() < block {
-                return;
-            }
-            (self.take)(&self.rest);
-            self.rest.clear();
-        }
-        let whole = bytes.chunks_exact(block);
-        self.rest.extend_from_slice(whole.remainder());
-        whole.for_each(&mut self.take);
-    }
-
-    fn finish(self) -> u64 {
-        if !self.rest.is_empty() {
-            (self.take)(&self.rest);
-        }
-        self.values
-    }
 }

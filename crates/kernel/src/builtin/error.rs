@@ -63,6 +63,24 @@ pub enum BuiltinError {
         /// How many were named.
         count: usize,
     },
+    /// More inputs than the one it takes.
+    #[error("{kernel} takes one input, but the task names {count}")]
+    Inputs {
+        /// The kernel.
+        kernel: &'static str,
+        /// How many were named.
+        count: usize,
+    },
+    /// The inputs together are no whole number of values.
+    #[error(
+        "the last {bytes} bytes of the input are no value, which has {size} bytes; is dtype= right?"
+    )]
+    Ragged {
+        /// Bytes that are left.
+        bytes: usize,
+        /// The size of a value.
+        size: usize,
+    },
     /// An input cannot be read.
     #[error("cannot read {name}: {source}")]
     Read {

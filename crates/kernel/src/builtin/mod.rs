@@ -4,6 +4,7 @@
 //! or text, from all inputs in order as one series; see `values`.
 
 mod error;
+mod reshape;
 pub(crate) mod series;
 mod statistics;
 mod table;
@@ -19,7 +20,7 @@ use table::{Code, Options};
 use crate::fold::{Folding, Streaming};
 
 /// All kernels, a group a file.
-static GROUPS: &[&[Kernel]] = &[statistics::KERNELS, text::KERNELS];
+static GROUPS: &[&[Kernel]] = &[reshape::KERNELS, statistics::KERNELS, text::KERNELS];
 
 /// All built-in kernels, sorted by name.
 #[must_use]

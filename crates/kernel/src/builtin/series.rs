@@ -78,7 +78,7 @@ impl Drop for Mapped {
 /// Bytes of numbers read from text that are handed on at a time.
 const PIECE_BYTES: usize = 32 << 10;
 
-fn open(name: &str) -> Result<Mapped, BuiltinError> {
+pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
     Mapped::open(name).map_err(|source| BuiltinError::Read {
         name: name.to_owned(),
         source,

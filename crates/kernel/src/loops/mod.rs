@@ -4,9 +4,13 @@
 //! tried), and is compiled for or has a path of its own for AVX2 and AVX-512, chosen at run time by
 //! [`simd::Level`]. All paths give the same results, to the last bit; tests hold them against each other.
 
+pub(crate) mod affine;
+pub(crate) mod convert;
 pub(crate) mod extremes;
 pub(crate) mod moments;
 pub(crate) mod number;
 pub(crate) mod simd;
 pub(crate) mod sort;
+pub(crate) mod subset;
 pub(crate) mod swap;
+pub(crate) mod transpose;

@@ -31,10 +31,15 @@ impl Level {
         let mut levels = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") {
+            // Every processor with AVX2 has these; loops that count lanes need them.
+            let bits = is_x86_feature_detected!("popcnt")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2");
+            if bits && is_x86_feature_detected!("avx2") {
                 levels.push(Self::Avx2);
             }
-            let wide = is_x86_feature_detected!("avx512f")
+            let wide = bits
+                && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");

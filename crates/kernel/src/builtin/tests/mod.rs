@@ -1,5 +1,6 @@
 //! The built-in kernels against plain references, and the law of folds.
 
+mod reshape;
 mod statistics;
 
 use std::fs;

@@ -8,6 +8,7 @@ mod lanes;
 mod narrow;
 mod order;
 mod quick;
+mod slices;
 mod spread;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 pub(crate) use order::Value;
+pub(crate) use slices::sort_in_slices;
 
 use super::simd::{Level, Pass};
 use lanes::{Lanes, Plain};
@@ -100,43 +102,7 @@ impl<T: Value> Task<'_, T> {
             return self.sort_range::<L>(to, &mut Vec::new());
         }
         let pivots = self.pivots(to.len());
-        let chunks = to.len().div_ceil(CHUNK).div_ceil(self.threads);
-        let parts: Vec<_> = self.from.chunks(chunks * CHUNK * size_of::<T>()).collect();
-        let big = self.big;
-        let above = in_threads(parts.clone(), |part| {
-            let count = Count::<L, T> {
-                part,
-                big,
-                pivots: &pivots,
-                lanes: PhantomData,
-            };
-            L::within(count)
-        });
-        let counts: Vec<_> = parts
-            .iter()
-            .zip(&above)
-            .map(|(part, above)| {
-                let all = part.len() / size_of::<T>();
-                let from = std::iter::once(&all).chain(above);
-                from.zip(above.iter().chain([&0]))
-                    .map(|(from, to)| from - to)
-                    .collect::<Vec<_>>()
-            })
-            .collect();
-        let far = self.from.len() > FAR;
-        in_threads(
-            parts.into_iter().zip(places(to, &counts)).collect(),
-            |(part, places)| {
-                L::within(Spread::<L, T> {
-                    part,
-                    big,
-                    pivots: &pivots,
-                    places,
-                    far,
-                    lanes: PhantomData,
-                });
-            },
-        );
+        let counts = self.spread::<L>(to, &pivots);
         let mut rest = to;
         let mut ranges = Vec::new();
         for way in 0..=pivots.len() {
@@ -154,6 +120,42 @@ impl<T: Value> Task<'_, T> {
                 self.sort_range::<L>(range, &mut scratch);
             }
         });
+    }
+
+    /// Moves all values to their ranges; returns how many of each thread's part went to each range.
+    fn spread<L: Lanes<Key = T::Key>>(
+        &self,
+        to: &mut [T::Key],
+        pivots: &[T::Key],
+    ) -> Vec<Vec<usize>> {
+        let big = self.big;
+        let chunks = to.len().div_ceil(CHUNK).div_ceil(self.threads);
+        let parts: Vec<_> = self.from.chunks(chunks * CHUNK * size_of::<T>()).collect();
+        let counts = in_threads(parts.clone(), |part| {
+            let above = L::within(Count::<L, T> {
+                part,
+                big,
+                pivots,
+                lanes: PhantomData,
+            });
+            let all = part.len() / size_of::<T>();
+            let from = std::iter::once(&all).chain(&above);
+            let to = above.iter().chain([&0]);
+            from.zip(to).map(|(from, to)| from - to).collect::<Vec<_>>()
+        });
+        let far = self.from.len() > FAR;
+        let tasks = parts.into_iter().zip(places(to, &counts)).collect();
+        in_threads(tasks, |(part, places)| {
+            L::within(Spread::<L, T> {
+                part,
+                big,
+                pivots,
+                places,
+                far,
+                lanes: PhantomData,
+            });
+        });
+        counts
     }
 
     /// Keys that cut the array into about equally many values.

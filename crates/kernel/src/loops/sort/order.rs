@@ -8,6 +8,15 @@ pub(crate) trait Value: Copy + Send + Sync + 'static {
     /// The integer that stands for it, of the same size.
     type Key: Copy + Ord + Send + Sync + 'static;
 
+    /// The lowest key.
+    const LOWEST: Self::Key;
+    /// The highest key.
+    const HIGHEST: Self::Key;
+
+    /// The key after this one, if there is one.
+    fn after(key: Self::Key) -> Option<Self::Key>;
+    /// The key before this one, if there is one.
+    fn before(key: Self::Key) -> Option<Self::Key>;
     /// The key of the value that has these bytes, most significant first if `big`.
     fn key(bytes: &[u8], big: bool) -> Self::Key;
     /// The key that has the bytes of the value with this key, in the order that `key` was given them.
@@ -18,7 +27,15 @@ macro_rules! value {
     ($value:ty, $key:ty, $to:expr, $from:expr) => {
         impl Value for $value {
             type Key = $key;
+            const LOWEST: $key = <$key>::MIN;
+            const HIGHEST: $key = <$key>::MAX;
 
+            fn after(key: $key) -> Option<$key> {
+                key.checked_add(1)
+            }
+            fn before(key: $key) -> Option<$key> {
+                key.checked_sub(1)
+            }
             #[inline(always)]
             fn key(bytes: &[u8], big: bool) -> $key {
                 let mut raw = [0; size_of::<$key>()];

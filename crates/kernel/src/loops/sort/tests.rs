@@ -130,6 +130,37 @@ fn arrays_in_order_or_in_reverse() {
     }
 }
 
+fn in_slices(parts: &[&[u8]], limit: usize) -> (Vec<i32>, usize) {
+    let (mut all, mut longest) = (Vec::new(), 0);
+    let done = sort_in_slices::<i32, ()>(parts, false, limit, 2, &mut |slice| {
+        all.extend_from_slice(slice);
+        longest = longest.max(slice.len());
+        Ok(())
+    });
+    done.unwrap();
+    (all, longest)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn slices_are_within_the_limit_and_in_order(
+        parts in prop::collection::vec(prop::collection::vec(prop_oneof![
+            3 => any::<i32>(), 2 => Just(7), 1 => Just(i32::MIN), 1 => Just(i32::MAX),
+        ], 0..400), 1..4),
+        limit in 1_usize..500,
+    ) {
+        let bytes: Vec<Vec<u8>> = parts.iter().map(|part| part.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+        let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+        let mut wanted = parts.concat();
+        wanted.sort_unstable();
+        let (got, longest) = in_slices(&slices, limit);
+        prop_assert!(longest <= limit);
+        prop_assert_eq!(got, wanted);
+    }
+}
+
 #[test]
 fn minus_zero_comes_before_zero_and_nan_last() {
     let values = [f64::NAN, 0.0, -f64::NAN, -0.0, f64::INFINITY, -1.0];

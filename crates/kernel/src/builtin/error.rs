@@ -114,6 +114,14 @@ pub enum BuiltinError {
     /// There are no values at all.
     #[error("the inputs hold no values")]
     Empty,
+    /// An input that is no image.
+    #[error(
+        "{0} is no binary PGM image of a byte a pixel (or not whole); give width= if it is raw"
+    )]
+    NoImage(String),
+    /// There are no bytes at all.
+    #[error("the inputs are empty")]
+    NoBytes,
     /// There are not enough values.
     #[error("{kernel} needs at least {needed} values")]
     TooFew {

@@ -3,7 +3,9 @@
 //! One file a group, each with its part of the table. Numeric kernels read raw arrays (`dtype=`, default `f64`)
 //! or text, from all inputs in order as one series; see `values`.
 
+mod content;
 mod error;
+mod image;
 mod reshape;
 pub(crate) mod series;
 mod statistics;
@@ -20,7 +22,13 @@ use table::{Code, Options};
 use crate::fold::{Folding, Streaming};
 
 /// All kernels, a group a file.
-static GROUPS: &[&[Kernel]] = &[reshape::KERNELS, statistics::KERNELS, text::KERNELS];
+static GROUPS: &[&[Kernel]] = &[
+    content::KERNELS,
+    image::KERNELS,
+    reshape::KERNELS,
+    statistics::KERNELS,
+    text::KERNELS,
+];
 
 /// All built-in kernels, sorted by name.
 #[must_use]

@@ -1,5 +1,7 @@
 //! The built-in kernels against plain references, and the law of folds.
 
+mod content;
+mod image;
 mod reshape;
 mod statistics;
 

@@ -5,11 +5,13 @@
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install numpy opencv-python-headless
   bench/out/venv/bin/python bench/kernels/reshape.py [--mib 256] [--rounds 7] [NAME ...]
 
-Ours and the peer take turns. Prints JSON lines with medians and the ratio of the peer's time to ours.
+Ours and the peer take turns. Prints JSON lines with medians and the ratios of the peer's time to ours, by the clock
+and by processor time.
 """
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -31,13 +33,18 @@ class Ours:
     def run(self, *words):
         self.process.stdin.write("\t".join(words) + "\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        return [float(word) for word in self.process.stdout.readline().split()]
+
+
+def processor():
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 def timed(work, *args):
-    start = time.perf_counter()
+    start = time.perf_counter(), processor()
     work(*args)
-    return time.perf_counter() - start
+    return [time.perf_counter() - start[0], processor() - start[1]]
 
 
 def sort(dtype, source, target):
@@ -113,10 +120,16 @@ def main():
             theirs.append(timed(peer, source, outputs[1]))
         if equal:
             subprocess.run(["cmp", *outputs], check=True)
-        print(json.dumps({
-            "what": name, "peer": peer_name, "bytes": os.path.getsize(source), "ours_s": round(statistics.median(mine), 4),
-            "peer_s": round(statistics.median(theirs), 4),
-            "ratio": round(statistics.median(t / m for m, t in zip(mine, theirs)), 2)}), flush=True)
+        print(json.dumps({"what": name, "peer": peer_name, "bytes": os.path.getsize(source),
+                          **result(mine, theirs)}), flush=True)
+
+
+def result(mine, theirs):
+    """Medians, and ratios by the clock and by processor time, which says more on a busy machine."""
+    median = lambda values: round(statistics.median(values), 4)
+    ratio = lambda which: round(statistics.median(t[which] / max(m[which], 1e-6) for m, t in zip(mine, theirs)), 2)
+    return {"ours_s": median(m[0] for m in mine), "peer_s": median(t[0] for t in theirs), "ratio": ratio(0),
+            "ours_cpu_s": median(m[1] for m in mine), "peer_cpu_s": median(t[1] for t in theirs), "cpu_ratio": ratio(1)}
 
 
 if __name__ == "__main__":

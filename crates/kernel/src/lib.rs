@@ -34,6 +34,7 @@ mod exact;
 mod fold;
 mod launcher;
 mod loops;
+pub mod memory;
 mod prepare;
 mod program;
 mod run;

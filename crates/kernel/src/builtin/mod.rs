@@ -8,6 +8,7 @@ mod error;
 mod image;
 mod reshape;
 pub(crate) mod series;
+mod signal;
 mod statistics;
 mod table;
 mod text;
@@ -26,6 +27,7 @@ static GROUPS: &[&[Kernel]] = &[
     content::KERNELS,
     image::KERNELS,
     reshape::KERNELS,
+    signal::KERNELS,
     statistics::KERNELS,
     text::KERNELS,
 ];

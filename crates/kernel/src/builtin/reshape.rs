@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use super::BuiltinError;
 use super::series::{Mapped, open, text_pieces, whole_values};
 use super::table::{Arg, Code, Kernel, Options};
-use super::values::{DTYPES, FORMAT, ORDER, missing, size_of_dtype};
+use super::values::{DTYPES, FORMAT, ORDER, missing, size_of_dtype, with_dtype};
 use crate::fold::Stream;
 use crate::loops;
 use crate::loops::affine::{self, By};
@@ -151,31 +151,6 @@ const SORT: &[Arg] = &[
         help: "memory to use, at most what the task may have (the default is most of that)",
     },
 ];
-
-/// Runs `$body` with `$T` as the type that `dtype=` names; text is `f64`.
-macro_rules! with_dtype {
-    ($options:expr, |$T:ident| $body:expr) => {{
-        macro_rules! with {
-            ($type:ty) => {{
-                type $T = $type;
-                $body
-            }};
-        }
-        match $options.text("dtype").unwrap_or_default() {
-            "f64" | "text" => with!(f64),
-            "f32" => with!(f32),
-            "i8" => with!(i8),
-            "i16" => with!(i16),
-            "i32" => with!(i32),
-            "i64" => with!(i64),
-            "u8" => with!(u8),
-            "u16" => with!(u16),
-            "u32" => with!(u32),
-            "u64" => with!(u64),
-            other => Err($options.wrong("dtype", other, DTYPES)),
-        }
-    }};
-}
 
 fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
     let threads = positive(options, "threads")?.unwrap_or(1);

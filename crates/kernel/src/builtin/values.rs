@@ -102,6 +102,32 @@ macro_rules! fold_of_dtype {
 }
 pub(crate) use fold_of_dtype;
 
+/// Runs `$body` with `$T` as the type that `dtype=` names; text is `f64`.
+macro_rules! with_dtype {
+    ($options:expr, |$T:ident| $body:expr) => {{
+        macro_rules! with {
+            ($type:ty) => {{
+                type $T = $type;
+                $body
+            }};
+        }
+        match $options.text("dtype").unwrap_or_default() {
+            "f64" | "text" => with!(f64),
+            "f32" => with!(f32),
+            "i8" => with!(i8),
+            "i16" => with!(i16),
+            "i32" => with!(i32),
+            "i64" => with!(i64),
+            "u8" => with!(u8),
+            "u16" => with!(u16),
+            "u32" => with!(u32),
+            "u64" => with!(u64),
+            other => Err($options.wrong("dtype", other, $crate::builtin::values::DTYPES)),
+        }
+    }};
+}
+pub(crate) use with_dtype;
+
 /// Bytes of a value of the type that `dtype=` names; those of text are made `f64` before.
 pub(crate) fn size_of_dtype(options: &Options) -> usize {
     match options.text("dtype").unwrap_or_default() {

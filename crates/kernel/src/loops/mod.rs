@@ -10,6 +10,7 @@ pub(crate) mod convert;
 pub(crate) mod edges;
 pub(crate) mod extremes;
 pub(crate) mod fingerprint;
+pub(crate) mod heartbeat;
 pub(crate) mod moments;
 pub(crate) mod number;
 pub(crate) mod simd;

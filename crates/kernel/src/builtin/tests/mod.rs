@@ -3,6 +3,7 @@
 mod content;
 mod image;
 mod reshape;
+mod signal;
 mod statistics;
 
 use std::fs;

@@ -4,6 +4,8 @@
 //! The rolling hash at a byte depends on the 64 bytes up to it and on nothing before. So four stretches are hashed side
 //! by side, each begun 64 bytes early, where one alone would wait for each of its own additions.
 
+use std::ops::Range;
+
 /// Sizes of chunks, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
@@ -22,8 +24,9 @@ pub(crate) struct Sizes {
 /// Stretches hashed side by side.
 const STRETCHES: usize = 4;
 
-/// Bytes of a stretch.
-const STRETCH: usize = 512;
+/// Bytes of a stretch where cuts are unlikely, and where they are likely: what follows a cut is hashed in vain.
+const LONG: usize = 768;
+const SHORT: usize = 192;
 
 /// Bytes that the hash depends on.
 const WINDOW: usize = 64;
@@ -71,59 +74,105 @@ impl Sizes {
         }
         let end = bytes.len().min(self.most);
         let normal = self.normal.min(end);
-        find(bytes, self.least, self.least, normal, self.hard)
-            .or_else(|| find(bytes, self.least, normal, end, self.easy))
+        find::<LONG>(bytes, self.least, self.least, normal, self.hard)
+            .or_else(|| find::<SHORT>(bytes, self.least, normal, end, self.easy))
             .unwrap_or(end)
     }
 }
 
 /// The first place from `from` to before `to` where the hash of the bytes from `start` on is below `limit`.
-fn find(bytes: &[u8], start: usize, from: usize, to: usize, limit: u64) -> Option<usize> {
+fn find<const STRETCH: usize>(
+    bytes: &[u8],
+    start: usize,
+    from: usize,
+    to: usize,
+    limit: u64,
+) -> Option<usize> {
+    let window = &bytes[start.max(from.saturating_sub(WINDOW))..from];
+    let mut hash = window.iter().fold(0, |hash, byte| next(hash, *byte));
     let mut at = from;
     while at + STRETCHES * STRETCH <= to {
-        let mut hashes = [0; STRETCHES];
-        for (stretch, hash) in hashes.iter_mut().enumerate() {
-            *hash = before(bytes, start, at + stretch * STRETCH);
-        }
-        let (parts, _) = bytes[at..].as_chunks::<STRETCH>();
-        if let Some(stretch) = lowest(hashes, parts).iter().position(|hash| *hash < limit) {
-            let begin = at + stretch * STRETCH;
-            return first(bytes, start, begin, begin + STRETCH, limit);
+        let stretches = Stretches::<STRETCH>::new(&bytes[at..], hash)?;
+        match stretches.side_by_side(limit) {
+            Ok(last) => hash = last,
+            Err((found, place, hashes)) => {
+                // The stretches before were not at their end, and come first.
+                for (stretch, hash) in (0..found).zip(hashes) {
+                    let begin = at + stretch * STRETCH;
+                    let rest = begin + place + 1..begin + STRETCH;
+                    let earlier = first(bytes, hash, rest, limit);
+                    if earlier.is_some() {
+                        return earlier;
+                    }
+                }
+                return Some(at + found * STRETCH + place);
+            }
         }
         at += STRETCHES * STRETCH;
     }
-    first(bytes, start, at, to, limit)
+    first(bytes, hash, at..to, limit)
 }
 
-/// The lowest hash in each of the first stretches.
-fn lowest(mut hashes: [u64; STRETCHES], parts: &[[u8; STRETCH]]) -> [u64; STRETCHES] {
-    let [a, b, c, d] = [&parts[0], &parts[1], &parts[2], &parts[3]];
-    let mut lowest = [u64::MAX; STRETCHES];
-    for place in 0..STRETCH {
-        for (stretch, byte) in [a[place], b[place], c[place], d[place]]
-            .into_iter()
-            .enumerate()
-        {
-            hashes[stretch] = next(hashes[stretch], byte);
-            lowest[stretch] = lowest[stretch].min(hashes[stretch]);
+/// Stretches beside each other, and the hash before each.
+struct Stretches<'a, const STRETCH: usize> {
+    parts: [&'a [u8; STRETCH]; STRETCHES],
+    hashes: [u64; STRETCHES],
+}
+
+/// Which stretch was below the limit, where in it, and the hashes there.
+type Found = (usize, usize, [u64; STRETCHES]);
+
+impl<'a, const STRETCH: usize> Stretches<'a, STRETCH> {
+    /// The first stretches of `bytes`, if there are so many; `hash` is that before all.
+    fn new(bytes: &'a [u8], hash: u64) -> Option<Self> {
+        let ([a, b, c, d, ..], _) = bytes.as_chunks::<STRETCH>() else {
+            return None;
+        };
+        let (mut second, mut third, mut fourth) = (0, 0, 0);
+        for place in STRETCH - WINDOW..STRETCH {
+            second = next(second, a[place]);
+            third = next(third, b[place]);
+            fourth = next(fourth, c[place]);
         }
+        Some(Self {
+            parts: [a, b, c, d],
+            hashes: [hash, second, third, fourth],
+        })
     }
-    lowest
+
+    /// Hashes all until one is below the limit; the hash at the end of the last if none is.
+    fn side_by_side(&self, limit: u64) -> Result<u64, Found> {
+        let [first, second, third, fourth] = self.parts;
+        // One variable each, as registers are.
+        let [mut a, mut b, mut c, mut d] = self.hashes;
+        for place in 0..STRETCH {
+            a = next(a, first[place]);
+            b = next(b, second[place]);
+            c = next(c, third[place]);
+            d = next(d, fourth[place]);
+            if a < limit {
+                return Err((0, place, [a, b, c, d]));
+            }
+            if b < limit {
+                return Err((1, place, [a, b, c, d]));
+            }
+            if c < limit {
+                return Err((2, place, [a, b, c, d]));
+            }
+            if d < limit {
+                return Err((3, place, [a, b, c, d]));
+            }
+        }
+        Ok(d)
+    }
 }
 
-/// As [`find`], one byte after the other.
-fn first(bytes: &[u8], start: usize, from: usize, to: usize, limit: u64) -> Option<usize> {
-    let mut hash = before(bytes, start, from);
-    (from..to).find(|place| {
+/// The first place in `range` where the hash, which is `hash` before, is below `limit`.
+fn first(bytes: &[u8], mut hash: u64, mut range: Range<usize>, limit: u64) -> Option<usize> {
+    range.find(|place| {
         hash = next(hash, bytes[*place]);
         hash < limit
     })
-}
-
-/// The hash of the bytes from `start` on, up to before `at`.
-fn before(bytes: &[u8], start: usize, at: usize) -> u64 {
-    let window = &bytes[start.max(at.saturating_sub(WINDOW))..at];
-    window.iter().fold(0, |hash, byte| next(hash, *byte))
 }
 
 #[inline(always)]

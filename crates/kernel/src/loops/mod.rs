@@ -13,6 +13,7 @@ pub(crate) mod fingerprint;
 pub(crate) mod heartbeat;
 pub(crate) mod moments;
 pub(crate) mod number;
+pub(crate) mod pages;
 pub(crate) mod simd;
 pub(crate) mod sort;
 pub(crate) mod subset;

@@ -20,6 +20,7 @@ use std::thread;
 pub(crate) use order::Value;
 pub(crate) use slices::sort_in_slices;
 
+use super::pages;
 use super::simd::{Level, Pass};
 use lanes::{Lanes, Plain};
 use spread::{AT_ONCE, Stages, WAYS};
@@ -179,7 +180,7 @@ impl<T: Value> Task<'_, T> {
     /// Sorts keys and makes values of them.
     fn sort_range<L: Lanes<Key = T::Key>>(&self, keys: &mut [T::Key], scratch: &mut Vec<T::Key>) {
         scratch.clear();
-        scratch.reserve(keys.len());
+        pages::reserve(scratch, keys.len());
         let big = self.big;
         L::within(Range::<L, T> {
             keys,

@@ -6,7 +6,7 @@
 /// those of positive sign by their bits, then those of negative sign. So `-0` comes before `0`.
 pub(crate) trait Value: Copy + Send + Sync + 'static {
     /// The integer that stands for it, of the same size.
-    type Key: Copy + Ord + Send + Sync + 'static;
+    type Key: Copy + Default + Ord + Send + Sync + 'static;
 
     /// The lowest key.
     const LOWEST: Self::Key;

@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 
+use super::super::pages;
 use super::super::simd::Level;
 use super::{Sorts, Value};
 
@@ -20,11 +21,10 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
     write: &mut dyn FnMut(&[T::Key]) -> Result<(), E>,
 ) -> Result<(), E> {
     let total: usize = from.iter().map(|bytes| bytes.len() / size_of::<T>()).sum();
-    let zero = T::bits(T::LOWEST, big);
     if let [one] = from
         && total <= limit
     {
-        let mut to = vec![zero; total];
+        let mut to = pages::zeros(total);
         T::sort(one, big, &mut to, threads, Level::best());
         return write(&to);
     }
@@ -42,7 +42,7 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
         if count <= limit {
             let bytes = input.gather(lowest, highest, count);
             sorted.clear();
-            sorted.resize(count, zero);
+            sorted.resize(count, T::Key::default());
             T::sort(bytes, big, &mut sorted, threads, Level::best());
             write(&sorted)?;
         } else if lowest == highest {

@@ -75,7 +75,6 @@ def main():
          lambda: timed(cv2.transpose, matrix, turned), None),
         ("sobel", ("sobel", "image", 4096), "opencv, Sobel twice", lambda: timed(gradient), same_image),
         ("sobel", ("sobel", "image", 4096), "opencv, spatialGradient", lambda: timed(both), same_image),
-        ("chunks", ("chunks", "bytes", 8192), "fastcdc", lambda: ours.run("fastcdc", f"{folder}/bytes", 8192), None),
         ("fingerprint", ("fingerprint", "bytes"), "memcpy", lambda: ours.run("copy", f"{folder}/bytes"), None),
         ("scale f64 in place", ("scale-in-place", "matrix"), "cp",
          lambda: timed(subprocess.run, ["cp", f"{folder}/matrix", f"{folder}/copy"]), None),

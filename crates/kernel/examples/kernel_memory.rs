@@ -3,7 +3,7 @@
 //! found, with tabs between. Files are read before and results
 //! go to memory that was used before, so nothing but the loop is timed.
 //!
-//! `copy` (memory to memory) and `fastcdc` (the crate) are peers.
+//! `copy` (memory to memory) is a peer.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -92,14 +92,6 @@ impl Memory {
                 return Ok((seconds, sum.to_string()));
             }
             "fingerprint" => format!("{:016x}", memory::fingerprint(from)),
-            "chunks" => count(from, |rest| {
-                memory::chunk(rest, number).unwrap_or(rest.len())
-            }),
-            "fastcdc" => {
-                let size = number;
-                let chunks = fastcdc::v2020::FastCDC::new(from, size / 4, size, size * 8);
-                chunks.count().to_string()
-            }
             "heartbeat" => {
                 #[allow(clippy::cast_precision_loss, reason = "a rate is a small number")]
                 let peaks = memory::r_peaks(&signal, number as f64);
@@ -113,16 +105,6 @@ impl Memory {
         };
         Ok((start.seconds(), found))
     }
-}
-
-/// How many pieces `cut` makes.
-fn count(mut rest: &[u8], cut: impl Fn(&[u8]) -> usize) -> String {
-    let mut chunks = 0;
-    while !rest.is_empty() {
-        rest = &rest[cut(rest)..];
-        chunks += 1;
-    }
-    chunks.to_string()
 }
 
 /// Scales a file where it is, mapped to be written.

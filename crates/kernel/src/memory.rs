@@ -3,7 +3,6 @@
 use std::io;
 
 use crate::loops::affine::{self, By};
-use crate::loops::chunks::Sizes;
 use crate::loops::edges::{Image, sobel as loops};
 use crate::loops::fingerprint::{extend, join};
 use crate::loops::heartbeat;
@@ -21,7 +20,10 @@ pub fn scale_in_place(values: &mut [u8], a: f64, b: f64) {
 /// If the sizes of `from` and `to` differ or are not those of such a matrix.
 pub fn transpose(from: &[u8], size: usize, columns: usize, to: &mut [u8]) -> io::Result<()> {
     let row = columns.saturating_mul(size);
-    if !matches!(size, 1 | 2 | 4 | 8) || row == 0 || from.len() % row != 0 || from.len() != to.len()
+    if !matches!(size, 1 | 2 | 4 | 8)
+        || row == 0
+        || !from.len().is_multiple_of(row)
+        || from.len() != to.len()
     {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -43,18 +45,11 @@ pub fn transpose(from: &[u8], size: usize, columns: usize, to: &mut [u8]) -> io:
 /// # Errors
 /// If the sizes of `pixels` and `to` differ or are not those of such an image.
 pub fn sobel(pixels: &[u8], width: usize, to: &mut [u8]) -> io::Result<()> {
-    if width == 0 || pixels.len() % width != 0 || pixels.len() != to.len() {
+    if width == 0 || !pixels.len().is_multiple_of(width) || pixels.len() != to.len() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     loops::sobel(Image { pixels, width }, to, Level::best());
     Ok(())
-}
-
-/// The length of the chunk that `bytes` begin with, as the kernel `dedup` cuts it with `size`; 0 for no bytes. `None` for
-/// a size that it does not take.
-#[must_use]
-pub fn chunk(bytes: &[u8], size: usize) -> Option<usize> {
-    Some(Sizes::new(size)?.cut(bytes))
 }
 
 /// Rabin's fingerprint, as the kernel `fingerprint` gives it.

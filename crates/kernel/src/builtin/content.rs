@@ -2,17 +2,19 @@
 //!
 //! - **`fingerprint`** gives Rabin's fingerprint of each input, 16 hexadecimal digits, and its length. It finds damage,
 //!   and puts parts together; it is no protection against intent, for contents of any fingerprint are easily made.
-//! - **`dedup`** cuts all inputs into chunks where their content says so, and tells how many bytes are left when equal
+//! - **`dedup`** cuts all inputs into chunks where their content says so (FastCDC: Xia et al., "The Design of Fast
+//!   Content-Defined Chunking for Data Deduplication Based Storage Systems", 2020), and tells how many bytes are left when equal
 //!   chunks are kept once. Chunks are equal if their BLAKE3 hashes are. No chunk spans files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 
+use fastcdc::v2020::FastCDC;
+
 use super::BuiltinError;
 use super::series::open;
 use super::table::{Arg, Code, Input, Kernel, Options};
 use crate::fold::{self, Fold};
-use crate::loops::chunks::Sizes;
 use crate::loops::fingerprint::{extend, join};
 use crate::loops::simd::Level;
 
@@ -41,7 +43,7 @@ const CHUNKS: &[Arg] = &[
         key: "size",
         values: "BYTES",
         default: "8192",
-        help: "usual size of a chunk, a power of two from 256 to 2^30; none is shorter than a quarter or longer than 8 times",
+        help: "usual size of a chunk, a multiple of 8 from 256 to 2097152; none but the last is shorter than a quarter or longer than 8 times",
     },
     Arg {
         key: "out",
@@ -107,28 +109,28 @@ impl Fold for Fingerprint {
 }
 
 fn dedup(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
-    const VALID: &str = "a power of two from 256 to 1073741824";
-    let size = options.needed("size", options.number("size", VALID)?)?;
-    let sizes = Sizes::new(size).ok_or_else(|| options.wrong("size", &size.to_string(), VALID))?;
+    const VALID: &str = "a multiple of 8 from 256 to 2097152";
+    let size: usize = options.needed("size", options.number("size", VALID)?)?;
+    if !(256..=2 << 20).contains(&size) || !size.is_multiple_of(8) {
+        return Err(options.wrong("size", &size.to_string(), VALID));
+    }
     let list = options.is("out", "chunks");
     let mut out = std::io::BufWriter::new(out);
     let mut known = HashSet::new();
     let (mut bytes, mut chunks, mut kept) = (0, 0_u64, 0);
     for (input, name) in inputs.iter().enumerate() {
         let file = open(name)?;
-        let mut at = 0;
-        while at < file.len() {
-            let chunk = &file[at..][..sizes.cut(&file[at..])];
+        for cut in FastCDC::new(&file, size / 4, size, size * 8) {
+            let chunk = &file[cut.offset..][..cut.length];
             let hash = blake3::hash(chunk);
             if list {
-                writeln!(out, "{input} {at} {} {hash}", chunk.len())
+                writeln!(out, "{input} {} {} {hash}", cut.offset, cut.length)
                     .map_err(BuiltinError::Write)?;
             }
             if known.insert(*hash.as_bytes()) {
-                kept += chunk.len();
+                kept += cut.length;
             }
             chunks += 1;
-            at += chunk.len();
         }
         bytes += file.len();
     }

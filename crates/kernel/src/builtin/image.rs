@@ -89,7 +89,9 @@ fn threshold(options: &Options, key: &'static str) -> Result<i16, BuiltinError> 
 fn raw<'a>(options: &Options, pixels: &'a [u8]) -> Result<Image<'a>, BuiltinError> {
     let valid = format!("a divisor of {}, the bytes of the input", pixels.len());
     match options.number("width", &valid)? {
-        Some(width) if width > 0 && pixels.len() % width == 0 => Ok(Image { pixels, width }),
+        Some(width) if width > 0 && pixels.len().is_multiple_of(width) => {
+            Ok(Image { pixels, width })
+        }
         _ => Err(options.wrong("width", options.text("width").unwrap_or_default(), &valid)),
     }
 }

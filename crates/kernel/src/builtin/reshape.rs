@@ -20,6 +20,7 @@ use crate::loops;
 use crate::loops::affine::{self, By};
 use crate::loops::convert::{Convert, Made, Wide, convert};
 use crate::loops::number::decimal;
+use crate::loops::pages;
 use crate::loops::simd::Level;
 use crate::loops::sort::sort_in_slices;
 use crate::loops::subset::Span;
@@ -170,7 +171,7 @@ fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(),
     let files: Vec<&[u8]> = files.iter().map(|file| &**file).collect();
     let big = options.is("order", "big");
     with_dtype!(options, |T| {
-        sort_in_slices::<T, _>(&files, big, limit.max(1), threads, &mut |keys| {
+        sort_in_slices::<T, _>(&files, big, limit.max(1), threads, |keys| {
             out.write_all(bytes_of(keys)).map_err(BuiltinError::Write)
         })
     })
@@ -189,7 +190,7 @@ fn sort_text(
         Ok(())
     })?;
     let mut text = Vec::new();
-    sort_in_slices::<f64, _>(&[&values], false, limit.max(1), threads, &mut |keys| {
+    sort_in_slices::<f64, _>(&[&values], false, limit.max(1), threads, |keys| {
         for key in keys.chunks(1 << 16) {
             text.clear();
             for value in key {
@@ -225,6 +226,8 @@ fn bytes_of<K>(keys: &[K]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(keys.as_ptr().cast(), size_of_val(keys)) }
 }
 
+type Each = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;
+
 /// Gives values for as many values, as they come.
 struct Map {
     size: usize,
@@ -232,7 +235,7 @@ struct Map {
     torn: Vec<u8>,
     given: Vec<u8>,
     /// Appends what it gives for whole values.
-    each: Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>,
+    each: Each,
 }
 
 impl std::fmt::Debug for Map {
@@ -458,7 +461,7 @@ fn transpose(
     let size = size_of_dtype(options);
     let width = options.needed("columns", positive(options, "columns")?)?;
     let values = matrix.len() / size;
-    if values % width != 0 {
+    if !values.is_multiple_of(width) {
         let valid = format!("a divisor of {values}, the values of the input");
         return Err(options.wrong("columns", &width.to_string(), &valid));
     }
@@ -468,10 +471,10 @@ fn transpose(
     }
     // Whole lines of the input's rows, so that none is read twice.
     let columns = (BAND_BYTES / (rows * size)).next_multiple_of(64 / size);
-    let mut band = Vec::new();
+    let mut band = pages::zeros(rows * columns.min(width) * size);
     for first in (0..width).step_by(columns) {
         let columns = columns.min(width - first);
-        band.resize(rows * columns * size, 0);
+        let band = &mut band[..rows * columns * size];
         let from = &matrix;
         loops::transpose::transpose(
             Part {
@@ -482,10 +485,10 @@ fn transpose(
                 first,
                 columns,
             },
-            &mut band,
+            band,
             Level::best(),
         );
-        out.write_all(&band).map_err(BuiltinError::Write)?;
+        out.write_all(band).map_err(BuiltinError::Write)?;
     }
     Ok(())
 }

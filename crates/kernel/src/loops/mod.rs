@@ -5,7 +5,6 @@
 //! [`simd::Level`]. All paths give the same results, to the last bit; tests hold them against each other.
 
 pub(crate) mod affine;
-pub(crate) mod chunks;
 pub(crate) mod convert;
 pub(crate) mod edges;
 pub(crate) mod extremes;

@@ -172,7 +172,7 @@ mod x86 {
     fn far(matrix: &Matrix, size: usize) -> Option<usize> {
         let row = matrix.rows * size;
         let lead = matrix.to.align_offset(64);
-        let whole = row % 64 == 0 && lead % size == 0;
+        let whole = row.is_multiple_of(64) && lead.is_multiple_of(size);
         (whole && row * matrix.columns > FAR).then_some(lead / size)
     }
 

@@ -84,10 +84,10 @@ fn dedup_keeps_equal_chunks_once() {
     }
     assert_eq!(next, (1, 300_000));
     assert!(
-        run("dedup", &["size=1000"], &twice)
+        run("dedup", &["size=100"], &twice)
             .unwrap_err()
             .to_string()
-            .contains("power of two")
+            .contains("256 to 2097152")
     );
     assert_eq!(run("dedup", &[], &[vec![]]).unwrap(), "0 0 0 0\n");
 }

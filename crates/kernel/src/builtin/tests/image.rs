@@ -11,7 +11,13 @@ fn edges_keep_the_form_of_the_image() {
     let head = b"P5 # a line\n6 4\n255\n";
     let pgm = [head.to_vec(), pixels.clone()].concat();
     let mut given = Vec::new();
-    run_builtin("edges", &[], &files(&[pgm.clone()]).names, &mut given).unwrap();
+    run_builtin(
+        "edges",
+        &[],
+        &files(std::slice::from_ref(&pgm)).names,
+        &mut given,
+    )
+    .unwrap();
     assert_eq!(given[..head.len()], head[..]);
     // Both sides of a line of 50: 4 × 50; along it the sides cancel.
     assert_eq!(given[head.len()..][..6], [0, 0, 200, 0, 200, 0]);

@@ -316,7 +316,7 @@ unsafe fn merge<L: Network, const R: usize, const SIZE: usize>(rows: &mut [L; R]
     unsafe {
         let old = *rows;
         each_row!(R, ROW, {
-            if ROW & (SIZE / 2) == 0 {
+            if ROW % SIZE < SIZE / 2 {
                 let (low, high) = (old[ROW], turn(old[ROW ^ (SIZE - 1)]));
                 rows[ROW] = low.min(high);
                 rows[ROW | (SIZE / 2)] = low.max(high);
@@ -340,7 +340,7 @@ unsafe fn compare<L: Network, const R: usize, const DISTANCE: usize>(rows: &mut 
     // SAFETY: as the caller's.
     unsafe {
         each_row!(R, ROW, {
-            if ROW & DISTANCE == 0 {
+            if ROW % (2 * DISTANCE) < DISTANCE {
                 let (low, high) = (rows[ROW], rows[ROW | DISTANCE]);
                 rows[ROW] = low.min(high);
                 rows[ROW | DISTANCE] = low.max(high);

@@ -18,7 +18,7 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
     big: bool,
     limit: usize,
     threads: usize,
-    write: &mut dyn FnMut(&[T::Key]) -> Result<(), E>,
+    mut write: impl FnMut(&[T::Key]) -> Result<(), E>,
 ) -> Result<(), E> {
     let total: usize = from.iter().map(|bytes| bytes.len() / size_of::<T>()).sum();
     if let [one] = from

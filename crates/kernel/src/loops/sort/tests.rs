@@ -132,7 +132,7 @@ fn arrays_in_order_or_in_reverse() {
 
 fn in_slices(parts: &[&[u8]], limit: usize) -> (Vec<i32>, usize) {
     let (mut all, mut longest) = (Vec::new(), 0);
-    let done = sort_in_slices::<i32, ()>(parts, false, limit, 2, &mut |slice| {
+    let done = sort_in_slices::<i32, ()>(parts, false, limit, 2, |slice| {
         all.extend_from_slice(slice);
         longest = longest.max(slice.len());
         Ok(())

@@ -21,7 +21,7 @@ use super::values::{FORMAT, Numbers, ORDER, OUT, Take, fold_of_dtype, missing};
 use crate::exact::{self, Exact, ratio};
 use crate::fold::Fold;
 use crate::loops::extremes::extremes;
-use crate::loops::moments::{BLOCK, BLOCK_OF_PRODUCTS, Summed, Want};
+use crate::loops::moments::{BLOCK, BLOCK_OF_PRODUCTS, Summed, Sums, Together, Want};
 use crate::loops::simd::Level;
 
 const DDOF: &[Arg] = &[Arg {
@@ -207,12 +207,11 @@ impl<T: Summed> Statistics<T> {
         }));
     }
 
-    /// Takes in a block.
-    fn block(&mut self, first: u64, values: &[u8]) {
+    /// Takes in a block. Sums but those of products go to `together`.
+    fn block(&mut self, first: u64, values: &[u8], together: &mut Together) {
         let missing = self.missing_value.is_some_and(|missing| {
-            values
-                .chunks_exact(T::SIZE)
-                .any(|value| T::read(value).same(missing))
+            let mut values = values.chunks_exact(T::SIZE);
+            values.any(|value| T::read(value).same(missing))
         });
         if missing {
             return self.sift(first, values);
@@ -227,15 +226,22 @@ impl<T: Summed> Statistics<T> {
         match T::moments(level, want, values, &mut self.grid) {
             Some(found) => {
                 self.extreme((found.least, found.greatest));
-                found.sums.sum(&mut self.sum);
-                if want >= Want::Squares {
-                    found.sums.squares(&mut self.squares);
-                }
-                if want >= Want::Products {
+                if want == Want::Products {
                     found.sums.products(first, &mut self.products);
+                }
+                if let Some(sums) = together.add(&found.sums) {
+                    self.add(want, &sums);
                 }
             }
             None => self.sift(first, values),
+        }
+    }
+
+    /// Adds sums, less those of products.
+    fn add(&mut self, want: Want, sums: &Sums) {
+        sums.sum(&mut self.sum);
+        if want >= Want::Squares {
+            sums.squares(&mut self.squares);
         }
     }
 
@@ -279,11 +285,8 @@ impl<T: Summed> Statistics<T> {
 
     fn sum_sifted(&mut self, want: Want, first: u64, values: &[u8]) {
         if let Some(found) = T::moments(Level::best(), want, values, &mut self.grid) {
-            found.sums.sum(&mut self.sum);
-            if want >= Want::Squares {
-                found.sums.squares(&mut self.squares);
-            }
-            if want >= Want::Products {
+            self.add(want, &found.sums);
+            if want == Want::Products {
                 found.sums.products(first, &mut self.products);
             }
             return;
@@ -413,8 +416,12 @@ impl<T: Summed> Take<T> for Statistics<T> {
         } else {
             BLOCK
         };
+        let mut together = Together::default();
         for (number, block) in (0..).zip(values.chunks(most * T::SIZE)) {
-            self.block(first + number * most as u64, block);
+            self.block(first + number * most as u64, block, &mut together);
+        }
+        if let Some(want) = self.settings.want {
+            self.add(want, &together.rest());
         }
     }
 

@@ -257,8 +257,9 @@ fn singles<const Q: bool, const P: bool>(values: &[u8], grid: i32) -> Found<f32>
     let mut greatest = _mm512_set1_ps(f32::NEG_INFINITY);
     let mut rest = _mm512_setzero_si512();
     let mut limb = Limb::new();
-    let mut products = Products::new();
-    let mut row = |values: __m512, mask: __mmask16| {
+    // Two, as products take longer than a row.
+    let mut products = [Products::new(); 2];
+    let mut row = |turn: usize, values: __m512, mask: __mmask16| {
         least = _mm512_mask_min_ps(least, mask, values, least);
         greatest = _mm512_mask_max_ps(greatest, mask, values, greatest);
         let upper = _mm512_extractf32x8_ps::<1>(values);
@@ -271,20 +272,27 @@ fn singles<const Q: bool, const P: bool>(values: &[u8], grid: i32) -> Found<f32>
             let high = _mm512_castpd_si512(high);
             limb.add::<P>(half, high);
             if Q {
-                products.add(half, high, high);
+                products[turn].add(half, high, high);
             }
         }
     };
     let (whole, tail) = values.as_chunks::<{ ROW * 4 }>();
-    for values in whole {
-        // SAFETY: a row has 64 bytes.
-        row(unsafe { _mm512_loadu_ps(values.as_ptr().cast()) }, 0xffff);
+    for values in whole.chunks(2) {
+        for (turn, values) in values.iter().enumerate() {
+            // SAFETY: a row has 64 bytes.
+            row(
+                turn,
+                unsafe { _mm512_loadu_ps(values.as_ptr().cast()) },
+                0xffff,
+            );
+        }
     }
     let count = tail.len() / 4;
     if count > 0 {
         let mask = mask16(count);
         // SAFETY: the mask leaves out what lies behind the tail.
         row(
+            0,
             unsafe { _mm512_maskz_loadu_ps(mask, tail.as_ptr().cast()) },
             mask,
         );
@@ -292,7 +300,7 @@ fn singles<const Q: bool, const P: bool>(values: &[u8], grid: i32) -> Found<f32>
     let rows = whole.len() + usize::from(count > 0);
     let mut all = of_floats(rows, 1, [weight, 0, 0]);
     (all.sums[0], all.products[0]) = limb.together::<P>(rows, cutter.to_bits(), 1, 8);
-    all.squares[0][0] = products.together();
+    all.squares[0][0] = products[0].together() + products[1].together();
     let moments = Moments {
         least: _mm512_reduce_min_ps(least),
         greatest: _mm512_reduce_max_ps(greatest),
@@ -311,8 +319,9 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     let mut least = _mm512_set1_epi32(-1);
     let mut greatest = _mm512_setzero_si512();
     let mut limb = Limb::new();
-    let mut products = Products::new();
-    let mut row = |values: __m512i, mask: __mmask16| {
+    // Two, as products take longer than a row.
+    let mut products = [Products::new(); 2];
+    let mut row = |turn: usize, values: __m512i, mask: __mmask16| {
         let ordered = _mm512_xor_si512(values, flip);
         least = _mm512_mask_min_epu32(least, mask, ordered, least);
         greatest = _mm512_mask_max_epu32(greatest, mask, ordered, greatest);
@@ -323,23 +332,27 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
         for (half, value) in halves.into_iter().enumerate() {
             limb.add::<P>(half, value);
             if Q {
-                products.add(half, value, value);
+                products[turn].add(half, value, value);
             }
         }
     };
     let (whole, tail) = values.as_chunks::<{ ROW * 4 }>();
-    for values in whole {
-        // SAFETY: a row has 64 bytes.
-        row(
-            unsafe { _mm512_loadu_si512(values.as_ptr().cast()) },
-            0xffff,
-        );
+    for values in whole.chunks(2) {
+        for (turn, values) in values.iter().enumerate() {
+            // SAFETY: a row has 64 bytes.
+            row(
+                turn,
+                unsafe { _mm512_loadu_si512(values.as_ptr().cast()) },
+                0xffff,
+            );
+        }
     }
     let count = tail.len() / 4;
     if count > 0 {
         let mask = mask16(count);
         // SAFETY: the mask leaves out what lies behind the tail.
         row(
+            0,
             unsafe { _mm512_maskz_loadu_epi32(mask, tail.as_ptr().cast()) },
             mask,
         );
@@ -352,7 +365,7 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
         ..Biased::default()
     };
     (all.sums[0], all.products[0]) = limb.together::<P>(rows, bias.into(), 2, 1);
-    all.squares[0][0] = products.together();
+    all.squares[0][0] = products[0].together() + products[1].together();
     let number = |ordered: u32| T::read(&(ordered ^ bias).to_le_bytes());
     Moments {
         least: number(_mm512_reduce_min_epu32(least)),

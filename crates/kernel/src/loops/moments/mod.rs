@@ -59,6 +59,41 @@ pub(crate) struct Sums {
     products: [i128; LIMBS],
 }
 
+/// Blocks whose sums fit together: each limb's is below 2^112.
+const BLOCKS_TOGETHER: usize = 1024;
+
+/// Sums of several blocks, less those of products: adding to an exact sum takes longer than adding these.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    sums: Sums,
+    blocks: usize,
+}
+
+impl Together {
+    /// Adds a block's sums; gives what must be taken out first, if that has limbs elsewhere or is full.
+    pub(crate) fn add(&mut self, block: &Sums) -> Option<Sums> {
+        let fits = self.sums.limbs == block.limbs && self.sums.weights == block.weights;
+        if !fits || self.blocks == BLOCKS_TOGETHER {
+            let before = std::mem::replace(&mut self.sums, *block);
+            self.blocks = 1;
+            return Some(before);
+        }
+        self.blocks += 1;
+        for a in 0..block.limbs {
+            self.sums.sums[a] += block.sums[a];
+            for b in a..block.limbs {
+                self.sums.squares[a][b] += block.squares[a][b];
+            }
+        }
+        None
+    }
+
+    /// All sums since those that were taken out.
+    pub(crate) fn rest(self) -> Sums {
+        self.sums
+    }
+}
+
 impl Sums {
     /// Adds the sum.
     pub(crate) fn sum(&self, to: &mut Exact) {

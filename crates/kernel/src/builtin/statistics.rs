@@ -46,6 +46,7 @@ macro_rules! kernel {
             help: $help,
             args: $args,
             usage: None,
+            prepare: None,
             code: Code::Fold(Input::Values, |options| {
                 fold(options, vec![Statistic::$statistic], false)
             }),
@@ -80,6 +81,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "several statistics in one pass, a line each: its name and its value",
         args: &[OF, FORMAT, OUT, DDOF, ORDER],
         usage: None,
+        prepare: None,
         code: Code::Fold(Input::Values, |options| {
             let of = options.text("of").unwrap_or_default();
             let statistics: Option<Vec<_>> = of.split(',').map(Statistic::find).collect();

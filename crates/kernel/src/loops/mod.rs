@@ -4,8 +4,11 @@
 //! tried), and is compiled for or has a path of its own for AVX2 and AVX-512, chosen at run time by
 //! [`simd::Level`]. All paths give the same results, to the last bit; tests hold them against each other.
 
+pub(crate) mod bytes;
 pub(crate) mod extremes;
 pub(crate) mod moments;
 pub(crate) mod number;
+pub(crate) mod pick;
 pub(crate) mod simd;
 pub(crate) mod swap;
+pub(crate) mod turns;

@@ -10,6 +10,11 @@ const LANES: usize = 64;
 
 /// Newlines in `bytes`, and words that begin in them if `before` is the byte before the first.
 pub(crate) fn lines_and_words(level: Level, mut before: u8, bytes: &[u8]) -> (u64, u64) {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(level, Level::Avx512 | Level::Ifma) {
+        // SAFETY: these levels exist only where their instructions do.
+        return unsafe { masks(before, bytes) };
+    }
     let mut all = (0, 0);
     for piece in bytes.chunks(PIECE) {
         let (lines, words) = simd::run(level, Count { before, piece });
@@ -56,6 +61,37 @@ impl Pass for Count<'_> {
         let sum = |lanes: [u8; LANES]| lanes.into_iter().map(u64::from).sum::<u64>();
         (count.0 + sum(lines), count.1 + sum(words))
     }
+}
+
+/// The same with a mask bit a byte.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,popcnt")]
+fn masks(before: u8, bytes: &[u8]) -> (u64, u64) {
+    use std::arch::x86_64::*;
+
+    let newline = _mm512_set1_epi8(b'\n'.cast_signed());
+    let space = _mm512_set1_epi8(b' '.cast_signed());
+    let tab = _mm512_set1_epi8(b'\t'.cast_signed());
+    let controls = _mm512_set1_epi8(5);
+    let (mut lines, mut words) = (0, 0);
+    let mut after_white = u64::from(white(before));
+    let (whole, rest) = bytes.as_chunks::<64>();
+    for row in whole {
+        // SAFETY: a row has 64 bytes.
+        let row = unsafe { _mm512_loadu_si512(row.as_ptr().cast()) };
+        let controls = _mm512_cmplt_epu8_mask(_mm512_sub_epi8(row, tab), controls);
+        let white = controls | _mm512_cmpeq_epi8_mask(row, space);
+        lines += u64::from(_mm512_cmpeq_epi8_mask(row, newline).count_ones());
+        words += u64::from((!white & (white << 1 | after_white)).count_ones());
+        after_white = white >> 63;
+    }
+    let mut before = if after_white == 1 { b' ' } else { b'x' };
+    for byte in rest {
+        lines += u64::from(*byte == b'\n');
+        words += u64::from(!white(*byte) & white(before));
+        before = *byte;
+    }
+    (lines, words)
 }
 
 /// White space of the C locale.

@@ -169,7 +169,11 @@ fn a_histogram_finds_its_range() {
     let values = doubles(&[1.0, 2.0, 2.5, f64::NAN, 5.0]);
     let found = run("histogram", &["bins=2"], std::slice::from_ref(&values)).unwrap();
     assert_eq!(found, "1 3 3\n3 5 1\nbelow 0\nabove 0\nnan 1\n");
-    let raw = fold("histogram", &["bins=2", "from=2", "to=3", "out=f64"], &values);
+    let raw = fold(
+        "histogram",
+        &["bins=2", "from=2", "to=3", "out=f64"],
+        &values,
+    );
     assert_eq!(raw.unwrap(), doubles(&[1.0, 1.0]));
     let same = run("histogram", &["bins=1", "dtype=i8"], &[vec![7; 9]]).unwrap();
     assert_eq!(same, "6.5 7.5 9\nbelow 0\nabove 0\nnan 0\n");

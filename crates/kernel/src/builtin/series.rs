@@ -174,7 +174,7 @@ pub(crate) fn memory(inputs: &[String], options: &Options) -> Result<Vec<Memory>
 
 /// Checks that a file holds whole values.
 pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), BuiltinError> {
-    if file.len() % size == 0 {
+    if file.len().is_multiple_of(size) {
         return Ok(());
     }
     Err(BuiltinError::Torn {

@@ -1,5 +1,11 @@
 //! Selections and distributions against plain references.
 
+#![allow(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    reason = "results are told exactly, and places are small"
+)]
+
 use proptest::prelude::*;
 
 use super::{doubles, files, fold, run, strings};

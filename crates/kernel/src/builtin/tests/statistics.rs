@@ -1,5 +1,11 @@
 //! Statistics against integers of any length, and however the input is cut.
 
+#![allow(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    reason = "results are told exactly, and places are small"
+)]
+
 use num_bigint::BigInt;
 use proptest::prelude::*;
 

@@ -79,7 +79,7 @@ macro_rules! around {
                 match level {
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx512 | Level::Ifma => $wide(products, values, centre),
-                    level => any::<$type>(level, products, values, centre),
+                    level => portable::<$type>(level, products, values, centre),
                 }
             }
         })*
@@ -88,7 +88,7 @@ macro_rules! around {
 
 around!(f64: wide::doubles, f32: wide::singles);
 
-fn any<T: Number>(level: Level, products: bool, values: &[u8], centre: f64) -> Centred<T> {
+fn portable<T: Number>(level: Level, products: bool, values: &[u8], centre: f64) -> Centred<T> {
     let type_ = PhantomData::<T>;
     if products {
         simd::run(
@@ -208,6 +208,11 @@ fn pairwise(mut lanes: [f64; LANES]) -> f64 {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    reason = "results are told exactly, and any number will do"
+)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -8,6 +8,11 @@
 //! done again with another grid, and if its magnitudes are too far apart for any, the caller must add its
 //! values one by one.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "lanes and limbs number several arrays at once"
+)]
+
 pub(crate) mod centred;
 #[cfg(target_arch = "x86_64")]
 mod ifma;

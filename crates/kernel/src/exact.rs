@@ -261,6 +261,11 @@ pub(crate) fn power(exponent: i32) -> f64 {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    reason = "results are told exactly, and any number will do"
+)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -38,6 +38,11 @@ pub(crate) trait Stream: Send + Debug {
     /// Takes the next piece and writes what follows from it.
     fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError>;
 
+    /// What comes now is another input. Most take all as one.
+    fn next_input(&mut self, _: &mut dyn Write) -> Result<(), BuiltinError> {
+        Ok(())
+    }
+
     /// Writes the rest. The input is at its end.
     fn finish(self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }

@@ -26,6 +26,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "chunks cut by content, and what is left when equal ones are kept once",
         args: &[CHUNKS],
         usage: None,
+        prepare: None,
         code: Code::Whole(dedup),
     },
     Kernel {
@@ -34,6 +35,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "Rabin's fingerprint of each input, and its length",
         args: &[],
         usage: None,
+        prepare: None,
         code: Code::Fold(Input::Bytes, |_| Ok(Box::new(Fingerprint::default()))),
     },
 ];

@@ -23,6 +23,7 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     help: "edges of a grey image, by Sobel or Canny",
     args: &[EDGES],
     usage: None,
+    prepare: None,
     code: Code::Whole(edges),
 }];
 

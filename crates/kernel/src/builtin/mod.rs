@@ -4,21 +4,26 @@
 //! or text, from all inputs in order as one series; see `values`.
 
 mod content;
+mod distribution;
 mod error;
+mod expression;
+mod extrema;
+mod grep;
 mod image;
 mod reshape;
+mod select;
 pub(crate) mod series;
 mod signal;
 mod statistics;
 mod table;
-mod text;
 pub(crate) mod values;
+mod words;
 
 use std::io::Write;
 
 pub use error::BuiltinError;
 pub use table::{Arg, Kernel};
-use table::{Code, Options};
+use table::{Code, Made, Options};
 
 use crate::fold::{Folding, Streaming};
 
@@ -29,7 +34,11 @@ static GROUPS: &[&[Kernel]] = &[
     reshape::KERNELS,
     signal::KERNELS,
     statistics::KERNELS,
-    text::KERNELS,
+    distribution::KERNELS,
+    extrema::KERNELS,
+    select::KERNELS,
+    grep::KERNELS,
+    words::KERNELS,
 ];
 
 /// All built-in kernels, sorted by name.
@@ -77,19 +86,21 @@ pub fn run_builtin(
     if inputs.is_empty() {
         return Err(BuiltinError::NoInput(kernel.name));
     }
-    let options = Options::parse(kernel, args)?;
-    match kernel.code {
-        Code::Fold(input, make) => {
-            let mut fold = make(&options)?;
+    let mut options = Options::parse(kernel, args)?;
+    if let Some(prepare) = kernel.prepare {
+        prepare(&mut options, inputs)?;
+    }
+    match (kernel.code.make(&options)?, kernel.code) {
+        (Some((input, Made::Fold(mut fold))), _) => {
             series::fold(inputs, input, &options, &mut *fold)?;
             fold.finish(result)
         }
-        Code::Stream(make) => {
-            let mut stream = make(&options)?;
-            series::each(inputs, |file| stream.push(file, result))?;
+        (Some((input, Made::Stream(mut stream))), _) => {
+            series::stream(inputs, input, &options, &mut *stream, result)?;
             stream.finish(result)
         }
-        Code::Whole(run) => run(&options, inputs, result),
+        (None, Code::Whole(run)) => run(&options, inputs, result),
+        (None, _) => unreachable!("only what takes its input as a whole is not made"),
     }
 }
 
@@ -100,8 +111,8 @@ pub fn run_builtin(
 pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError> {
     let kernel = find(name)?;
     let options = Options::parse(kernel, args)?;
-    let Code::Fold(_, make) = kernel.code else {
-        let what = "takes its input as a whole only";
+    let Some((_, Made::Fold(fold))) = kernel.code.make(&options)? else {
+        let what = "takes its input as a whole or as a stream with these arguments, not in pieces";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });
     };
@@ -113,7 +124,6 @@ pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError
     let text = format!("{} {} {args:?}", kernel.name, kernel.revision);
     let mut key = [0; 8];
     key.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..8]);
-    let fold = make(&options)?;
     Ok(Folding { fold, key })
 }
 
@@ -128,12 +138,11 @@ pub fn stream_builtin<W: Write>(
 ) -> Result<Streaming<W>, BuiltinError> {
     let kernel = find(name)?;
     let options = Options::parse(kernel, args)?;
-    let Code::Stream(make) = kernel.code else {
-        let what = "gives its result at the end only, so it cannot stand before another";
+    let Some((_, Made::Stream(stream))) = kernel.code.make(&options)? else {
+        let what = "gives its result at the end only with these arguments, and is no stream";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });
     };
-    let stream = make(&options)?;
     Ok(Streaming { stream, next })
 }
 

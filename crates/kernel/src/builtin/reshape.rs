@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::BuiltinError;
 use super::series::{Mapped, open, text_pieces, whole_values};
-use super::table::{Arg, Code, Kernel, Options};
+use super::table::{Arg, Code, Input, Kernel, Options};
 use super::values::{DTYPES, FORMAT, ORDER, missing, size_of_dtype, with_dtype};
 use crate::fold::Stream;
 use crate::loops;
@@ -35,7 +35,8 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "the values in another type",
         args: &[FORMAT, CAST, BYTE_ORDER],
         usage: None,
-        code: Code::Stream(cast),
+        prepare: None,
+        code: Code::Stream(Input::Values, cast),
     },
     Kernel {
         name: "scale",
@@ -43,7 +44,8 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "a·x + b for each value, in its own type",
         args: &[FORMAT, SCALE, ORDER],
         usage: None,
-        code: Code::Stream(scale),
+        prepare: None,
+        code: Code::Stream(Input::Values, scale),
     },
     Kernel {
         name: "sort",
@@ -51,6 +53,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "all values in ascending order, NaN last",
         args: &[FORMAT, SORT, BYTE_ORDER],
         usage: None,
+        prepare: None,
         code: Code::Whole(sort),
     },
     Kernel {
@@ -59,6 +62,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "a part of an array of any dimensions",
         args: &[FORMAT, SUBSET],
         usage: None,
+        prepare: None,
         code: Code::Whole(subset),
     },
     Kernel {
@@ -67,6 +71,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         help: "the columns of a matrix as rows",
         args: &[FORMAT, TRANSPOSE],
         usage: None,
+        prepare: None,
         code: Code::Whole(transpose),
     },
 ];
@@ -285,8 +290,8 @@ impl Stream for Map {
     }
 }
 
-/// Bytes of values that are taken at a time: what is read and written stays in the second-level cache.
-const PIECE_BYTES: usize = 256 << 10;
+/// Bytes of values that are taken at a time: files written in pieces as large are read fastest later.
+const PIECE_BYTES: usize = 1 << 20;
 
 fn map(
     options: &Options,

@@ -1,7 +1,7 @@
 //! Reads the inputs of a built-in kernel: as one series of numbers in blocks, or as bytes.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::ptr;
@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::BuiltinError;
 use super::table::{Input, Options};
 use super::values::size_of_dtype;
-use crate::fold::Fold;
+use crate::fold::{Fold, Stream};
 
 /// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
 #[derive(Debug)]
@@ -85,14 +85,6 @@ pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
     })
 }
 
-/// Gives each input as a whole.
-pub(crate) fn each(
-    inputs: &[String],
-    mut take: impl FnMut(&[u8]) -> Result<(), BuiltinError>,
-) -> Result<(), BuiltinError> {
-    inputs.iter().try_for_each(|name| take(&open(name)?))
-}
-
 /// Takes all inputs into a fold.
 pub(crate) fn fold(
     inputs: &[String],
@@ -121,9 +113,68 @@ pub(crate) fn fold(
     Ok(())
 }
 
+/// Pushes all inputs through a stream.
+pub(crate) fn stream(
+    inputs: &[String],
+    input: Input,
+    options: &Options,
+    stream: &mut dyn Stream,
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    if input == Input::Values && options.is("dtype", "text") {
+        return text_pieces(inputs, |piece| stream.push(piece, out));
+    }
+    for (number, name) in inputs.iter().enumerate() {
+        let file = open(name)?;
+        if input == Input::Values {
+            whole_values(name, &file, size_of_dtype(options))?;
+        } else if number > 0 {
+            stream.next_input(out)?;
+        }
+        stream.push(&file, out)?;
+    }
+    Ok(())
+}
+
+/// All inputs as they are in memory: mapped, or read from text as little-endian `f64`.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Mapped(Mapped),
+    Read(Vec<u8>),
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(bytes) => bytes,
+            Self::Read(bytes) => bytes,
+        }
+    }
+}
+
+/// All inputs, for kernels that pass over them several times.
+pub(crate) fn memory(inputs: &[String], options: &Options) -> Result<Vec<Memory>, BuiltinError> {
+    if options.is("dtype", "text") {
+        let mut all = Vec::new();
+        text_pieces(inputs, |piece| {
+            all.extend_from_slice(piece);
+            Ok(())
+        })?;
+        return Ok(vec![Memory::Read(all)]);
+    }
+    let map = |name: &String| {
+        let file = open(name)?;
+        whole_values(name, &file, size_of_dtype(options))?;
+        Ok(Memory::Mapped(file))
+    };
+    inputs.iter().map(map).collect()
+}
+
 /// Checks that a file holds whole values.
 pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), BuiltinError> {
-    if file.len() % size == 0 {
+    if file.len().is_multiple_of(size) {
         return Ok(());
     }
     Err(BuiltinError::Torn {

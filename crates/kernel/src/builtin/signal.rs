@@ -18,6 +18,7 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     help: "indices of the R peaks of an electrocardiogram",
     args: &[FORMAT, HEARTBEAT, OUT, ORDER],
     usage: None,
+    prepare: None,
     code: Code::Whole(heartbeat),
 }];
 

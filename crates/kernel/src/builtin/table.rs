@@ -35,7 +35,12 @@ pub struct Kernel {
     /// How arguments are given, where they are not `key=value`.
     pub(crate) usage: Option<&'static str>,
     pub(crate) code: Code,
+    /// Finds arguments that were not given in the inputs, before the kernel is made; pieces cannot do that.
+    pub(crate) prepare: Option<Prepare>,
 }
+
+/// See [`Kernel::prepare`].
+pub(crate) type Prepare = fn(&mut Options, &[String]) -> Result<(), BuiltinError>;
 
 impl Kernel {
     /// Its arguments.
@@ -43,16 +48,18 @@ impl Kernel {
         self.args.iter().copied().flatten()
     }
 
-    /// Whether it takes its input in any pieces, and partial states of it can be merged.
+    /// Whether it takes its input in any pieces, and partial states of it can be merged (with some arguments
+    /// at least).
     #[must_use]
     pub fn is_fold(&self) -> bool {
-        matches!(self.code, Code::Fold(..))
+        matches!(self.code, Code::Fold(..) | Code::Either(..))
     }
 
-    /// Whether it gives bytes as bytes come, so that kernels can be put one behind the other.
+    /// Whether it gives bytes as bytes come, so that kernels can be put one behind the other (with some
+    /// arguments at least).
     #[must_use]
     pub fn is_stream(&self) -> bool {
-        matches!(self.code, Code::Stream(..))
+        matches!(self.code, Code::Stream(..) | Code::Either(..))
     }
 
     /// Its arguments in one line, as `dtype=TYPE, out=text|f64`.
@@ -86,9 +93,29 @@ pub(crate) enum Input {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Code {
     Fold(Input, fn(&Options) -> Result<Box<dyn Fold>, BuiltinError>),
-    #[allow(dead_code, reason = "the first streams come with filter and scale")]
-    Stream(fn(&Options) -> Result<Box<dyn Stream>, BuiltinError>),
+    Stream(Input, fn(&Options) -> Result<Box<dyn Stream>, BuiltinError>),
+    /// Its arguments say which.
+    Either(Input, fn(&Options) -> Result<Made, BuiltinError>),
     Whole(fn(&Options, &[String], &mut dyn Write) -> Result<(), BuiltinError>),
+}
+
+/// A kernel that was made.
+#[derive(Debug)]
+pub(crate) enum Made {
+    Fold(Box<dyn Fold>),
+    Stream(Box<dyn Stream>),
+}
+
+impl Code {
+    /// Makes the kernel, and says what its input is; `None` if it takes its input as a whole.
+    pub(crate) fn make(self, options: &Options) -> Result<Option<(Input, Made)>, BuiltinError> {
+        Ok(Some(match self {
+            Self::Fold(input, make) => (input, Made::Fold(make(options)?)),
+            Self::Stream(input, make) => (input, Made::Stream(make(options)?)),
+            Self::Either(input, make) => (input, make(options)?),
+            Self::Whole(_) => return Ok(None),
+        }))
+    }
 }
 
 /// The arguments of one run.
@@ -143,6 +170,11 @@ impl Options {
             value: value.to_owned(),
             valid: valid.to_owned(),
         }
+    }
+
+    /// Gives an argument a value, where nothing was given.
+    pub(crate) fn set(&mut self, key: &'static str, value: String) {
+        self.given.entry(key).or_insert(value);
     }
 
     /// What was given, else the default; `None` if that is nothing.

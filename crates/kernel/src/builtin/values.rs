@@ -74,15 +74,36 @@ pub(crate) trait Take<T: Number>:
     fn finish(self, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
-/// Makes `$kernel::<T>` for the type that `dtype=` names, as a boxed fold. `$make` has the type `T` in scope and
-/// gives a `Result` of something that takes values.
+/// Makes what `$make` gives for the type `$T` that `dtype=` names: a `Result` of a [`Take`] that becomes a fold.
 macro_rules! fold_of_dtype {
+    ($options:expr, |$T:ident| $make:expr) => {{
+        let options: &$crate::builtin::table::Options = $options;
+        $crate::builtin::values::of_dtype!(options, |$T| {
+            $crate::builtin::values::boxed::<$T, _>(options, $make?)
+        })
+    }};
+}
+pub(crate) use fold_of_dtype;
+
+/// The same for a `Result` of a stream.
+macro_rules! stream_of_dtype {
+    ($options:expr, |$T:ident| $make:expr) => {{
+        let options: &$crate::builtin::table::Options = $options;
+        $crate::builtin::values::of_dtype!(options, |$T| {
+            $make.map(|stream| Box::new(stream) as Box<dyn $crate::fold::Stream>)
+        })
+    }};
+}
+pub(crate) use stream_of_dtype;
+
+/// Does `$make` for the type `$T` that `dtype=` names.
+macro_rules! of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::Options = $options;
         macro_rules! made {
             ($type:ty) => {{
                 type $T = $type;
-                $crate::builtin::values::boxed::<$T, _>(options, $make?)
+                $make
             }};
         }
         match options.text("dtype").unwrap_or_default() {
@@ -100,7 +121,7 @@ macro_rules! fold_of_dtype {
         }
     }};
 }
-pub(crate) use fold_of_dtype;
+pub(crate) use of_dtype;
 
 /// Runs `$body` with `$T` as the type that `dtype=` names; text is `f64`.
 macro_rules! with_dtype {

@@ -5,6 +5,7 @@
 //! [`simd::Level`]. All paths give the same results, to the last bit; tests hold them against each other.
 
 pub(crate) mod affine;
+pub(crate) mod bytes;
 pub(crate) mod convert;
 pub(crate) mod edges;
 pub(crate) mod extremes;
@@ -13,8 +14,10 @@ pub(crate) mod heartbeat;
 pub(crate) mod moments;
 pub(crate) mod number;
 pub(crate) mod pages;
+pub(crate) mod pick;
 pub(crate) mod simd;
 pub(crate) mod sort;
 pub(crate) mod subset;
 pub(crate) mod swap;
 pub(crate) mod transpose;
+pub(crate) mod turns;

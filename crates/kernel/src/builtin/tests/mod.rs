@@ -2,6 +2,8 @@
 
 mod content;
 mod image;
+mod law;
+mod picks;
 mod reshape;
 mod signal;
 mod statistics;
@@ -11,7 +13,6 @@ use std::fs;
 use proptest::prelude::*;
 
 use super::*;
-use crate::loops::simd::Level;
 
 /// Writes each part as a file, so that together they are one series.
 struct Files {
@@ -108,23 +109,6 @@ fn law(name: &str, args: &[&str], input: &[u8], cuts: &Cuts) {
         found.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
         whole.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     );
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn words_are_counted_as_by_a_plain_loop(text in proptest::collection::vec(
-        prop_oneof![3 => Just(b'a'), 2 => Just(b' '), 1 => Just(b'\n'), 1 => any::<u8>()], 0..40_000,
-    )) {
-        let words = text.split(|byte| matches!(byte, b' ' | 9..=13)).filter(|word| !word.is_empty()).count();
-        let lines = text.iter().filter(|byte| **byte == b'\n').count();
-        let wanted = [lines as u64, words as u64, text.len() as u64];
-        let files = files(&[text]);
-        for level in Level::available() {
-            prop_assert_eq!(text::wordcount(&files.names, level).unwrap(), wanted);
-        }
-    }
 }
 
 #[test]
@@ -226,8 +210,8 @@ fn wrong_arguments_list_the_right_ones() {
         ("linreg", vec![], "at least 2 values"),
         ("wordcount", vec!["-l"], "no arguments"),
         ("grep", vec![], "needs a pattern"),
-        ("grep", vec!["-z", "x"], "-c (always on)"),
-        ("grep", vec!["a", "b"], "-c (always on)"),
+        ("grep", vec!["-z", "x"], "-c or --count"),
+        ("grep", vec!["a", "b"], "-c or --count"),
         ("grep", vec!["("], "no regular expression"),
         ("nean", vec![], "no built-in kernel"),
     ] {

@@ -1,10 +1,16 @@
 //! Statistics against integers of any length, and however the input is cut.
 
+#![allow(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    reason = "results are told exactly, and places are small"
+)]
+
 use num_bigint::BigInt;
 use proptest::prelude::*;
 
 use super::{cuts, doubles, fold, law, run};
-use crate::exact::parts;
+use crate::exact::{parts, ratio, root_of_ratio};
 
 /// Values of many magnitudes, which cancel, with some that are not finite or zero.
 fn series(special: bool) -> impl Strategy<Value = Vec<f64>> {
@@ -29,17 +35,34 @@ fn series(special: bool) -> impl Strategy<Value = Vec<f64>> {
     })
 }
 
-/// Sums of `x`, `x²`, `ix` as integers, in units of 2^-1074, 2^-2148 and 2^-1074.
+/// Sums of `x`, `x²`, `ix`, in units of 2^-1074, 2^-2148 and 2^-1074.
 fn sums(values: &[f64]) -> [BigInt; 3] {
-    let mut sums = [BigInt::ZERO, BigInt::ZERO, BigInt::ZERO];
-    for (index, value) in values.iter().enumerate() {
+    sums_of(values.iter().map(|value| {
         let (mantissa, exponent) = parts(*value);
-        let value = BigInt::from(mantissa) << usize::try_from(exponent + 1074).unwrap();
+        BigInt::from(mantissa) << usize::try_from(exponent + 1074).unwrap()
+    }))
+}
+
+fn sums_of(values: impl Iterator<Item = BigInt>) -> [BigInt; 3] {
+    let mut sums = [BigInt::ZERO, BigInt::ZERO, BigInt::ZERO];
+    for (index, value) in values.enumerate() {
         sums[1] += &value * &value;
         sums[2] += &value * index;
         sums[0] += value;
     }
     sums
+}
+
+/// `n²` times variance of values, `n²` times covariance with the index, and the same of the index.
+fn scatter(n: usize, [sum, squares, products]: &[BigInt; 3]) -> [BigInt; 3] {
+    let count = BigInt::from(n);
+    let index = BigInt::from(n * (n - 1) / 2);
+    let index_squares: BigInt = (0..n).map(|index| BigInt::from(index * index)).sum();
+    [
+        &count * squares - sum * sum,
+        &count * products - &index * sum,
+        &count * index_squares - &index * &index,
+    ]
 }
 
 /// Whether `found` is a nearest number to `over / under * 2^exponent`.
@@ -63,39 +86,65 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn results_are_rounded_once(values in series(false)) {
-        prop_assume!(values.len() >= 2);
-        let [sum, squares, products] = sums(&values);
-        let bytes = doubles(&values);
-        let count = BigInt::from(values.len());
-        let found = fold("stats", &["of=count,sum,mean,stddev,linreg"], &bytes).unwrap();
+    fn results_of_integers_are_rounded_once(
+        values in proptest::collection::vec(prop_oneof![any::<i64>(), -9..9_i64, Just(i64::MIN)], 2..3000),
+    ) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let all = sums_of(values.iter().map(|value| BigInt::from(*value)));
+        let found = fold("stats", &["dtype=i64", "of=count,mean,stddev,linreg"], &bytes).unwrap();
         let found = numbers(&found);
-        prop_assert_eq!(found[0], values.len() as f64);
-        prop_assert!(nearest(found[1], &sum, &1.into(), -1074), "sum {}", found[1]);
-        prop_assert!(nearest(found[2], &sum, &count, -1074), "mean {}", found[2]);
-
-        let scatter = &count * &squares - &sum * &sum;
-        let (mantissa, exponent) = parts(found[3]);
-        if exponent > -1074 {
-            // (m-1)² < variance * 2^(-2 exponent) < (m+1)²
-            let over = scatter.clone() << usize::try_from((-2148 - 2 * exponent).max(0)).unwrap();
-            let under = (&count * &count) << usize::try_from((2148 + 2 * exponent).max(0)).unwrap();
+        let count = BigInt::from(values.len());
+        prop_assert!(nearest(found[1], &all[0], &count, 0), "mean {}", found[1]);
+        let [variance, joint, spread] = scatter(values.len(), &all);
+        let (mantissa, exponent) = parts(found[2]);
+        if mantissa > 0 {
+            // (m - 1)² < variance / 4^exponent < (m + 1)²
+            let over = variance.clone() << usize::try_from((-2 * exponent).max(0)).unwrap();
+            let under = (&count * &count) << usize::try_from((2 * exponent).max(0)).unwrap();
             let square = |mantissa: i64| BigInt::from(mantissa) * mantissa * &under;
-            prop_assert!(square(mantissa - 1) < over && over < square(mantissa + 1), "stddev {}", found[3]);
+            prop_assert!(square(mantissa - 1) < over && over < square(mantissa + 1), "stddev {}", found[2]);
         }
-
-        let n = values.len();
-        let index = BigInt::from(n * (n - 1) / 2);
-        let index_squares: BigInt = (0..n).map(|index| BigInt::from(index * index)).sum();
-        let spread = &count * &index_squares - &index * &index;
-        let joint = &count * &products - &index * &sum;
-        prop_assert!(nearest(found[4], &joint, &spread, -1074), "slope {}", found[4]);
-        let at_zero = &sum * &index_squares - &index * &products;
-        prop_assert!(nearest(found[5], &at_zero, &spread, -1074), "intercept {}", found[5]);
-        if scatter == BigInt::ZERO {
-            prop_assert!(found[6].is_nan());
+        prop_assert!(nearest(found[3], &joint, &spread, 0), "slope {}", found[3]);
+        let index = BigInt::from(values.len() * (values.len() - 1) / 2);
+        let index_squares: BigInt = (0..values.len()).map(|index| BigInt::from(index * index)).sum();
+        let at_zero = &all[0] * index_squares - index * &all[2];
+        prop_assert!(nearest(found[4], &at_zero, &spread, 0), "intercept {}", found[4]);
+        if variance == BigInt::ZERO {
+            prop_assert!(found[5].is_nan());
         } else {
-            prop_assert!(nearest(found[6], &(&joint * &joint), &(&spread * &scatter), 0), "r2 {}", found[6]);
+            prop_assert!(nearest(found[5], &(&joint * &joint), &(&spread * &variance), 0), "r2 {}", found[5]);
+        }
+    }
+
+    #[test]
+    fn results_of_floats_keep_their_bounds(values in series(false), shift in prop_oneof![Just(0.0), -1e12..1e12_f64]) {
+        prop_assume!(values.len() >= 2);
+        let values: Vec<f64> = values.iter().map(|value| value + shift).collect();
+        let found = fold("stats", &["of=count,sum,mean,stddev,linreg"], &doubles(&values)).unwrap();
+        let found = numbers(&found);
+        let n = values.len();
+        let all = sums(&values);
+        let [variance, joint, spread] = scatter(n, &all);
+        let count = n as f64;
+        let mean = ratio(&all[0], &n.into(), -1074);
+        let sum = ratio(&all[0], &1.into(), -1074);
+        let deviation = root_of_ratio(&variance, &(BigInt::from(n) * n), -2148);
+        let unit = 2_f64.powi(-53);
+        // The references are rounded too.
+        let bound = 320.0 * unit * deviation;
+        let is_near = |found: f64, wanted: f64, bound: f64| (found - wanted).abs() <= bound + wanted.abs() * 2.0 * unit;
+        prop_assert!(is_near(found[1], sum, bound * count), "sum {} {}", found[1], sum);
+        prop_assert!(is_near(found[2], mean, bound), "mean {} {}", found[2], mean);
+        prop_assert!(is_near(found[3], deviation, 3e-13 * deviation), "stddev {} {}", found[3], deviation);
+        let slope = ratio(&joint, &spread, -1074);
+        let index_deviation = root_of_ratio(&spread, &(BigInt::from(n) * n), 0);
+        prop_assert!(is_near(found[4], slope, 1e-12 * deviation / index_deviation), "slope {} {}", found[4], slope);
+        let intercept = mean - slope * (count - 1.0) / 2.0;
+        let bound = 1e-12 * deviation + 4.0 * unit * mean.abs();
+        prop_assert!(is_near(found[5], intercept, bound + 4.0 * unit * slope.abs() * count), "intercept {} {}", found[5], intercept);
+        if variance != BigInt::ZERO {
+            let r2 = ratio(&(&joint * &joint), &(&spread * &variance), 0);
+            prop_assert!(is_near(found[6], r2, 2e-12), "r2 {} {}", found[6], r2);
         }
     }
 
@@ -121,12 +170,22 @@ proptest! {
         for hole in holes {
             with.insert(hole % (with.len() + 1), -9.0);
         }
-        let of = "of=count,min,max,sum,mean,stddev";
         let kept: Vec<f64> = values.iter().copied().filter(|value| *value != -9.0).collect();
-        let plain = fold("stats", &[of], &doubles(&kept));
-        prop_assert_eq!(&fold("stats", &[of, "missing=-9"], &doubles(&with)), &plain);
+        let of = "of=count,min,max,sum,mean,stddev";
+        let Ok(plain) = fold("stats", &[of], &doubles(&kept)) else {
+            prop_assert!(fold("stats", &[of, "missing=-9"], &doubles(&with)).is_err());
+            return Ok(());
+        };
+        let marked = fold("stats", &[of, "missing=-9"], &doubles(&with)).unwrap();
         let nan: Vec<f64> = with.iter().map(|value| if *value == -9.0 { f64::NAN } else { *value }).collect();
-        prop_assert_eq!(&fold("stats", &[of, "missing=nan"], &doubles(&nan)), &plain);
+        prop_assert_eq!(&fold("stats", &[of, "missing=nan"], &doubles(&nan)).unwrap(), &marked);
+        let (plain, marked) = (numbers(&plain), numbers(&marked));
+        prop_assert_eq!(&plain[..3], &marked[..3]);
+        // Blocks that lack none are rounded otherwise.
+        let bound = [plain[5] * plain[0], plain[5], plain[5]];
+        for ((a, b), bound) in plain[3..].iter().zip(&marked[3..]).zip(bound) {
+            prop_assert!((a - b).abs() <= 1e-12 * bound + a.abs() * 3e-16, "{} {}", a, b);
+        }
     }
 
     #[test]

@@ -1,49 +1,19 @@
-//! The same for `f64`, `f32` and integers of 32 bits with AVX-512 and its products of 52-bit integers, which
-//! read just those bits of a float in which a limb lies after it was cut.
+//! Integers of 32 bits with AVX-512 and its products of 52-bit integers, which add as they multiply.
 
 use std::arch::x86_64::*;
 
-use super::float::{Found, cutter};
 use super::{BLOCK, BLOCK_OF_PRODUCTS, Biased, LIMBS, Moments, Want};
 use crate::loops::number::Number;
 
 /// Values in a row.
 const ROW: usize = 16;
 
-/// Limbs of floats lie 51 bits apart; biased they are below 2^52.
-const BIAS: i128 = 1 << 51;
-const LIMB: i32 = 51;
-
-pub(super) fn f64_moments(want: Want, values: &[u8], grid: i32) -> Found<f64> {
-    check(want, values.len() / 8);
-    // SAFETY: this is called only at `Level::Ifma`, which exists only where these instructions do.
-    unsafe {
-        match want {
-            Want::Sum => doubles::<false, false>(values, grid),
-            Want::Squares => doubles::<true, false>(values, grid),
-            Want::Products => doubles::<true, true>(values, grid),
-        }
-    }
-}
-
-pub(super) fn f32_moments(want: Want, values: &[u8], grid: i32) -> Found<f32> {
-    check(want, values.len() / 4);
-    // SAFETY: as above.
-    unsafe {
-        match want {
-            Want::Sum => singles::<false, false>(values, grid),
-            Want::Squares => singles::<true, false>(values, grid),
-            Want::Products => singles::<true, true>(values, grid),
-        }
-    }
-}
-
 pub(super) fn moments_of_32_bits<T: Number, const SIGNED: bool>(
     want: Want,
     values: &[u8],
 ) -> Moments<T> {
     check(want, values.len() / 4);
-    // SAFETY: as above.
+    // SAFETY: this is called only at `Level::Ifma`, which exists only where these instructions do.
     unsafe {
         match want {
             Want::Sum => integers::<T, SIGNED, false, false>(values),
@@ -171,136 +141,6 @@ fn lanes(vector: __m512i) -> [u64; 8] {
     unsafe { std::mem::transmute(vector) }
 }
 
-/// The mask of the first `count` of up to 8 (or, above, 16) lanes.
-#[inline]
-fn mask8(count: usize) -> __mmask8 {
-    u8::try_from((1_u32 << count.min(8)) - 1).unwrap_or(u8::MAX)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512ifma")]
-fn doubles<const Q: bool, const P: bool>(values: &[u8], grid: i32) -> Found<f64> {
-    let weights = [grid + 1 - LIMB, grid + 1 - 2 * LIMB];
-    let cutters = weights.map(|weight| cutter(weight, 0));
-    let cut = cutters.map(|cutter| _mm512_set1_pd(cutter));
-    let mut least = _mm512_set1_pd(f64::INFINITY);
-    let mut greatest = _mm512_set1_pd(f64::NEG_INFINITY);
-    let mut rest = _mm512_setzero_si512();
-    let mut limbs = [Limb::new(); 2];
-    let mut products = [Products::new(); 3];
-    let mut half = |half: usize, value: __m512d, mask: __mmask8| {
-        // Where a value is NaN these keep what is there.
-        least = _mm512_mask_min_pd(least, mask, value, least);
-        greatest = _mm512_mask_max_pd(greatest, mask, value, greatest);
-        let high = _mm512_add_pd(value, cut[0]);
-        let left = _mm512_sub_pd(value, _mm512_sub_pd(high, cut[0]));
-        let low = _mm512_add_pd(left, cut[1]);
-        let taken = _mm512_sub_pd(low, cut[1]);
-        // Of a NaN too something is left.
-        let left = _mm512_sub_pd(left, taken);
-        rest = _mm512_or_si512(rest, _mm512_castpd_si512(left));
-        let (high, low) = (_mm512_castpd_si512(high), _mm512_castpd_si512(low));
-        limbs[0].add::<P>(half, high);
-        limbs[1].add::<P>(half, low);
-        if Q {
-            products[0].add(half, high, high);
-            products[1].add(half, high, low);
-            products[2].add(half, low, low);
-        }
-    };
-    let (whole, tail) = values.as_chunks::<{ ROW * 8 }>();
-    for row in whole {
-        // SAFETY: a row has 128 bytes.
-        let (a, b) = unsafe {
-            let start = row.as_ptr().cast::<f64>();
-            (_mm512_loadu_pd(start), _mm512_loadu_pd(start.add(8)))
-        };
-        half(0, a, 0xff);
-        half(1, b, 0xff);
-    }
-    let count = tail.len() / 8;
-    if count > 0 {
-        let masks = [mask8(count), mask8(count.saturating_sub(8))];
-        let start = tail.as_ptr().cast::<f64>();
-        // SAFETY: the masks leave out what lies behind the tail.
-        let (a, b) = unsafe {
-            (
-                _mm512_maskz_loadu_pd(masks[0], start),
-                _mm512_maskz_loadu_pd(masks[1], start.wrapping_add(8)),
-            )
-        };
-        half(0, a, masks[0]);
-        half(1, b, masks[1]);
-    }
-    let rows = whole.len() + usize::from(count > 0);
-    let mut all = of_floats(rows, 2, [weights[0], weights[1], 0]);
-    for limb in 0..2 {
-        let bits = cutters[limb].to_bits();
-        (all.sums[limb], all.products[limb]) = limbs[limb].together::<P>(rows, bits, 1, 8);
-    }
-    all.squares[0][0] = products[0].together();
-    all.squares[0][1] = products[1].together();
-    all.squares[1][1] = products[2].together();
-    let moments = Moments {
-        least: _mm512_reduce_min_pd(least),
-        greatest: _mm512_reduce_max_pd(greatest),
-        sums: all.unbiased(),
-    };
-    (moments, is_zero(rest))
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512ifma")]
-fn singles<const Q: bool, const P: bool>(values: &[u8], grid: i32) -> Found<f32> {
-    let weight = grid + 1 - LIMB;
-    let cutter = cutter(weight, 0);
-    let cut = _mm512_set1_pd(cutter);
-    let mut least = _mm512_set1_ps(f32::INFINITY);
-    let mut greatest = _mm512_set1_ps(f32::NEG_INFINITY);
-    let mut rest = _mm512_setzero_si512();
-    let mut limb = Limb::new();
-    let mut products = Products::new();
-    let mut row = |values: __m512, mask: __mmask16| {
-        least = _mm512_mask_min_ps(least, mask, values, least);
-        greatest = _mm512_mask_max_ps(greatest, mask, values, greatest);
-        let upper = _mm512_extractf32x8_ps::<1>(values);
-        let halves = [_mm512_castps512_ps256(values), upper].map(|half| _mm512_cvtps_pd(half));
-        for (half, value) in halves.into_iter().enumerate() {
-            let high = _mm512_add_pd(value, cut);
-            let taken = _mm512_sub_pd(high, cut);
-            let left = _mm512_sub_pd(value, taken);
-            rest = _mm512_or_si512(rest, _mm512_castpd_si512(left));
-            let high = _mm512_castpd_si512(high);
-            limb.add::<P>(half, high);
-            if Q {
-                products.add(half, high, high);
-            }
-        }
-    };
-    let (whole, tail) = values.as_chunks::<{ ROW * 4 }>();
-    for values in whole {
-        // SAFETY: a row has 64 bytes.
-        row(unsafe { _mm512_loadu_ps(values.as_ptr().cast()) }, 0xffff);
-    }
-    let count = tail.len() / 4;
-    if count > 0 {
-        let mask = mask16(count);
-        // SAFETY: the mask leaves out what lies behind the tail.
-        row(
-            unsafe { _mm512_maskz_loadu_ps(mask, tail.as_ptr().cast()) },
-            mask,
-        );
-    }
-    let rows = whole.len() + usize::from(count > 0);
-    let mut all = of_floats(rows, 1, [weight, 0, 0]);
-    (all.sums[0], all.products[0]) = limb.together::<P>(rows, cutter.to_bits(), 1, 8);
-    all.squares[0][0] = products.together();
-    let moments = Moments {
-        least: _mm512_reduce_min_ps(least),
-        greatest: _mm512_reduce_max_ps(greatest),
-        sums: all.unbiased(),
-    };
-    (moments, is_zero(rest))
-}
-
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512ifma")]
 fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     values: &[u8],
@@ -311,8 +151,9 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     let mut least = _mm512_set1_epi32(-1);
     let mut greatest = _mm512_setzero_si512();
     let mut limb = Limb::new();
-    let mut products = Products::new();
-    let mut row = |values: __m512i, mask: __mmask16| {
+    // Two, as products take longer than a row.
+    let mut products = [Products::new(); 2];
+    let mut row = |turn: usize, values: __m512i, mask: __mmask16| {
         let ordered = _mm512_xor_si512(values, flip);
         least = _mm512_mask_min_epu32(least, mask, ordered, least);
         greatest = _mm512_mask_max_epu32(greatest, mask, ordered, greatest);
@@ -323,23 +164,27 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
         for (half, value) in halves.into_iter().enumerate() {
             limb.add::<P>(half, value);
             if Q {
-                products.add(half, value, value);
+                products[turn].add(half, value, value);
             }
         }
     };
     let (whole, tail) = values.as_chunks::<{ ROW * 4 }>();
-    for values in whole {
-        // SAFETY: a row has 64 bytes.
-        row(
-            unsafe { _mm512_loadu_si512(values.as_ptr().cast()) },
-            0xffff,
-        );
+    for values in whole.chunks(2) {
+        for (turn, values) in values.iter().enumerate() {
+            // SAFETY: a row has 64 bytes.
+            row(
+                turn,
+                unsafe { _mm512_loadu_si512(values.as_ptr().cast()) },
+                0xffff,
+            );
+        }
     }
     let count = tail.len() / 4;
     if count > 0 {
         let mask = mask16(count);
         // SAFETY: the mask leaves out what lies behind the tail.
         row(
+            0,
             unsafe { _mm512_maskz_loadu_epi32(mask, tail.as_ptr().cast()) },
             mask,
         );
@@ -352,7 +197,7 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
         ..Biased::default()
     };
     (all.sums[0], all.products[0]) = limb.together::<P>(rows, bias.into(), 2, 1);
-    all.squares[0][0] = products.together();
+    all.squares[0][0] = products[0].together() + products[1].together();
     let number = |ordered: u32| T::read(&(ordered ^ bias).to_le_bytes());
     Moments {
         least: number(_mm512_reduce_min_epu32(least)),
@@ -361,24 +206,7 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
     }
 }
 
-fn of_floats(rows: usize, limbs: usize, weights: [i32; LIMBS]) -> Biased {
-    Biased {
-        count: (rows * ROW) as i128,
-        limbs,
-        weights,
-        bias: [BIAS; LIMBS],
-        ..Biased::default()
-    }
-}
-
 #[inline]
 fn mask16(count: usize) -> __mmask16 {
     u16::try_from((1_u32 << count.min(16)) - 1).unwrap_or(u16::MAX)
-}
-
-/// Whether all bits are 0 but the highest of each: a rest may be a zero with a sign.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn is_zero(rest: __m512i) -> bool {
-    lanes(rest).into_iter().fold(0, |all, lane| all | lane) << 1 == 0
 }

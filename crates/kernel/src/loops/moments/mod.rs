@@ -1,5 +1,5 @@
-//! Smallest, largest, and the exact sums of values, of their squares and of their products with their index,
-//! of one block in one pass.
+//! Smallest, largest, and the sums of values, of their squares and of their products with their index, of one
+//! block in one pass. Those of floats are rounded in [`centred`]; what follows is exact.
 //!
 //! A value is cut into limbs, small integers times powers of two that all values of the block share, and the
 //! sums of limbs and of products of limbs are taken in integers. So nothing is ever rounded. The limbs of
@@ -8,10 +8,18 @@
 //! done again with another grid, and if its magnitudes are too far apart for any, the caller must add its
 //! values one by one.
 
-mod float;
+#![allow(
+    clippy::needless_range_loop,
+    reason = "lanes and limbs number several arrays at once"
+)]
+
+pub(crate) mod centred;
 #[cfg(target_arch = "x86_64")]
 mod ifma;
 mod integer;
+mod limbs;
+
+use centred::Centred;
 
 use super::number::Number;
 use super::simd::Level;
@@ -57,6 +65,41 @@ pub(crate) struct Sums {
     squares: [[i128; LIMBS]; LIMBS],
     /// Of `limb[k] * index`.
     products: [i128; LIMBS],
+}
+
+/// Blocks whose sums fit together: each limb's is below 2^112.
+const BLOCKS_TOGETHER: usize = 1024;
+
+/// Sums of several blocks, less those of products: adding to an exact sum takes longer than adding these.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    sums: Sums,
+    blocks: usize,
+}
+
+impl Together {
+    /// Adds a block's sums; gives what must be taken out first, if that has limbs elsewhere or is full.
+    pub(crate) fn add(&mut self, block: &Sums) -> Option<Sums> {
+        let fits = self.sums.limbs == block.limbs && self.sums.weights == block.weights;
+        if !fits || self.blocks == BLOCKS_TOGETHER {
+            let before = std::mem::replace(&mut self.sums, *block);
+            self.blocks = 1;
+            return Some(before);
+        }
+        self.blocks += 1;
+        for a in 0..block.limbs {
+            self.sums.sums[a] += block.sums[a];
+            for b in a..block.limbs {
+                self.sums.squares[a][b] += block.squares[a][b];
+            }
+        }
+        None
+    }
+
+    /// All sums since those that were taken out.
+    pub(crate) fn rest(self) -> Sums {
+        self.sums
+    }
 }
 
 impl Sums {
@@ -131,33 +174,30 @@ pub(crate) trait Summed: Number {
     /// [`BLOCK_OF_PRODUCTS`] where products are wanted. `None` if a value is not finite or magnitudes are too
     /// far apart. `grid` is kept from block to block, 0 at first; only speed depends on it.
     fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>>;
-}
 
-impl Summed for f64 {
-    fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>> {
-        float::moments(values, grid, |grid| match (level, want) {
-            #[cfg(target_arch = "x86_64")]
-            (Level::Ifma, want) => ifma::f64_moments(want, values, grid),
-            (level, want) => float::three_limbs::<f64>(level, want, values, grid),
-        })
+    /// Sums a block of floats around one of them, rounded; `None` as [`centred::centred`] says, and for integers.
+    fn centred(_: Level, _: Want, _: &[u8]) -> Option<Centred<Self>> {
+        None
     }
 }
 
-impl Summed for f32 {
-    fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>> {
-        let narrow = float::moments(values, grid, |grid| match (level, want) {
-            #[cfg(target_arch = "x86_64")]
-            (Level::Ifma, want) => ifma::f32_moments(want, values, grid),
-            (level, want) => float::two_limbs::<f32>(level, want, values, grid),
-        });
-        if narrow.is_some() {
-            return narrow;
-        }
-        float::moments(values, grid, |grid| {
-            float::three_limbs::<f32>(level, want, values, grid)
-        })
-    }
+macro_rules! float {
+    ($($type:ty),*) => {
+        $(impl Summed for $type {
+            fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>> {
+                limbs::moments(values, grid, |grid| {
+                    limbs::limbs::<$type, 3>(level, want, values, grid)
+                })
+            }
+
+            fn centred(level: Level, want: Want, values: &[u8]) -> Option<Centred<Self>> {
+                centred::centred(level, want == Want::Products, values)
+            }
+        })*
+    };
 }
+
+float!(f64, f32);
 
 macro_rules! integer {
     ($($type:ty: $limbs:literal),*) => {

@@ -1,5 +1,11 @@
 //! All levels against each other and against sums of big integers.
 
+#![allow(
+    clippy::float_cmp,
+    clippy::cast_possible_truncation,
+    reason = "results are told exactly, and places are small"
+)]
+
 use num_bigint::BigInt;
 use proptest::prelude::*;
 
@@ -36,7 +42,7 @@ fn found<T: Summed>(
     grid: &mut i32,
 ) -> Option<(Wanted, f64, f64)> {
     let moments = T::moments(level, Want::Products, values, grid)?;
-    let [mut sum, mut squares, mut products] = [const { () }; 3].map(|()| Exact::default());
+    let [mut sum, mut squares, mut products]: [Exact; 3] = Default::default();
     moments.sums.sum(&mut sum);
     moments.sums.squares(&mut squares);
     moments.sums.products(first, &mut products);

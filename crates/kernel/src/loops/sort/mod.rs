@@ -7,6 +7,7 @@
 mod lanes;
 mod narrow;
 mod order;
+#[cfg(target_arch = "x86_64")]
 mod quick;
 mod slices;
 mod spread;
@@ -96,6 +97,11 @@ struct Task<'a, T> {
 
 impl<T: Value> Task<'_, T> {
     fn run<L: Lanes<Key = T::Key>>(&self, to: &mut [T::Key]) {
+        assert_eq!(
+            self.from.len(),
+            size_of_val(to),
+            "from and to are of one size"
+        );
         if to.len() < SMALL {
             for (key, bytes) in to.iter_mut().zip(self.from.chunks_exact(size_of::<T>())) {
                 *key = T::key(bytes, self.big);
@@ -213,8 +219,8 @@ fn next<R>(ranges: &Mutex<Vec<R>>) -> Option<R> {
     ranges.lock().unwrap_or_else(PoisonError::into_inner).pop()
 }
 
-/// Where the values of one part go: the begin of their place in each range.
-struct Places<K>(Vec<*mut K>);
+/// Where the values of one part go: the begin of their place in each range, and how many there are.
+struct Places<K>(Vec<(*mut K, usize)>);
 
 // SAFETY: each place is written by the one thread that has it.
 unsafe impl<K: Send> Send for Places<K> {}
@@ -225,7 +231,8 @@ fn places<K>(to: &mut [K], counts: &[Vec<usize>]) -> Vec<Places<K>> {
     let mut next = 0;
     for range in 0..counts.first().map_or(0, Vec::len) {
         for (counts, places) in counts.iter().zip(&mut places) {
-            places.0.push(to[next..].as_mut_ptr());
+            let place = &mut to[next..next + counts[range]];
+            places.0.push((place.as_mut_ptr(), place.len()));
             next += counts[range];
         }
     }

@@ -47,6 +47,8 @@ struct Stage<K> {
     keys: [K; FULL + 16 * AT_ONCE],
     length: usize,
     to: *mut K,
+    /// Keys that the range has room for.
+    room: usize,
 }
 
 /// The stages of all ranges.
@@ -57,15 +59,16 @@ pub(super) struct Stages<K> {
 }
 
 impl<K: Copy> Stages<K> {
-    /// Stages for ranges that begin at `to`; `key` is any key.
-    pub(super) fn new(to: &[*mut K], key: K, far: bool) -> Self {
-        let stage = |to: &*mut K| Stage {
+    /// Stages for ranges that begin at a place and have room for some keys; `key` is any key.
+    pub(super) fn new(ranges: &[(*mut K, usize)], key: K, far: bool) -> Self {
+        let stage = |(to, room): &(*mut K, usize)| Stage {
             keys: [key; FULL + 16 * AT_ONCE],
             length: 0,
             to: *to,
+            room: *room,
         };
         Self {
-            stages: to.iter().map(stage).collect(),
+            stages: ranges.iter().map(stage).collect(),
             far,
         }
     }
@@ -165,6 +168,8 @@ impl<K: Copy> Stage<K> {
     unsafe fn empty<L: Lanes<Key = K>>(&mut self, far: bool, all: bool) {
         let line = LINE / size_of::<K>();
         let from = self.keys.as_mut_ptr();
+        // Keys were counted before: more can only be if the input has changed since.
+        assert!(self.length <= self.room, "an input is being changed");
         // The first piece ends at a line's end, so that all others are whole lines.
         let first = self.to.align_offset(LINE).min(self.length);
         let lines = (self.length - first) / line * line;
@@ -189,7 +194,9 @@ impl<K: Copy> Stage<K> {
                 std::ptr::copy(from.add(moved), from, rest);
                 self.length = rest;
             }
+            let moved = if all { moved + rest } else { moved };
             self.to = self.to.add(moved);
+            self.room -= moved;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Floats: grids, and limbs of 26 bits whose products any processor can multiply.
+//! Floats, exactly: grids, and limbs of 26 bits whose products any processor can multiply.
 
 use std::marker::PhantomData;
 
@@ -56,24 +56,12 @@ fn above<T: Number>(found: &Moments<T>) -> i32 {
 
 /// What is added to cut at `2^weight`: numbers of its size have their last bit there. `2^51` and `extra` are
 /// in its low bits.
-pub(super) fn cutter(weight: i32, extra: u64) -> f64 {
+fn cutter(weight: i32, extra: u64) -> f64 {
     f64::from_bits(power(weight + 52).to_bits() + (1 << 51) + extra)
 }
 
-pub(super) fn two_limbs<T: Number>(level: Level, want: Want, values: &[u8], grid: i32) -> Found<T> {
-    limbs::<T, 2>(level, want, values, grid)
-}
-
-pub(super) fn three_limbs<T: Number>(
-    level: Level,
-    want: Want,
-    values: &[u8],
-    grid: i32,
-) -> Found<T> {
-    limbs::<T, 3>(level, want, values, grid)
-}
-
-fn limbs<T: Number, const L: usize>(
+/// Sums a block whose values are below `2^grid`, in `L` limbs.
+pub(super) fn limbs<T: Number, const L: usize>(
     level: Level,
     want: Want,
     values: &[u8],

@@ -30,7 +30,11 @@
 mod builtin;
 pub mod child;
 mod error;
+mod exact;
+mod fold;
 mod launcher;
+mod loops;
+pub mod memory;
 mod prepare;
 mod program;
 mod run;
@@ -40,8 +44,12 @@ mod spare;
 mod spawn;
 mod watch;
 
-pub use builtin::{BuiltinError, builtin_names, is_builtin, run_builtin};
+pub use builtin::{
+    Arg, BuiltinError, Kernel, builtin_kernels, builtin_names, fold_builtin, is_builtin,
+    run_builtin, stream_builtin,
+};
 pub use error::{OutputError, PrepareError, SetupError, SpawnError};
+pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
 pub use program::{builtin_hash, find_program, hash_file};

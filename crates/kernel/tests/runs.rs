@@ -394,7 +394,7 @@ fn missing_code_is_a_clear_error() {
     assert!(
         unknown
             .to_string()
-            .contains("grep, linreg, max, mean, min, stddev, wordcount"),
+            .contains("linreg, max, mean, median, min"),
         "{unknown}"
     );
     let script = place.object("script", "#!/no/interpreter\n");

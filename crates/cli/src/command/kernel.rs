@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_core::job::quantity;
 use tidemill_kernel::{
-    Code, Exit, InputsAs, Launcher, Limits, Prepared, Run, RunInput, Settings, builtin_names,
-    find_program, is_builtin,
+    Code, Exit, InputsAs, Kernel, Launcher, Limits, Prepared, Run, RunInput, Settings,
+    builtin_kernels, builtin_names, find_program, is_builtin,
 };
 
 const EXAMPLES: &str = "Examples:
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
-    /// List the built-in kernels
+    /// List the built-in kernels, what they do and their arguments (`--quiet`: their names)
     List,
     /// Run a kernel on local files in the sandbox and under the limits of an element; no array is needed
     Test(Test),
@@ -83,12 +83,50 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 fn list(context: &Context) -> anyhow::Result<ExitCode> {
-    let names = builtin_names();
-    let text = names.join("\n");
-    context
-        .output
-        .show(&Said::new(text, json!({ "builtin": names })))?;
+    let kernels = builtin_kernels();
+    let names: Vec<_> = kernels.iter().map(|kernel| kernel.name).collect();
+    let text = if context.quiet() {
+        names.join("\n")
+    } else {
+        kernels.iter().map(|kernel| described(kernel)).collect()
+    };
+    let all: Vec<_> = kernels
+        .iter()
+        .map(|kernel| {
+            let args: Vec<_> = kernel
+                .args()
+                .map(|arg| {
+                    let (key, values) = (arg.key, arg.values);
+                    json!({ "key": key, "values": values, "default": arg.default, "help": arg.help })
+                })
+                .collect();
+            json!({
+                "name": kernel.name, "revision": kernel.revision, "help": kernel.help, "usage": kernel.usage(),
+                "args": args, "fold": kernel.is_fold(), "stream": kernel.is_stream(),
+            })
+        })
+        .collect();
+    context.output.show(&Said::new(
+        text,
+        json!({ "builtin": names, "kernels": all }),
+    ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A kernel and its arguments, in lines.
+fn described(kernel: &Kernel) -> String {
+    let mut text = format!("{}: {}\n", kernel.name, kernel.help);
+    if kernel.args().next().is_none() {
+        let _ = writeln!(text, "    {}", kernel.usage());
+    }
+    for arg in kernel.args() {
+        let _ = write!(text, "    {}={}", arg.key, arg.values);
+        if !arg.default.is_empty() {
+            let _ = write!(text, " [{}]", arg.default);
+        }
+        let _ = writeln!(text, "  {}", arg.help);
+    }
+    text
 }
 
 /// What a name on the command line stands for, as in a job script.

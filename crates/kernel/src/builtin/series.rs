@@ -1,7 +1,7 @@
 //! Reads the inputs of a built-in kernel: as one series of numbers in blocks, or as bytes.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::ptr;
@@ -9,7 +9,9 @@ use std::ptr;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::BuiltinError;
-use super::number::BLOCK;
+use super::table::{Input, Options};
+use super::values::size_of_dtype;
+use crate::fold::{Fold, Stream};
 
 /// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
 #[derive(Debug)]
@@ -73,116 +75,141 @@ impl Drop for Mapped {
     }
 }
 
-fn open(name: &str) -> Result<Mapped, BuiltinError> {
+/// Bytes of numbers read from text that are handed on at a time.
+const PIECE_BYTES: usize = 32 << 10;
+
+pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
     Mapped::open(name).map_err(|source| BuiltinError::Read {
         name: name.to_owned(),
         source,
     })
 }
 
-/// Gives each input as a whole.
-pub(crate) fn each(
+/// Takes all inputs into a fold.
+pub(crate) fn fold(
+    inputs: &[String],
+    input: Input,
+    options: &Options,
+    fold: &mut dyn Fold,
+) -> Result<(), BuiltinError> {
+    let mut offset = 0;
+    if input == Input::Values && options.is("dtype", "text") {
+        return text_pieces(inputs, |piece| {
+            fold.update(offset, piece)?;
+            offset += piece.len() as u64;
+            Ok(())
+        });
+    }
+    for name in inputs {
+        let file = open(name)?;
+        if input == Input::Values {
+            whole_values(name, &file, size_of_dtype(options))?;
+        }
+        fold.update(offset, &file)?;
+        offset += file.len() as u64;
+        // A gap keeps texts apart.
+        offset += u64::from(input == Input::Bytes);
+    }
+    Ok(())
+}
+
+/// Pushes all inputs through a stream.
+pub(crate) fn stream(
+    inputs: &[String],
+    input: Input,
+    options: &Options,
+    stream: &mut dyn Stream,
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    if input == Input::Values && options.is("dtype", "text") {
+        return text_pieces(inputs, |piece| stream.push(piece, out));
+    }
+    for (number, name) in inputs.iter().enumerate() {
+        let file = open(name)?;
+        if input == Input::Values {
+            whole_values(name, &file, size_of_dtype(options))?;
+        } else if number > 0 {
+            stream.next_input(out)?;
+        }
+        stream.push(&file, out)?;
+    }
+    Ok(())
+}
+
+/// All inputs as they are in memory: mapped, or read from text as little-endian `f64`.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Mapped(Mapped),
+    Read(Vec<u8>),
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(bytes) => bytes,
+            Self::Read(bytes) => bytes,
+        }
+    }
+}
+
+/// All inputs, for kernels that pass over them several times.
+pub(crate) fn memory(inputs: &[String], options: &Options) -> Result<Vec<Memory>, BuiltinError> {
+    if options.is("dtype", "text") {
+        let mut all = Vec::new();
+        text_pieces(inputs, |piece| {
+            all.extend_from_slice(piece);
+            Ok(())
+        })?;
+        return Ok(vec![Memory::Read(all)]);
+    }
+    let map = |name: &String| {
+        let file = open(name)?;
+        whole_values(name, &file, size_of_dtype(options))?;
+        Ok(Memory::Mapped(file))
+    };
+    inputs.iter().map(map).collect()
+}
+
+/// Checks that a file holds whole values.
+pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), BuiltinError> {
+    if file.len().is_multiple_of(size) {
+        return Ok(());
+    }
+    Err(BuiltinError::Torn {
+        name: name.to_owned(),
+        bytes: file.len() as u64,
+        size,
+    })
+}
+
+/// Reads decimals between white space and gives them as little-endian `f64`, many at a time.
+pub(crate) fn text_pieces(
     inputs: &[String],
     mut take: impl FnMut(&[u8]) -> Result<(), BuiltinError>,
 ) -> Result<(), BuiltinError> {
-    inputs.iter().try_for_each(|name| take(&open(name)?))
-}
-
-/// Gives all inputs, in order, as one series of values of `size` bytes, cut into blocks of [`BLOCK`]
-/// values; only the last may be shorter. Returns the number of values.
-pub(crate) fn blocks(
-    inputs: &[String],
-    size: usize,
-    mut take: impl FnMut(&[u8]),
-) -> Result<u64, BuiltinError> {
-    let mut blocks = Blocks {
-        size,
-        rest: Vec::with_capacity(BLOCK * size),
-        values: 0,
-        take: &mut take,
-    };
+    let mut piece = Vec::with_capacity(PIECE_BYTES);
     for name in inputs {
         let file = open(name)?;
-        if file.len() % size != 0 {
-            let bytes = file.len() as u64;
-            return Err(BuiltinError::Torn {
-                name: name.clone(),
-                bytes,
-                size,
-            });
-        }
-        blocks.feed(&file);
-    }
-    Ok(blocks.finish())
-}
-
-/// The same for text: decimals between white space, given as little-endian `f64`.
-pub(crate) fn text_blocks(
-    inputs: &[String],
-    mut take: impl FnMut(&[u8]),
-) -> Result<u64, BuiltinError> {
-    let mut blocks = Blocks {
-        size: 8,
-        rest: Vec::with_capacity(BLOCK * 8),
-        values: 0,
-        take: &mut take,
-    };
-    for name in inputs {
-        let file = open(name)?;
-        for (number, line) in (1_u64..).zip(file.split(|byte| *byte == b'\n')) {
-            for word in line
-                .split(u8::is_ascii_whitespace)
-                .filter(|word| !word.is_empty())
-            {
+        for (line, text) in (1_u64..).zip(file.split(|byte| *byte == b'\n')) {
+            let words = text.split(u8::is_ascii_whitespace);
+            for word in words.filter(|word| !word.is_empty()) {
                 let value = std::str::from_utf8(word)
                     .ok()
                     .and_then(|word| word.parse::<f64>().ok());
-                let Some(value) = value else {
-                    let word = String::from_utf8_lossy(word).into_owned();
-                    return Err(BuiltinError::NotANumber {
-                        name: name.clone(),
-                        line: number,
-                        word,
-                    });
-                };
-                blocks.feed(&value.to_le_bytes());
+                let value = value.ok_or_else(|| BuiltinError::NotANumber {
+                    name: name.clone(),
+                    line,
+                    word: String::from_utf8_lossy(word).into_owned(),
+                })?;
+                piece.extend(value.to_le_bytes());
+            }
+            if piece.len() >= PIECE_BYTES {
+                take(&piece)?;
+                piece.clear();
             }
         }
     }
-    Ok(blocks.finish())
-}
-
-/// Cuts a series into blocks; copies only where a block spans files.
-struct Blocks<'a> {
-    size: usize,
-    rest: Vec<u8>,
-    values: u64,
-    take: &'a mut dyn FnMut(&[u8]),
-}
-
-impl Blocks<'_> {
-    fn feed(&mut self, mut bytes: &[u8]) {
-        self.values += (bytes.len() / self.size) as u64;
-        let block = BLOCK * self.size;
-        if !self.rest.is_empty() {
-            let (first, others) = bytes.split_at(bytes.len().min(block - self.rest.len()));
-            self.rest.extend_from_slice(first);
-            bytes = others;
-            if self.rest.len() < block {
-                return;
-            }
-            (self.take)(&self.rest);
-            self.rest.clear();
-        }
-        let whole = bytes.chunks_exact(block);
-        self.rest.extend_from_slice(whole.remainder());
-        whole.for_each(&mut self.take);
-    }
-
-    fn finish(self) -> u64 {
-        if !self.rest.is_empty() {
-            (self.take)(&self.rest);
-        }
-        self.values
-    }
+    take(&piece)
 }

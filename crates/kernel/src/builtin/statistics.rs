@@ -1,259 +1,539 @@
-//! The numeric kernels: `mean`, `max`, `min`, `stddev`, `linreg` over all inputs as one series.
+//! Statistics of all values, in one pass and in one fold whichever are asked for: `count`, `min`, `max`, `sum`,
+//! `mean`, `stddev`, `linreg`, and `stats` for several.
 //!
-//! - **Sums.** Of integers they are exact. Of floats, blocks of 4096 values are added in lanes and the
-//!   blocks with twice the precision: the error is at most 140 × 2⁻⁵³ times the sum of magnitudes, however
-//!   long the series is. Blocks are counted over the whole series, so results are the same to the last bit
-//!   however it is split into files, and whichever vector instructions the processor has.
-//! - **NaN** makes the result of `mean`, `stddev` and `linreg` NaN. `max` and `min` pass over it, unless
-//!   there is nothing else.
+//! - **Sums of integers are exact**, of squares and of products with the index too, and each result is rounded
+//!   once: `sum` is exact, `mean` and all three of `linreg` are the `f64` nearest to the true value, `stddev` is less
+//!   than one unit in the last place from it.
+//! - **Floats** are summed in blocks of 4096 values that begin at multiples of 4096, around a value of the block (or
+//!   its mean), and what blocks give is put together exactly. So results do not depend on how the input was cut: a
+//!   fold keeps the bytes of blocks that it has only parts of, which is none if pieces begin and end at multiples of
+//!   32 KiB (`f64`) or 16 KiB (`f32`). With s the true standard deviation of the population: the error of `mean` is at
+//!   most 320 × 2⁻⁵³ × s and half a unit in its last place, that of `sum` n times that, that of `stddev` at most
+//!   3 × 10⁻¹³ × s, whatever the mean is. Blocks with values that are missing or not finite are summed exactly.
+//! - **NaN** makes `sum`, `mean`, `stddev` and `linreg` NaN. `max` and `min` pass over it, unless there is
+//!   nothing else. Infinities make `sum` and `mean` infinite, or NaN if there are both, the others NaN.
 //! - **`stddev`** is that of a population (`ddof=0`) unless `ddof=1` asks for that of a sample.
 //! - **`linreg`** fits value against index, from 0: slope, intercept, and r², which is NaN if all values
 //!   are the same.
 
-use std::marker::PhantomData;
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use num_bigint::BigInt;
+use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::number::{BlockMoments, Extreme, FloatSum, IntegerSum, Moments, Number, decimal};
-use super::series::{blocks, text_blocks};
-use super::simd::{self, Level};
+use super::table::{Arg, Code, Input, Kernel, Options};
+use super::values::{FORMAT, Numbers, ORDER, OUT, Take, fold_of_dtype, missing};
+use crate::exact::{self, Exact, ratio};
+use crate::fold::Fold;
+use crate::loops::extremes::extremes;
+use crate::loops::moments::centred::Centred;
+use crate::loops::moments::{BLOCK, BLOCK_OF_PRODUCTS, Summed, Sums, Together, Want};
+use crate::loops::simd::Level;
 
-/// Types of numbers that an input may hold.
-pub(crate) const DTYPES: &str = "f64, f32, i8, i16, i32, i64, u8, u16, u32, u64, text";
+const DDOF: &[Arg] = &[Arg {
+    key: "ddof",
+    values: "0|1",
+    default: "0",
+    help: "0: standard deviation of a population, 1: of a sample",
+}];
+
+const OF: &[Arg] = &[Arg {
+    key: "of",
+    values: "LIST",
+    default: "count,min,max,mean,stddev",
+    help: "what to compute, with commas between: count, min, max, sum, mean, stddev, linreg",
+}];
+
+macro_rules! kernel {
+    ($name:literal, $revision:literal, $statistic:ident, $help:literal, $args:expr) => {
+        Kernel {
+            name: $name,
+            revision: $revision,
+            help: $help,
+            args: $args,
+            usage: None,
+            prepare: None,
+            code: Code::Fold(Input::Values, |options| {
+                fold(options, vec![Statistic::$statistic], false)
+            }),
+        }
+    };
+}
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[
+    kernel!("count", 1, Count, "number of values", &[FORMAT, OUT, ORDER]),
+    kernel!("max", 1, Max, "largest value", &[FORMAT, OUT, ORDER]),
+    kernel!("min", 1, Min, "smallest value", &[FORMAT, OUT, ORDER]),
+    kernel!("sum", 1, Sum, "sum of all values", &[FORMAT, OUT, ORDER]),
+    kernel!("mean", 2, Mean, "mean of all values", &[FORMAT, OUT, ORDER]),
+    kernel!(
+        "stddev",
+        2,
+        Stddev,
+        "standard deviation",
+        &[FORMAT, OUT, DDOF, ORDER]
+    ),
+    kernel!(
+        "linreg",
+        2,
+        Linreg,
+        "slope, intercept and r² of the line through value against index",
+        &[FORMAT, OUT, ORDER]
+    ),
+    Kernel {
+        name: "stats",
+        revision: 1,
+        help: "several statistics in one pass, a line each: its name and its value",
+        args: &[OF, FORMAT, OUT, DDOF, ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Fold(Input::Values, |options| {
+            let of = options.text("of").unwrap_or_default();
+            let statistics: Option<Vec<_>> = of.split(',').map(Statistic::find).collect();
+            let valid = "count, min, max, sum, mean, stddev, linreg, with commas between";
+            let statistics = statistics.ok_or_else(|| options.wrong("of", of, valid))?;
+            fold(options, statistics, true)
+        }),
+    },
+];
 
 /// What to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Statistic {
-    Mean,
-    Max,
+enum Statistic {
+    Count,
     Min,
+    Max,
+    Sum,
+    Mean,
     Stddev,
     Linreg,
 }
 
-/// Independent sums of integers in one block.
-const SUMS: usize = 64;
+impl Statistic {
+    const ALL: [(&'static str, Self); 7] = [
+        ("count", Self::Count),
+        ("min", Self::Min),
+        ("max", Self::Max),
+        ("sum", Self::Sum),
+        ("mean", Self::Mean),
+        ("stddev", Self::Stddev),
+        ("linreg", Self::Linreg),
+    ];
 
-/// A result: numbers, and their text (exact for integers).
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Numbers {
-    pub(crate) values: Vec<f64>,
-    pub(crate) text: String,
-}
+    fn find(name: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|(known, _)| *known == name)
+            .map(|(_, statistic)| statistic)
+    }
 
-impl Numbers {
-    fn floats(values: Vec<f64>) -> Self {
-        let text = values
-            .iter()
-            .map(|value| decimal(*value))
-            .collect::<Vec<_>>()
-            .join(" ");
-        Self { values, text }
+    fn name(self) -> &'static str {
+        let mut all = Self::ALL.into_iter();
+        all.find(|(_, known)| *known == self)
+            .map_or("", |(name, _)| name)
+    }
+
+    /// Which sums it needs; `None` if none.
+    fn want(self) -> Option<Want> {
+        match self {
+            Self::Count | Self::Min | Self::Max => None,
+            Self::Sum | Self::Mean => Some(Want::Sum),
+            Self::Stddev => Some(Want::Squares),
+            Self::Linreg => Some(Want::Products),
+        }
     }
 }
 
-/// Computes `statistic` over all inputs as one series of `dtype`.
-pub(crate) fn compute(
-    statistic: Statistic,
-    inputs: &[String],
-    dtype: &str,
-    ddof: u64,
-    level: Level,
-) -> Result<Numbers, BuiltinError> {
-    let source = Source {
-        inputs,
-        text: dtype == "text",
+fn fold(
+    options: &Options,
+    statistics: Vec<Statistic>,
+    named: bool,
+) -> Result<Box<dyn Fold>, BuiltinError> {
+    let want = statistics
+        .iter()
+        .filter_map(|statistic| statistic.want())
+        .max();
+    let settings = Settings {
+        statistics,
+        named,
+        want,
+        ddof: u64::from(options.is("ddof", "1")),
+        raw: options.is("out", "f64"),
     };
-    match dtype {
-        "f64" | "text" => source.compute::<f64>(statistic, ddof, level),
-        "f32" => source.compute::<f32>(statistic, ddof, level),
-        "i8" => source.compute::<i8>(statistic, ddof, level),
-        "i16" => source.compute::<i16>(statistic, ddof, level),
-        "i32" => source.compute::<i32>(statistic, ddof, level),
-        "i64" => source.compute::<i64>(statistic, ddof, level),
-        "u8" => source.compute::<u8>(statistic, ddof, level),
-        "u16" => source.compute::<u16>(statistic, ddof, level),
-        "u32" => source.compute::<u32>(statistic, ddof, level),
-        "u64" => source.compute::<u64>(statistic, ddof, level),
-        _ => Err(BuiltinError::Value {
-            key: "dtype",
-            value: dtype.to_owned(),
-            valid: DTYPES,
-        }),
-    }
+    fold_of_dtype!(options, |T| {
+        missing::<T>(options).map(|missing| Statistics::<T> {
+            missing_value: missing,
+            settings,
+            ..Statistics::default()
+        })
+    })
 }
 
-struct Source<'a> {
-    inputs: &'a [String],
-    text: bool,
+/// What the arguments ask for.
+#[derive(Debug, Default)]
+struct Settings {
+    statistics: Vec<Statistic>,
+    /// Whether each result has its name before it.
+    named: bool,
+    want: Option<Want>,
+    ddof: u64,
+    raw: bool,
 }
 
-impl Source<'_> {
-    /// Folds all blocks, and gives the number of values, which is not 0.
-    fn fold<T: Number>(&self, take: impl FnMut(&[u8])) -> Result<u64, BuiltinError> {
-        let values = if self.text {
-            text_blocks(self.inputs, take)
-        } else {
-            blocks(self.inputs, T::SIZE, take)
-        }?;
-        if values == 0 {
-            Err(BuiltinError::Empty)
-        } else {
-            Ok(values)
-        }
+/// What was found so far.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(bound = "")]
+struct Statistics<T: Summed> {
+    #[serde(skip)]
+    settings: Settings,
+    #[serde(skip)]
+    missing_value: Option<T>,
+    /// Values, missing ones included.
+    count: u64,
+    missing: u64,
+    /// The sums of indices of missing values, and of their squares.
+    missing_index: u128,
+    missing_index_squares: Exact,
+    nan: u64,
+    infinite: u64,
+    minus_infinite: u64,
+    extremes: Option<(T, T)>,
+    /// Of values that are neither missing nor infinite nor NaN.
+    sum: Exact,
+    squares: Exact,
+    products: Exact,
+    /// Parts of blocks, by block and by the index of the first value, where blocks must be whole.
+    parts: BTreeMap<u64, BTreeMap<u64, Vec<u8>>>,
+    #[serde(skip)]
+    grid: i32,
+    #[serde(skip)]
+    sifted: Vec<u8>,
+}
+
+impl<T: Summed> Statistics<T> {
+    fn extreme(&mut self, found: (T, T)) {
+        self.extremes = Some(self.extremes.map_or(found, |known| {
+            (found.0.smaller(known.0), found.1.larger(known.1))
+        }));
     }
 
-    fn compute<T: Number>(
-        &self,
-        statistic: Statistic,
-        ddof: u64,
-        level: Level,
-    ) -> Result<Numbers, BuiltinError> {
-        match statistic {
-            Statistic::Mean => self.mean::<T>(level),
-            Statistic::Max => self.extreme_by_size::<T, true>(level),
-            Statistic::Min => self.extreme_by_size::<T, false>(level),
-            Statistic::Stddev => self.stddev::<T>(ddof, level),
-            Statistic::Linreg => self.linreg::<T>(level),
+    /// Takes in a block. Sums but those of products go to `together`.
+    fn block(&mut self, first: u64, values: &[u8], together: &mut Together) {
+        let missing = self.missing_value.is_some_and(|missing| {
+            let mut values = values.chunks_exact(T::SIZE);
+            values.any(|value| T::read(value).same(missing))
+        });
+        if missing {
+            return self.sift(first, values);
         }
-    }
-
-    #[allow(clippy::cast_precision_loss, reason = "the result is rounded to f64")]
-    fn mean<T: Number>(&self, level: Level) -> Result<Numbers, BuiltinError> {
-        if T::INTEGER {
-            let mut sum = 0_i128;
-            let count = self.fold::<T>(|block| {
-                sum += simd::run(level, IntegerSum::<T, SUMS>(block, PhantomData))
-            })?;
-            let (whole, part) = (sum / i128::from(count), sum % i128::from(count));
-            return Ok(Numbers::floats(vec![
-                whole as f64 + part as f64 / count as f64,
-            ]));
-        }
-        let mut sum = DoubleSum::default();
-        let count =
-            self.fold::<T>(|block| sum.add(simd::run(level, FloatSum::<T>(block, PhantomData))))?;
-        Ok(Numbers::floats(vec![sum.value() / count as f64]))
-    }
-
-    fn extreme_by_size<T: Number, const MAX: bool>(
-        &self,
-        level: Level,
-    ) -> Result<Numbers, BuiltinError> {
-        match T::SIZE {
-            1 => self.extreme::<T, MAX, 256>(level),
-            2 => self.extreme::<T, MAX, 128>(level),
-            4 => self.extreme::<T, MAX, 64>(level),
-            _ => self.extreme::<T, MAX, 64>(level),
-        }
-    }
-
-    fn extreme<T: Number, const MAX: bool, const L: usize>(
-        &self,
-        level: Level,
-    ) -> Result<Numbers, BuiltinError> {
-        let mut best: Option<T> = None;
-        self.fold::<T>(|block| {
-            let Some(found) = simd::run(level, Extreme::<T, MAX, L>(block, PhantomData)) else {
-                return;
-            };
-            let better = best.is_none_or(|best| if MAX { found > best } else { found < best });
-            if better {
-                best = Some(found);
+        let level = Level::best();
+        let Some(want) = self.settings.want else {
+            if let Some(found) = extremes(level, values) {
+                self.extreme(found);
             }
-        })?;
-        Ok(best.map_or_else(
-            || Numbers::floats(vec![f64::NAN]),
-            |best| Numbers {
-                values: vec![best.to_f64() + 0.0],
-                text: best.text(),
+            return;
+        };
+        if !T::INTEGER {
+            match T::centred(level, want, values) {
+                Some(found) => self.centred(want, first, values.len() / T::SIZE, &found),
+                None => self.sift(first, values),
+            }
+            return;
+        }
+        match T::moments(level, want, values, &mut self.grid) {
+            Some(found) => {
+                self.extreme((found.least, found.greatest));
+                if want == Want::Products {
+                    found.sums.products(first, &mut self.products);
+                }
+                if let Some(sums) = together.add(&found.sums) {
+                    self.add(want, &sums);
+                }
+            }
+            None => self.sift(first, values),
+        }
+    }
+
+    /// Adds the sums of a block around a centre: what is put together from them is not rounded.
+    fn centred(&mut self, want: Want, first: u64, count: usize, found: &Centred<T>) {
+        self.extreme((found.least, found.greatest));
+        let (centre, exponent) = exact::parts(found.centre);
+        let (distances, distances_exponent) = exact::parts(found.distances);
+        let (centre, distances, count) = (i128::from(centre), i128::from(distances), count as i128);
+        self.sum.add(centre * count, exponent);
+        self.sum.add(distances, distances_exponent);
+        if want >= Want::Squares {
+            self.squares.add(centre * centre * count, 2 * exponent);
+            self.squares
+                .add(2 * centre * distances, exponent + distances_exponent);
+            self.squares.add_f64(found.squares);
+        }
+        if want == Want::Products {
+            let first = i128::from(first);
+            let indices = first * count + count * (count - 1) / 2;
+            self.products.add(centre * indices, exponent);
+            self.products.add(distances * first, distances_exponent);
+            self.products.add_f64(found.products);
+        }
+    }
+
+    /// Adds sums, less those of products.
+    fn add(&mut self, want: Want, sums: &Sums) {
+        sums.sum(&mut self.sum);
+        if want >= Want::Squares {
+            sums.squares(&mut self.squares);
+        }
+    }
+
+    /// Takes in a block some of whose values are missing, infinite or NaN, or too far apart: counts those,
+    /// and sums the others with zero in their place.
+    fn sift(&mut self, first: u64, values: &[u8]) {
+        let mut sifted = std::mem::take(&mut self.sifted);
+        sifted.clear();
+        sifted.extend_from_slice(values);
+        for (index, bytes) in (first..).zip(sifted.chunks_exact_mut(T::SIZE)) {
+            let value = T::read(bytes);
+            if self
+                .missing_value
+                .is_some_and(|missing| value.same(missing))
+            {
+                self.missing += 1;
+                self.missing_index += u128::from(index);
+                let index = i128::from(index);
+                self.missing_index_squares.add(index * index, 0);
+                bytes.fill(0);
+                continue;
+            }
+            let number = value.to_f64();
+            if number.is_nan() {
+                self.nan += 1;
+                bytes.fill(0);
+                continue;
+            }
+            self.extreme((value, value));
+            if number.is_infinite() {
+                self.infinite += u64::from(number > 0.0);
+                self.minus_infinite += u64::from(number < 0.0);
+                bytes.fill(0);
+            }
+        }
+        if let Some(want) = self.settings.want {
+            self.sum_sifted(want, first, &sifted);
+        }
+        self.sifted = sifted;
+    }
+
+    fn sum_sifted(&mut self, want: Want, first: u64, values: &[u8]) {
+        if let Some(found) = T::moments(Level::best(), want, values, &mut self.grid) {
+            self.add(want, &found.sums);
+            if want == Want::Products {
+                found.sums.products(first, &mut self.products);
+            }
+            return;
+        }
+        // Only floats do not fit, and those are `f64` exactly.
+        for (index, bytes) in (first..).zip(values.chunks_exact(T::SIZE)) {
+            let (mantissa, exponent) = exact::parts(T::read(bytes).to_f64());
+            let mantissa = i128::from(mantissa);
+            self.sum.add(mantissa, exponent);
+            if want >= Want::Squares {
+                self.squares.add(mantissa * mantissa, 2 * exponent);
+            }
+            if want >= Want::Products {
+                self.products.add(mantissa * i128::from(index), exponent);
+            }
+        }
+    }
+
+    /// Values that are not missing.
+    fn there(&self) -> u64 {
+        self.count - self.missing
+    }
+
+    /// What sums of values are if some are not finite.
+    fn not_finite(&self) -> Option<f64> {
+        match (self.nan, self.infinite, self.minus_infinite) {
+            (0, 0, 0) => None,
+            (0, _, 0) => Some(f64::INFINITY),
+            (0, 0, _) => Some(f64::NEG_INFINITY),
+            _ => Some(f64::NAN),
+        }
+    }
+
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "counts are given as f64 where asked"
+    )]
+    fn result(&self, statistic: Statistic) -> Result<Numbers, BuiltinError> {
+        let there = self.there();
+        let needed = match statistic {
+            Statistic::Count | Statistic::Sum => 0,
+            Statistic::Stddev => self.settings.ddof + 1,
+            Statistic::Linreg => 2,
+            _ => 1,
+        };
+        if there == 0 && needed > 0 {
+            return Err(BuiltinError::Empty);
+        }
+        if there < needed {
+            let kernel = statistic.name();
+            return Err(BuiltinError::TooFew { kernel, needed });
+        }
+        let extreme = |best: fn((T, T)) -> T| {
+            let Some(best) = self.extremes.map(best) else {
+                return Numbers::floats(vec![f64::NAN]);
+            };
+            let values = vec![best.to_f64() + 0.0];
+            let text = best.text();
+            Numbers { values, text }
+        };
+        Ok(match statistic {
+            Statistic::Count => Numbers {
+                values: vec![there as f64],
+                text: there.to_string(),
             },
-        ))
+            Statistic::Min => extreme(|(least, _)| least),
+            Statistic::Max => extreme(|(_, greatest)| greatest),
+            Statistic::Sum if T::INTEGER => Numbers {
+                values: vec![self.sum.value()],
+                text: self.sum.whole().to_string(),
+            },
+            Statistic::Sum => {
+                Numbers::floats(vec![self.not_finite().unwrap_or_else(|| self.sum.value())])
+            }
+            Statistic::Mean => Numbers::floats(vec![
+                self.not_finite()
+                    .unwrap_or_else(|| self.sum.value_over(&there.into())),
+            ]),
+            Statistic::Stddev => Numbers::floats(vec![self.stddev()]),
+            Statistic::Linreg => Numbers::floats(self.linreg()),
+        })
     }
 
-    fn moments<T: Number, const PRODUCTS: bool>(
-        &self,
-        level: Level,
-    ) -> Result<Moments, BuiltinError> {
-        let mut all = Moments::default();
-        self.fold::<T>(|block| {
-            all = join(
-                all,
-                simd::run(level, BlockMoments::<T, PRODUCTS>(block, PhantomData)),
-            )
-        })?;
-        Ok(all)
+    /// `n * sum of squares - square of sum`, which is n² times the variance, in units of 2^-4352.
+    fn scatter(&self) -> BigInt {
+        let sum = self.sum.integer();
+        ((self.squares.integer() * self.there()) << exact::PLACES) - &sum * &sum
     }
 
-    #[allow(clippy::cast_precision_loss, reason = "ddof is small")]
-    fn stddev<T: Number>(&self, ddof: u64, level: Level) -> Result<Numbers, BuiltinError> {
-        let all = self.moments::<T, false>(level)?;
-        if all.count <= ddof as f64 {
-            return Err(BuiltinError::TooFew {
-                kernel: "stddev",
-                needed: ddof + 1,
-            });
+    fn stddev(&self) -> f64 {
+        if self.not_finite().is_some() {
+            return f64::NAN;
         }
-        Ok(Numbers::floats(vec![
-            (all.squares / (all.count - ddof as f64)).sqrt(),
-        ]))
+        let there = self.there();
+        let divisor = BigInt::from(there) * (there - self.settings.ddof);
+        exact::root_of_ratio(&self.scatter(), &divisor, -2 * exact::PLACES)
     }
 
-    fn linreg<T: Number>(&self, level: Level) -> Result<Numbers, BuiltinError> {
-        let all = self.moments::<T, true>(level)?;
-        if all.count < 2.0 {
-            return Err(BuiltinError::TooFew {
-                kernel: "linreg",
-                needed: 2,
-            });
+    fn linreg(&self) -> Vec<f64> {
+        if self.not_finite().is_some() {
+            return vec![f64::NAN; 3];
         }
-        // Sum of squared distances of 0, 1, … n - 1 from their mean.
-        let index_squares = all.count * (all.count * all.count - 1.0) / 12.0;
-        let slope = all.products / index_squares;
-        let intercept = all.mean - slope * (all.count - 1.0) / 2.0;
-        let r2 = (all.products / index_squares) * (all.products / all.squares);
-        Ok(Numbers::floats(vec![slope, intercept, r2]))
+        let (all, there) = (BigInt::from(self.count), self.there());
+        let last: BigInt = &all - 1;
+        let index = &all * &last / 2 - self.missing_index;
+        let index_squares = &all * &last * (&last + &all) / 6 - self.missing_index_squares.whole();
+        let (sum, products) = (self.sum.integer(), self.products.integer());
+        // n² times variance of the index, and covariance of index and value.
+        let spread = &index_squares * there - &index * &index;
+        let joint = &products * there - &index * &sum;
+        let slope = ratio(&joint, &spread, -exact::PLACES);
+        let at_zero = &sum * &index_squares - &index * &products;
+        let intercept = ratio(&at_zero, &spread, -exact::PLACES);
+        let determined = ratio(&(&joint * &joint), &(spread * self.scatter()), 0);
+        vec![slope, intercept, determined]
     }
 }
 
-/// Moments of two neighbouring parts of a series as one (Chan, Golub and LeVeque 1979).
-fn join(a: Moments, b: Moments) -> Moments {
-    if a.count == 0.0 {
-        return b;
-    }
-    let count = a.count + b.count;
-    let delta = b.mean - a.mean;
-    let weight = a.count * (b.count / count);
-    // The means of their indices are half of both lengths apart.
-    let index_delta = count / 2.0;
-    Moments {
-        count,
-        mean: a.mean + delta * (b.count / count),
-        squares: a.squares + b.squares + delta * delta * weight,
-        products: a.products + b.products + index_delta * delta * weight,
-    }
-}
-
-/// A sum with twice the precision of `f64` (Knuth's two-sum).
-#[derive(Clone, Copy, Debug, Default)]
-struct DoubleSum {
-    high: f64,
-    low: f64,
-}
-
-impl DoubleSum {
-    fn add(&mut self, value: f64) {
-        let sum = self.high + value;
-        let back = sum - self.high;
-        self.low += (self.high - (sum - back)) + (value - back);
-        self.high = sum;
+impl<T: Summed> Statistics<T> {
+    /// Whether blocks must be whole, because how their sums are rounded depends on all of their values.
+    fn anchored(&self) -> bool {
+        !T::INTEGER && self.settings.want.is_some()
     }
 
-    fn value(self) -> f64 {
-        // Infinity and NaN leave no meaningful error term.
-        if self.high.is_finite() {
-            self.high + self.low
+    /// Takes in values block by block. Blocks begin at multiples of their length; what is no whole block is kept
+    /// where that matters.
+    fn blocks(&mut self, first: u64, mut values: &[u8]) {
+        let most = if T::INTEGER && self.settings.want == Some(Want::Products) {
+            BLOCK_OF_PRODUCTS
         } else {
-            self.high
+            BLOCK
+        };
+        let most_64 = most as u64;
+        let mut together = Together::default();
+        let mut index = first;
+        while !values.is_empty() {
+            let room = usize::try_from(most_64 - index % most_64).expect("a block has few values");
+            let (block, rest) = values.split_at(values.len().min(room * T::SIZE));
+            if self.anchored() && block.len() < most * T::SIZE {
+                self.keep(index, block.to_vec());
+            } else {
+                self.block(index, block, &mut together);
+            }
+            index += (block.len() / T::SIZE) as u64;
+            values = rest;
         }
+        if let Some(want) = self.settings.want {
+            self.add(want, &together.rest());
+        }
+    }
+
+    /// Keeps a part of a block, or takes the block in if all of it is there.
+    fn keep(&mut self, first: u64, values: Vec<u8>) {
+        let number = first / BLOCK as u64;
+        let parts = self.parts.entry(number).or_default();
+        parts.insert(first, values);
+        if parts.values().map(Vec::len).sum::<usize>() == BLOCK * T::SIZE {
+            let whole: Vec<u8> = parts.values().flatten().copied().collect();
+            self.parts.remove(&number);
+            self.block(number * BLOCK as u64, &whole, &mut Together::default());
+        }
+    }
+}
+
+impl<T: Summed> Take<T> for Statistics<T> {
+    fn take(&mut self, first: u64, values: &[u8]) {
+        self.count += (values.len() / T::SIZE) as u64;
+        if self.settings.statistics != [Statistic::Count] || self.missing_value.is_some() {
+            self.blocks(first, values);
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.count += other.count;
+        self.missing += other.missing;
+        self.missing_index += other.missing_index;
+        self.missing_index_squares
+            .merge(&other.missing_index_squares);
+        self.nan += other.nan;
+        self.infinite += other.infinite;
+        self.minus_infinite += other.minus_infinite;
+        if let Some(found) = other.extremes {
+            self.extreme(found);
+        }
+        self.sum.merge(&other.sum);
+        self.squares.merge(&other.squares);
+        self.products.merge(&other.products);
+        for (first, values) in other.parts.into_values().flatten() {
+            self.keep(first, values);
+        }
+    }
+
+    fn finish(mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        // The last block, if it is not whole.
+        for (number, parts) in std::mem::take(&mut self.parts) {
+            let values: Vec<u8> = parts.into_values().flatten().collect();
+            self.block(number * BLOCK as u64, &values, &mut Together::default());
+        }
+        for statistic in &self.settings.statistics {
+            let mut numbers = self.result(*statistic)?;
+            if self.settings.named {
+                numbers.text = format!("{} {}", statistic.name(), numbers.text);
+            }
+            numbers.write(self.settings.raw, out)?;
+        }
+        Ok(())
     }
 }

@@ -3,6 +3,8 @@
 //! A [`Pass`] is written once, over arrays of lanes whose operations are independent, and compiled three
 //! times. As the order of operations is the same in all, so are the results, to the last bit.
 
+use std::sync::LazyLock;
+
 /// Code that profits from wide vectors. `run` must be `#[inline(always)]`, or it is compiled without them.
 pub(crate) trait Pass {
     type Output;
@@ -17,6 +19,9 @@ pub(crate) enum Level {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512 with products of 52-bit integers (Ice Lake, Zen 4 and newer).
+    #[cfg(target_arch = "x86_64")]
+    Ifma,
 }
 
 impl Level {
@@ -26,15 +31,23 @@ impl Level {
         let mut levels = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") {
+            // Every processor with AVX2 has these; loops that count lanes need them.
+            let bits = is_x86_feature_detected!("popcnt")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2");
+            if bits && is_x86_feature_detected!("avx2") {
                 levels.push(Self::Avx2);
             }
-            let wide = is_x86_feature_detected!("avx512f")
+            let wide = bits
+                && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             if wide {
                 levels.push(Self::Avx512);
+            }
+            if wide && is_x86_feature_detected!("avx512ifma") {
+                levels.push(Self::Ifma);
             }
         }
         levels
@@ -42,7 +55,11 @@ impl Level {
 
     /// The widest that this processor has.
     pub(crate) fn best() -> Self {
-        Self::available().last().copied().unwrap_or(Self::Portable)
+        static BEST: LazyLock<Level> = LazyLock::new(|| {
+            let levels = Level::available();
+            levels.last().copied().unwrap_or(Level::Portable)
+        });
+        *BEST
     }
 }
 
@@ -55,7 +72,7 @@ pub(crate) fn run<P: Pass>(level: Level, pass: P) -> P::Output {
         Level::Avx2 => unsafe { avx2(pass) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { avx512(pass) },
+        Level::Avx512 | Level::Ifma => unsafe { avx512(pass) },
     }
 }
 

@@ -1,0 +1,145 @@
+//! Times kernels on memory for `bench/kernels/memory.py`, which tells it what to run, a line a run: `WHAT FILE [NUMBER]`,
+//! with tabs between. Answers with the seconds it took, those of them that this process had a processor, and what was
+//! found, with tabs between. Files are read before and results
+//! go to memory that was used before, so nothing but the loop is timed.
+//!
+//! `copy` (memory to memory) is a peer.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, Write};
+use std::os::fd::AsFd;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, ProtFlags};
+use tidemill_kernel::memory;
+
+/// When something began, by the clock and by what this process had used of processors.
+struct Start(Instant, Duration);
+
+impl Start {
+    fn now() -> Self {
+        Self(Instant::now(), used())
+    }
+
+    /// Seconds since, by both.
+    fn seconds(&self) -> (f64, f64) {
+        (
+            self.0.elapsed().as_secs_f64(),
+            (used() - self.1).as_secs_f64(),
+        )
+    }
+}
+
+fn used() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes a time to where it is told to.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// What a run took, and what it found.
+type Answer = Result<((f64, f64), String), Box<dyn Error>>;
+
+/// What files held, and room for results.
+#[derive(Default)]
+struct Memory {
+    files: BTreeMap<String, Vec<u8>>,
+    to: Vec<u8>,
+}
+
+impl Memory {
+    fn run(&mut self, what: &str, name: &str, number: usize) -> Answer {
+        if what == "scale-in-place" {
+            return scale(name);
+        }
+        if !self.files.contains_key(name) {
+            self.files.insert(name.to_owned(), std::fs::read(name)?);
+        }
+        let from = &self.files[name];
+        self.to.resize(from.len(), 1);
+        let signal: Vec<f64> = match what {
+            "heartbeat" => from
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|x| f64::from_le_bytes(*x))
+                .collect(),
+            _ => Vec::new(),
+        };
+        let start = Start::now();
+        let found = match what {
+            "copy" => {
+                self.to.copy_from_slice(from);
+                String::new()
+            }
+            "transpose" => {
+                memory::transpose(from, 8, number, &mut self.to)?;
+                String::new()
+            }
+            "sobel" => {
+                memory::sobel(from, number, &mut self.to)?;
+                let seconds = start.seconds();
+                let sum: u64 = self.to.iter().map(|pixel| u64::from(*pixel)).sum();
+                return Ok((seconds, sum.to_string()));
+            }
+            "fingerprint" => format!("{:016x}", memory::fingerprint(from)),
+            "heartbeat" => {
+                #[allow(clippy::cast_precision_loss, reason = "a rate is a small number")]
+                let peaks = memory::r_peaks(&signal, number as f64);
+                peaks
+                    .iter()
+                    .map(usize::to_string)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }
+            _ => return Err(format!("{what} is not known").into()),
+        };
+        Ok((start.seconds(), found))
+    }
+}
+
+/// Scales a file where it is, mapped to be written.
+fn scale(name: &str) -> Answer {
+    let file = OpenOptions::new().read(true).write(true).open(name)?;
+    let length = usize::try_from(file.metadata()?.len())?;
+    let start = Start::now();
+    // SAFETY: a new mapping at an address of the system's choice; nobody else has the file during a benchmark.
+    unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let fd = file.as_fd();
+        let map = rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0)?;
+        memory::scale_in_place(
+            std::slice::from_raw_parts_mut(map.cast(), length),
+            1.5,
+            -0.25,
+        );
+        rustix::mm::munmap(map, length)?;
+    }
+    Ok((start.seconds(), String::new()))
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut memory = Memory::default();
+    let mut answers = io::stdout().lock();
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<_> = line.split('\t').collect();
+        let [what, name, number @ ..] = words.as_slice() else {
+            return Err("WHAT FILE [NUMBER]".into());
+        };
+        let number = number.first().map_or(Ok(0), |number| number.parse())?;
+        let ((seconds, used), found) = memory.run(what, name, number)?;
+        writeln!(answers, "{seconds}\t{used}\t{found}")?;
+        answers.flush()?;
+    }
+    Ok(())
+}

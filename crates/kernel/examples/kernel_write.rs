@@ -1,0 +1,41 @@
+//! Times kernels that give as much as they take, for `bench/kernels/reshape.py`, which tells it what to run, a line
+//! a run: `OUTPUT INPUT KERNEL [ARGUMENT…]`, with tabs between. Answers with the seconds it took to write the output,
+//! which is made anew, and after a tab the seconds that this process had a processor.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufRead, Write};
+use std::time::{Duration, Instant};
+
+use tidemill_kernel::run_builtin;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut answers = io::stdout().lock();
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<_> = line.split('\t').map(str::to_owned).collect();
+        let [output, input, kernel, args @ ..] = words.as_slice() else {
+            return Err("OUTPUT INPUT KERNEL [ARGUMENT…]".into());
+        };
+        let start = (Instant::now(), used());
+        let mut file = File::create(output)?;
+        run_builtin(kernel, args, std::slice::from_ref(input), &mut file)?;
+        let used = (used() - start.1).as_secs_f64();
+        writeln!(answers, "{}\t{used}", start.0.elapsed().as_secs_f64())?;
+        answers.flush()?;
+    }
+    Ok(())
+}
+
+fn used() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes a time to where it is told to.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}

@@ -1,0 +1,195 @@
+//! `extrema`: local maxima and minima, values strictly above or below both their neighbours. A flat top is none,
+//! and neither are the first and the last value, nor one that is NaN or missing or is beside one that is.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use serde::{Deserialize, Serialize};
+
+use super::BuiltinError;
+use super::table::{Arg, Code, Input, Kernel};
+use super::values::{FORMAT, ORDER, Take, fold_of_dtype, missing};
+use crate::loops::number::Number;
+use crate::loops::simd::Level;
+use crate::loops::turns::{self, turn};
+
+const SHOW: &[Arg] = &[Arg {
+    key: "show",
+    values: "count|list",
+    default: "count",
+    help: "how many maxima and how many minima, or a line each: its index, max or min, and its value",
+}];
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[Kernel {
+    name: "extrema",
+    revision: 1,
+    help: "local maxima and minima: values above, or below, both their neighbours",
+    args: &[SHOW, FORMAT, ORDER],
+    usage: None,
+    prepare: None,
+    code: Code::Fold(Input::Values, |options| {
+        let list = options.is("show", "list");
+        fold_of_dtype!(options, |T| {
+            missing::<T>(options).map(|missing| Extrema::<T> {
+                list,
+                missing,
+                ..Extrema::default()
+            })
+        })
+    }),
+}];
+
+/// Values that are looked at a time where each must be.
+const BLOCK: usize = 4096;
+
+/// What was found so far.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(bound = "")]
+struct Extrema<T: Number> {
+    #[serde(skip)]
+    list: bool,
+    #[serde(skip)]
+    missing: Option<T>,
+    maxima: u64,
+    minima: u64,
+    /// Index, whether it is a maximum, value; only if a list is wanted.
+    found: Vec<(u64, bool, T)>,
+    /// Stretches of values that were taken, by the index of their first.
+    stretches: BTreeMap<u64, Stretch<T>>,
+}
+
+/// The values at the ends of a stretch, one or two each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+struct Stretch<T: Number> {
+    end: u64,
+    head: Vec<T>,
+    tail: Vec<T>,
+}
+
+impl<T: Number> Extrema<T> {
+    fn is_missing(&self, value: T) -> bool {
+        self.missing.is_some_and(|missing| value.same(missing))
+    }
+
+    /// Looks at the middle one of three, which has this index.
+    fn look(&mut self, index: u64, near: [T; 3]) {
+        if near.iter().any(|value| self.is_missing(*value)) {
+            return;
+        }
+        let Some(maximum) = turn(near[0], near[1], near[2]) else {
+            return;
+        };
+        self.maxima += u64::from(maximum);
+        self.minima += u64::from(!maximum);
+        if self.list {
+            self.found.push((index, maximum, near[1]));
+        }
+    }
+
+    /// Looks at all values of a stretch but its first and last.
+    fn within(&mut self, first: u64, values: &[u8]) {
+        let count = values.len() / T::SIZE;
+        let mut start = 0;
+        while start + 2 < count {
+            let end = (start + BLOCK + 2).min(count);
+            let block = &values[start * T::SIZE..end * T::SIZE];
+            let missing = || {
+                block
+                    .chunks_exact(T::SIZE)
+                    .any(|value| self.is_missing(T::read(value)))
+            };
+            let each = self.list || (self.missing.is_some() && missing());
+            if each {
+                let near = |at: usize| T::read(&block[at * T::SIZE..]);
+                for middle in 1..end - start - 1 {
+                    let near = [near(middle - 1), near(middle), near(middle + 1)];
+                    self.look(first + (start + middle) as u64, near);
+                }
+            } else {
+                let (maxima, minima) = turns::count::<T>(Level::best(), block);
+                self.maxima += maxima;
+                self.minima += minima;
+            }
+            start = end - 2;
+        }
+    }
+
+    /// Adds a stretch that was looked at, and joins it with its neighbours.
+    fn join(&mut self, mut start: u64, mut stretch: Stretch<T>) {
+        if let Some(after) = self.stretches.remove(&stretch.end) {
+            stretch = self.joined(start, stretch, after);
+        }
+        let before = self.stretches.range(..start).next_back();
+        if let Some((&first, _)) = before.filter(|(_, before)| before.end == start) {
+            let before = self.stretches.remove(&first);
+            let before = before.expect("it was found just now");
+            stretch = self.joined(first, before, stretch);
+            start = first;
+        }
+        self.stretches.insert(start, stretch);
+    }
+
+    fn joined(&mut self, start: u64, before: Stretch<T>, after: Stretch<T>) -> Stretch<T> {
+        let seam = before.end - before.tail.len() as u64;
+        let near = [before.tail.as_slice(), &after.head].concat();
+        for (index, near) in (seam + 1..).zip(near.windows(3)) {
+            self.look(index, [near[0], near[1], near[2]]);
+        }
+        let (mut head, mut tail) = (before.head, after.tail);
+        if before.end - start == 1 {
+            head.extend(after.head.first());
+        }
+        if tail.len() == 1 {
+            tail = before
+                .tail
+                .last()
+                .copied()
+                .into_iter()
+                .chain(tail)
+                .collect();
+        }
+        let end = after.end;
+        Stretch { end, head, tail }
+    }
+}
+
+impl<T: Number> Take<T> for Extrema<T> {
+    fn take(&mut self, first: u64, values: &[u8]) {
+        let count = values.len() / T::SIZE;
+        if count == 0 {
+            return;
+        }
+        self.within(first, values);
+        let few = count.min(2);
+        let read = |from: usize| values[from * T::SIZE..].chunks_exact(T::SIZE).map(T::read);
+        let stretch = Stretch {
+            end: first + count as u64,
+            head: read(0).take(few).collect(),
+            tail: read(count - few).collect(),
+        };
+        self.join(first, stretch);
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.maxima += other.maxima;
+        self.minima += other.minima;
+        self.found.extend(other.found);
+        for (start, stretch) in other.stretches {
+            self.join(start, stretch);
+        }
+    }
+
+    fn finish(mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        if !self.list {
+            return writeln!(out, "{} {}", self.maxima, self.minima).map_err(BuiltinError::Write);
+        }
+        self.found.sort_unstable_by_key(|found| found.0);
+        for (index, maximum, value) in self.found {
+            let kind = if maximum { "max" } else { "min" };
+            writeln!(out, "{index} {kind} {}", value.text()).map_err(BuiltinError::Write)?;
+        }
+        Ok(())
+    }
+}

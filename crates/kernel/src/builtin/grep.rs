@@ -1,0 +1,357 @@
+//! `grep`: lines that match a regular expression; how many, or they themselves, or where they begin.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_searcher::{Searcher, SearcherBuilder, Sink, SinkMatch};
+use serde::{Deserialize, Serialize};
+
+use super::BuiltinError;
+use super::table::{Code, Input, Kernel, Made, Options};
+use crate::fold::{self, Fold, Stream};
+
+const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the byte that each begins at), \
+     -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain text), -e PATTERN, PATTERN";
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[Kernel {
+    name: "grep",
+    revision: 1,
+    help: "lines that match a regular expression: how many, they themselves, or where they begin",
+    args: &[],
+    usage: Some(GREP_ARGS),
+    prepare: None,
+    code: Code::Either(Input::Bytes, |options| {
+        let grep = Grep::parse(options)?;
+        let show = grep.show;
+        let search = grep.search()?;
+        Ok(match show {
+            Show::Count => Made::Fold(Box::new(Count {
+                search,
+                found: Found::default(),
+            })),
+            show => Made::Stream(Box::new(Lines {
+                search,
+                show,
+                begun: Vec::new(),
+                offset: 0,
+            })),
+        })
+    }),
+}];
+
+/// What is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Show {
+    #[default]
+    Count,
+    Lines,
+    Offsets,
+}
+
+/// What `grep` looks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Grep {
+    pattern: String,
+    show: Show,
+    ignore_case: bool,
+    word: bool,
+    invert: bool,
+    fixed: bool,
+}
+
+impl Grep {
+    fn parse(options: &Options) -> Result<Self, BuiltinError> {
+        let mut grep = Self::default();
+        let mut found = None;
+        let mut args = options.raw.iter();
+        let mut flags_come = true;
+        while let Some(arg) = args.next() {
+            let pattern = match arg.as_str() {
+                "--" if flags_come => {
+                    flags_come = false;
+                    continue;
+                }
+                "-e" if flags_come => args.next().ok_or_else(no_pattern)?,
+                flags if flags_come && flags.len() > 1 && flags.starts_with('-') => {
+                    grep.flags(flags, options)?;
+                    continue;
+                }
+                _ => arg,
+            };
+            if found.replace(pattern.clone()).is_some() {
+                return Err(options.unknown(pattern));
+            }
+        }
+        grep.pattern = found.ok_or_else(no_pattern)?;
+        Ok(grep)
+    }
+
+    fn flags(&mut self, flags: &str, options: &Options) -> Result<(), BuiltinError> {
+        match flags {
+            "--count" => self.show = Show::Count,
+            "--lines" => self.show = Show::Lines,
+            "--offsets" => self.show = Show::Offsets,
+            _ => {
+                for flag in flags.chars().skip(1) {
+                    match flag {
+                        'c' => self.show = Show::Count,
+                        'i' => self.ignore_case = true,
+                        'w' => self.word = true,
+                        'v' => self.invert = true,
+                        'F' => self.fixed = true,
+                        _ => return Err(options.unknown(flags)),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn search(self) -> Result<Search, BuiltinError> {
+        let matcher = RegexMatcherBuilder::new()
+            .case_insensitive(self.ignore_case)
+            .word(self.word)
+            .fixed_strings(self.fixed)
+            .line_terminator(Some(b'\n'))
+            .build(&self.pattern);
+        let matcher = matcher.map_err(|error| BuiltinError::Pattern {
+            reason: error.to_string(),
+            pattern: self.pattern,
+        })?;
+        let searcher = SearcherBuilder::new()
+            .line_number(false)
+            .invert_match(self.invert)
+            .bom_sniffing(false)
+            .build();
+        Ok(Search { matcher, searcher })
+    }
+}
+
+fn no_pattern() -> BuiltinError {
+    BuiltinError::NoPattern {
+        valid: GREP_ARGS.to_owned(),
+    }
+}
+
+/// Searches whole lines.
+#[derive(Debug)]
+struct Search {
+    matcher: RegexMatcher,
+    searcher: Searcher,
+}
+
+impl Search {
+    fn each(
+        &mut self,
+        lines: &[u8],
+        sink: impl Sink<Error = io::Error>,
+    ) -> Result<(), BuiltinError> {
+        let searched = self.searcher.search_slice(&self.matcher, lines, sink);
+        searched.map_err(BuiltinError::Write)
+    }
+
+    fn count(&mut self, lines: &[u8]) -> Result<u64, BuiltinError> {
+        let mut count = 0;
+        self.each(
+            lines,
+            Each(|_: &SinkMatch<'_>| {
+                count += 1;
+                Ok(())
+            }),
+        )?;
+        Ok(count)
+    }
+}
+
+/// Hands on each line that matches.
+struct Each<F>(F);
+
+impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for Each<F> {
+    type Error = io::Error;
+
+    fn matched(&mut self, _: &Searcher, line: &SinkMatch<'_>) -> Result<bool, Self::Error> {
+        (self.0)(line).map(|()| true)
+    }
+}
+
+/// Splits bytes into the line that they begin within, whole lines, and the line that is begun at their end;
+/// `None` if they hold no newline.
+fn lines(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let first = memchr::memchr(b'\n', bytes)? + 1;
+    let last = memchr::memrchr(b'\n', bytes)? + 1;
+    Some((&bytes[..first], &bytes[first..last], &bytes[last..]))
+}
+
+/// Counts lines, in any pieces.
+#[derive(Debug)]
+struct Count {
+    search: Search,
+    found: Found,
+}
+
+/// What was found so far: lines that match, and stretches of bytes that were taken, by their first.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Found {
+    lines: u64,
+    stretches: BTreeMap<u64, Stretch>,
+}
+
+/// The lines at the ends of a stretch, which may be parts of lines.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stretch {
+    end: u64,
+    /// Up to the first newline, that included; all if there is none.
+    head: Vec<u8>,
+    /// What follows the last newline, if there is one.
+    tail: Option<Vec<u8>>,
+}
+
+impl Count {
+    /// Adds a stretch and joins it with its neighbours.
+    fn join(&mut self, mut start: u64, mut stretch: Stretch) -> Result<(), BuiltinError> {
+        if let Some(after) = self.found.stretches.remove(&stretch.end) {
+            stretch = self.joined(stretch, after)?;
+        }
+        let before = self.found.stretches.range(..start).next_back();
+        if let Some((&first, _)) = before.filter(|(_, before)| before.end == start) {
+            let before = self.found.stretches.remove(&first);
+            let before = before.expect("it was found just now");
+            stretch = self.joined(before, stretch)?;
+            start = first;
+        }
+        self.found.stretches.insert(start, stretch);
+        Ok(())
+    }
+
+    fn joined(&mut self, before: Stretch, after: Stretch) -> Result<Stretch, BuiltinError> {
+        let (mut head, end) = (before.head, after.end);
+        let Some(mut begun) = before.tail else {
+            head.extend(after.head);
+            let tail = after.tail;
+            return Ok(Stretch { end, head, tail });
+        };
+        begun.extend(after.head);
+        let tail = match after.tail {
+            None => begun,
+            Some(tail) => {
+                self.found.lines += self.search.count(&begun)?;
+                tail
+            }
+        };
+        let tail = Some(tail);
+        Ok(Stretch { end, head, tail })
+    }
+}
+
+impl Fold for Count {
+    fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BuiltinError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let end = offset + bytes.len() as u64;
+        let stretch = match lines(bytes) {
+            None => Stretch {
+                end,
+                head: bytes.to_vec(),
+                tail: None,
+            },
+            Some((head, whole, tail)) => {
+                self.found.lines += self.search.count(whole)?;
+                Stretch {
+                    end,
+                    head: head.to_vec(),
+                    tail: Some(tail.to_vec()),
+                }
+            }
+        };
+        self.join(offset, stretch)
+    }
+
+    fn state(&self) -> Result<Vec<u8>, BuiltinError> {
+        fold::encode(&self.found)
+    }
+
+    fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError> {
+        let other: Found = fold::decode(state)?;
+        self.found.lines += other.lines;
+        for (start, stretch) in other.stretches {
+            self.join(start, stretch)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        let mut lines = self.found.lines;
+        for stretch in self.found.stretches.values() {
+            lines += self.search.count(&stretch.head)?;
+            lines += self
+                .search
+                .count(stretch.tail.as_deref().unwrap_or_default())?;
+        }
+        writeln!(out, "{lines}").map_err(BuiltinError::Write)
+    }
+}
+
+/// Writes lines, or where they begin, as they come.
+#[derive(Debug)]
+struct Lines {
+    search: Search,
+    show: Show,
+    /// The line that is begun.
+    begun: Vec<u8>,
+    /// Where that begins in the input.
+    offset: u64,
+}
+
+impl Lines {
+    /// Searches whole lines, of which only the last may have no newline.
+    fn search(&mut self, lines: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        let (show, start) = (self.show, self.offset);
+        self.offset += lines.len() as u64;
+        self.search.each(
+            lines,
+            Each(|line: &SinkMatch<'_>| match show {
+                Show::Offsets => writeln!(out, "{}", start + line.absolute_byte_offset()),
+                _ if line.bytes().ends_with(b"\n") => out.write_all(line.bytes()),
+                _ => out
+                    .write_all(line.bytes())
+                    .and_then(|()| out.write_all(b"\n")),
+            }),
+        )
+    }
+}
+
+impl Stream for Lines {
+    fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        let Some((mut head, mut whole, tail)) = lines(bytes) else {
+            self.begun.extend_from_slice(bytes);
+            return Ok(());
+        };
+        if self.begun.is_empty() {
+            whole = &bytes[..head.len() + whole.len()];
+            head = &[];
+        }
+        if !head.is_empty() {
+            let mut begun = std::mem::take(&mut self.begun);
+            begun.extend_from_slice(head);
+            self.search(&begun, out)?;
+        }
+        self.search(whole, out)?;
+        self.begun = tail.to_vec();
+        Ok(())
+    }
+
+    /// A line ends with its file, and offsets are those in the file.
+    fn next_input(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        let begun = std::mem::take(&mut self.begun);
+        self.search(&begun, out)?;
+        self.offset = 0;
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        self.next_input(out)
+    }
+}

@@ -1,0 +1,499 @@
+//! Kernels that give the values of their input changed, in another order, or some of them: `scale`, `cast`, `sort`,
+//! `subset`, `transpose`.
+//!
+//! - **`scale`** gives `a·x + b` in the type of the input; see [`crate::loops::affine::Scale`] for how it rounds.
+//! - **`cast`** gives the same numbers in another type; see [`crate::loops::convert`] for what does not fit.
+//! - **`sort`** is ascending. Floating-point numbers are in the total order of IEEE 754 (`-0` before `0`), but all
+//!   NaN come last. Files are one series. What does not fit the task's memory is sorted in slices by value, each
+//!   gathered by a pass over the whole input.
+
+use std::io::Write;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::BuiltinError;
+use super::series::{Mapped, open, text_pieces, whole_values};
+use super::table::{Arg, Code, Input, Kernel, Options};
+use super::values::{DTYPES, FORMAT, ORDER, missing, size_of_dtype, with_dtype};
+use crate::fold::Stream;
+use crate::loops;
+use crate::loops::affine::{self, By};
+use crate::loops::convert::{Convert, Made, Wide, convert};
+use crate::loops::number::decimal;
+use crate::loops::pages;
+use crate::loops::simd::Level;
+use crate::loops::sort::sort_in_slices;
+use crate::loops::subset::Span;
+use crate::loops::swap::swap;
+use crate::loops::transpose::Part;
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: "cast",
+        revision: 1,
+        help: "the values in another type",
+        args: &[FORMAT, CAST, BYTE_ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Stream(Input::Values, cast),
+    },
+    Kernel {
+        name: "scale",
+        revision: 1,
+        help: "a·x + b for each value, in its own type",
+        args: &[FORMAT, SCALE, ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Stream(Input::Values, scale),
+    },
+    Kernel {
+        name: "sort",
+        revision: 1,
+        help: "all values in ascending order, NaN last",
+        args: &[FORMAT, SORT, BYTE_ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Whole(sort),
+    },
+    Kernel {
+        name: "subset",
+        revision: 1,
+        help: "a part of an array of any dimensions",
+        args: &[FORMAT, SUBSET],
+        usage: None,
+        prepare: None,
+        code: Code::Whole(subset),
+    },
+    Kernel {
+        name: "transpose",
+        revision: 1,
+        help: "the columns of a matrix as rows",
+        args: &[FORMAT, TRANSPOSE],
+        usage: None,
+        prepare: None,
+        code: Code::Whole(transpose),
+    },
+];
+
+const CAST: &[Arg] = &[
+    Arg {
+        key: "to",
+        values: "TYPE",
+        default: "",
+        help: "type to give: f64, f32, i8, i16, i32, i64, u8, u16, u32 or u64",
+    },
+    Arg {
+        key: "to_order",
+        values: "little|big",
+        default: "little",
+        help: "byte order to give",
+    },
+];
+
+const SCALE: &[Arg] = &[
+    Arg {
+        key: "a",
+        values: "NUMBER",
+        default: "1",
+        help: "factor",
+    },
+    Arg {
+        key: "b",
+        values: "NUMBER",
+        default: "0",
+        help: "summand",
+    },
+];
+
+const SUBSET: &[Arg] = &[
+    Arg {
+        key: "shape",
+        values: "SIZES",
+        default: "",
+        help: "sizes of the dimensions, the slowest first, as 100x640x480 (the default is one dimension)",
+    },
+    Arg {
+        key: "start",
+        values: "INDICES",
+        default: "",
+        help: "the first index in each dimension, as 0x10x20 (the default is 0)",
+    },
+    Arg {
+        key: "stop",
+        values: "INDICES",
+        default: "",
+        help: "the index after the last in each dimension (the default is its size)",
+    },
+    Arg {
+        key: "step",
+        values: "STEPS",
+        default: "",
+        help: "distance of indices in each dimension, as 1x2x2 (the default is 1)",
+    },
+];
+
+const TRANSPOSE: &[Arg] = &[Arg {
+    key: "columns",
+    values: "COUNT",
+    default: "",
+    help: "values in a row of the input",
+}];
+
+/// The byte order alone: all values count here, so none stands for nothing.
+const BYTE_ORDER: &[Arg] = &[ORDER[0]];
+
+const SORT: &[Arg] = &[
+    Arg {
+        key: "threads",
+        values: "COUNT",
+        default: "1",
+        help: "threads to sort with",
+    },
+    Arg {
+        key: "memory",
+        values: "BYTES",
+        default: "",
+        help: "memory to use, at most what the task may have (the default is most of that)",
+    },
+];
+
+fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+    let threads = positive(options, "threads")?.unwrap_or(1);
+    let memory = positive(options, "memory")?;
+    // The result, what is gathered for it, and scratch memory of half as much.
+    let limit = memory.map_or_else(memory_limit, |memory| memory / 5 * 2) / size_of_dtype(options);
+    if options.is("dtype", "text") {
+        return sort_text(inputs, limit, threads, out);
+    }
+    let files: Vec<Mapped> = inputs
+        .iter()
+        .map(|name| open(name))
+        .collect::<Result<_, _>>()?;
+    for (name, file) in inputs.iter().zip(&files) {
+        whole_values(name, file, size_of_dtype(options))?;
+    }
+    let files: Vec<&[u8]> = files.iter().map(|file| &**file).collect();
+    let big = options.is("order", "big");
+    with_dtype!(options, |T| {
+        sort_in_slices::<T, _>(&files, big, limit.max(1), threads, |keys| {
+            out.write_all(bytes_of(keys)).map_err(BuiltinError::Write)
+        })
+    })
+}
+
+/// Sorts decimals; each is a line of the result.
+fn sort_text(
+    inputs: &[String],
+    limit: usize,
+    threads: usize,
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    let mut values = Vec::new();
+    text_pieces(inputs, |piece| {
+        values.extend_from_slice(piece);
+        Ok(())
+    })?;
+    let mut text = Vec::new();
+    sort_in_slices::<f64, _>(&[&values], false, limit.max(1), threads, |keys| {
+        for key in keys.chunks(1 << 16) {
+            text.clear();
+            for value in key {
+                let value = f64::from_bits(u64::from_le_bytes(value.to_ne_bytes()));
+                text.extend(decimal(value).bytes());
+                text.push(b'\n');
+            }
+            out.write_all(&text).map_err(BuiltinError::Write)?;
+        }
+        Ok(())
+    })
+}
+
+/// An argument that is a number above 0.
+fn positive(options: &Options, key: &'static str) -> Result<Option<usize>, BuiltinError> {
+    const VALID: &str = "a number above 0";
+    match options.number(key, VALID)? {
+        Some(0) => Err(options.wrong(key, "0", VALID)),
+        number => Ok(number),
+    }
+}
+
+/// Bytes of a result that can be made within what this process may have: two fifths, for what is gathered takes
+/// as much and scratch memory half.
+fn memory_limit() -> usize {
+    let limit = getrlimit(Resource::Data).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / 5 * 2).unwrap_or(usize::MAX)
+}
+
+/// The bytes of integers.
+fn bytes_of<K>(keys: &[K]) -> &[u8] {
+    // SAFETY: keys are integers, all bytes of which are set.
+    unsafe { std::slice::from_raw_parts(keys.as_ptr().cast(), size_of_val(keys)) }
+}
+
+type Each = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;
+
+/// Gives values for as many values, as they come.
+struct Map {
+    size: usize,
+    /// Bytes of a value that is not whole yet.
+    torn: Vec<u8>,
+    given: Vec<u8>,
+    /// Appends what it gives for whole values.
+    each: Each,
+}
+
+impl std::fmt::Debug for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map")
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Map {
+    fn give(&mut self, values: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        for piece in values.chunks(PIECE_BYTES) {
+            self.given.clear();
+            (self.each)(piece, &mut self.given);
+            out.write_all(&self.given).map_err(BuiltinError::Write)?;
+        }
+        Ok(())
+    }
+}
+
+impl Stream for Map {
+    fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        if !self.torn.is_empty() {
+            let (first, rest) = bytes.split_at(bytes.len().min(self.size - self.torn.len()));
+            self.torn.extend_from_slice(first);
+            bytes = rest;
+            if self.torn.len() < self.size {
+                return Ok(());
+            }
+            let whole = std::mem::take(&mut self.torn);
+            self.give(&whole, out)?;
+        }
+        let (whole, rest) = bytes.split_at(bytes.len() / self.size * self.size);
+        self.torn.extend_from_slice(rest);
+        self.give(whole, out)
+    }
+
+    fn finish(self: Box<Self>, _: &mut dyn Write) -> Result<(), BuiltinError> {
+        if self.torn.is_empty() {
+            return Ok(());
+        }
+        Err(BuiltinError::Ragged {
+            bytes: self.torn.len(),
+            size: self.size,
+        })
+    }
+}
+
+/// Bytes of values that are taken at a time: files written in pieces as large are read fastest later.
+const PIECE_BYTES: usize = 1 << 20;
+
+fn map(
+    options: &Options,
+    each: impl FnMut(&[u8], &mut Vec<u8>) + Send + 'static,
+) -> Box<dyn Stream> {
+    Box::new(Map {
+        size: size_of_dtype(options),
+        torn: Vec::new(),
+        given: Vec::with_capacity(PIECE_BYTES),
+        each: Box::new(each),
+    })
+}
+
+/// These kernels give raw values for raw values, so text is none of them.
+fn binary(options: &Options) -> Result<(), BuiltinError> {
+    if options.is("dtype", "text") {
+        let valid = DTYPES.trim_end_matches(", text");
+        return Err(options.wrong("dtype", "text", valid));
+    }
+    Ok(())
+}
+
+fn scale(options: &Options) -> Result<Box<dyn Stream>, BuiltinError> {
+    binary(options)?;
+    let number = |key| Ok(options.number(key, "a number")?.unwrap_or_default());
+    let by = By::new(number("a")?, number("b")?);
+    let big = options.is("order", "big");
+    let mut turned = Vec::new();
+    with_dtype!(options, |T| {
+        let missing = missing::<T>(options)?;
+        Ok(map(options, move |values, given| {
+            given.resize(values.len(), 0);
+            let level = Level::best();
+            if big {
+                turned.resize(values.len(), 0);
+                swap(values, &mut turned, size_of::<T>());
+                affine::scale_in_place::<T>(&mut turned, by, missing, level);
+                swap(&turned, given, size_of::<T>());
+            } else {
+                affine::scale::<T>(values, given, by, missing, level);
+            }
+        }))
+    })
+}
+
+fn cast(options: &Options) -> Result<Box<dyn Stream>, BuiltinError> {
+    binary(options)?;
+    let to = options.needed("to", options.text("to"))?;
+    with_dtype!(options, |T| cast_from::<T>(options, to))
+}
+
+fn cast_from<T: Convert<Wide: Wide>>(
+    options: &Options,
+    to: &str,
+) -> Result<Box<dyn Stream>, BuiltinError> {
+    match to {
+        "f64" => Ok(cast_to::<T, f64>(options)),
+        "f32" => Ok(cast_to::<T, f32>(options)),
+        "i8" => Ok(cast_to::<T, i8>(options)),
+        "i16" => Ok(cast_to::<T, i16>(options)),
+        "i32" => Ok(cast_to::<T, i32>(options)),
+        "i64" => Ok(cast_to::<T, i64>(options)),
+        "u8" => Ok(cast_to::<T, u8>(options)),
+        "u16" => Ok(cast_to::<T, u16>(options)),
+        "u32" => Ok(cast_to::<T, u32>(options)),
+        "u64" => Ok(cast_to::<T, u64>(options)),
+        _ => Err(options.wrong("to", to, DTYPES.trim_end_matches(", text"))),
+    }
+}
+
+fn cast_to<T: Convert<Wide: Wide>, U: Made>(options: &Options) -> Box<dyn Stream> {
+    let (big, to_big) = (options.is("order", "big"), options.is("to_order", "big"));
+    let (mut turned, mut made) = (Vec::new(), Vec::new());
+    map(options, move |values, given| {
+        let from = if big {
+            turned.resize(values.len(), 0);
+            swap(values, &mut turned, T::SIZE);
+            &turned
+        } else {
+            values
+        };
+        let length = values.len() / T::SIZE * size_of::<U>();
+        given.resize(length, 0);
+        if to_big {
+            made.resize(length, 0);
+            convert::<T, U>(from, &mut made, Level::best());
+            swap(&made, given, size_of::<U>());
+        } else {
+            convert::<T, U>(from, given, Level::best());
+        }
+    })
+}
+
+/// The one input of a kernel that takes an array as a whole.
+fn whole_array(options: &Options, inputs: &[String]) -> Result<Mapped, BuiltinError> {
+    binary(options)?;
+    let [name] = inputs else {
+        let (kernel, count) = (options.kernel.name, inputs.len());
+        return Err(BuiltinError::Inputs { kernel, count });
+    };
+    with_dtype!(options, |T| {
+        let file = open(name)?;
+        whole_values(name, &file, size_of::<T>())?;
+        Ok(file)
+    })
+}
+
+fn subset(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+    let array = whole_array(options, inputs)?;
+    let size = size_of_dtype(options);
+    let spans = spans(options, array.len() / size)?;
+    let mut out = std::io::BufWriter::with_capacity(PIECE_BYTES, out);
+    loops::subset::subset(&array, size, &spans, &mut |piece| out.write_all(piece))
+        .and_then(|()| out.flush())
+        .map_err(BuiltinError::Write)
+}
+
+/// What the arguments name of an array of `values`.
+fn spans(options: &Options, values: usize) -> Result<Vec<Span>, BuiltinError> {
+    const VALID: &str = "numbers with x between them, one for each dimension";
+    let list = |key, default: Vec<usize>| match options.text(key) {
+        None => Ok(default),
+        Some(text) => {
+            let list: Option<Vec<_>> = text.split('x').map(|part| part.parse().ok()).collect();
+            list.filter(|list| key == "shape" || list.len() == default.len())
+                .ok_or_else(|| options.wrong(key, text, VALID))
+        }
+    };
+    let shape = list("shape", vec![values])?;
+    let wanted = shape
+        .iter()
+        .try_fold(1_usize, |all, size| all.checked_mul(*size));
+    if wanted != Some(values) {
+        let shape = options.text("shape").unwrap_or_default();
+        let valid = format!("sizes whose product is {values}, the values of the input");
+        return Err(options.wrong("shape", shape, &valid));
+    }
+    let start = list("start", vec![0; shape.len()])?;
+    let stop = list("stop", shape.clone())?;
+    let step = list("step", vec![1; shape.len()])?;
+    let mut spans = Vec::new();
+    for (dimension, size) in shape.into_iter().enumerate() {
+        let (start, stop, step) = (start[dimension], stop[dimension], step[dimension]);
+        if step == 0 {
+            return Err(options.wrong("step", "0", "1 or more"));
+        }
+        if start > stop || stop > size {
+            let range = format!("{start} to {stop}");
+            let valid = format!("from start to stop within 0 to {size} in dimension {dimension}");
+            return Err(options.wrong("stop", &range, &valid));
+        }
+        let count = (stop - start).div_ceil(step);
+        spans.push(Span {
+            size,
+            start,
+            step,
+            count,
+        });
+    }
+    Ok(spans)
+}
+
+/// Bytes of rows of the result that are made at a time.
+const BAND_BYTES: usize = 16 << 20;
+
+fn transpose(
+    options: &Options,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    let matrix = whole_array(options, inputs)?;
+    let size = size_of_dtype(options);
+    let width = options.needed("columns", positive(options, "columns")?)?;
+    let values = matrix.len() / size;
+    if !values.is_multiple_of(width) {
+        let valid = format!("a divisor of {values}, the values of the input");
+        return Err(options.wrong("columns", &width.to_string(), &valid));
+    }
+    let rows = values / width;
+    if rows == 0 {
+        return Ok(());
+    }
+    // Whole lines of the input's rows, so that none is read twice.
+    let columns = (BAND_BYTES / (rows * size)).next_multiple_of(64 / size);
+    let mut band = pages::zeros(rows * columns.min(width) * size);
+    for first in (0..width).step_by(columns) {
+        let columns = columns.min(width - first);
+        let band = &mut band[..rows * columns * size];
+        let from = &matrix;
+        loops::transpose::transpose(
+            Part {
+                from,
+                size,
+                rows,
+                width,
+                first,
+                columns,
+            },
+            band,
+            Level::best(),
+        );
+        out.write_all(band).map_err(BuiltinError::Write)?;
+    }
+    Ok(())
+}

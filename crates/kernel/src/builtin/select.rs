@@ -1,0 +1,547 @@
+//! Picks values: `filter` by a condition, `topk` the largest or smallest, `sample` by chance.
+
+use std::cmp::Ordering;
+use std::io::Write;
+use std::marker::PhantomData;
+
+use serde::{Deserialize, Serialize};
+
+use super::BuiltinError;
+use super::expression::{self, Comparison, Set};
+use super::table::{Arg, Code, Input, Kernel, Made, Options};
+use super::values::{FORMAT, ORDER, Take, fold_of_dtype, missing, stream_of_dtype};
+use crate::fold::Stream;
+use crate::loops::number::Number;
+use crate::loops::pick::{self, Range};
+use crate::loops::simd::Level;
+use crate::loops::swap;
+
+const FILTER: &[Arg] = &[
+    Arg {
+        key: "where",
+        values: "CONDITION",
+        default: "",
+        help: "such as x > 3 && x != 5 || 10 <= x < 20; x is the value",
+    },
+    Arg {
+        key: "above",
+        values: "NUMBER",
+        default: "",
+        help: "only values that are larger",
+    },
+    Arg {
+        key: "below",
+        values: "NUMBER",
+        default: "",
+        help: "only values that are smaller",
+    },
+    Arg {
+        key: "from",
+        values: "NUMBER",
+        default: "",
+        help: "only values that are not smaller",
+    },
+    Arg {
+        key: "to",
+        values: "NUMBER",
+        default: "",
+        help: "only values that are not larger",
+    },
+    Arg {
+        key: "show",
+        values: "values|index|count",
+        default: "values",
+        help: "the values, or the index of each (a line each), or how many",
+    },
+];
+
+const RAW: &[Arg] = &[Arg {
+    key: "out",
+    values: "raw|text",
+    default: "raw",
+    help: "values as they are in the input (those of text as f64), or a line each",
+}];
+
+const TOPK: &[Arg] = &[
+    Arg {
+        key: "k",
+        values: "N",
+        default: "10",
+        help: "how many",
+    },
+    Arg {
+        key: "by",
+        values: "largest|smallest",
+        default: "largest",
+        help: "which; of equal values the first come first",
+    },
+];
+
+const SAMPLE: &[Arg] = &[
+    Arg {
+        key: "n",
+        values: "N",
+        default: "1000",
+        help: "how many; all have the same chance, and none comes twice",
+    },
+    Arg {
+        key: "seed",
+        values: "N",
+        default: "0",
+        help: "another seed gives another sample",
+    },
+];
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: "filter",
+        revision: 1,
+        help: "values that fulfil a condition: they themselves, their indices, or how many",
+        args: &[FILTER, FORMAT, RAW, ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Either(Input::Values, filter),
+    },
+    Kernel {
+        name: "topk",
+        revision: 1,
+        help: "the largest or smallest values, best first, a line each: index and value",
+        args: &[TOPK, FORMAT, ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Fold(Input::Values, |options| {
+            let k = options.number("k", "a whole number")?.unwrap_or_default();
+            let largest = options.is("by", "largest");
+            fold_of_dtype!(options, |T| {
+                missing::<T>(options).map(|missing| Best::<T> {
+                    k,
+                    largest,
+                    missing,
+                    ..Best::default()
+                })
+            })
+        }),
+    },
+    Kernel {
+        name: "sample",
+        revision: 1,
+        help: "values picked by chance, in their order; the same seed picks the same indices",
+        args: &[SAMPLE, FORMAT, RAW, ORDER],
+        usage: None,
+        prepare: None,
+        code: Code::Fold(Input::Values, |options| {
+            let n = options.number("n", "a whole number")?.unwrap_or_default();
+            let seed = options
+                .number("seed", "a whole number")?
+                .unwrap_or_default();
+            let text = options.is("out", "text");
+            let big_endian = options.is("order", "big") && !options.is("dtype", "text");
+            fold_of_dtype!(options, |T| {
+                missing::<T>(options).map(|missing| Sample::<T> {
+                    n,
+                    seed,
+                    text,
+                    big_endian,
+                    missing,
+                    ..Sample::default()
+                })
+            })
+        }),
+    },
+];
+
+/// The set that the arguments of `filter` describe.
+fn set<T: Number>(options: &Options) -> Result<Set<T>, BuiltinError> {
+    let mut all: Option<Set<T>> = None;
+    let mut add =
+        |set: Set<T>| all = Some(all.take().map_or_else(|| set.clone(), |all| all.and(&set)));
+    if let Some(text) = options.text("where") {
+        let set = expression::parse(text);
+        add(set.map_err(|reason| {
+            options.wrong("where", text, &format!("a condition, but {reason}"))
+        })?);
+    }
+    for (key, comparison) in [
+        ("above", Comparison::Greater),
+        ("below", Comparison::Less),
+        ("from", Comparison::GreaterOrEqual),
+        ("to", Comparison::LessOrEqual),
+    ] {
+        if let Some(text) = options.text(key) {
+            let set = comparison.set(text);
+            add(set.ok_or_else(|| options.wrong(key, text, "a number"))?);
+        }
+    }
+    let set = options.needed("where", all)?;
+    Ok(match missing::<T>(options)? {
+        Some(missing) => set.and(&Set::only(missing).not()),
+        None => set,
+    })
+}
+
+fn filter(options: &Options) -> Result<Made, BuiltinError> {
+    if options.is("show", "count") {
+        return fold_of_dtype!(options, |T| set::<T>(options).map(|set| Counted::<T> {
+            set: Some(set),
+            count: 0,
+        }))
+        .map(Made::Fold);
+    }
+    let index = options.is("show", "index");
+    let text = options.is("out", "text");
+    let big_endian = options.is("order", "big") && !options.is("dtype", "text");
+    stream_of_dtype!(options, |T| set::<T>(options).map(|set| Filter::<T> {
+        set,
+        show: match (index, text) {
+            (true, _) => Show::Index,
+            (_, true) => Show::Text,
+            _ => Show::Raw,
+        },
+        big_endian,
+        torn: Vec::new(),
+        swapped: Vec::new(),
+        kept: Vec::new(),
+        index: 0,
+    }))
+    .map(Made::Stream)
+}
+
+/// Bytes of values that are looked at a time.
+const BLOCK_BYTES: usize = 16 << 10;
+
+/// How many values are in a set.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(bound = "")]
+struct Counted<T: Number> {
+    #[serde(skip)]
+    set: Option<Set<T>>,
+    count: u64,
+}
+
+impl<T: Number> Take<T> for Counted<T> {
+    fn take(&mut self, _: u64, values: &[u8]) {
+        let Some(set) = &self.set else { return };
+        let level = Level::best();
+        for block in values.chunks(BLOCK_BYTES) {
+            for range in &set.ranges {
+                self.count += pick::count(level, block, *range);
+            }
+            if set.nan {
+                let numbers = pick::count(level, block, Range::<T>::all());
+                self.count += (block.len() / T::SIZE) as u64 - numbers;
+            }
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.count += other.count;
+    }
+
+    fn finish(self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        writeln!(out, "{}", self.count).map_err(BuiltinError::Write)
+    }
+}
+
+/// What is written of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Show {
+    Raw,
+    Text,
+    Index,
+}
+
+/// Writes values that are in a set as they come.
+#[derive(Debug)]
+struct Filter<T> {
+    set: Set<T>,
+    show: Show,
+    big_endian: bool,
+    /// A value whose bytes are not all there.
+    torn: Vec<u8>,
+    swapped: Vec<u8>,
+    kept: Vec<u8>,
+    index: u64,
+}
+
+impl<T: Number> Filter<T> {
+    /// Takes whole values.
+    fn values(&mut self, values: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        for block in values.chunks(BLOCK_BYTES) {
+            let (mut swapped, mut kept) = (
+                std::mem::take(&mut self.swapped),
+                std::mem::take(&mut self.kept),
+            );
+            swapped.resize(block.len(), 0);
+            kept.resize(block.len(), 0);
+            let little = if self.big_endian {
+                swap::swap(block, &mut swapped, T::SIZE);
+                &swapped
+            } else {
+                block
+            };
+            let written = self.block(little, &mut kept, out);
+            self.index += (block.len() / T::SIZE) as u64;
+            (self.swapped, self.kept) = (swapped, kept);
+            written.map_err(BuiltinError::Write)?;
+        }
+        Ok(())
+    }
+
+    fn block(&self, values: &[u8], kept: &mut [u8], out: &mut dyn Write) -> std::io::Result<()> {
+        if self.show == Show::Index {
+            for (index, value) in (self.index..).zip(values.chunks_exact(T::SIZE)) {
+                if self.set.has(T::read(value)) {
+                    writeln!(out, "{index}")?;
+                }
+            }
+            return Ok(());
+        }
+        let count = match self.set.ranges.as_slice() {
+            [range] if !self.set.nan => pick::keep::<T>(values, kept, |value| range.has(value)),
+            _ => pick::keep::<T>(values, kept, |value| self.set.has(value)),
+        };
+        write_values::<T>(
+            &kept[..count * T::SIZE],
+            self.show == Show::Text,
+            self.big_endian,
+            out,
+        )
+    }
+}
+
+/// Writes little-endian values as text, or raw in the order of the input.
+fn write_values<T: Number>(
+    values: &[u8],
+    text: bool,
+    big_endian: bool,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    if text {
+        let mut values = values.chunks_exact(T::SIZE);
+        values.try_for_each(|value| writeln!(out, "{}", T::read(value).text()))
+    } else if big_endian {
+        let mut swapped = vec![0; values.len()];
+        swap::swap(values, &mut swapped, T::SIZE);
+        out.write_all(&swapped)
+    } else {
+        out.write_all(values)
+    }
+}
+
+impl<T: Number> Stream for Filter<T> {
+    fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        if !self.torn.is_empty() {
+            let (head, rest) = bytes.split_at(bytes.len().min(T::SIZE - self.torn.len()));
+            self.torn.extend_from_slice(head);
+            bytes = rest;
+            if self.torn.len() < T::SIZE {
+                return Ok(());
+            }
+            let torn = std::mem::take(&mut self.torn);
+            self.values(&torn, out)?;
+        }
+        let (values, torn) = bytes.split_at(bytes.len() / T::SIZE * T::SIZE);
+        self.torn.extend_from_slice(torn);
+        self.values(values, out)
+    }
+
+    fn finish(self: Box<Self>, _: &mut dyn Write) -> Result<(), BuiltinError> {
+        if self.torn.is_empty() {
+            return Ok(());
+        }
+        Err(BuiltinError::Torn {
+            name: "what came".to_owned(),
+            bytes: self.index * T::SIZE as u64 + self.torn.len() as u64,
+            size: T::SIZE,
+        })
+    }
+}
+
+/// The best values so far.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(bound = "")]
+struct Best<T: Number> {
+    #[serde(skip)]
+    k: usize,
+    #[serde(skip)]
+    largest: bool,
+    #[serde(skip)]
+    missing: Option<T>,
+    /// Values with their indices, at least the best `k`.
+    held: Vec<(T, u64)>,
+    /// The worst of the best `k`, when there are so many.
+    #[serde(skip)]
+    worst: Option<(T, u64)>,
+}
+
+/// Further values that are held before the worst are let go.
+const HELD: usize = 4096;
+
+impl<T: Number> Best<T> {
+    /// The better first.
+    fn order(&self, a: (T, u64), b: (T, u64)) -> Ordering {
+        let values = if self.largest {
+            b.0.partial_cmp(&a.0)
+        } else {
+            a.0.partial_cmp(&b.0)
+        };
+        // NaN is never held.
+        values.unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
+    }
+
+    /// Lets all go but the best.
+    fn prune(&mut self) {
+        let mut held = std::mem::take(&mut self.held);
+        held.sort_unstable_by(|a, b| self.order(*a, *b));
+        held.truncate(self.k);
+        self.worst = if held.len() == self.k {
+            held.last().copied()
+        } else {
+            None
+        };
+        self.held = held;
+    }
+
+    fn block(&mut self, first: u64, values: &[u8]) {
+        if let Some((worst, index)) = self.worst {
+            // An equal value that comes later is no better.
+            let later = first > index;
+            let all = Range::<T>::all();
+            let range = match (self.largest, later) {
+                (true, true) if worst.partial_cmp(&all.to) == Some(Ordering::Equal) => return,
+                (false, true) if worst.partial_cmp(&all.from) == Some(Ordering::Equal) => return,
+                (true, true) => Range {
+                    from: worst.above(),
+                    ..all
+                },
+                (false, true) => Range {
+                    to: worst.below(),
+                    ..all
+                },
+                (true, false) => Range { from: worst, ..all },
+                (false, false) => Range { to: worst, ..all },
+            };
+            if pick::count(Level::best(), values, range) == 0 {
+                return;
+            }
+        }
+        for (index, value) in (first..).zip(values.chunks_exact(T::SIZE)) {
+            let value = T::read(value);
+            let passed = self.missing.is_some_and(|missing| value.same(missing))
+                || value.partial_cmp(&value).is_none();
+            let worse = self
+                .worst
+                .is_some_and(|worst| self.order((value, index), worst).is_gt());
+            if !passed && !worse {
+                self.held.push((value, index));
+            }
+        }
+        if self.held.len() >= self.k + HELD {
+            self.prune();
+        }
+    }
+}
+
+impl<T: Number> Take<T> for Best<T> {
+    fn take(&mut self, first: u64, values: &[u8]) {
+        if self.k == 0 {
+            return;
+        }
+        for (number, block) in (0..).zip(values.chunks(BLOCK_BYTES)) {
+            self.block(first + number * (BLOCK_BYTES / T::SIZE) as u64, block);
+        }
+        self.prune();
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.held.extend(other.held);
+        self.prune();
+    }
+
+    fn finish(mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        self.prune();
+        let mut held = self.held.iter();
+        held.try_for_each(|(value, index)| writeln!(out, "{index} {}", value.text()))
+            .map_err(BuiltinError::Write)
+    }
+}
+
+/// The values whose indices have the smallest hashes: as if each had drawn a lot.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(bound = "")]
+struct Sample<T: Number> {
+    #[serde(skip)]
+    n: usize,
+    #[serde(skip)]
+    seed: u64,
+    #[serde(skip)]
+    text: bool,
+    #[serde(skip)]
+    big_endian: bool,
+    #[serde(skip)]
+    missing: Option<T>,
+    /// Lot, index and value; at least the `n` smallest lots.
+    held: Vec<(u64, u64, T)>,
+    /// The largest lot of the `n` smallest, when there are so many.
+    #[serde(skip)]
+    largest: Option<u64>,
+    #[serde(skip)]
+    type_: PhantomData<T>,
+}
+
+/// The lot of an index: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), which maps no two indices to
+/// one lot.
+fn lot(seed: u64, index: u64) -> u64 {
+    let mut mixed =
+        (index ^ seed.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+impl<T: Number> Sample<T> {
+    fn prune(&mut self) {
+        self.held.sort_unstable_by_key(|held| held.0);
+        self.held.truncate(self.n);
+        let full = self.held.len() == self.n;
+        self.largest = self.held.last().filter(|_| full).map(|held| held.0);
+    }
+}
+
+impl<T: Number> Take<T> for Sample<T> {
+    fn take(&mut self, first: u64, values: &[u8]) {
+        if self.n == 0 {
+            return;
+        }
+        for (index, value) in (first..).zip(values.chunks_exact(T::SIZE)) {
+            let lot = lot(self.seed, index);
+            if lot > self.largest.unwrap_or(u64::MAX) {
+                continue;
+            }
+            let value = T::read(value);
+            if !self.missing.is_some_and(|missing| value.same(missing)) {
+                self.held.push((lot, index, value));
+                if self.held.len() >= self.n + HELD {
+                    self.prune();
+                }
+            }
+        }
+        self.prune();
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.held.extend(other.held);
+        self.prune();
+    }
+
+    fn finish(mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        self.prune();
+        self.held.sort_unstable_by_key(|held| held.1);
+        let mut values = vec![0; self.held.len() * T::SIZE];
+        for (held, bytes) in self.held.iter().zip(values.chunks_exact_mut(T::SIZE)) {
+            held.2.write(bytes);
+        }
+        write_values::<T>(&values, self.text, self.big_endian, out).map_err(BuiltinError::Write)
+    }
+}

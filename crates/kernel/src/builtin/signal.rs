@@ -1,0 +1,91 @@
+//! The kernel `heartbeat`: the R peaks of an electrocardiogram of one lead, all inputs as one series. Gives the index of
+//! each, from 0, a line each, or as raw little-endian `f64`. Samples that are missing (or NaN) count as the one before.
+
+use std::io::Write;
+
+use super::BuiltinError;
+use super::series::{open, text_pieces, whole_values};
+use super::table::{Arg, Code, Kernel, Options};
+use super::values::{FORMAT, Numbers, ORDER, OUT, missing, size_of_dtype, with_dtype};
+use crate::loops::heartbeat::{RATE_AT_LEAST, r_peaks};
+use crate::loops::number::Number;
+use crate::loops::swap::swap;
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[Kernel {
+    name: "heartbeat",
+    revision: 1,
+    help: "indices of the R peaks of an electrocardiogram",
+    args: &[FORMAT, HEARTBEAT, OUT, ORDER],
+    usage: None,
+    prepare: None,
+    code: Code::Whole(heartbeat),
+}];
+
+const HEARTBEAT: &[Arg] = &[Arg {
+    key: "rate",
+    values: "HERTZ",
+    default: "",
+    help: "samples a second, at least 50",
+}];
+
+fn heartbeat(
+    options: &Options,
+    inputs: &[String],
+    out: &mut dyn Write,
+) -> Result<(), BuiltinError> {
+    const VALID: &str = "samples a second, at least 50";
+    let rate: f64 = options.needed("rate", options.number("rate", VALID)?)?;
+    if !(rate >= RATE_AT_LEAST && rate.is_finite()) {
+        return Err(options.wrong("rate", &rate.to_string(), VALID));
+    }
+    let signal = signal(options, inputs)?;
+    let peaks = r_peaks(&signal, rate);
+    if options.is("out", "f64") {
+        #[allow(clippy::cast_precision_loss, reason = "far fewer than 2^53 samples")]
+        let peaks = peaks.into_iter().map(|peak| peak as f64).collect();
+        return Numbers::floats(peaks).write(true, out);
+    }
+    let lines: String = peaks.into_iter().map(|peak| format!("{peak}\n")).collect();
+    out.write_all(lines.as_bytes()).map_err(BuiltinError::Write)
+}
+
+/// All values of all inputs; NaN for those that are missing.
+fn signal(options: &Options, inputs: &[String]) -> Result<Vec<f64>, BuiltinError> {
+    let mut signal = Vec::new();
+    if options.is("dtype", "text") {
+        let missing = missing::<f64>(options)?;
+        text_pieces(inputs, |piece| {
+            append::<f64>(piece, missing, &mut signal);
+            Ok(())
+        })?;
+        return Ok(signal);
+    }
+    with_dtype!(options, |T| {
+        let missing = missing::<T>(options)?;
+        for name in inputs {
+            let file = open(name)?;
+            whole_values(name, &file, size_of_dtype(options))?;
+            if options.is("order", "big") {
+                let mut turned = vec![0; file.len()];
+                swap(&file, &mut turned, size_of::<T>());
+                append::<T>(&turned, missing, &mut signal);
+            } else {
+                append::<T>(&file, missing, &mut signal);
+            }
+        }
+        Ok(signal)
+    })
+}
+
+fn append<T: Number>(values: &[u8], missing: Option<T>, signal: &mut Vec<f64>) {
+    signal.extend(
+        values
+            .chunks_exact(T::SIZE)
+            .map(T::read)
+            .map(|value| match missing {
+                Some(missing) if missing.same(value) => f64::NAN,
+                _ => value.to_f64(),
+            }),
+    );
+}

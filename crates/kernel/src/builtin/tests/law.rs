@@ -1,0 +1,52 @@
+//! The law of folds for all that are no statistics: those are held to it in `statistics`.
+
+use proptest::prelude::*;
+
+use super::{cuts, doubles, law};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn text_in_any_pieces(
+        text in proptest::collection::vec(prop_oneof![
+            4 => Just(b'a'), 2 => Just(b'b'), 2 => Just(b' '), 1 => Just(b'\n'), 1 => any::<u8>(),
+        ], 0..400),
+        cuts in cuts(),
+    ) {
+        law("wordcount", &[], &text, &cuts);
+        for args in [vec!["ab"], vec!["-v", "a"], vec!["^$"], vec!["-iw", "A"], vec!["^b|a$"]] {
+            law("grep", &args, &text, &cuts);
+        }
+    }
+
+    #[test]
+    fn values_in_any_pieces(
+        values in prop_oneof![
+            proptest::collection::vec(prop_oneof![(-9..9_i32).prop_map(f64::from), Just(f64::NAN), Just(f64::INFINITY)], 0..40),
+            proptest::collection::vec((-99..99_i32).prop_map(f64::from), 5000..9000),
+        ],
+        cuts in cuts(),
+    ) {
+        let bytes = doubles(&values);
+        for (name, args) in [
+            ("extrema", vec![]),
+            ("extrema", vec!["show=list", "missing=3"]),
+            ("extrema", vec!["dtype=i16", "missing=0", "order=big"]),
+            ("histogram", vec!["from=-5", "to=7.5", "bins=7"]),
+            ("histogram", vec!["dtype=u8", "from=3", "to=250", "bins=31", "out=f64", "missing=0"]),
+            ("filter", vec!["show=count", "above=2"]),
+            ("filter", vec!["show=count", "where=!(x<3) && x!=5", "missing=7"]),
+            ("filter", vec!["show=count", "dtype=i32", "order=big", "from=0"]),
+            ("topk", vec!["k=7"]),
+            ("topk", vec!["k=3", "by=smallest", "missing=-9"]),
+            ("topk", vec!["k=100000", "dtype=u8"]),
+            ("topk", vec!["k=0"]),
+            ("sample", vec!["n=9", "out=text"]),
+            ("sample", vec!["n=100000", "dtype=i16", "order=big"]),
+            ("sample", vec!["n=5", "seed=77", "missing=3"]),
+        ] {
+            law(name, &args, &bytes, &cuts);
+        }
+    }
+}

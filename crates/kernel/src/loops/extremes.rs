@@ -1,0 +1,70 @@
+//! The smallest or largest value of a block.
+
+use std::marker::PhantomData;
+
+use super::number::Number;
+use super::simd::{self, Level, Pass};
+
+/// The smallest and the largest of whole little-endian values, NaN passed over; `None` if there is none else.
+pub(crate) fn extremes<T: Number>(level: Level, values: &[u8]) -> Option<(T, T)> {
+    match T::SIZE {
+        1 => both::<T, 256>(level, values),
+        2 => both::<T, 128>(level, values),
+        _ => both::<T, 64>(level, values),
+    }
+}
+
+fn both<T: Number, const L: usize>(level: Level, values: &[u8]) -> Option<(T, T)> {
+    let least = simd::run(level, Extreme::<T, false, L>(values, PhantomData))?;
+    let greatest = simd::run(level, Extreme::<T, true, L>(values, PhantomData))?;
+    Some((least, greatest))
+}
+
+/// Largest (or smallest) number of a block; `None` if there is none but NaN. `L` values of `T` should fill
+/// four of the widest vectors.
+struct Extreme<'a, T, const MAX: bool, const L: usize>(&'a [u8], PhantomData<T>);
+
+impl<T: Number, const MAX: bool, const L: usize> Extreme<'_, T, MAX, L> {
+    /// Keeps `best` when `value` is NaN.
+    #[inline(always)]
+    fn better(value: T, best: T) -> T {
+        if MAX {
+            value.larger(best)
+        } else {
+            value.smaller(best)
+        }
+    }
+}
+
+impl<T: Number, const MAX: bool, const L: usize> Pass for Extreme<'_, T, MAX, L> {
+    type Output = Option<T>;
+
+    #[inline(always)]
+    fn run(self) -> Option<T> {
+        let worst = if MAX { T::LOWEST } else { T::HIGHEST };
+        let mut lanes = [worst; L];
+        let mut rows = self.0.chunks_exact(L * T::SIZE);
+        for row in rows.by_ref() {
+            for lane in 0..L {
+                lanes[lane] = Self::better(
+                    T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]),
+                    lanes[lane],
+                );
+            }
+        }
+        let mut best = worst;
+        for value in rows.remainder().chunks_exact(T::SIZE) {
+            best = Self::better(T::read(value), best);
+        }
+        for lane in lanes {
+            best = Self::better(lane, best);
+        }
+        // The worst value may stand for itself or for nothing.
+        let found = best != worst
+            || self
+                .0
+                .chunks_exact(T::SIZE)
+                .any(|value| T::read(value) == worst);
+        found.then_some(best)
+    }
+}

@@ -1,0 +1,23 @@
+//! Inner loops: pure functions over slices, without files, arguments or states.
+//!
+//! Each has a portable path, which every processor runs (compiled for NEON on AArch64, where it has not been
+//! tried), and is compiled for or has a path of its own for AVX2 and AVX-512, chosen at run time by
+//! [`simd::Level`]. All paths give the same results, to the last bit; tests hold them against each other.
+
+pub(crate) mod affine;
+pub(crate) mod bytes;
+pub(crate) mod convert;
+pub(crate) mod edges;
+pub(crate) mod extremes;
+pub(crate) mod fingerprint;
+pub(crate) mod heartbeat;
+pub(crate) mod moments;
+pub(crate) mod number;
+pub(crate) mod pages;
+pub(crate) mod pick;
+pub(crate) mod simd;
+pub(crate) mod sort;
+pub(crate) mod subset;
+pub(crate) mod swap;
+pub(crate) mod transpose;
+pub(crate) mod turns;

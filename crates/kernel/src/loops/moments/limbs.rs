@@ -1,0 +1,248 @@
+//! Floats, exactly: grids, and limbs of 26 bits whose products any processor can multiply.
+
+use std::marker::PhantomData;
+
+use super::super::number::Number;
+use super::super::simd::{self, Level, Pass};
+use super::{Biased, LIMBS, Moments, Want};
+use crate::exact::power;
+
+/// Bits of a limb.
+const LIMB: i32 = 26;
+
+/// Biased limbs are from 0 to 2^26.
+const BIAS: u64 = 1 << 25;
+const LIMB_MASK: u64 = (1 << 27) - 1;
+
+/// Grids are within these bounds, so that all that is added and taken away is a normal number.
+const GRIDS: std::ops::RangeInclusive<i32> = -880..=990;
+
+/// What a pass found, and whether each value was a sum of limbs.
+pub(super) type Found<T> = (Moments<T>, bool);
+
+/// Runs `pass` with the grid of the block before, and if that does not fit with the block's own. All values
+/// must be below `2^grid`.
+pub(super) fn moments<T: Number>(
+    values: &[u8],
+    grid: &mut i32,
+    pass: impl Fn(i32) -> Found<T>,
+) -> Option<Moments<T>> {
+    debug_assert!(!values.is_empty(), "a block has values");
+    let (found, exact) = pass(*grid);
+    let above = above(&found);
+    if exact && above <= *grid {
+        return Some(found);
+    }
+    // One more, so that a slightly larger value in the next block fits too.
+    let better = above.saturating_add(1).max(*GRIDS.start());
+    if better == *grid || !GRIDS.contains(&better) {
+        return None;
+    }
+    *grid = better;
+    let (found, exact) = pass(*grid);
+    exact.then_some(found)
+}
+
+/// An exponent such that all values but NaN are below that power of two in size.
+fn above<T: Number>(found: &Moments<T>) -> i32 {
+    let largest = found
+        .least
+        .to_f64()
+        .abs()
+        .max(found.greatest.to_f64().abs());
+    let exponent = i32::try_from((largest.to_bits() >> 52) & 0x7ff).unwrap_or(0x7ff);
+    exponent - 1022
+}
+
+/// What is added to cut at `2^weight`: numbers of its size have their last bit there. `2^51` and `extra` are
+/// in its low bits.
+fn cutter(weight: i32, extra: u64) -> f64 {
+    f64::from_bits(power(weight + 52).to_bits() + (1 << 51) + extra)
+}
+
+/// Sums a block whose values are below `2^grid`, in `L` limbs.
+pub(super) fn limbs<T: Number, const L: usize>(
+    level: Level,
+    want: Want,
+    values: &[u8],
+    grid: i32,
+) -> Found<T> {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 | Level::Ifma => wanted::<T, L, 8>(level, want, values, grid),
+        _ => wanted::<T, L, 4>(level, want, values, grid),
+    }
+}
+
+fn wanted<T: Number, const L: usize, const N: usize>(
+    level: Level,
+    want: Want,
+    values: &[u8],
+    grid: i32,
+) -> Found<T> {
+    match want {
+        Want::Sum => simd::run(level, Block::<T, L, N, false, false>::new(values, grid)),
+        Want::Squares => simd::run(level, Block::<T, L, N, true, false>::new(values, grid)),
+        Want::Products => simd::run(level, Block::<T, L, N, true, true>::new(values, grid)),
+    }
+}
+
+/// A pass over a block in `N` lanes with `L` limbs; squares if `Q`, products if `P`.
+struct Block<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> {
+    values: &'a [u8],
+    weights: [i32; LIMBS],
+    cutters: [f64; L],
+    type_: PhantomData<T>,
+}
+
+impl<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> Block<'a, T, L, N, Q, P> {
+    fn new(values: &'a [u8], grid: i32) -> Self {
+        // The first limb takes the bits from `grid` down, one less than it could, as it is rounded.
+        let weights = [1, 2, 3].map(|limb| grid + 1 - limb * LIMB);
+        let mut cutters = [0.0; L];
+        for (cutter_, weight) in cutters.iter_mut().zip(weights) {
+            *cutter_ = cutter(weight, BIAS);
+        }
+        Self {
+            values,
+            weights,
+            cutters,
+            type_: PhantomData,
+        }
+    }
+}
+
+/// Sums in `N` lanes of all rows so far, wrapping.
+struct Lanes<T, const L: usize, const N: usize> {
+    least: [T; N],
+    greatest: [T; N],
+    /// Bits that no limb took.
+    rest: [u64; N],
+    sums: [[u64; N]; L],
+    squares: [[[u64; N]; L]; L],
+    /// Sums of `sums` after each row.
+    running: [[u64; N]; L],
+}
+
+impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool>
+    Block<'_, T, L, N, Q, P>
+{
+    #[inline(always)]
+    fn row(&self, values: [T; N], lanes: &mut Lanes<T, L, N>) {
+        for lane in 0..N {
+            lanes.least[lane] = values[lane].smaller(lanes.least[lane]);
+            lanes.greatest[lane] = values[lane].larger(lanes.greatest[lane]);
+            let mut rest = values[lane].to_f64();
+            let mut limbs = [0; L];
+            for limb in 0..L {
+                let cut = rest + self.cutters[limb];
+                rest -= cut - self.cutters[limb];
+                lanes.sums[limb][lane] = lanes.sums[limb][lane].wrapping_add(cut.to_bits());
+                limbs[limb] = cut.to_bits() & LIMB_MASK;
+            }
+            lanes.rest[lane] |= rest.to_bits();
+            if Q {
+                for a in 0..L {
+                    for b in a..L {
+                        let product = limbs[a].wrapping_mul(limbs[b]);
+                        lanes.squares[a][b][lane] = lanes.squares[a][b][lane].wrapping_add(product);
+                    }
+                }
+            }
+            if P {
+                for limb in 0..L {
+                    lanes.running[limb][lane] =
+                        lanes.running[limb][lane].wrapping_add(lanes.sums[limb][lane]);
+                }
+            }
+        }
+    }
+
+    /// Puts the lanes together. Reads the integers that wrapped sums stand for.
+    #[inline(always)]
+    fn together(&self, lanes: &Lanes<T, L, N>, rows: u64) -> Biased {
+        let mut all = Biased {
+            count: i128::from(rows) * N as i128,
+            limbs: L,
+            weights: self.weights,
+            bias: [i128::from(BIAS); LIMBS],
+            ..Biased::default()
+        };
+        for a in 0..L {
+            let bits = self.cutters[a].to_bits();
+            for lane in 0..N {
+                let sum = lanes.sums[a][lane].wrapping_sub(bits.wrapping_mul(rows));
+                let sum = i128::from(sum.cast_signed());
+                all.sums[a] += sum;
+                if P {
+                    // Row r was added rows - r times.
+                    let times = rows * (rows + 1) / 2;
+                    let running = lanes.running[a][lane].wrapping_sub(bits.wrapping_mul(times));
+                    let by_row = i128::from(rows) * sum - i128::from(running.cast_signed());
+                    all.products[a] += by_row * N as i128 + sum * lane as i128;
+                }
+            }
+            for b in a..L {
+                let squares = lanes.squares[a][b].iter();
+                all.squares[a][b] = squares.map(|lane| i128::from(*lane)).sum();
+            }
+        }
+        all
+    }
+}
+
+impl<T: Number, const L: usize, const N: usize, const Q: bool, const P: bool> Pass
+    for Block<'_, T, L, N, Q, P>
+{
+    type Output = Found<T>;
+
+    #[inline(always)]
+    fn run(self) -> Found<T> {
+        let mut lanes = Lanes {
+            least: [T::HIGHEST; N],
+            greatest: [T::LOWEST; N],
+            rest: [0; N],
+            sums: [[0; N]; L],
+            squares: [[[0; N]; L]; L],
+            running: [[0; N]; L],
+        };
+        let mut rows = self.values.chunks_exact(N * T::SIZE);
+        let mut count = 0;
+        for row in rows.by_ref() {
+            let mut values = [T::default(); N];
+            for lane in 0..N {
+                values[lane] = T::read(&row[lane * T::SIZE..(lane + 1) * T::SIZE]);
+            }
+            self.row(values, &mut lanes);
+            count += 1;
+        }
+        let rest = rows.remainder();
+        let (mut least, mut greatest) = (T::HIGHEST, T::LOWEST);
+        if !rest.is_empty() {
+            let extremes = (lanes.least, lanes.greatest);
+            let mut values = [T::default(); N];
+            for (value, bytes) in values.iter_mut().zip(rest.chunks_exact(T::SIZE)) {
+                *value = T::read(bytes);
+                least = value.smaller(least);
+                greatest = value.larger(greatest);
+            }
+            self.row(values, &mut lanes);
+            // What fills the row up is no value.
+            (lanes.least, lanes.greatest) = extremes;
+            count += 1;
+        }
+        for lane in 0..N {
+            least = lanes.least[lane].smaller(least);
+            greatest = lanes.greatest[lane].larger(greatest);
+        }
+        // A rest may be a zero with a sign.
+        let exact = lanes.rest.iter().fold(0, |all, rest| all | rest) << 1 == 0;
+        let sums = self.together(&lanes, count).unbiased();
+        let moments = Moments {
+            least,
+            greatest,
+            sums,
+        };
+        (moments, exact)
+    }
+}

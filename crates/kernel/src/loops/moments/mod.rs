@@ -1,0 +1,231 @@
+//! Smallest, largest, and the sums of values, of their squares and of their products with their index, of one
+//! block in one pass. Those of floats are rounded in [`centred`]; what follows is exact.
+//!
+//! A value is cut into limbs, small integers times powers of two that all values of the block share, and the
+//! sums of limbs and of products of limbs are taken in integers. So nothing is ever rounded. The limbs of
+//! floats are cut off by adding and taking away a large power of two, which leaves the integer in the low bits
+//! of the sum; where they lie (the *grid*) is guessed from the block before. If a block does not fit, it is
+//! done again with another grid, and if its magnitudes are too far apart for any, the caller must add its
+//! values one by one.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "lanes and limbs number several arrays at once"
+)]
+
+pub(crate) mod centred;
+#[cfg(target_arch = "x86_64")]
+mod ifma;
+mod integer;
+mod limbs;
+
+use centred::Centred;
+
+use super::number::Number;
+use super::simd::Level;
+use crate::exact::Exact;
+
+/// Most values in a block: sums of so many products of 52 bits fit 64.
+pub(crate) const BLOCK: usize = 4096;
+
+/// Most values in a block whose products with the index are wanted: so many that [`ifma`]'s sums of sums fit.
+pub(crate) const BLOCK_OF_PRODUCTS: usize = 1024;
+
+/// Limbs that a value is cut into at most.
+const LIMBS: usize = 3;
+
+/// What is wanted of a block beside its extremes and its sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Want {
+    /// Nothing more.
+    Sum,
+    /// The sum of squares.
+    Squares,
+    /// That, and the sum of products with the index in the block.
+    Products,
+}
+
+/// What was found in a block that is not empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moments<T> {
+    /// The smallest value, NaN passed over.
+    pub(crate) least: T,
+    /// The largest.
+    pub(crate) greatest: T,
+    pub(crate) sums: Sums,
+}
+
+/// Sums of limbs of a block's values. The value is the sum over limbs `k` of `limb[k] * 2^weights[k]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    limbs: usize,
+    weights: [i32; LIMBS],
+    sums: [i128; LIMBS],
+    /// Of `limb[k] * limb[l]`, `k <= l`.
+    squares: [[i128; LIMBS]; LIMBS],
+    /// Of `limb[k] * index`.
+    products: [i128; LIMBS],
+}
+
+/// Blocks whose sums fit together: each limb's is below 2^112.
+const BLOCKS_TOGETHER: usize = 1024;
+
+/// Sums of several blocks, less those of products: adding to an exact sum takes longer than adding these.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    sums: Sums,
+    blocks: usize,
+}
+
+impl Together {
+    /// Adds a block's sums; gives what must be taken out first, if that has limbs elsewhere or is full.
+    pub(crate) fn add(&mut self, block: &Sums) -> Option<Sums> {
+        let fits = self.sums.limbs == block.limbs && self.sums.weights == block.weights;
+        if !fits || self.blocks == BLOCKS_TOGETHER {
+            let before = std::mem::replace(&mut self.sums, *block);
+            self.blocks = 1;
+            return Some(before);
+        }
+        self.blocks += 1;
+        for a in 0..block.limbs {
+            self.sums.sums[a] += block.sums[a];
+            for b in a..block.limbs {
+                self.sums.squares[a][b] += block.squares[a][b];
+            }
+        }
+        None
+    }
+
+    /// All sums since those that were taken out.
+    pub(crate) fn rest(self) -> Sums {
+        self.sums
+    }
+}
+
+impl Sums {
+    /// Adds the sum.
+    pub(crate) fn sum(&self, to: &mut Exact) {
+        for limb in 0..self.limbs {
+            to.add(self.sums[limb], self.weights[limb]);
+        }
+    }
+
+    /// Adds the sum of squares.
+    pub(crate) fn squares(&self, to: &mut Exact) {
+        for a in 0..self.limbs {
+            for b in a..self.limbs {
+                let twice = i32::from(a != b);
+                to.add(
+                    self.squares[a][b],
+                    self.weights[a] + self.weights[b] + twice,
+                );
+            }
+        }
+    }
+
+    /// Adds the sum of products with the index, which is `first` for the block's first value.
+    pub(crate) fn products(&self, first: u64, to: &mut Exact) {
+        for limb in 0..self.limbs {
+            let products = self.products[limb] + i128::from(first) * self.sums[limb];
+            to.add(products, self.weights[limb]);
+        }
+    }
+}
+
+/// Sums of limbs to which biases were added so that none is negative.
+#[derive(Clone, Copy, Debug, Default)]
+struct Biased {
+    /// How many values, padding included (that is zero before the bias is added).
+    count: i128,
+    limbs: usize,
+    weights: [i32; LIMBS],
+    bias: [i128; LIMBS],
+    /// Sums of limbs without the bias.
+    sums: [i128; LIMBS],
+    /// Sums of products of biased limbs.
+    squares: [[i128; LIMBS]; LIMBS],
+    /// Sums of products of limbs, without the bias, with the index.
+    products: [i128; LIMBS],
+}
+
+impl Biased {
+    fn unbiased(&self) -> Sums {
+        let mut squares = [[0; LIMBS]; LIMBS];
+        for a in 0..self.limbs {
+            for b in a..self.limbs {
+                let mixed = self.bias[a] * self.sums[b] + self.bias[b] * self.sums[a];
+                let biases = self.count * self.bias[a] * self.bias[b];
+                squares[a][b] = self.squares[a][b] - mixed - biases;
+            }
+        }
+        Sums {
+            limbs: self.limbs,
+            weights: self.weights,
+            sums: self.sums,
+            squares,
+            products: self.products,
+        }
+    }
+}
+
+/// Numbers whose blocks can be summed.
+pub(crate) trait Summed: Number {
+    /// Sums a block of whole little-endian values, at least one and at most [`BLOCK`], or
+    /// [`BLOCK_OF_PRODUCTS`] where products are wanted. `None` if a value is not finite or magnitudes are too
+    /// far apart. `grid` is kept from block to block, 0 at first; only speed depends on it.
+    fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>>;
+
+    /// Sums a block of floats around one of them, rounded; `None` as [`centred::centred`] says, and for integers.
+    fn centred(_: Level, _: Want, _: &[u8]) -> Option<Centred<Self>> {
+        None
+    }
+}
+
+macro_rules! float {
+    ($($type:ty),*) => {
+        $(impl Summed for $type {
+            fn moments(level: Level, want: Want, values: &[u8], grid: &mut i32) -> Option<Moments<Self>> {
+                limbs::moments(values, grid, |grid| {
+                    limbs::limbs::<$type, 3>(level, want, values, grid)
+                })
+            }
+
+            fn centred(level: Level, want: Want, values: &[u8]) -> Option<Centred<Self>> {
+                centred::centred(level, want == Want::Products, values)
+            }
+        })*
+    };
+}
+
+float!(f64, f32);
+
+macro_rules! integer {
+    ($($type:ty: $limbs:literal),*) => {
+        $(impl Summed for $type {
+            fn moments(level: Level, want: Want, values: &[u8], _: &mut i32) -> Option<Moments<Self>> {
+                Some(integer::moments::<$type, $limbs>(level, want, values))
+            }
+        })*
+    };
+}
+
+integer!(i8: 1, i16: 1, i64: 2, u8: 1, u16: 1, u64: 2);
+
+macro_rules! integer_of_32_bits {
+    ($($type:ty: $signed:literal),*) => {
+        $(impl Summed for $type {
+            fn moments(level: Level, want: Want, values: &[u8], _: &mut i32) -> Option<Moments<Self>> {
+                Some(match level {
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Ifma => ifma::moments_of_32_bits::<$type, $signed>(want, values),
+                    level => integer::moments::<$type, 1>(level, want, values),
+                })
+            }
+        })*
+    };
+}
+
+integer_of_32_bits!(i32: true, u32: false);
+
+#[cfg(test)]
+mod tests;

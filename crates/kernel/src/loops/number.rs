@@ -1,0 +1,265 @@
+//! The element types of raw arrays.
+
+use std::cmp::Ordering;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A counter in a lane.
+pub(crate) trait Tally: Copy + Default {
+    /// Counts up to here.
+    const MAX: usize;
+    /// One more if `counts`.
+    fn count(self, counts: bool) -> Self;
+    /// The count.
+    fn total(self) -> u64;
+}
+
+macro_rules! tally {
+    ($($type:ty),*) => {
+        $(impl Tally for $type {
+            // More is never counted at once.
+            const MAX: usize = if size_of::<$type>() == 1 { 255 } else { 65_535 };
+            #[inline(always)]
+            fn count(self, counts: bool) -> Self {
+                self.wrapping_add(<$type>::from(counts))
+            }
+            #[inline(always)]
+            fn total(self) -> u64 {
+                u64::from(self)
+            }
+        })*
+    };
+}
+
+tally!(u8, u16, u32, u64);
+
+/// A type of number in a raw little-endian array.
+pub(crate) trait Number:
+    Copy + PartialOrd + std::fmt::Debug + Default + Send + Serialize + DeserializeOwned + 'static
+{
+    /// An integer of the same size, to count in.
+    type Tally: Tally;
+    /// Bytes of one value.
+    const SIZE: usize;
+    /// Whether sums are exact.
+    const INTEGER: bool;
+    /// Not above any number.
+    const LOWEST: Self;
+    /// Not below any number.
+    const HIGHEST: Self;
+    /// The value in the first `SIZE` bytes.
+    fn read(bytes: &[u8]) -> Self;
+    /// The nearest `f64`.
+    #[allow(clippy::wrong_self_convention, reason = "all implementors are Copy")]
+    fn to_f64(self) -> f64;
+    /// The next larger value; itself if there is none.
+    fn above(self) -> Self;
+    /// The next smaller value; itself if there is none.
+    fn below(self) -> Self;
+    /// The nearest value of this type that is not below (`up`) or not above (else) `value`; none if there is
+    /// none.
+    fn bound(value: f64, up: bool) -> Option<Self>;
+    /// Writes the value as `SIZE` little-endian bytes.
+    fn write(self, to: &mut [u8]);
+    /// An unsigned integer of the same size that is larger exactly if `self` is; half of its range for 0 if the
+    /// type is signed. Both zeros of floats have one; that of a NaN means nothing.
+    fn ordered(self) -> u64;
+    /// The value whose [`Number::ordered`] this is.
+    fn from_ordered(ordered: u64) -> Self;
+    /// The larger of both; `other` if this is NaN.
+    fn larger(self, other: Self) -> Self;
+    /// The smaller of both; `other` if this is NaN.
+    fn smaller(self, other: Self) -> Self;
+    /// Exact decimal text.
+    fn text(self) -> String;
+    /// Reads decimal text; `nan` too for floats.
+    fn parse(text: &str) -> Option<Self>;
+    /// Whether both are the same value; a NaN is the same as any other.
+    fn same(self, other: Self) -> bool;
+}
+
+macro_rules! float {
+    ($type:ty, $tally:ty) => {
+        impl Number for $type {
+            const SIZE: usize = size_of::<$type>();
+            type Tally = $tally;
+            const INTEGER: bool = false;
+            const LOWEST: Self = <$type>::NEG_INFINITY;
+            const HIGHEST: Self = <$type>::INFINITY;
+            #[inline(always)]
+            fn read(bytes: &[u8]) -> Self {
+                let mut value = [0; size_of::<$type>()];
+                value.copy_from_slice(&bytes[..size_of::<$type>()]);
+                <$type>::from_le_bytes(value)
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            fn above(self) -> Self {
+                self.next_up()
+            }
+            fn below(self) -> Self {
+                self.next_down()
+            }
+            #[allow(
+                clippy::cast_possible_truncation,
+                reason = "rounding is put right below"
+            )]
+            fn bound(value: f64, up: bool) -> Option<Self> {
+                let near = value as Self;
+                let wide = f64::from(near);
+                Some(match (up, wide.partial_cmp(&value)?) {
+                    (true, Ordering::Less) => near.next_up(),
+                    (false, Ordering::Greater) => near.next_down(),
+                    _ => near,
+                })
+            }
+            fn write(self, to: &mut [u8]) {
+                to[..size_of::<$type>()].copy_from_slice(&self.to_le_bytes());
+            }
+            #[inline(always)]
+            fn ordered(self) -> u64 {
+                const SIGN: $tally = 1 << (<$tally>::BITS - 1);
+                let bits = (self + 0.0).to_bits();
+                u64::from(if bits & SIGN == 0 { bits | SIGN } else { !bits })
+            }
+            #[allow(clippy::cast_possible_truncation, reason = "it came from that size")]
+            #[inline(always)]
+            fn from_ordered(ordered: u64) -> Self {
+                const SIGN: $tally = 1 << (<$tally>::BITS - 1);
+                let bits = ordered as $tally;
+                Self::from_bits(if bits & SIGN == 0 { !bits } else { bits ^ SIGN })
+            }
+            #[inline(always)]
+            fn larger(self, other: Self) -> Self {
+                if self > other { self } else { other }
+            }
+            #[inline(always)]
+            fn smaller(self, other: Self) -> Self {
+                if self < other { self } else { other }
+            }
+            fn text(self) -> String {
+                // Adding nothing turns -0 into 0: which zero is the largest of several is no result.
+                decimal(f64::from(self) + 0.0)
+            }
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
+            #[allow(
+                clippy::float_cmp,
+                reason = "a value that stands for none is met exactly"
+            )]
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                (self == other) | (self.is_nan() & other.is_nan())
+            }
+        }
+    };
+}
+
+macro_rules! integer {
+    ($type:ty, $tally:ty) => {
+        impl Number for $type {
+            const SIZE: usize = size_of::<$type>();
+            type Tally = $tally;
+            const INTEGER: bool = true;
+            const LOWEST: Self = <$type>::MIN;
+            const HIGHEST: Self = <$type>::MAX;
+            #[inline(always)]
+            fn read(bytes: &[u8]) -> Self {
+                let mut value = [0; size_of::<$type>()];
+                value.copy_from_slice(&bytes[..size_of::<$type>()]);
+                <$type>::from_le_bytes(value)
+            }
+            #[allow(
+                clippy::cast_precision_loss,
+                clippy::cast_lossless,
+                reason = "documented rounding"
+            )]
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            fn above(self) -> Self {
+                self.saturating_add(1)
+            }
+            fn below(self) -> Self {
+                self.saturating_sub(1)
+            }
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "it saturates"
+            )]
+            fn bound(value: f64, up: bool) -> Option<Self> {
+                let whole = if up { value.ceil() } else { value.floor() };
+                let least = <$type>::MIN as f64;
+                // One more than the largest, which has an exact float.
+                let end = (<$type>::MAX / 2 + 1) as f64 * 2.0;
+                match up {
+                    _ if whole.is_nan() => None,
+                    true if whole >= end => None,
+                    false if whole < least => None,
+                    _ => Some(whole as Self),
+                }
+            }
+            fn write(self, to: &mut [u8]) {
+                to[..size_of::<$type>()].copy_from_slice(&self.to_le_bytes());
+            }
+            #[inline(always)]
+            fn ordered(self) -> u64 {
+                u64::from(<$type>::MIN.abs_diff(self))
+            }
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_possible_wrap,
+                reason = "it came from that size"
+            )]
+            #[inline(always)]
+            fn from_ordered(ordered: u64) -> Self {
+                <$type>::MIN.wrapping_add(ordered as Self)
+            }
+            #[inline(always)]
+            fn larger(self, other: Self) -> Self {
+                self.max(other)
+            }
+            #[inline(always)]
+            fn smaller(self, other: Self) -> Self {
+                self.min(other)
+            }
+            fn text(self) -> String {
+                self.to_string()
+            }
+            fn parse(text: &str) -> Option<Self> {
+                text.parse().ok()
+            }
+            #[inline(always)]
+            fn same(self, other: Self) -> bool {
+                self == other
+            }
+        }
+    };
+}
+
+float!(f64, u64);
+float!(f32, u32);
+integer!(i8, u8);
+integer!(i16, u16);
+integer!(i32, u32);
+integer!(i64, u64);
+integer!(u8, u8);
+integer!(u16, u16);
+integer!(u32, u32);
+integer!(u64, u64);
+
+/// Decimal text from which the same `f64` is read back.
+pub(crate) fn decimal(value: f64) -> String {
+    let plain = value == 0.0 || (1e-5..1e16).contains(&value.abs());
+    if plain {
+        format!("{value}")
+    } else {
+        format!("{value:?}")
+    }
+}

@@ -1,0 +1,338 @@
+//! Sorts raw arrays of numbers.
+//!
+//! Values of four and eight bytes become signed keys of the same order (`order`), are split into ranges on
+//! their way from the input (`spread`) and each range is sorted by a vectorised quicksort (`quick`), in as
+//! many threads as asked for. Values of one and two bytes are counted (`narrow`).
+
+mod lanes;
+mod narrow;
+mod order;
+#[cfg(target_arch = "x86_64")]
+mod quick;
+mod slices;
+mod spread;
+#[cfg(test)]
+mod tests;
+
+use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+pub(crate) use order::Value;
+pub(crate) use slices::sort_in_slices;
+
+use super::pages;
+use super::simd::{Level, Pass};
+use lanes::{Lanes, Plain};
+use spread::{AT_ONCE, Stages, WAYS};
+
+/// Arrays of fewer values are not split among threads.
+const SMALL: usize = 1 << 16;
+
+/// Ranges that each thread should find.
+const WAYS_A_THREAD: usize = 2;
+
+/// Fewest ranges. More make the first pass slower, fewer make each range need more memory besides.
+const WAYS_AT_LEAST: usize = 4;
+
+/// Samples from which the end of a range is chosen.
+const SAMPLES_A_WAY: usize = 512;
+
+/// Values whose keys are made at a time; they stay in the first-level cache.
+const CHUNK: usize = 1024;
+
+/// Bytes beyond which no cache holds a result, so that it is better stored past them.
+const FAR: usize = 16 << 20;
+
+/// A value with its way of being sorted.
+pub(crate) trait Sorts: Value {
+    /// Sorts the values in `from` into the bytes of `to`, both in the byte order that `big` says, with the
+    /// instructions of `level` and up to `threads` threads. Needs memory besides for as many values as the
+    /// largest range of each thread, a quarter of all or less unless many are equal.
+    ///
+    /// `from` must have exactly as many bytes as `to`.
+    fn sort(from: &[u8], big: bool, to: &mut [Self::Key], threads: usize, level: Level);
+}
+
+macro_rules! sorts {
+    ($($value:ty: $wide:ident $half:ident),*) => {
+        $(impl Sorts for $value {
+            fn sort(from: &[u8], big: bool, to: &mut [Self::Key], threads: usize, level: Level) {
+                let value = PhantomData;
+                let task = Task::<Self> { from, big, threads: threads.max(1), value };
+                match level {
+                    Level::Portable => task.run::<Plain<Self::Key>>(to),
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => task.run::<lanes::$half>(to),
+                    #[cfg(target_arch = "x86_64")]
+                    _ => task.run::<lanes::$wide>(to),
+                }
+            }
+        })*
+    };
+}
+
+sorts!(i32: Wide32 Half32, u32: Wide32 Half32, f32: Wide32 Half32);
+sorts!(i64: Wide64 Half64, u64: Wide64 Half64, f64: Wide64 Half64);
+
+macro_rules! counts {
+    ($($value:ty),*) => {
+        $(impl Sorts for $value {
+            fn sort(from: &[u8], big: bool, to: &mut [Self::Key], _: usize, _: Level) {
+                narrow::sort::<Self>(from, big, to);
+            }
+        })*
+    };
+}
+
+counts!(i8, u8, i16, u16);
+
+/// What is to be sorted, and how.
+struct Task<'a, T> {
+    from: &'a [u8],
+    big: bool,
+    threads: usize,
+    value: PhantomData<T>,
+}
+
+impl<T: Value> Task<'_, T> {
+    fn run<L: Lanes<Key = T::Key>>(&self, to: &mut [T::Key]) {
+        assert_eq!(
+            self.from.len(),
+            size_of_val(to),
+            "from and to are of one size"
+        );
+        if to.len() < SMALL {
+            for (key, bytes) in to.iter_mut().zip(self.from.chunks_exact(size_of::<T>())) {
+                *key = T::key(bytes, self.big);
+            }
+            return self.sort_range::<L>(to, &mut Vec::new());
+        }
+        let pivots = self.pivots(to.len());
+        let counts = self.spread::<L>(to, &pivots);
+        let mut rest = to;
+        let mut ranges = Vec::new();
+        for way in 0..=pivots.len() {
+            let length = counts.iter().map(|counts| counts[way]).sum();
+            let (range, others) = rest.split_at_mut(length);
+            ranges.push(range);
+            rest = others;
+        }
+        // Taken from the end, so that the longest are begun first.
+        ranges.sort_unstable_by_key(|range| range.len());
+        let ranges = Mutex::new(ranges);
+        in_threads(vec![(); self.threads], |()| {
+            let mut scratch = Vec::new();
+            while let Some(range) = next(&ranges) {
+                self.sort_range::<L>(range, &mut scratch);
+            }
+        });
+    }
+
+    /// Moves all values to their ranges; returns how many of each thread's part went to each range.
+    fn spread<L: Lanes<Key = T::Key>>(
+        &self,
+        to: &mut [T::Key],
+        pivots: &[T::Key],
+    ) -> Vec<Vec<usize>> {
+        let big = self.big;
+        let chunks = to.len().div_ceil(CHUNK).div_ceil(self.threads);
+        let parts: Vec<_> = self.from.chunks(chunks * CHUNK * size_of::<T>()).collect();
+        let counts = in_threads(parts.clone(), |part| {
+            let above = L::within(Count::<L, T> {
+                part,
+                big,
+                pivots,
+                lanes: PhantomData,
+            });
+            let all = part.len() / size_of::<T>();
+            let from = std::iter::once(&all).chain(&above);
+            let to = above.iter().chain([&0]);
+            from.zip(to).map(|(from, to)| from - to).collect::<Vec<_>>()
+        });
+        let far = self.from.len() > FAR;
+        let tasks = parts.into_iter().zip(places(to, &counts)).collect();
+        in_threads(tasks, |(part, places)| {
+            L::within(Spread::<L, T> {
+                part,
+                big,
+                pivots,
+                places,
+                far,
+                lanes: PhantomData,
+            });
+        });
+        counts
+    }
+
+    /// Keys that cut the array into about equally many values.
+    fn pivots(&self, length: usize) -> Vec<T::Key> {
+        let ways = (self.threads * WAYS_A_THREAD).clamp(WAYS_AT_LEAST, WAYS);
+        let samples = ways * SAMPLES_A_WAY;
+        let step = length / samples;
+        let mut chance = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut keys: Vec<_> = (0..samples)
+            .map(|sample| {
+                chance = chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                // One sample from each step, at a place that no pattern of the data agrees with.
+                let place = sample * step + (chance >> 33) as usize % step;
+                T::key(&self.from[place * size_of::<T>()..], self.big)
+            })
+            .collect();
+        keys.sort_unstable();
+        (1..ways).map(|way| keys[way * SAMPLES_A_WAY]).collect()
+    }
+
+    /// Sorts keys and makes values of them.
+    fn sort_range<L: Lanes<Key = T::Key>>(&self, keys: &mut [T::Key], scratch: &mut Vec<T::Key>) {
+        scratch.clear();
+        pages::reserve(scratch, keys.len());
+        let big = self.big;
+        L::within(Range::<L, T> {
+            keys,
+            scratch,
+            big,
+            lanes: PhantomData,
+        });
+    }
+}
+
+/// Does the work on each item in a thread of its own.
+fn in_threads<I: Send, O: Send>(mut items: Vec<I>, work: impl Fn(I) -> O + Sync) -> Vec<O> {
+    let work = &work;
+    thread::scope(|scope| {
+        let last = items.pop();
+        let others: Vec<_> = items
+            .into_iter()
+            .map(|item| scope.spawn(move || work(item)))
+            .collect();
+        let last = last.map(work);
+        let others = others.into_iter().map(|other| match other.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        others.chain(last).collect()
+    })
+}
+
+fn next<R>(ranges: &Mutex<Vec<R>>) -> Option<R> {
+    ranges.lock().unwrap_or_else(PoisonError::into_inner).pop()
+}
+
+/// Where the values of one part go: the begin of their place in each range, and how many there are.
+struct Places<K>(Vec<(*mut K, usize)>);
+
+// SAFETY: each place is written by the one thread that has it.
+unsafe impl<K: Send> Send for Places<K> {}
+
+/// The places of all parts, in which each range has `counts[part][range]` values.
+fn places<K>(to: &mut [K], counts: &[Vec<usize>]) -> Vec<Places<K>> {
+    let mut places: Vec<_> = counts.iter().map(|_| Places(Vec::new())).collect();
+    let mut next = 0;
+    for range in 0..counts.first().map_or(0, Vec::len) {
+        for (counts, places) in counts.iter().zip(&mut places) {
+            let place = &mut to[next..next + counts[range]];
+            places.0.push((place.as_mut_ptr(), place.len()));
+            next += counts[range];
+        }
+    }
+    places
+}
+
+/// Counts the values of a part above each pivot.
+struct Count<'a, L, T: Value> {
+    part: &'a [u8],
+    big: bool,
+    pivots: &'a [T::Key],
+    lanes: PhantomData<L>,
+}
+
+impl<L: Lanes<Key = T::Key>, T: Value> Pass for Count<'_, L, T> {
+    type Output = Vec<usize>;
+
+    #[inline(always)]
+    fn run(self) -> Vec<usize> {
+        let mut above = vec![0; self.pivots.len()];
+        let mut keys = [L::LOWEST; CHUNK];
+        for bytes in self.part.chunks(CHUNK * size_of::<T>()) {
+            let length = fill::<T>(&mut keys, bytes, self.big);
+            let whole = length / L::WIDTH * L::WIDTH;
+            // SAFETY: the keys are valid, and this runs with the instructions of `L`.
+            unsafe { spread::count::<L>(keys.as_ptr(), whole, self.pivots, &mut above) };
+            for key in &keys[whole..length] {
+                for (pivot, above) in self.pivots.iter().zip(&mut above) {
+                    *above += usize::from(key > pivot);
+                }
+            }
+        }
+        above
+    }
+}
+
+/// Moves the values of a part to the ranges.
+struct Spread<'a, L, T: Value> {
+    part: &'a [u8],
+    big: bool,
+    pivots: &'a [T::Key],
+    places: Places<T::Key>,
+    far: bool,
+    lanes: PhantomData<L>,
+}
+
+impl<L: Lanes<Key = T::Key>, T: Value> Pass for Spread<'_, L, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut stages = Stages::new(&self.places.0, L::LOWEST, self.far);
+        let mut keys = [L::LOWEST; CHUNK];
+        for bytes in self.part.chunks(CHUNK * size_of::<T>()) {
+            let length = fill::<T>(&mut keys, bytes, self.big);
+            let at_once = AT_ONCE * L::WIDTH;
+            let whole = length / at_once * at_once;
+            // SAFETY: the keys are valid, each range has room for as many as were counted to go there, and
+            // this runs with the instructions of `L`.
+            unsafe {
+                stages.take::<L>(keys.as_ptr(), whole, self.pivots);
+                for key in &keys[whole..length] {
+                    stages.put::<L>(*key, self.pivots.partition_point(|pivot| pivot < key));
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { stages.finish::<L>() };
+    }
+}
+
+/// Makes keys of at most a chunk of values; returns how many.
+#[inline(always)]
+fn fill<T: Value>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize {
+    let values = bytes.chunks_exact(size_of::<T>());
+    let length = values.len();
+    for (key, value) in keys.iter_mut().zip(values) {
+        *key = T::key(value, big);
+    }
+    length
+}
+
+/// Sorts the keys of a range and makes values of them.
+struct Range<'a, L, T: Value> {
+    keys: &'a mut [T::Key],
+    scratch: &'a mut Vec<T::Key>,
+    big: bool,
+    lanes: PhantomData<L>,
+}
+
+impl<L: Lanes<Key = T::Key>, T: Value> Pass for Range<'_, L, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (keys, scratch) = (self.keys.as_mut_ptr(), self.scratch.as_mut_ptr());
+        // SAFETY: the scratch memory has room for as many keys, and this runs with the instructions of `L`.
+        unsafe { L::sort(keys, self.keys.len(), scratch) };
+        for key in self.keys {
+            *key = T::bits(*key, self.big);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Makes signed integers of values, ordered as the values are.
+
+/// A number that can be sorted.
+///
+/// Floating-point numbers are in the total order of IEEE 754-2019, 5.10, except that all NaN come last:
+/// those of positive sign by their bits, then those of negative sign. So `-0` comes before `0`.
+pub(crate) trait Value: Copy + Send + Sync + 'static {
+    /// The integer that stands for it, of the same size.
+    type Key: Copy + Default + Ord + Send + Sync + 'static;
+
+    /// The lowest key.
+    const LOWEST: Self::Key;
+    /// The highest key.
+    const HIGHEST: Self::Key;
+
+    /// The key after this one, if there is one.
+    fn after(key: Self::Key) -> Option<Self::Key>;
+    /// The key before this one, if there is one.
+    fn before(key: Self::Key) -> Option<Self::Key>;
+    /// The key of the value that has these bytes, most significant first if `big`.
+    fn key(bytes: &[u8], big: bool) -> Self::Key;
+    /// The key that has the bytes of the value with this key, in the order that `key` was given them.
+    fn bits(key: Self::Key, big: bool) -> Self::Key;
+}
+
+macro_rules! value {
+    ($value:ty, $key:ty, $to:expr, $from:expr) => {
+        impl Value for $value {
+            type Key = $key;
+            const LOWEST: $key = <$key>::MIN;
+            const HIGHEST: $key = <$key>::MAX;
+
+            fn after(key: $key) -> Option<$key> {
+                key.checked_add(1)
+            }
+            fn before(key: $key) -> Option<$key> {
+                key.checked_sub(1)
+            }
+            #[inline(always)]
+            fn key(bytes: &[u8], big: bool) -> $key {
+                let mut raw = [0; size_of::<$key>()];
+                raw.copy_from_slice(&bytes[..size_of::<$key>()]);
+                let bits = if big {
+                    <$key>::from_be_bytes(raw)
+                } else {
+                    <$key>::from_le_bytes(raw)
+                };
+                $to(bits)
+            }
+            #[inline(always)]
+            fn bits(key: $key, big: bool) -> $key {
+                let bits: $key = $from(key);
+                if big { bits.to_be() } else { bits.to_le() }
+            }
+        }
+    };
+}
+
+/// Negative floating-point numbers have all bits but the sign turned, so that those further from zero come
+/// first. Then all keys are turned on by the number of negative NaN, which are lowest and so become highest.
+macro_rules! float {
+    ($value:ty, $key:ty) => {
+        value!(
+            $value,
+            $key,
+            |bits: $key| (bits ^ ((bits >> (<$key>::BITS - 1)) & <$key>::MAX))
+                .wrapping_sub((1 << (<$value>::MANTISSA_DIGITS - 1)) - 1),
+            |key: $key| {
+                let key = key.wrapping_add((1 << (<$value>::MANTISSA_DIGITS - 1)) - 1);
+                key ^ ((key >> (<$key>::BITS - 1)) & <$key>::MAX)
+            }
+        );
+    };
+}
+
+value!(i32, i32, |bits| bits, |key| key);
+value!(i64, i64, |bits| bits, |key| key);
+value!(u32, i32, |bits: i32| bits ^ i32::MIN, |key: i32| key
+    ^ i32::MIN);
+value!(u64, i64, |bits: i64| bits ^ i64::MIN, |key: i64| key
+    ^ i64::MIN);
+float!(f32, i32);
+float!(f64, i64);
+value!(i16, i16, |bits| bits, |key| key);
+value!(u16, i16, |bits: i16| bits ^ i16::MIN, |key: i16| key
+    ^ i16::MIN);
+value!(i8, i8, |bits| bits, |key| key);
+value!(u8, i8, |bits: i8| bits ^ i8::MIN, |key: i8| key ^ i8::MIN);

@@ -1,0 +1,154 @@
+//! Sorts arrays that do not fit memory, or lie in several files: in slices by value, each gathered by a pass over
+//! all of the input. Nothing is written but the result, where a merge would write and read everything once more.
+
+use std::marker::PhantomData;
+
+use super::super::pages;
+use super::super::simd::Level;
+use super::{Sorts, Value};
+
+/// Values from which the ends of slices are chosen.
+const SAMPLES: usize = 1 << 14;
+
+/// Sorts the values in all of `from` (each whole values) and gives them to `write`, in order, in slices of at most
+/// `limit` values (at least one) as bytes that `Sorts::sort` would give. One file that is within the limit is one
+/// slice, without being gathered. What is equal throughout may come in many slices.
+pub(crate) fn sort_in_slices<T: Sorts, E>(
+    from: &[&[u8]],
+    big: bool,
+    limit: usize,
+    threads: usize,
+    mut write: impl FnMut(&[T::Key]) -> Result<(), E>,
+) -> Result<(), E> {
+    let total: usize = from.iter().map(|bytes| bytes.len() / size_of::<T>()).sum();
+    if let [one] = from
+        && total <= limit
+    {
+        let mut to = pages::zeros(total);
+        T::sort(one, big, &mut to, threads, Level::best());
+        return write(&to);
+    }
+    let mut input = Input::<T> {
+        from,
+        big,
+        limit,
+        gathered: Vec::new(),
+        value: PhantomData,
+    };
+    // Ranges of keys, the lowest last, each with the number of values in it.
+    let mut ranges = vec![(T::LOWEST, T::HIGHEST, total)];
+    let mut sorted = Vec::new();
+    while let Some((lowest, highest, count)) = ranges.pop() {
+        if count <= limit {
+            let bytes = input.gather(lowest, highest, count);
+            sorted.clear();
+            sorted.resize(count, T::Key::default());
+            T::sort(bytes, big, &mut sorted, threads, Level::best());
+            write(&sorted)?;
+        } else if lowest == highest {
+            let run = vec![T::bits(lowest, big); count.min(limit)];
+            let mut left = count;
+            while left > 0 {
+                let some = left.min(limit);
+                write(&run[..some])?;
+                left -= some;
+            }
+        } else {
+            ranges.extend(input.cut(lowest, highest, count).into_iter().rev());
+        }
+    }
+    Ok(())
+}
+
+struct Input<'a, T> {
+    from: &'a [&'a [u8]],
+    big: bool,
+    limit: usize,
+    gathered: Vec<u8>,
+    value: PhantomData<T>,
+}
+
+impl<T: Value> Input<'_, T> {
+    /// The bytes of all values whose keys are from `lowest` to `highest`.
+    fn gather(&mut self, lowest: T::Key, highest: T::Key, count: usize) -> &[u8] {
+        self.gathered.clear();
+        // Room for one more, as each value is written before it is known to belong.
+        self.gathered.resize((count + 1) * size_of::<T>(), 0);
+        let mut at = 0;
+        for value in self
+            .from
+            .iter()
+            .flat_map(|bytes| bytes.chunks_exact(size_of::<T>()))
+        {
+            let key = T::key(value, self.big);
+            self.gathered[at..at + size_of::<T>()].copy_from_slice(value);
+            at += usize::from((lowest <= key) & (key <= highest)) * size_of::<T>();
+        }
+        &self.gathered[..at]
+    }
+
+    /// Cuts a range of more than one key, which holds `count` values, into several.
+    fn cut(&self, lowest: T::Key, highest: T::Key, count: usize) -> Vec<(T::Key, T::Key, usize)> {
+        let samples = self.samples(lowest, highest);
+        // Twice as many slices as are needed leave room for what samples do not show.
+        let step = (samples.len() / (2 * count.div_ceil(self.limit))).max(1);
+        let mut begins = vec![lowest];
+        for sample in samples.into_iter().step_by(step) {
+            // A sample is a slice of its own, for it may be there often.
+            begins.extend([Some(sample), T::after(sample)].into_iter().flatten());
+        }
+        begins.retain(|begin| (lowest..=highest).contains(begin));
+        begins.dedup();
+        let mut counts = vec![0; begins.len()];
+        for value in self.values() {
+            let key = T::key(value, self.big);
+            if (lowest..=highest).contains(&key) {
+                counts[begins.partition_point(|begin| *begin <= key) - 1] += 1;
+            }
+        }
+        let mut ranges = Vec::new();
+        let mut end = highest;
+        for (begin, count) in begins.into_iter().zip(counts).rev() {
+            ranges.push((begin, end, count));
+            end = T::before(begin).unwrap_or(begin);
+        }
+        ranges.reverse();
+        ranges.retain(|range| range.2 > 0);
+        join(ranges, self.limit)
+    }
+
+    /// Some keys of the range, sorted; at least one, for it is not empty.
+    fn samples(&self, lowest: T::Key, highest: T::Key) -> Vec<T::Key> {
+        let keys = || self.values().map(|value| T::key(value, self.big));
+        let within = |key: &T::Key| (lowest..=highest).contains(key);
+        let total: usize = self.from.iter().map(|bytes| bytes.len()).sum();
+        let step = (total / size_of::<T>() / SAMPLES).max(1);
+        let mut samples: Vec<_> = keys().step_by(step).filter(within).collect();
+        if samples.is_empty() {
+            samples.extend(keys().find(within));
+        }
+        samples.sort_unstable();
+        samples
+    }
+
+    fn values(&self) -> impl Iterator<Item = &[u8]> {
+        self.from
+            .iter()
+            .flat_map(|bytes| bytes.chunks_exact(size_of::<T>()))
+    }
+}
+
+/// Joins neighbours that are within the limit together.
+fn join<K: Copy>(ranges: Vec<(K, K, usize)>, limit: usize) -> Vec<(K, K, usize)> {
+    let mut joined: Vec<(K, K, usize)> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if last.2 + range.2 <= limit => {
+                last.1 = range.1;
+                last.2 += range.2;
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
+}

@@ -1,0 +1,202 @@
+//! The first split of a large array: from where it lies, in one pass, to ranges by several pivots.
+//!
+//! Each range has a stage in the first-level cache that is emptied past the caches in whole lines, so the
+//! pass moves each key through memory once each way.
+
+use super::lanes::Lanes;
+
+/// Ranges at most.
+pub(super) const WAYS: usize = 64;
+
+/// Vectors taken at a time; keys handed in are a multiple of as many.
+pub(super) const AT_ONCE: usize = 4;
+
+/// Keys in a stage that make it be emptied.
+const FULL: usize = 256;
+
+/// Bytes that memory moves at a time.
+const LINE: usize = 64;
+
+/// How many of `length` keys are above each pivot, added to `above`.
+///
+/// # Safety
+/// `keys` must be valid for `length` keys, a multiple of the vector's width.
+#[inline(always)]
+pub(super) unsafe fn count<L: Lanes>(
+    keys: *const L::Key,
+    length: usize,
+    pivots: &[L::Key],
+    above: &mut [usize],
+) {
+    for (pivot, above) in pivots.iter().zip(above) {
+        // SAFETY: as the caller's.
+        unsafe {
+            let pivot = L::splat(*pivot);
+            let mut read = 0;
+            while read < length {
+                *above += L::load(keys.add(read)).above(pivot).count_ones() as usize;
+                read += L::WIDTH;
+            }
+        }
+    }
+}
+
+/// Keys on their way to a range.
+#[repr(align(64))]
+struct Stage<K> {
+    keys: [K; FULL + 16 * AT_ONCE],
+    length: usize,
+    to: *mut K,
+    /// Keys that the range has room for.
+    room: usize,
+}
+
+/// The stages of all ranges.
+pub(super) struct Stages<K> {
+    stages: Box<[Stage<K>]>,
+    /// Whether lines are stored past the caches.
+    far: bool,
+}
+
+impl<K: Copy> Stages<K> {
+    /// Stages for ranges that begin at a place and have room for some keys; `key` is any key.
+    pub(super) fn new(ranges: &[(*mut K, usize)], key: K, far: bool) -> Self {
+        let stage = |(to, room): &(*mut K, usize)| Stage {
+            keys: [key; FULL + 16 * AT_ONCE],
+            length: 0,
+            to: *to,
+            room: *room,
+        };
+        Self {
+            stages: ranges.iter().map(stage).collect(),
+            far,
+        }
+    }
+
+    /// Moves `length` keys to the ranges: a key goes to the first whose pivot it is not above, or to the last.
+    ///
+    /// # Safety
+    /// `keys` must be valid for `length` keys, a multiple of [`AT_ONCE`] vectors, and each range for all that
+    /// go there. There is one stage more than pivots.
+    #[inline(always)]
+    pub(super) unsafe fn take<L: Lanes<Key = K>>(
+        &mut self,
+        keys: *const K,
+        length: usize,
+        pivots: &[K],
+    ) {
+        let all = u32::MAX >> (32 - L::WIDTH);
+        let (last, stages) = match self.stages.split_last_mut() {
+            Some(both) => both,
+            None => return,
+        };
+        let mut read = 0;
+        while read < length {
+            // SAFETY: a stage that is not full has room for all vectors taken at a time.
+            unsafe {
+                let mut vectors = [L::load(keys.add(read)); AT_ONCE];
+                let mut left = [all; AT_ONCE];
+                for (row, vector) in vectors.iter_mut().enumerate() {
+                    *vector = L::load(keys.add(read + row * L::WIDTH));
+                }
+                for (pivot, stage) in pivots.iter().zip(stages.iter_mut()) {
+                    let pivot = L::splat(*pivot);
+                    for (vector, left) in vectors.iter().zip(&mut left) {
+                        let above = vector.above(pivot);
+                        stage.put(*vector, *left & !above);
+                        *left &= above;
+                    }
+                    if stage.length >= FULL {
+                        stage.empty::<L>(self.far, false);
+                    }
+                }
+                for (vector, left) in vectors.into_iter().zip(left) {
+                    last.put(vector, left);
+                }
+                if last.length >= FULL {
+                    last.empty::<L>(self.far, false);
+                }
+            }
+            read += AT_ONCE * L::WIDTH;
+        }
+    }
+
+    /// Moves one key to the range `way`.
+    ///
+    /// # Safety
+    /// The range must have room for it.
+    #[inline(always)]
+    pub(super) unsafe fn put<L: Lanes<Key = K>>(&mut self, key: K, way: usize) {
+        let stage = &mut self.stages[way];
+        stage.keys[stage.length] = key;
+        stage.length += 1;
+        if stage.length >= FULL {
+            // SAFETY: as the caller's.
+            unsafe { stage.empty::<L>(self.far, false) };
+        }
+    }
+
+    /// Empties all stages.
+    ///
+    /// # Safety
+    /// Each range must have room for what is in its stage.
+    #[inline(always)]
+    pub(super) unsafe fn finish<L: Lanes<Key = K>>(&mut self) {
+        for stage in &mut self.stages {
+            // SAFETY: as the caller's.
+            unsafe { stage.empty::<L>(self.far, true) };
+        }
+        L::fence();
+    }
+}
+
+impl<K: Copy> Stage<K> {
+    /// Adds the lanes of `bits`.
+    #[inline(always)]
+    unsafe fn put<L: Lanes<Key = K>>(&mut self, vector: L, bits: u32) {
+        // SAFETY: the stage has room for a vector more than it needs.
+        unsafe {
+            vector
+                .compress(bits)
+                .store(self.keys.as_mut_ptr().add(self.length));
+        }
+        self.length += bits.count_ones() as usize;
+    }
+
+    /// Moves whole lines out, or `all`.
+    #[inline(always)]
+    unsafe fn empty<L: Lanes<Key = K>>(&mut self, far: bool, all: bool) {
+        let line = LINE / size_of::<K>();
+        let from = self.keys.as_mut_ptr();
+        // Keys were counted before: more can only be if the input has changed since.
+        assert!(self.length <= self.room, "an input is being changed");
+        // The first piece ends at a line's end, so that all others are whole lines.
+        let first = self.to.align_offset(LINE).min(self.length);
+        let lines = (self.length - first) / line * line;
+        // SAFETY: what is read lies in the stage, and the range has room for it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, self.to, first);
+            let mut moved = first;
+            while moved < first + lines {
+                let vector = L::load(from.add(moved));
+                if far {
+                    vector.stream(self.to.add(moved));
+                } else {
+                    vector.store(self.to.add(moved));
+                }
+                moved += L::WIDTH;
+            }
+            let rest = self.length - moved;
+            if all {
+                std::ptr::copy_nonoverlapping(from.add(moved), self.to.add(moved), rest);
+                self.length = 0;
+            } else {
+                std::ptr::copy(from.add(moved), from, rest);
+                self.length = rest;
+            }
+            let moved = if all { moved + rest } else { moved };
+            self.to = self.to.add(moved);
+            self.room -= moved;
+        }
+    }
+}

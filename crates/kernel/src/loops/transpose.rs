@@ -1,0 +1,392 @@
+//! Turns a matrix: rows become columns.
+//!
+//! Blocks of a few hundred columns are read along the rows, in bands of a few rows, so that each row of the result
+//! grows by whole cache lines. Within, tiles are turned in registers, and with AVX-512 lines are stored past the caches.
+
+use super::simd::Level;
+
+/// Columns of a block: as many rows of the result are written in turn, few enough for their pages to be known to the
+/// processor.
+const BLOCK: usize = 256;
+
+/// Rows of a band, each a part of a line of the result's rows.
+const BAND: usize = 32;
+
+/// Columns `columns` of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'a> {
+    /// The whole matrix, in row-major order.
+    pub(crate) from: &'a [u8],
+    /// Bytes of a value: 1, 2, 4 or 8.
+    pub(crate) size: usize,
+    /// Rows of the matrix.
+    pub(crate) rows: usize,
+    /// Values in a row.
+    pub(crate) width: usize,
+    /// The first column.
+    pub(crate) first: usize,
+    /// Number of columns.
+    pub(crate) columns: usize,
+}
+
+/// Writes columns as the rows of `to`, which has exactly as many values.
+pub(crate) fn transpose(part: Part<'_>, to: &mut [u8], level: Level) {
+    let Part {
+        from,
+        size,
+        rows,
+        width,
+        first,
+        columns,
+    } = part;
+    assert!(from.len() >= rows * width * size, "the matrix is whole");
+    assert!(first + columns <= width, "the columns are there");
+    assert!(
+        to.len() == rows * columns * size,
+        "there is room for the columns"
+    );
+    let pointers = (
+        from[(first * size).min(from.len())..].as_ptr(),
+        to.as_mut_ptr(),
+    );
+    let matrix = Matrix {
+        from: pointers.0,
+        to: pointers.1,
+        rows,
+        width,
+        columns,
+    };
+    // SAFETY: all values are within `from` and `to`, as was asserted, and a level is there only with its instructions.
+    unsafe {
+        match (size, level) {
+            (1, _) => matrix.plain::<1>(),
+            (2, _) => matrix.plain::<2>(),
+            #[cfg(target_arch = "x86_64")]
+            (4, Level::Avx512 | Level::Ifma) => x86::wide_4(matrix),
+            #[cfg(target_arch = "x86_64")]
+            (_, Level::Avx512 | Level::Ifma) => x86::wide_8(matrix),
+            #[cfg(target_arch = "x86_64")]
+            (8, Level::Avx2) => x86::half_8(matrix),
+            (4, _) => matrix.plain::<4>(),
+            (_, _) => matrix.plain::<8>(),
+        }
+    }
+}
+
+/// Where values lie.
+#[derive(Clone, Copy)]
+struct Matrix {
+    /// The first value of the first column.
+    from: *const u8,
+    to: *mut u8,
+    rows: usize,
+    /// Values from one row of the matrix to the next.
+    width: usize,
+    columns: usize,
+}
+
+impl Matrix {
+    /// # Safety
+    /// All values must be there.
+    #[inline(always)]
+    unsafe fn plain<const N: usize>(self) {
+        // SAFETY: as the caller's.
+        unsafe {
+            self.blocks::<N>(8, 0, |matrix, row, column| {
+                matrix.tile::<N>(row, column, 8, 8)
+            })
+        };
+    }
+
+    /// Gives all tiles of `side` by `side` values from row `lead` on, and does by itself what is less at the edges.
+    ///
+    /// # Safety
+    /// All values must be there.
+    #[inline(always)]
+    unsafe fn blocks<const N: usize>(
+        self,
+        side: usize,
+        lead: usize,
+        tile: impl Fn(&Self, usize, usize),
+    ) {
+        let lead = lead.min(self.rows);
+        let rows = lead + (self.rows - lead) / side * side;
+        let columns = self.columns / side * side;
+        for block in (0..columns).step_by(BLOCK) {
+            let block_end = (block + BLOCK).min(columns);
+            for band in (lead..rows).step_by(BAND) {
+                let band_end = (band + BAND).min(rows);
+                for column in (block..block_end).step_by(side) {
+                    for row in (band..band_end).step_by(side) {
+                        tile(&self, row, column);
+                    }
+                }
+            }
+        }
+        // SAFETY: as the caller's.
+        unsafe {
+            self.tile::<N>(0, 0, lead, self.columns);
+            self.tile::<N>(lead, columns, rows - lead, self.columns - columns);
+            self.tile::<N>(rows, 0, self.rows - rows, self.columns);
+        }
+    }
+
+    /// # Safety
+    /// The values of the tile must be there.
+    #[inline(always)]
+    unsafe fn tile<const N: usize>(&self, row: usize, column: usize, rows: usize, columns: usize) {
+        for column in column..column + columns {
+            for row in row..row + rows {
+                // SAFETY: as the caller's; arrays of bytes need no alignment.
+                unsafe {
+                    let value = self
+                        .from
+                        .cast::<[u8; N]>()
+                        .add(row * self.width + column)
+                        .read();
+                    self.to
+                        .cast::<[u8; N]>()
+                        .add(column * self.rows + row)
+                        .write(value);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        __m256i, __m512i, _mm_sfence, _mm256_loadu_si256, _mm256_permute2x128_si256,
+        _mm256_storeu_si256, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64, _mm512_loadu_si512,
+        _mm512_shuffle_i64x2, _mm512_storeu_si512, _mm512_stream_si512, _mm512_unpackhi_epi32,
+        _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    };
+
+    use super::Matrix;
+
+    /// Bytes beyond which no cache holds the result.
+    const FAR: usize = 8 << 20;
+
+    /// Where lines of the result begin in each of its rows, if they can and should be stored past the caches.
+    fn far(matrix: &Matrix, size: usize) -> Option<usize> {
+        let row = matrix.rows * size;
+        let lead = matrix.to.align_offset(64);
+        let whole = row.is_multiple_of(64) && lead.is_multiple_of(size);
+        (whole && row * matrix.columns > FAR).then_some(lead / size)
+    }
+
+    /// Turns four groups of quarters, of four vectors each, into sixteen vectors: vector `4 q + v` of the result has
+    /// quarter `q` of vector `v` of each group.
+    #[target_feature(enable = "avx512f")]
+    fn quarters(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+        let low_ab = _mm512_shuffle_i64x2::<0b10_00_10_00>(a, b);
+        let high_ab = _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b);
+        let low_cd = _mm512_shuffle_i64x2::<0b10_00_10_00>(c, d);
+        let high_cd = _mm512_shuffle_i64x2::<0b11_01_11_01>(c, d);
+        [
+            _mm512_shuffle_i64x2::<0b10_00_10_00>(low_ab, low_cd),
+            _mm512_shuffle_i64x2::<0b10_00_10_00>(high_ab, high_cd),
+            _mm512_shuffle_i64x2::<0b11_01_11_01>(low_ab, low_cd),
+            _mm512_shuffle_i64x2::<0b11_01_11_01>(high_ab, high_cd),
+        ]
+    }
+
+    /// # Safety
+    /// All values of eight bytes must be there, and AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn wide_8(matrix: Matrix) {
+        let lead = far(&matrix, 8);
+        let far = lead.is_some();
+        let tile = |matrix: &Matrix, row: usize, column: usize| {
+            // SAFETY: `blocks` gives tiles that are within the matrix.
+            unsafe {
+                let from = matrix
+                    .from
+                    .cast::<u64>()
+                    .wrapping_add(row * matrix.width + column);
+                let to = matrix
+                    .to
+                    .cast::<u64>()
+                    .wrapping_add(column * matrix.rows + row);
+                let mut rows = [_mm512_loadu_si512(from.cast()); 8];
+                for (index, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_si512(from.wrapping_add(index * matrix.width).cast());
+                }
+                let mut turned = rows;
+                for odd in 0..2 {
+                    let pair = |index: usize| {
+                        if odd == 0 {
+                            _mm512_unpacklo_epi64(rows[2 * index], rows[2 * index + 1])
+                        } else {
+                            _mm512_unpackhi_epi64(rows[2 * index], rows[2 * index + 1])
+                        }
+                    };
+                    let four = quarters(pair(0), pair(1), pair(2), pair(3));
+                    for (index, vector) in four.into_iter().enumerate() {
+                        turned[2 * index + odd] = vector;
+                    }
+                }
+                for (index, vector) in turned.into_iter().enumerate() {
+                    let line = to.wrapping_add(index * matrix.rows);
+                    if far {
+                        _mm512_stream_si512(line.cast(), vector);
+                    } else {
+                        _mm512_storeu_si512(line.cast(), vector);
+                    }
+                }
+            }
+        };
+        // SAFETY: as the caller's.
+        unsafe { matrix.blocks::<8>(8, lead.unwrap_or(0), tile) };
+        _mm_sfence();
+    }
+
+    /// # Safety
+    /// All values of four bytes must be there, and AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn wide_4(matrix: Matrix) {
+        let lead = far(&matrix, 4);
+        let far = lead.is_some();
+        let tile = |matrix: &Matrix, row: usize, column: usize| {
+            // SAFETY: `blocks` gives tiles that are within the matrix.
+            unsafe {
+                let from = matrix
+                    .from
+                    .cast::<u32>()
+                    .wrapping_add(row * matrix.width + column);
+                let to = matrix
+                    .to
+                    .cast::<u32>()
+                    .wrapping_add(column * matrix.rows + row);
+                let mut rows = [_mm512_loadu_si512(from.cast()); 16];
+                for (index, row) in rows.iter_mut().enumerate() {
+                    *row = _mm512_loadu_si512(from.wrapping_add(index * matrix.width).cast());
+                }
+                let mut fours = rows;
+                for group in 0..4 {
+                    let at = 4 * group;
+                    let low = _mm512_unpacklo_epi32(rows[at], rows[at + 1]);
+                    let high = _mm512_unpackhi_epi32(rows[at], rows[at + 1]);
+                    let other_low = _mm512_unpacklo_epi32(rows[at + 2], rows[at + 3]);
+                    let other_high = _mm512_unpackhi_epi32(rows[at + 2], rows[at + 3]);
+                    fours[at] = _mm512_unpacklo_epi64(low, other_low);
+                    fours[at + 1] = _mm512_unpackhi_epi64(low, other_low);
+                    fours[at + 2] = _mm512_unpacklo_epi64(high, other_high);
+                    fours[at + 3] = _mm512_unpackhi_epi64(high, other_high);
+                }
+                for index in 0..4 {
+                    let groups = (fours[index], fours[index + 4]);
+                    let turned = quarters(groups.0, groups.1, fours[index + 8], fours[index + 12]);
+                    for (quarter, vector) in turned.into_iter().enumerate() {
+                        let line = to.wrapping_add((4 * quarter + index) * matrix.rows);
+                        if far {
+                            _mm512_stream_si512(line.cast(), vector);
+                        } else {
+                            _mm512_storeu_si512(line.cast(), vector);
+                        }
+                    }
+                }
+            }
+        };
+        // SAFETY: as the caller's.
+        unsafe { matrix.blocks::<4>(16, lead.unwrap_or(0), tile) };
+        _mm_sfence();
+    }
+
+    /// # Safety
+    /// All values of eight bytes must be there, and AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn half_8(matrix: Matrix) {
+        let tile = |matrix: &Matrix, row: usize, column: usize| {
+            // SAFETY: `blocks` gives tiles that are within the matrix.
+            unsafe {
+                let from = matrix
+                    .from
+                    .cast::<u64>()
+                    .wrapping_add(row * matrix.width + column);
+                let to = matrix
+                    .to
+                    .cast::<u64>()
+                    .wrapping_add(column * matrix.rows + row);
+                let load = |index: usize| -> __m256i {
+                    _mm256_loadu_si256(from.wrapping_add(index * matrix.width).cast())
+                };
+                let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+                let low_ab = _mm256_unpacklo_epi64(a, b);
+                let high_ab = _mm256_unpackhi_epi64(a, b);
+                let low_cd = _mm256_unpacklo_epi64(c, d);
+                let high_cd = _mm256_unpackhi_epi64(c, d);
+                let turned = [
+                    _mm256_permute2x128_si256::<0x20>(low_ab, low_cd),
+                    _mm256_permute2x128_si256::<0x20>(high_ab, high_cd),
+                    _mm256_permute2x128_si256::<0x31>(low_ab, low_cd),
+                    _mm256_permute2x128_si256::<0x31>(high_ab, high_cd),
+                ];
+                for (index, vector) in turned.into_iter().enumerate() {
+                    _mm256_storeu_si256(to.wrapping_add(index * matrix.rows).cast(), vector);
+                }
+            }
+        };
+        // SAFETY: as the caller's.
+        unsafe { matrix.blocks::<8>(4, 0, tile) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(rows: usize, width: usize, first: usize, columns: usize, size: usize) {
+        let from: Vec<u8> = (0..rows * width * size)
+            .map(|byte| (byte * 7 % 251).try_into().unwrap())
+            .collect();
+        let mut wanted = Vec::new();
+        for column in first..first + columns {
+            for row in 0..rows {
+                let at = (row * width + column) * size;
+                wanted.extend_from_slice(&from[at..at + size]);
+            }
+        }
+        for level in Level::available() {
+            // On a line's begin, on a value's, or on neither.
+            for shift in [0, 8, 3] {
+                let mut room = vec![0; wanted.len() + 72];
+                let begin = room.as_ptr().align_offset(64) + shift;
+                let to = &mut room[begin..begin + wanted.len()];
+                transpose(
+                    Part {
+                        from: &from,
+                        size,
+                        rows,
+                        width,
+                        first,
+                        columns,
+                    },
+                    to,
+                    level,
+                );
+                assert!(
+                    to == wanted,
+                    "{rows}×{width} from {first} {columns} of {size} bytes, {level:?}, {shift}"
+                );
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn rows_become_columns(rows in 0_usize..70, width in 0_usize..70, some in any::<(u8, u8)>(), size in 0_u32..4) {
+            let first = usize::from(some.0) % (width + 1);
+            let columns = usize::from(some.1) % (width - first + 1);
+            check(rows, width, first, columns, 1_usize << size);
+        }
+    }
+
+    #[test]
+    fn large_and_aligned() {
+        check(1024, 1152, 0, 1152, 8);
+        check(2048, 1030, 3, 1027, 4);
+    }
+}

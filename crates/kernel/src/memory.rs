@@ -1,0 +1,69 @@
+//! Kernels on memory: for data that lies in a buffer already, as a hook's does, or in a program that links this crate.
+
+use std::io;
+
+use crate::loops::affine::{self, By};
+use crate::loops::edges::{Image, sobel as loops};
+use crate::loops::fingerprint::{extend, join};
+use crate::loops::heartbeat;
+use crate::loops::simd::Level;
+use crate::loops::transpose::{Part, transpose as turn};
+
+/// Makes each little-endian `f64` of `values` `a·x + b`, as the kernel `scale` does. Less than a value at the end stays.
+pub fn scale_in_place(values: &mut [u8], a: f64, b: f64) {
+    affine::scale_in_place::<f64>(values, By::new(a, b), None, Level::best());
+}
+
+/// Writes the columns of a matrix of values of `size` bytes (1, 2, 4 or 8), `columns` in a row, as rows to `to`.
+///
+/// # Errors
+/// If the sizes of `from` and `to` differ or are not those of such a matrix.
+pub fn transpose(from: &[u8], size: usize, columns: usize, to: &mut [u8]) -> io::Result<()> {
+    let row = columns.saturating_mul(size);
+    if !matches!(size, 1 | 2 | 4 | 8)
+        || row == 0
+        || !from.len().is_multiple_of(row)
+        || from.len() != to.len()
+    {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let part = Part {
+        from,
+        size,
+        rows: from.len() / row,
+        width: columns,
+        first: 0,
+        columns,
+    };
+    turn(part, to, Level::best());
+    Ok(())
+}
+
+/// Writes the length of Sobel's gradient of each pixel of a grey image, `width` pixels in a row, to `to`, as the kernel
+/// `edges` does.
+///
+/// # Errors
+/// If the sizes of `pixels` and `to` differ or are not those of such an image.
+pub fn sobel(pixels: &[u8], width: usize, to: &mut [u8]) -> io::Result<()> {
+    if width == 0 || !pixels.len().is_multiple_of(width) || pixels.len() != to.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    loops::sobel(Image { pixels, width }, to, Level::best());
+    Ok(())
+}
+
+/// Rabin's fingerprint, as the kernel `fingerprint` gives it.
+#[must_use]
+pub fn fingerprint(bytes: &[u8]) -> u64 {
+    join(1, extend(0, bytes, Level::best()), bytes.len() as u64)
+}
+
+/// The indices of R peaks, as the kernel `heartbeat` gives them; none for fewer than 50 samples a second.
+#[must_use]
+pub fn r_peaks(signal: &[f64], rate: f64) -> Vec<usize> {
+    if rate >= heartbeat::RATE_AT_LEAST && rate.is_finite() {
+        heartbeat::r_peaks(signal, rate)
+    } else {
+        Vec::new()
+    }
+}

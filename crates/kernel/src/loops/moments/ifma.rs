@@ -5,6 +5,9 @@ use std::arch::x86_64::*;
 use super::{BLOCK, BLOCK_OF_PRODUCTS, Biased, LIMBS, Moments, Want};
 use crate::loops::number::Number;
 
+/// How far ahead memory is asked for, in bytes: the processor by itself stops at the end of a page.
+const AHEAD_BYTES: usize = 4096;
+
 /// Values in a row.
 const ROW: usize = 16;
 
@@ -169,15 +172,22 @@ fn integers<T: Number, const SIGNED: bool, const Q: bool, const P: bool>(
         }
     };
     let (whole, tail) = values.as_chunks::<{ ROW * 4 }>();
-    for values in whole.chunks(2) {
-        for (turn, values) in values.iter().enumerate() {
-            // SAFETY: a row has 64 bytes.
-            row(
-                turn,
-                unsafe { _mm512_loadu_si512(values.as_ptr().cast()) },
-                0xffff,
-            );
-        }
+    let mut load = |turn: usize, values: &[u8; ROW * 4]| {
+        let ahead = values.as_ptr().wrapping_add(AHEAD_BYTES);
+        // SAFETY: the first is a hint about any address, which reads nothing; a row has 64 bytes.
+        let values = unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+            _mm512_loadu_si512(values.as_ptr().cast())
+        };
+        row(turn, values, 0xffff);
+    };
+    let (pairs, odd) = whole.as_chunks::<2>();
+    for [first, second] in pairs {
+        load(0, first);
+        load(1, second);
+    }
+    for values in odd {
+        load(0, values);
     }
     let count = tail.len() / 4;
     if count > 0 {

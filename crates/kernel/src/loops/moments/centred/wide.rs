@@ -4,6 +4,9 @@ use std::arch::x86_64::*;
 
 use super::{Centred, LANES, ROWS, pairwise};
 
+/// How far ahead memory is asked for, in bytes.
+const AHEAD_BYTES: usize = 4096;
+
 /// Half of the lanes are a vector.
 const HALF: usize = LANES / 2;
 
@@ -129,6 +132,16 @@ impl<const P: bool> Around<P> {
     }
 }
 
+/// Asks for what lies ahead of a row: the processor by itself stops at the end of a page.
+#[inline(always)]
+fn ahead(row: &[u8]) {
+    for line in (0..row.len()).step_by(64) {
+        let address = row.as_ptr().wrapping_add(AHEAD_BYTES + line);
+        // SAFETY: a hint about any address; nothing is read.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+}
+
 fn lanes(halves: [__m512d; 2]) -> [f64; LANES] {
     // SAFETY: both are 128 bytes of floats.
     unsafe { std::mem::transmute(halves) }
@@ -157,6 +170,7 @@ fn doubles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f64> {
     for piece in values.chunks(ROWS * LANES * 8) {
         let (whole, tail) = piece.as_chunks::<{ LANES * 8 }>();
         for values in whole {
+            ahead(values);
             let start = values.as_ptr().cast::<f64>();
             // SAFETY: a row has 128 bytes.
             let values = unsafe { [_mm512_loadu_pd(start), _mm512_loadu_pd(start.add(HALF))] };
@@ -196,6 +210,7 @@ fn singles_pass<const P: bool>(values: &[u8], centre: f64) -> Centred<f32> {
     for piece in values.chunks(ROWS * LANES * 4) {
         let (whole, tail) = piece.as_chunks::<{ LANES * 4 }>();
         for values in whole {
+            ahead(values);
             // SAFETY: a row has 64 bytes.
             let values = unsafe { _mm512_loadu_ps(values.as_ptr().cast()) };
             row(&mut around, values, [0xff; 2]);

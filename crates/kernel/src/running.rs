@@ -214,6 +214,8 @@ impl Running {
         while exists() && Instant::now() < until {
             // Those that ended but were not waited for by their parent still count as there.
             if groups(&BTreeMap::from([(self.watched.pid, u32::MAX)])).is_empty() {
+                // The last of them may have ended since it was looked for.
+                self.reap_orphans(usage);
                 return;
             }
             thread::sleep(LEFT_BEHIND_PAUSE);

@@ -372,7 +372,7 @@ impl Build for v1::Label {
             name: name.into(),
             object,
             ino: 100 + object,
-            path: format!("/work/{name}"),
+            path: format!("/scratch/{name}"),
         });
         self
     }

@@ -6,13 +6,12 @@
 
 Arrays are those of the testbed: hosts in network namespaces, each on a link of its own and with a share of the
 processor. Every run has a fresh array with the inputs copied in, and leaves a trace (`tidemill jobs --export-trace`).
-One run more, under min-wait on the largest array, is the calibration: how long tasks and transfers take is known from
-it alone, and all other runs are predicted with that (`tidemill plan compare RUN --times-of CALIBRATION`). The replay
-column is the error with the run's own times: what the simulator itself gets wrong. With --runs everything, calibration
-included, is measured so often, each round is predicted by its own calibration, and the table has medians: processors
-that others share run the same kernel a third slower at one time than at another. The column cpu shows it: how much more
-processor time the same kernels took in the run than in the calibration, which no prediction can know; "at speed" is the
-error when the calibration's run times are scaled by it.
+Right before each, a run under min-wait on the largest array is its calibration: how long tasks and transfers take is
+known from that alone (`tidemill plan compare RUN --times-of CALIBRATION`). The replay column is the error with the
+run's own times: what the simulator itself gets wrong. With --runs all is measured so often, and the table has medians.
+Processors that others share run the same kernel a third slower at one time than at another, even minutes apart; the
+column cpu shows it: how much more processor time the same kernels took in the run than in the calibration, which no
+prediction can know; "at speed" is the error when the calibration's run times are scaled by it.
 
 A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
 policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
@@ -30,7 +29,7 @@ sys.path.insert(0, os.path.join(HERE, "testbed"))
 import testbed  # noqa: E402
 
 POLICIES = ["round-robin", "random", "input-locality", "min-wait", "write-amplification", "hybrid"]
-CALIBRATION = "calibration"
+CALIBRATION = "calibration-for-"
 GOAL_PERCENT = 10
 
 
@@ -47,7 +46,7 @@ def measure(options, workload, elements, run, number):
     array = testbed.Array(options, os.path.join(options.out, "array"))
     try:
         array.fill(os.path.join(workload, "data"))
-        policy = "min-wait" if run == CALIBRATION else run
+        policy = "min-wait" if run.startswith(CALIBRATION) else run
         job = array.ask("submit", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
         array.tidemill("--quiet", "watch", str(job))
         array.tidemill("jobs", str(job), "--export-trace", path)
@@ -70,15 +69,15 @@ def read(path):
         return json.load(file)
 
 
-def slowdown(path, calibration):
+def slowdown(path, before):
     """How much longer the processor took over the kernels of a run than over those of its calibration, as a factor."""
-    run, before = (sum(task["cpu_ns"] for task in read(name)["tasks"]) for name in (path, calibration))
-    return run / before
+    run, calibrated = (sum(task["cpu_ns"] for task in read(name)["tasks"]) for name in (path, before))
+    return run / calibrated
 
 
-def at_speed(options, path, calibration):
+def at_speed(options, path, before):
     """The calibration as if the processor had been as fast as in the run."""
-    factor, scaled = slowdown(path, calibration), read(calibration)
+    factor, scaled = slowdown(path, before), read(before)
     for task in scaled["tasks"]:
         task["compute_ns"] = int(task["compute_ns"] * factor)
     name = os.path.join(options.out, "scaled.json")
@@ -87,17 +86,21 @@ def at_speed(options, path, calibration):
     return name
 
 
+def calibration(elements, policy):
+    return f"{CALIBRATION}{elements}-{policy}"
+
+
 def predict(options, workload, elements, run, largest):
-    rounds = [[trace(options, workload, elements, run, number), trace(options, workload, largest, CALIBRATION, number)]
+    rounds = [[trace(options, workload, elements, run, number),
+               trace(options, workload, largest, calibration(elements, run), number)]
               for number in range(options.runs)]
     rounds = [paths for paths in rounds if all(map(os.path.exists, paths))]
     if not rounds:
         return []
     seeds = range(21) if run == "random" else [0]
-    told = [compare(options, path, "--times-of", calibration, "--seed", str(seed))
-            for path, calibration in rounds for seed in seeds]
-    scaled = [compare(options, path, "--times-of", at_speed(options, path, calibration), "--seed", str(seed))
-              for path, calibration in rounds for seed in seeds]
+    told = [compare(options, path, "--times-of", before, "--seed", str(seed)) for path, before in rounds for seed in seeds]
+    scaled = [compare(options, path, "--times-of", at_speed(options, path, before), "--seed", str(seed))
+              for path, before in rounds for seed in seeds]
     replayed = [compare(options, path, "--seed", str(seed)) for path, _ in rounds for seed in seeds]
     median = lambda all, field, side: statistics.median(one[field][side] for one in all)
     error = lambda one: one["makespan_ns"]["predicted"] / one["makespan_ns"]["measured"] - 1
@@ -150,9 +153,9 @@ def main():
     runs = [(size, policy) for size in sizes for policy in options.policies.split(",")]
     rows = []
     for workload in options.workloads:
-        wanted = [(sizes[0], CALIBRATION), *runs]
         for number in range(0 if options.predict_only else options.runs):
-            for size, run in wanted:
+            for size, run in runs:
+                measure(options, workload, sizes[0], calibration(size, run), number)
                 measure(options, workload, size, run, number)
         for size, run in runs if not options.measure_only else []:
             rows += predict(options, workload, size, run, sizes[0])

@@ -100,6 +100,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
         "native" => TraceKernelKind::Native,
         "stored" => TraceKernelKind::Stored,
         "program" => TraceKernelKind::Program,
+        "stack" => TraceKernelKind::Stack,
         other => anyhow::bail!(
             "task `{}` has a kernel of the unknown kind `{other}`",
             task.name

@@ -90,6 +90,26 @@ pub enum Kernel {
     },
     /// A program installed on the element's host: an absolute path, or a name to be found in its PATH.
     Program(String),
+    /// Kernels one behind the other: each takes what the one before writes, as it comes.
+    Stack(Box<Stack>),
+}
+
+/// A stack of kernels in one label (LABIOS §3.2: an operation stack). What lies between them is nowhere kept.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stack {
+    /// As the user wrote it.
+    pub text: String,
+    /// Its kernels in their order, none a stack itself.
+    pub stages: Vec<Stage>,
+}
+
+/// One kernel of a stack.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stage {
+    /// Its code.
+    pub kernel: Kernel,
+    /// Its arguments, without its own name.
+    pub args: Vec<String>,
 }
 
 impl Kernel {
@@ -99,6 +119,17 @@ impl Kernel {
         match self {
             Self::Builtin(name) | Self::Program(name) => name,
             Self::Native { input } | Self::Stored { input } => input,
+            Self::Stack(stack) => &stack.text,
+        }
+    }
+
+    /// Whether its code, or that of one of its stages, is this input of its task.
+    #[must_use]
+    pub fn is_in(&self, name: &str) -> bool {
+        match self {
+            Self::Builtin(_) | Self::Program(_) => false,
+            Self::Native { input } | Self::Stored { input } => input == name,
+            Self::Stack(stack) => stack.stages.iter().any(|stage| stage.kernel.is_in(name)),
         }
     }
 }

@@ -9,7 +9,7 @@ use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_B
 use tidemill_core::time::Span;
 use tidemill_kernel::{
     Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Run, RunInput, Settings, SetupError,
-    SpawnError, Tail, User,
+    SpawnError, Stage, Tail, User,
 };
 
 /// Starts kernels of one element.
@@ -231,6 +231,18 @@ impl Runner {
     }
 
     fn code(&self, request: &Request<'_>) -> Result<Code, Failure> {
+        let Kernel::Stack(stack) = &request.analysis.kernel else {
+            return self.single(&request.analysis.kernel, request);
+        };
+        let stages = stack.stages.iter().map(|stage| {
+            let code = self.single(&stage.kernel, request)?;
+            let args = stage.args.clone();
+            Ok(Stage { code, args })
+        });
+        Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
+    }
+
+    fn single(&self, kernel: &Kernel, request: &Request<'_>) -> Result<Code, Failure> {
         let file = |input: &str| {
             let found = request.inputs.iter().find(|(name, _)| name == input);
             found.map(|(_, path)| path.clone()).ok_or_else(|| {
@@ -238,7 +250,7 @@ impl Runner {
                 failure(FailureKind::Kernel, message)
             })
         };
-        match &request.analysis.kernel {
+        match kernel {
             Kernel::Builtin(name) => Ok(Code::Builtin(name.clone())),
             Kernel::Native { input } => file(input).map(Code::Native),
             Kernel::Stored { input } => file(input).map(Code::Program),
@@ -249,6 +261,10 @@ impl Runner {
                         format!("no program `{name}` is installed on this element's host");
                     failure(FailureKind::Kernel, message)
                 })
+            }
+            Kernel::Stack(_) => {
+                let message = "a stack of kernels can't be part of another stack".to_owned();
+                Err(failure(FailureKind::Kernel, message))
             }
         }
     }
@@ -266,6 +282,11 @@ fn hash(code: &Code) -> Result<String, Failure> {
                 );
                 failure(FailureKind::Kernel, message)
             })
+        }
+        Code::Stack(stages) => {
+            let hashes = stages.iter().map(|stage| hash(&stage.code));
+            let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
+            Ok(tidemill_kernel::stack_hash(&hashes))
         }
     }
 }

@@ -43,6 +43,14 @@ pub enum PrepareError {
          empty parts, and not begin with `.tidemill`"
     )]
     Name(String),
+    /// A stack that does not write one output.
+    #[error(
+        "a stack of kernels writes one output, the standard output of its last kernel, but the task names {0}"
+    )]
+    StackOutput(usize),
+    /// A stack as a stage of a stack.
+    #[error("a stack of kernels can't be part of another stack")]
+    NestedStack,
     /// Two inputs or outputs have one name, or one is a folder of another.
     #[error("the file name {0:?} is used twice, or both as a file and as a folder")]
     NameTwice(String),

@@ -206,7 +206,9 @@ impl Launcher {
         let image = Image {
             program: match &prepared.code {
                 Code::Program(path) => Program::Path(c_path(path)?),
-                Code::Builtin(_) | Code::Native(_) => Program::File(self.child.as_raw_fd()),
+                Code::Builtin(_) | Code::Native(_) | Code::Stack(_) => {
+                    Program::File(self.child.as_raw_fd())
+                }
             },
             args: arguments(prepared)?,
             environment: variables
@@ -282,7 +284,7 @@ impl Launcher {
                 readable.push(open(&input.path)?);
             }
         }
-        if let Code::Program(path) | Code::Native(path) = &prepared.code {
+        for path in prepared.code.parts().filter_map(Code::file) {
             readable.push(open(path)?);
         }
         if !matches!(prepared.code, Code::Program(_)) {

@@ -52,9 +52,9 @@ pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
-pub use program::{builtin_hash, find_program, hash_file};
+pub use program::{builtin_hash, find_program, hash_file, stack_hash};
 pub use run::{
-    Code, End, Exit, InputsAs, Limits, Run, RunInput, TAIL_BYTES_MAX, Tail, Usage, User,
+    Code, End, Exit, InputsAs, Limits, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage, User,
 };
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;

@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use crate::builtin;
 use crate::error::{OutputError, PrepareError};
 use crate::program::{interpreter, may};
-use crate::run::{Code, InputsAs, Run, User};
+use crate::run::{Code, InputsAs, Run, Stage, User};
 use crate::spare::Spares;
 
 /// The part of a private folder that is not for inputs and outputs.
@@ -222,7 +222,15 @@ fn valid(name: &str) -> bool {
 }
 
 fn check_code(run: &Run) -> Result<(), PrepareError> {
-    match &run.code {
+    if matches!(run.code, Code::Stack(_)) && (run.outputs.len() != 1 || run.stdout.is_none()) {
+        return Err(PrepareError::StackOutput(run.outputs.len()));
+    }
+    run.code.parts().try_for_each(check_part)
+}
+
+fn check_part(code: &Code) -> Result<(), PrepareError> {
+    match code {
+        Code::Stack(_) => Err(PrepareError::NestedStack),
         Code::Builtin(name) if builtin::is_builtin(name) => Ok(()),
         Code::Builtin(name) => Err(PrepareError::UnknownBuiltin {
             name: name.clone(),
@@ -262,9 +270,27 @@ fn usable_code(
     folder: &PrivateFolder,
     given: &mut BTreeSet<(u64, u64)>,
 ) -> Result<Code, PrepareError> {
-    let Code::Program(path) = &run.code else {
-        return Ok(run.code.clone());
+    let mut usable = |code: &Code| match code {
+        Code::Program(path) => usable_program(path, run, user, folder, given),
+        code => Ok(code.clone()),
     };
+    let Code::Stack(stages) = &run.code else {
+        return usable(&run.code);
+    };
+    let stages = stages.iter().map(|stage| {
+        let (code, args) = (usable(&stage.code)?, stage.args.clone());
+        Ok(Stage { code, args })
+    });
+    Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
+}
+
+fn usable_program(
+    path: &PathBuf,
+    run: &Run,
+    user: User,
+    folder: &PrivateFolder,
+    given: &mut BTreeSet<(u64, u64)>,
+) -> Result<Code, PrepareError> {
     let error = |source| PrepareError::Code {
         path: path.clone(),
         source,
@@ -279,7 +305,7 @@ fn usable_code(
     }
     let data = fs::metadata(path).map_err(error)?;
     if may(&data, user, READ | EXECUTE) {
-        return Ok(run.code.clone());
+        return Ok(Code::Program(path.clone()));
     }
     // The copy bears the name that the task knows, as that is what scripts see of themselves.
     let known = run
@@ -289,12 +315,13 @@ fn usable_code(
     let name = known
         .map_or(path.as_path(), |input| Path::new(&input.name))
         .file_name();
-    let mut copy = run
-        .folder
-        .join(RESERVED)
-        .join(name.unwrap_or("program".as_ref()));
-    if copy.exists() {
-        copy = run.folder.join(RESERVED).join("program");
+    let reserved = run.folder.join(RESERVED);
+    let mut copy = reserved.join(name.unwrap_or("program".as_ref()));
+    for number in 1.. {
+        if !copy.exists() {
+            break;
+        }
+        copy = reserved.join(format!("program-{number}"));
     }
     fs::copy(path, &copy).map_err(error)?;
     fs::set_permissions(&copy, Permissions::from_mode(0o755)).map_err(error)?;

@@ -93,6 +93,13 @@ pub fn builtin_hash(name: &str) -> Option<String> {
     Some(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
+/// The hash that stands for a stack of kernels with these hashes, in hexadecimal.
+#[must_use]
+pub fn stack_hash(hashes: &[String]) -> String {
+    let text = format!("tidemill stack {}", hashes.join(" "));
+    blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
 /// The interpreter that a script names in its first line; `None` if it is no script.
 pub(crate) fn interpreter(path: &Path) -> io::Result<Option<String>> {
     let mut line = Vec::new();

@@ -17,6 +17,40 @@ pub enum Code {
     /// user may not execute, such as a sealed object, is copied into the private folder first. Scripts
     /// name their interpreter in their first line (`#!`).
     Program(PathBuf),
+    /// Kernels one behind the other in one confined tree of processes: the first reads the inputs, each other
+    /// what the one before writes, and the last writes the standard output. No stage is a stack itself. The
+    /// arguments of the run are not used.
+    Stack(Vec<Stage>),
+}
+
+impl Code {
+    /// What is really run: itself, or the stages of a stack.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
+        let (single, stages) = match self {
+            Self::Stack(stages) => (None, stages.as_slice()),
+            single => (Some(single), [].as_slice()),
+        };
+        single
+            .into_iter()
+            .chain(stages.iter().map(|stage| &stage.code))
+    }
+
+    /// The file that holds it, if one does.
+    pub(crate) fn file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Native(path) | Self::Program(path) => Some(path),
+            Self::Builtin(_) | Self::Stack(_) => None,
+        }
+    }
+}
+
+/// One kernel of a stack.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Stage {
+    /// Its code.
+    pub code: Code,
+    /// Its arguments, without its own name.
+    pub args: Vec<String>,
 }
 
 /// A file the kernel may read.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+#[path = "runs/stack.rs"]
+mod stack;
 mod support;
 
 use std::fs;

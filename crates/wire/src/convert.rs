@@ -46,14 +46,64 @@ impl From<&core::Label> for v1::Label {
     }
 }
 
+impl From<&core::Kernel> for v1::Kernel {
+    fn from(kernel: &core::Kernel) -> Self {
+        use v1::kernel::Code;
+        let stage = |stage: &core::Stage| v1::Stage {
+            kernel: Some((&stage.kernel).into()),
+            args: stage.args.clone(),
+        };
+        let code = match kernel {
+            core::Kernel::Builtin(name) => Code::Builtin(name.clone()),
+            core::Kernel::Native { input } => Code::Native(input.clone()),
+            core::Kernel::Stored { input } => Code::Stored(input.clone()),
+            core::Kernel::Program(name) => Code::Program(name.clone()),
+            core::Kernel::Stack(stack) => Code::Stack(v1::Stack {
+                text: stack.text.clone(),
+                stages: stack.stages.iter().map(stage).collect(),
+            }),
+        };
+        Self { code: Some(code) }
+    }
+}
+
+impl TryFrom<&v1::Kernel> for core::Kernel {
+    type Error = ConvertError;
+
+    fn try_from(kernel: &v1::Kernel) -> Result<Self, ConvertError> {
+        use v1::kernel::Code;
+        Ok(match kernel.code.as_ref().ok_or(ConvertError("kernel"))? {
+            Code::Builtin(name) => Self::Builtin(name.clone()),
+            Code::Native(input) => Self::Native {
+                input: input.clone(),
+            },
+            Code::Stored(input) => Self::Stored {
+                input: input.clone(),
+            },
+            Code::Program(name) => Self::Program(name.clone()),
+            Code::Stack(stack) => {
+                let stages = stack.stages.iter().map(stage);
+                Self::Stack(Box::new(core::Stack {
+                    text: stack.text.clone(),
+                    stages: stages.collect::<Result<_, _>>()?,
+                }))
+            }
+        })
+    }
+}
+
+fn stage(stage: &v1::Stage) -> Result<core::Stage, ConvertError> {
+    let kernel = stage.kernel.as_ref().ok_or(ConvertError("stage.kernel"))?;
+    if matches!(kernel.code, Some(v1::kernel::Code::Stack(_))) {
+        return Err(ConvertError("stage.kernel"));
+    }
+    Ok(core::Stage {
+        kernel: kernel.try_into()?,
+        args: stage.args.clone(),
+    })
+}
+
 fn analyse(analysis: &core::Analysis) -> v1::Analyse {
-    use v1::kernel::Code;
-    let code = match &analysis.kernel {
-        core::Kernel::Builtin(name) => Code::Builtin(name.clone()),
-        core::Kernel::Native { input } => Code::Native(input.clone()),
-        core::Kernel::Stored { input } => Code::Stored(input.clone()),
-        core::Kernel::Program(name) => Code::Program(name.clone()),
-    };
     let output = |output: &core::Output| v1::Output {
         name: output.name.clone(),
         object: output.object.0,
@@ -64,7 +114,7 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         task: analysis.task.0,
         job: analysis.job.0,
         name: analysis.name.clone(),
-        kernel: Some(v1::Kernel { code: Some(code) }),
+        kernel: Some((&analysis.kernel).into()),
         args: analysis.args.clone(),
         inputs: analysis.inputs.iter().map(input).collect(),
         outputs: analysis.outputs.iter().map(output).collect(),
@@ -128,21 +178,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
     type Error = ConvertError;
 
     fn try_from(analyse: &v1::Analyse) -> Result<Self, ConvertError> {
-        use v1::kernel::Code;
-        let code = analyse
-            .kernel
-            .as_ref()
-            .and_then(|kernel| kernel.code.as_ref());
-        let kernel = match code.ok_or(ConvertError("kernel"))? {
-            Code::Builtin(name) => core::Kernel::Builtin(name.clone()),
-            Code::Native(input) => core::Kernel::Native {
-                input: input.clone(),
-            },
-            Code::Stored(input) => core::Kernel::Stored {
-                input: input.clone(),
-            },
-            Code::Program(name) => core::Kernel::Program(name.clone()),
-        };
+        let kernel = analyse.kernel.as_ref().ok_or(ConvertError("kernel"))?;
         let output = |output: &v1::Output| core::Output {
             name: output.name.clone(),
             object: ObjectId(output.object),
@@ -153,7 +189,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
             task: TaskId(analyse.task),
             job: JobId(analyse.job),
             name: analyse.name.clone(),
-            kernel,
+            kernel: kernel.try_into()?,
             args: analyse.args.clone(),
             inputs: analyse.inputs.iter().map(Into::into).collect(),
             outputs: analyse.outputs.iter().map(output).collect(),
@@ -388,6 +424,33 @@ impl From<&Decision> for v1::Decision {
 mod tests {
     use super::*;
     use tidemill_core::label as core;
+
+    #[test]
+    fn stacks_of_kernels_come_through_and_hold_no_stacks() {
+        let kernels = [
+            core::Kernel::Builtin("sort".into()),
+            core::Kernel::Program("/bin/cat".into()),
+            core::Kernel::Stored { input: "f".into() },
+        ];
+        let stages = kernels.map(|kernel| core::Stage {
+            kernel,
+            args: vec!["x".into()],
+        });
+        let stack = core::Kernel::Stack(Box::new(core::Stack {
+            text: "sort x | …".into(),
+            stages: stages.to_vec(),
+        }));
+        let message = v1::Kernel::from(&stack);
+        assert_eq!(core::Kernel::try_from(&message), Ok(stack.clone()));
+        let nested = core::Kernel::Stack(Box::new(core::Stack {
+            text: "a | b".into(),
+            stages: vec![core::Stage {
+                kernel: stack,
+                args: Vec::new(),
+            }],
+        }));
+        assert!(core::Kernel::try_from(&v1::Kernel::from(&nested)).is_err());
+    }
 
     fn label() -> core::Label {
         let analysis = core::Analysis {

@@ -68,11 +68,14 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
             }
         }
         // A kernel that the job itself makes; its own output is only a name that happens to be the same.
-        if let Some(file) = &mut task.kernel.file
-            && let Some(&(maker, number)) = makers.get(&file.path)
-            && maker != index
-        {
-            file.source = Source::Task(maker, number);
+        let stages = task.stages.iter_mut().map(|stage| &mut stage.kernel);
+        for kernel in std::iter::once(&mut task.kernel).chain(stages) {
+            if let Some(file) = &mut kernel.file
+                && let Some(&(maker, number)) = makers.get(&file.path)
+                && maker != index
+            {
+                file.source = Source::Task(maker, number);
+            }
         }
     }
 }
@@ -103,7 +106,8 @@ fn order(tasks: &[Task], errors: &mut Errors) -> Dag {
         ..Dag::default()
     };
     for (index, task) in tasks.iter().enumerate() {
-        let files = task.inputs.iter().chain(&task.kernel.file);
+        let kernels = task.kernels().filter_map(|kernel| kernel.file.as_ref());
+        let files = task.inputs.iter().chain(kernels);
         let mut needed: Vec<usize> = files.filter_map(|file| file.maker()).collect();
         needed.sort_unstable();
         needed.dedup();

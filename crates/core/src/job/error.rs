@@ -284,6 +284,22 @@ pub enum Problem {
         /// Why not.
         reason: &'static str,
     },
+    /// A stack of kernels that can't be read.
+    #[error("\"{text}\" is no stack of kernels: {reason}")]
+    Stack {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A setting that a stack of kernels can't have.
+    #[error("\"{0}\" can't be given for a stack of kernels: {1}")]
+    StackSetting(&'static str, &'static str),
+    /// A stack of kernels with more than one output, or another standard output.
+    #[error(
+        "a stack of kernels writes one output, the standard output of its last kernel, but this task has {0}"
+    )]
+    StackOutputs(usize),
     /// No such kernel.
     #[error("kernel \"{name}\" was not found; tried: {tried}")]
     UnknownKernel {

@@ -10,10 +10,12 @@ mod path;
 pub mod quantity;
 mod read;
 mod resolve;
+mod stack;
 
 pub use error::{JobError, JobErrors, Problem};
 pub use quantity::{duration, size};
 pub use resolve::{Found, Ids, Look, Outside, resolve};
+pub use stack::MAX_STAGES;
 
 use crate::id::ElementId;
 use crate::label::Limits;
@@ -68,8 +70,10 @@ pub struct Task {
     pub name: String,
     /// Where it stands in the script.
     pub at: Position,
-    /// Its code.
+    /// Its code; for a stack the whole text, which is no file.
     pub kernel: KernelName,
+    /// The kernels of a stack; empty if it is none.
+    pub stages: Vec<StageName>,
     /// All it reads.
     pub inputs: Vec<Input>,
     /// All it writes; never empty.
@@ -88,6 +92,25 @@ pub struct Task {
     pub limits: Limits,
     /// How long its outputs are kept.
     pub lifetime: Lifetime,
+}
+
+impl Task {
+    /// All its kernels: the stages of a stack, else the one.
+    pub fn kernels(&self) -> impl Iterator<Item = &KernelName> {
+        let single = self.stages.is_empty().then_some(&self.kernel);
+        single
+            .into_iter()
+            .chain(self.stages.iter().map(|stage| &stage.kernel))
+    }
+}
+
+/// One kernel of a stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageName {
+    /// Its code.
+    pub kernel: KernelName,
+    /// Its arguments.
+    pub args: Vec<String>,
 }
 
 /// A kernel as the script names it.

@@ -2,10 +2,11 @@
 
 use super::error::{Errors, Problem, nearest};
 use super::path;
+use super::stack;
 use super::{
     DEFAULT_RETRIES, Dag, Input, Job, KernelKind, KernelName, Lifetime, MAX_ARG_BYTES, MAX_ARGS,
-    MAX_INPUTS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source, Task,
-    quantity,
+    MAX_INPUTS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source, StageName,
+    Task, quantity,
 };
 use crate::id::ElementId;
 use crate::label::Limits;
@@ -147,6 +148,22 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     let inputs = inputs(fields, workdir, errors);
     let outputs = outputs(fields, workdir, errors);
     check_names_seen(fields, &inputs, &outputs, errors);
+    let is_stack = kernel
+        .as_ref()
+        .is_some_and(|(_, stages)| !stages.is_empty());
+    if is_stack && outputs.len() > 1 {
+        let problem = Problem::StackOutputs(outputs.len());
+        fields.error(fields.place_of("output"), problem, errors);
+    }
+    let stdout = stream(fields, workdir, ["stdout", "output"], errors, |path| {
+        outputs
+            .iter()
+            .find(|output| output.path == path)
+            .map(|output| output.name.clone())
+    });
+    let result = outputs.first().filter(|_| is_stack);
+    let stdout = stdout.or_else(|| Some(result?.name.clone()));
+    let (kernel, stages) = kernel?;
     let task = Task {
         name: name?.value.to_owned(),
         at: fields.at,
@@ -157,26 +174,27 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
                 .find(|input| input.path == path)
                 .map(|input| input.name.clone())
         }),
-        stdout: stream(fields, workdir, ["stdout", "output"], errors, |path| {
-            outputs
-                .iter()
-                .find(|output| output.path == path)
-                .map(|output| output.name.clone())
-        }),
+        stdout,
         element: fields
             .number("element", i64::from(u32::MAX), errors)
             .map(ElementId),
         retries: fields.retries(errors).unwrap_or(defaults.retries),
         limits: limits(fields, defaults.limits, errors),
         lifetime: lifetime(fields, errors).unwrap_or(defaults.lifetime),
-        kernel: kernel?,
+        kernel,
+        stages,
         inputs,
         outputs,
     };
     Some(task)
 }
 
-fn kernel(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Option<KernelName> {
+/// The kernel of a task, and its stages if it is a stack.
+fn kernel(
+    fields: &Fields<'_>,
+    workdir: Option<&str>,
+    errors: &mut Errors,
+) -> Option<(KernelName, Vec<StageName>)> {
     let kind = fields
         .choice("type", &KERNEL_KINDS, errors)
         .map(|kind| match kind {
@@ -186,6 +204,48 @@ fn kernel(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Op
             _ => KernelKind::Stored,
         });
     let given = fields.required_text("kernel", errors)?;
+    if kind.is_some() || !stack::is_stack(given.value) {
+        let kernel = kernel_name(fields, given, kind, workdir, errors)?;
+        return Some((kernel, Vec::new()));
+    }
+    if let Some(args) = fields.get("args") {
+        let why = "write each kernel's arguments behind its name";
+        fields.error(args.at, Problem::StackSetting("args", why), errors);
+    }
+    let stages = match stack::split(given.value) {
+        Ok(stages) => stages,
+        Err(problem) => {
+            fields.error(given.at, problem, errors);
+            return None;
+        }
+    };
+    let stages = stages.into_iter().map(|mut words| {
+        let name = words.remove(0);
+        let text = Text {
+            value: &name,
+            at: given.at,
+        };
+        let kernel = kernel_name(fields, text, None, workdir, errors)?;
+        let args = words;
+        Some(StageName { kernel, args })
+    });
+    let stages = stages.collect::<Option<_>>()?;
+    let whole = KernelName {
+        name: given.value.to_owned(),
+        kind: None,
+        at: given.at,
+        file: None,
+    };
+    Some((whole, stages))
+}
+
+fn kernel_name(
+    fields: &Fields<'_>,
+    given: Text<'_>,
+    kind: Option<KernelKind>,
+    workdir: Option<&str>,
+    errors: &mut Errors,
+) -> Option<KernelName> {
     let name = given.value.to_owned();
     let wrong = |kind, reason| Problem::KernelName {
         name: name.clone(),

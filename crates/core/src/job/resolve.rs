@@ -2,10 +2,10 @@
 //! The array is seen through [`Outside`] only, so this decides without I/O.
 
 use super::error::{Errors, Problem};
-use super::{Input, Job, JobErrors, KernelKind, Source, Task};
+use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
 use crate::id::{ElementId, Inode, JobId, TaskId};
-use crate::label::{Kernel, Owner};
+use crate::label::{Kernel, Owner, Stack, Stage};
 use crate::object::Placed;
 use std::collections::BTreeMap;
 
@@ -138,16 +138,52 @@ fn check<'a>(job: &Job, task: &'a Task, view: &mut View<'a>, errors: &mut Errors
     }
 }
 
-/// A task's code, and the file that it is if it is kept in the array.
-type KernelFound<'a> = (Kernel, Option<&'a Input>);
+/// A task's code, and the files of it that are kept in the array.
+type KernelFound<'a> = (Kernel, Vec<&'a Input>);
+
+fn kernel<'a>(task: &'a Task, view: &mut View<'a>) -> Result<KernelFound<'a>, Problem> {
+    let mut stages = Vec::new();
+    let mut files: Vec<&Input> = Vec::new();
+    for stage in &task.stages {
+        let (kernel, file) = single(task, &stage.kernel, view)?;
+        let args = stage.args.clone();
+        stages.push(Stage { kernel, args });
+        let Some(file) = file.filter(|file| files.iter().all(|known| known.path != file.path))
+        else {
+            continue;
+        };
+        if let Some(other) = files.iter().find(|other| other.name == file.name) {
+            return Err(collision(&file.name, &other.path, &file.path));
+        }
+        files.push(file);
+    }
+    if stages.is_empty() {
+        let (kernel, file) = single(task, &task.kernel, view)?;
+        return Ok((kernel, file.into_iter().collect()));
+    }
+    let text = task.kernel.name.clone();
+    Ok((Kernel::Stack(Box::new(Stack { text, stages })), files))
+}
+
+fn collision(name: &str, first: &str, second: &str) -> Problem {
+    Problem::Collision {
+        name: name.to_owned(),
+        first: first.to_owned(),
+        second: second.to_owned(),
+    }
+}
 
 /// A file in the namespace, else built in, else a program; `type` narrows that down.
-fn kernel<'a>(task: &'a Task, view: &mut View<'a>) -> Result<KernelFound<'a>, Problem> {
-    let name = &task.kernel.name;
-    let kind = task.kernel.kind;
+fn single<'a>(
+    task: &'a Task,
+    kernel: &'a KernelName,
+    view: &mut View<'a>,
+) -> Result<(Kernel, Option<&'a Input>), Problem> {
+    let name = &kernel.name;
+    let kind = kernel.kind;
     let mut tried = Vec::new();
-    if let Some(file) = &task.kernel.file {
-        if let Some(found) = stored(task, file, view)? {
+    if let Some(file) = &kernel.file {
+        if let Some(found) = stored(task, file, kind, view)? {
             return Ok((found, Some(file)));
         }
         tried.push(format!("the file \"{}\"", file.path));
@@ -176,9 +212,9 @@ fn kernel<'a>(task: &'a Task, view: &mut View<'a>) -> Result<KernelFound<'a>, Pr
 fn stored<'a>(
     task: &'a Task,
     file: &'a Input,
+    kind: Option<KernelKind>,
     view: &mut View<'a>,
 ) -> Result<Option<Kernel>, Problem> {
-    let kind = task.kernel.kind;
     let is_so = file.path.ends_with(".so");
     let native = kind == Some(KernelKind::Native) || (kind.is_none() && is_so);
     if file.source == Source::Outside {
@@ -204,11 +240,7 @@ fn stored<'a>(
         .chain(outputs)
         .find(|(name, path)| **name == file.name && **path != file.path);
     if let Some((name, path)) = same {
-        return Err(Problem::Collision {
-            name: name.clone(),
-            first: path.clone(),
-            second: file.path.clone(),
-        });
+        return Err(collision(name, path, &file.path));
     }
     let input = file.name.clone();
     Ok(Some(if native {
@@ -220,14 +252,15 @@ fn stored<'a>(
 
 fn spec<'a>(
     task: &'a Task,
-    (kernel, file): KernelFound<'a>,
+    (kernel, files): KernelFound<'a>,
     index: usize,
     task_ids: &[TaskId],
     view: &mut View<'a>,
     ids: &mut dyn Ids,
 ) -> TaskSpec {
     // A kernel that is listed as an input anyway is not added again.
-    let extra = file.filter(|file| task.inputs.iter().all(|input| input.path != file.path));
+    let listed = |file: &&Input| task.inputs.iter().any(|input| input.path == file.path);
+    let extra = files.into_iter().filter(|file| !listed(file));
     let inputs = task.inputs.iter().chain(extra).map(|input| InputSpec {
         name: input.name.clone(),
         path: input.path.clone(),

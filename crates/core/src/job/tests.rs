@@ -83,6 +83,12 @@ impl Ids for Counter {
     }
 }
 
+/// What is wrong with a script, in itself or in this array.
+fn errors_in(text: &str, array: &Array) -> String {
+    let found = parse(text).map(|_| resolve_in(text, array));
+    found.and_then(|found| found).unwrap_err().to_string()
+}
+
 fn resolve_in(text: &str, array: &Array) -> Result<JobSpec, JobErrors> {
     let owner = Owner {
         uid: 1000,
@@ -608,6 +614,84 @@ fn a_kernel_may_be_made_by_the_job_itself() {
         spec.tasks[0].inputs[0].origin,
         Origin::Task(spec.tasks[1].task, 0)
     );
+}
+
+#[test]
+fn a_stack_has_the_kernels_of_its_stages_and_all_their_files() {
+    let array = Array::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
+    let text = "kernel = \"max where='a|b' | bin/f -x | k.so | bin/f | sort\";";
+    let spec = resolve_in(&one_kernel(text), &array).unwrap();
+    let task = &spec.tasks[0];
+    let Kernel::Stack(stack) = &task.kernel else {
+        panic!("{:?}", task.kernel);
+    };
+    assert_eq!(
+        stack.text,
+        "max where='a|b' | bin/f -x | k.so | bin/f | sort"
+    );
+    assert_eq!(task.kernel.name(), stack.text);
+    let stages: Vec<_> = stack
+        .stages
+        .iter()
+        .map(|stage| (stage.kernel.name(), stage.args.join(" ")))
+        .collect();
+    let expected = [
+        ("max", "where=a|b"),
+        ("bin/f", "-x"),
+        ("k.so", ""),
+        ("bin/f", ""),
+        ("sort", ""),
+    ];
+    assert_eq!(stages, expected.map(|(name, args)| (name, args.to_owned())));
+    assert!(matches!(stack.stages[2].kernel, Kernel::Native { .. }));
+    let inputs: Vec<_> = task.inputs.iter().map(|input| &*input.name).collect();
+    assert_eq!(inputs, ["i", "bin/f", "k.so"]);
+    assert_eq!(task.stdout.as_deref(), Some("o"));
+    assert!(task.kernel.is_in("bin/f") && task.kernel.is_in("k.so") && !task.kernel.is_in("i"));
+    // With a type it is a plain name.
+    let array = Array::with(&[("/w/a|b", file(1, true))]);
+    let spec = resolve_in(&one_kernel("kernel = \"a|b\"; type = \"stored\";"), &array).unwrap();
+    assert_eq!(spec.tasks[0].kernel.name(), "a|b");
+}
+
+#[test]
+fn a_stage_may_be_made_by_the_job_itself() {
+    let tasks = r#"{ name = "run"; kernel = "max | prog"; output = [ "o" ]; },
+        { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
+    assert_eq!(parse(&with_tasks(tasks)).unwrap().dag.order, [1, 0]);
+}
+
+#[test]
+fn stacks_that_make_no_sense() {
+    let array = Array::with(&[("/x/f", file(1, true)), ("/y/f", file(2, true))]);
+    for (kernel, problem) in [
+        (
+            "kernel = \"max |\";",
+            "is no stack of kernels: there must be a kernel on each side of a |",
+        ),
+        (
+            "kernel = \"max | 'sort\";",
+            "is no stack of kernels: a quote has no end",
+        ),
+        (
+            "kernel = \"max | sort\"; args = [ \"x\" ];",
+            "\"args\" can't be given for a stack of kernels",
+        ),
+        (
+            "kernel = \"max | nope\";",
+            "kernel \"nope\" was not found; tried: the file \"/w/nope\"",
+        ),
+        (
+            "kernel = \"/x/f | /y/f\";",
+            "\"/x/f\" and \"/y/f\" would both be \"f\" to the kernel",
+        ),
+    ] {
+        let error = errors_in(&one_kernel(kernel), &array);
+        assert!(error.contains(problem), "{kernel}: {error}");
+    }
+    let two = "{ name = \"a\"; kernel = \"max | sort\"; output = [ \"o\", \"p\" ]; }";
+    let error = errors_in(&with_tasks(two), &array);
+    assert!(error.contains("but this task has 2"), "{error}");
 }
 
 #[test]

@@ -144,6 +144,9 @@ pub enum BuiltinError {
     /// A partial state that cannot be merged or written.
     #[error("this partial state cannot be used: {0}")]
     State(&'static str),
+    /// What the kernel before writes cannot be gathered in a file.
+    #[error("cannot keep what the kernel before it writes: {0}")]
+    Gather(#[source] io::Error),
     /// The result cannot be written.
     #[error("cannot write the result: {0}")]
     Write(#[source] io::Error),

@@ -3,6 +3,7 @@
 //! One file a group, each with its part of the table. Numeric kernels read raw arrays (`dtype=`, default `f64`)
 //! or text, from all inputs in order as one series; see `values`.
 
+pub(crate) mod chain;
 mod content;
 mod distribution;
 mod error;
@@ -65,7 +66,7 @@ pub(crate) fn revision(name: &str) -> Option<u32> {
     find(name).ok().map(|kernel| kernel.revision)
 }
 
-fn find(name: &str) -> Result<&'static Kernel, BuiltinError> {
+pub(crate) fn find(name: &str) -> Result<&'static Kernel, BuiltinError> {
     let mut kernels = GROUPS.iter().copied().flatten();
     let known = kernels.find(|kernel| kernel.name == name);
     known.ok_or_else(|| BuiltinError::Unknown(name.to_owned()))

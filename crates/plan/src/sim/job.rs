@@ -10,7 +10,7 @@ use super::workflow::{Fault, File, Task, Workflow};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use tidemill_core::job::{self, Job, KernelKind, Source};
-use tidemill_core::label::Kernel;
+use tidemill_core::label::{Kernel, Stack, Stage};
 use tidemill_core::script::Position;
 use tidemill_core::time::Span;
 use toml::Spanned;
@@ -131,7 +131,6 @@ impl Reader<'_> {
         Ok(workflow)
     }
 
-    /// The kernel's code counts as a file if the script says so, the job makes it, or it has a size.
     fn kernel(
         &self,
         task: &job::Task,
@@ -139,9 +138,31 @@ impl Reader<'_> {
         files: &mut Vec<File>,
         by_path: &mut BTreeMap<String, usize>,
     ) -> Result<Kernel, InputError> {
-        let name = task.kernel.name.clone();
-        let kind = task.kernel.kind;
-        let code = task.kernel.file.as_ref().filter(|code| {
+        let mut stages = Vec::with_capacity(task.stages.len());
+        for stage in &task.stages {
+            let kernel = self.single(task, &stage.kernel, inputs, files, by_path)?;
+            let args = stage.args.clone();
+            stages.push(Stage { kernel, args });
+        }
+        if stages.is_empty() {
+            return self.single(task, &task.kernel, inputs, files, by_path);
+        }
+        let text = task.kernel.name.clone();
+        Ok(Kernel::Stack(Box::new(Stack { text, stages })))
+    }
+
+    /// The kernel's code counts as a file if the script says so, the job makes it, or it has a size.
+    fn single(
+        &self,
+        task: &job::Task,
+        kernel: &job::KernelName,
+        inputs: &mut Vec<usize>,
+        files: &mut Vec<File>,
+        by_path: &mut BTreeMap<String, usize>,
+    ) -> Result<Kernel, InputError> {
+        let name = kernel.name.clone();
+        let kind = kernel.kind;
+        let code = kernel.file.as_ref().filter(|code| {
             let made = matches!(code.source, Source::Task(..));
             kind.is_some() || made || self.given(&code.path, &code.name).is_some()
         });

@@ -11,7 +11,7 @@ use tidemill_core::event::{
     Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskSpec,
 };
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Kernel, Limits, Owner};
+use tidemill_core::label::{Limits, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::{fabric, policy};
 
@@ -147,10 +147,6 @@ impl<'a> Simulation<'a> {
             if let Some(element) = task.element {
                 self.check_element(element, || format!("task `{}`", task.name))?;
             }
-            let code = match &task.kernel {
-                Kernel::Native { input } | Kernel::Stored { input } => Some(input),
-                Kernel::Builtin(_) | Kernel::Program(_) => None,
-            };
             let input = |&file: &usize| {
                 let known = &self.workflow.files[file];
                 let origin = match known.maker {
@@ -158,9 +154,9 @@ impl<'a> Simulation<'a> {
                     None => Origin::File(placed[file]),
                 };
                 // Only the name of a kernel's own code is compared.
-                let name = code.filter(|&code| *code == known.name);
+                let is_code = task.kernel.is_in(&known.name);
                 InputSpec {
-                    name: name.cloned().unwrap_or_default(),
+                    name: is_code.then(|| known.name.clone()).unwrap_or_default(),
                     path: String::new(),
                     origin,
                 }

@@ -103,6 +103,8 @@ pub enum TraceKernelKind {
     Stored,
     /// A program of the elements' hosts.
     Program,
+    /// Kernels one behind the other.
+    Stack,
 }
 
 /// A task as it went: its last try, which succeeded.
@@ -415,7 +417,8 @@ fn kernel(task: &TraceTask) -> Kernel {
         TraceKernelKind::Builtin => Kernel::Builtin(name),
         TraceKernelKind::Native => Kernel::Native { input: name },
         TraceKernelKind::Stored => Kernel::Stored { input: name },
-        TraceKernelKind::Program => Kernel::Program(name),
+        // What the stages are is not traced, and nothing that is simulated asks for it.
+        TraceKernelKind::Program | TraceKernelKind::Stack => Kernel::Program(name),
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, TaskSpec};
 use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
-use tidemill_core::label::{Kernel, Limits};
+use tidemill_core::label::{Kernel, Limits, Stack, Stage};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Span;
 
@@ -15,6 +15,9 @@ pub(crate) struct StoredTask {
     pub(crate) kernel_kind: String,
     pub(crate) kernel: String,
     pub(crate) args: Vec<String>,
+    /// Of a stack.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    stages: Vec<StoredStage>,
     pub(crate) inputs: Vec<StoredInput>,
     pub(crate) outputs: Vec<StoredOutput>,
     stdin: Option<String>,
@@ -25,6 +28,13 @@ pub(crate) struct StoredTask {
     memory_bytes_max: u64,
     output_bytes_max: u64,
     lifetime: StoredLifetime,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct StoredStage {
+    kernel_kind: String,
+    kernel: String,
+    args: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -66,17 +76,21 @@ pub(crate) struct StoredOutput {
 
 impl StoredTask {
     pub(crate) fn new(task: &TaskSpec, lifetime: Lifetime) -> Self {
-        let (kernel_kind, kernel) = match &task.kernel {
-            Kernel::Builtin(name) => ("builtin", name),
-            Kernel::Native { input } => ("native", input),
-            Kernel::Stored { input } => ("stored", input),
-            Kernel::Program(name) => ("program", name),
+        let stages = match &task.kernel {
+            Kernel::Stack(stack) => stack.stages.as_slice(),
+            _ => &[],
+        };
+        let stage = |stage: &Stage| StoredStage {
+            kernel_kind: kind(&stage.kernel).into(),
+            kernel: stage.kernel.name().into(),
+            args: stage.args.clone(),
         };
         Self {
             name: task.name.clone(),
-            kernel_kind: kernel_kind.into(),
-            kernel: kernel.clone(),
+            kernel_kind: kind(&task.kernel).into(),
+            kernel: task.kernel.name().into(),
             args: task.args.clone(),
+            stages: stages.iter().map(stage).collect(),
             inputs: task.inputs.iter().map(input_to_store).collect(),
             outputs: task.outputs.iter().map(output_to_store).collect(),
             stdin: task.stdin.clone(),
@@ -101,6 +115,7 @@ impl StoredTask {
             kernel_kind: String::new(),
             kernel,
             args,
+            stages: Vec::new(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             stdin: None,
@@ -129,13 +144,18 @@ impl StoredTask {
         uid: u32,
         ended: Option<Ended>,
     ) -> Option<TaskSpec> {
-        let kernel = self.kernel.clone();
-        let kernel = match self.kernel_kind.as_str() {
-            "builtin" => Kernel::Builtin(kernel),
-            "native" => Kernel::Native { input: kernel },
-            "stored" => Kernel::Stored { input: kernel },
-            "program" => Kernel::Program(kernel),
-            _ => return None,
+        let kernel = if self.kernel_kind == STACK {
+            let stages = self.stages.iter().map(|stage| {
+                let kernel = single(&stage.kernel_kind, &stage.kernel)?;
+                let args = stage.args.clone();
+                Some(Stage { kernel, args })
+            });
+            Kernel::Stack(Box::new(Stack {
+                text: self.kernel.clone(),
+                stages: stages.collect::<Option<_>>()?,
+            }))
+        } else {
+            single(&self.kernel_kind, &self.kernel)?
         };
         Some(TaskSpec {
             task,
@@ -160,6 +180,30 @@ impl StoredTask {
             ended,
         })
     }
+}
+
+/// The kind of kernel that a stack is.
+const STACK: &str = "stack";
+
+fn kind(kernel: &Kernel) -> &'static str {
+    match kernel {
+        Kernel::Builtin(_) => "builtin",
+        Kernel::Native { .. } => "native",
+        Kernel::Stored { .. } => "stored",
+        Kernel::Program(_) => "program",
+        Kernel::Stack(_) => STACK,
+    }
+}
+
+fn single(kind: &str, name: &str) -> Option<Kernel> {
+    let name = name.to_owned();
+    Some(match kind {
+        "builtin" => Kernel::Builtin(name),
+        "native" => Kernel::Native { input: name },
+        "stored" => Kernel::Stored { input: name },
+        "program" => Kernel::Program(name),
+        _ => return None,
+    })
 }
 
 fn input_to_store(input: &InputSpec) -> StoredInput {

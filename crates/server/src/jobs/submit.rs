@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
-use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, resolve};
+use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
@@ -230,8 +230,9 @@ async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> 
     let names: BTreeSet<String> = job
         .tasks
         .iter()
-        .filter(|task| matches!(task.kernel.kind, None | Some(KernelKind::Program)))
-        .map(|task| task.kernel.name.clone())
+        .flat_map(Task::kernels)
+        .filter(|kernel| matches!(kernel.kind, None | Some(KernelKind::Program)))
+        .map(|kernel| kernel.name.clone())
         .filter(|name| !tidemill_kernel::is_builtin(name.strip_suffix(".so").unwrap_or(name)))
         .collect();
     if names.is_empty() {

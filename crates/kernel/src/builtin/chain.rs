@@ -1,0 +1,237 @@
+//! Built-in kernels one behind the other: each takes what the one before writes, as it comes. A kernel that needs
+//! its input as a whole has it gathered in a file first.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use super::table::{Input, Made, Options};
+use super::{BuiltinError, find, run_builtin};
+use crate::fold::{Fold, Stream};
+
+/// What is gathered before it is written on.
+const BUFFER_BYTES: usize = 128 << 10;
+
+/// One kernel of a chain.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    /// Its place in the whole stack, from 1.
+    pub(crate) number: usize,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its arguments.
+    pub(crate) args: Vec<String>,
+    /// A file that it may gather its input in, which does not exist.
+    pub(crate) spool: PathBuf,
+}
+
+impl Link {
+    pub(crate) fn failed(&self, source: BuiltinError) -> LinkError {
+        // What failed may be a kernel further on, which this one wrote to.
+        let source = match source {
+            BuiltinError::Write(error) => match error.downcast::<LinkError>() {
+                Ok(further) => return further,
+                Err(error) => BuiltinError::Write(error),
+            },
+            other => other,
+        };
+        LinkError {
+            number: self.number,
+            name: self.name.clone(),
+            source,
+        }
+    }
+
+    fn io(&self, source: BuiltinError) -> io::Error {
+        io::Error::other(self.failed(source))
+    }
+}
+
+/// Which kernel of a chain failed, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("stage {number} ({name}): {source}")]
+pub(crate) struct LinkError {
+    pub(crate) number: usize,
+    pub(crate) name: String,
+    pub(crate) source: BuiltinError,
+}
+
+/// The beginning of a chain: takes bytes, and at their end writes the rest.
+pub(crate) trait Sink: Write {
+    /// The input is at its end.
+    fn finish(self: Box<Self>) -> Result<(), LinkError>;
+}
+
+/// Puts kernels one behind the other; the last writes to `out`. All arguments are checked before anything runs.
+pub(crate) fn chain(links: &[Link], out: File) -> Result<Box<dyn Sink>, LinkError> {
+    let end: Box<dyn Sink> = Box::new(End {
+        out: BufWriter::with_capacity(BUFFER_BYTES, out),
+        last: links.last().cloned(),
+    });
+    links
+        .iter()
+        .rev()
+        .try_fold(end, |next, link| link.before(next))
+}
+
+impl Link {
+    /// This kernel before another one, or before the end.
+    fn before(&self, next: Box<dyn Sink>) -> Result<Box<dyn Sink>, LinkError> {
+        let failed = |error| self.failed(error);
+        let link = self.clone();
+        let kernel = find(&self.name).map_err(failed)?;
+        let options = Options::parse(kernel, &self.args).map_err(failed)?;
+        if kernel.prepare.is_some() {
+            return Ok(Box::new(Gathering::new(link, next)));
+        }
+        Ok(match kernel.code.make(&options).map_err(failed)? {
+            // Where a number lies in text depends on all before.
+            Some((Input::Values, _)) if options.is("dtype", "text") => {
+                Box::new(Gathering::new(link, next))
+            }
+            Some((_, Made::Stream(stream))) => Box::new(Pushing { link, stream, next }),
+            Some((_, Made::Fold(fold))) => Box::new(Folding {
+                link,
+                fold,
+                offset: 0,
+                next,
+            }),
+            None => Box::new(Gathering::new(link, next)),
+        })
+    }
+}
+
+struct Pushing {
+    link: Link,
+    stream: Box<dyn Stream>,
+    next: Box<dyn Sink>,
+}
+
+impl Write for Pushing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let pushed = self.stream.push(bytes, &mut self.next);
+        pushed.map_err(|error| self.link.io(error))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Sink for Pushing {
+    fn finish(self: Box<Self>) -> Result<(), LinkError> {
+        let Self {
+            link,
+            stream,
+            mut next,
+        } = *self;
+        stream
+            .finish(&mut next)
+            .map_err(|error| link.failed(error))?;
+        next.finish()
+    }
+}
+
+struct Folding {
+    link: Link,
+    fold: Box<dyn Fold>,
+    offset: u64,
+    next: Box<dyn Sink>,
+}
+
+impl Write for Folding {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = self.fold.update(self.offset, bytes);
+        taken.map_err(|error| self.link.io(error))?;
+        self.offset += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Sink for Folding {
+    fn finish(self: Box<Self>) -> Result<(), LinkError> {
+        let Self {
+            link,
+            fold,
+            mut next,
+            ..
+        } = *self;
+        fold.finish(&mut next).map_err(|error| link.failed(error))?;
+        next.finish()
+    }
+}
+
+struct Gathering {
+    link: Link,
+    /// Made with the first bytes.
+    file: Option<File>,
+    next: Box<dyn Sink>,
+}
+
+impl Gathering {
+    fn new(link: Link, next: Box<dyn Sink>) -> Self {
+        let file = None;
+        Self { link, file, next }
+    }
+
+    fn file(&mut self) -> io::Result<&mut File> {
+        if self.file.is_none() {
+            self.file = Some(File::create_new(&self.link.spool)?);
+        }
+        Ok(self.file.as_mut().expect("it was just made"))
+    }
+}
+
+impl Write for Gathering {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file().and_then(|file| file.write(bytes));
+        written.map_err(|error| self.link.io(BuiltinError::Gather(error)))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Sink for Gathering {
+    fn finish(mut self: Box<Self>) -> Result<(), LinkError> {
+        let made = self.file().map(|_| ());
+        let Self { link, mut next, .. } = *self;
+        made.map_err(|error| link.failed(BuiltinError::Gather(error)))?;
+        let input = [link.spool.to_string_lossy().into_owned()];
+        let run = run_builtin(&link.name, &link.args, &input, &mut next);
+        // Whoever cleans the private folder removes it otherwise.
+        let _ = std::fs::remove_file(&link.spool);
+        run.map_err(|error| link.failed(error))?;
+        next.finish()
+    }
+}
+
+struct End {
+    out: BufWriter<File>,
+    last: Option<Link>,
+}
+
+impl Write for End {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Sink for End {
+    fn finish(mut self: Box<Self>) -> Result<(), LinkError> {
+        match (self.out.flush(), self.last) {
+            (Err(error), Some(last)) => Err(last.failed(BuiltinError::Write(error))),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Runs a stack of kernels within one sandbox: each takes what the one before writes.
+//!
+//! Built-in kernels that follow each other are one chain on one thread, without a copy between them; programs are
+//! processes of their own, with pipes; both go on at the same time. Native kernels see whole files, so what comes
+//! before one is gathered in a file first, and so is what it writes.
+
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use super::{CANNOT_LOAD, Kind, Stage, WRONG_USE, builtin_exit_code, native};
+use crate::builtin::chain::{Link, LinkError, chain};
+use crate::builtin::{BuiltinError, run_builtin};
+use crate::prepare::{RESERVED, TEMPORARY};
+
+/// What a built-in kernel takes from a pipe at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// What a shell adds to the number of the signal that ended a program.
+const SIGNALLED: i32 = 128;
+
+/// Why a stack failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StackError {
+    /// A built-in kernel.
+    #[error(transparent)]
+    Builtin(#[from] LinkError),
+    /// A native kernel could not be called.
+    #[error("stage {0} ({1}): {2}")]
+    Native(usize, String, native::NativeError),
+    /// A native kernel returned something else than 0.
+    #[error("stage {0} ({1}) ended with exit code {2}")]
+    Code(usize, String, u8),
+    /// A program could not be started.
+    #[error("stage {0} ({1}): cannot be run: {2}")]
+    Start(usize, String, io::Error),
+    /// A program failed.
+    #[error("stage {0} ({1}) {end}", end = ended(*.2))]
+    Program(usize, String, ExitStatus),
+    /// There is no pipe, thread or file to be had.
+    #[error("the stages cannot be put together: {0}")]
+    Together(#[from] io::Error),
+}
+
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with exit code {code}"),
+        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, None) => "ended".into(),
+    }
+}
+
+impl StackError {
+    /// What the process ends with.
+    pub(super) fn exit_code(&self) -> u8 {
+        let code = match self {
+            Self::Builtin(error) => return builtin_exit_code(&error.source),
+            Self::Code(_, _, code) => return *code,
+            Self::Native(..) => return CANNOT_LOAD,
+            Self::Start(..) => return WRONG_USE,
+            Self::Program(_, _, status) => status
+                .code()
+                .unwrap_or(SIGNALLED + status.signal().unwrap_or_default()),
+            Self::Together(_) => 1,
+        };
+        u8::try_from(code).unwrap_or(1)
+    }
+
+    /// Whether all that went wrong is that nobody reads what it wrote: then it is the next stage that says
+    /// whether that is a failure.
+    fn is_unread(&self) -> bool {
+        match self {
+            Self::Builtin(LinkError {
+                source: BuiltinError::Write(error),
+                ..
+            }) => error.kind() == io::ErrorKind::BrokenPipe,
+            Self::Program(_, _, status) => status.signal() == Some(libc::SIGPIPE),
+            _ => false,
+        }
+    }
+}
+
+/// A stage and its place, from 1.
+type Placed<'a> = (usize, &'a Stage);
+
+/// What a stage reads.
+enum Source {
+    /// The task's inputs.
+    Inputs,
+    /// What was gathered.
+    File(PathBuf),
+    Pipe(PipeReader),
+}
+
+/// Runs all stages.
+///
+/// # Errors
+/// The first failure. Processes of other stages may still run then: this process must end, which ends them.
+pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(), StackError> {
+    // A stage whose reader ended early hears of it as an error.
+    // SAFETY: sets a disposition to one that runs no code.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    let placed: Vec<Placed<'_>> = (1..).zip(stages).collect();
+    let mut source = Source::Inputs;
+    let mut rest = placed.as_slice();
+    while let Some((first, more)) = rest.split_first() {
+        let piped = rest
+            .iter()
+            .take_while(|(_, stage)| stage.kind != Kind::Native)
+            .count();
+        let (now, later) = if piped == 0 {
+            (std::slice::from_ref(first), more)
+        } else {
+            rest.split_at(piped)
+        };
+        let last = now.last().map_or(0, |(number, _)| *number);
+        let path = if later.is_empty() {
+            PathBuf::from(output)
+        } else {
+            between(last)
+        };
+        if piped == 0 {
+            call(*first, &source, inputs, &path)?;
+        } else {
+            let file = File::create(&path)?;
+            pipeline(now, source, inputs, file)?;
+        }
+        source = Source::File(path);
+        rest = later;
+    }
+    Ok(())
+}
+
+/// The file for what stage `number` writes, or gathers.
+fn between(number: usize) -> PathBuf {
+    [RESERVED, TEMPORARY, &format!("stage-{number}")]
+        .iter()
+        .collect()
+}
+
+/// Calls a native kernel over whole files.
+fn call(
+    (number, stage): Placed<'_>,
+    source: &Source,
+    inputs: &[String],
+    output: &PathBuf,
+) -> Result<(), StackError> {
+    let name = || stage.name.clone();
+    let inputs = match source {
+        Source::File(path) => vec![path.to_string_lossy().into_owned()],
+        Source::Inputs | Source::Pipe(_) => inputs.to_vec(),
+    };
+    let outputs = [output.to_string_lossy().into_owned()];
+    match native::run(&stage.name, &stage.args, &inputs, &outputs) {
+        Ok(0) => Ok(()),
+        Ok(code) => Err(StackError::Code(number, name(), code)),
+        Err(error) => Err(StackError::Native(number, name(), error)),
+    }
+}
+
+/// Built-in kernels that follow each other, or a program.
+enum Segment<'a> {
+    Builtins(Vec<Link>),
+    Program(Placed<'a>),
+}
+
+fn segments<'a>(stages: &[Placed<'a>]) -> Vec<Segment<'a>> {
+    let mut segments = Vec::new();
+    for &(number, stage) in stages {
+        let link = || Link {
+            number,
+            name: stage.name.clone(),
+            args: stage.args.clone(),
+            spool: between(number).with_extension("in"),
+        };
+        match (stage.kind, segments.last_mut()) {
+            (Kind::Builtin, Some(Segment::Builtins(links))) => links.push(link()),
+            (Kind::Builtin, _) => segments.push(Segment::Builtins(vec![link()])),
+            (Kind::Program | Kind::Native, _) => segments.push(Segment::Program((number, stage))),
+        }
+    }
+    segments
+}
+
+/// Runs stages that take bytes as they come, all at once.
+fn pipeline(
+    stages: &[Placed<'_>],
+    source: Source,
+    inputs: &[String],
+    out: File,
+) -> Result<(), StackError> {
+    let segments = segments(stages);
+    let count = segments.len();
+    let (sender, results) = mpsc::channel();
+    let mut source = source;
+    let mut out = Some(out);
+    for (index, segment) in segments.into_iter().enumerate() {
+        let (into, next): (OwnedFd, Source) = if index + 1 < count {
+            let (reader, writer): (PipeReader, PipeWriter) = io::pipe()?;
+            (writer.into(), Source::Pipe(reader))
+        } else {
+            let out = out.take().expect("only the last segment takes it");
+            (out.into(), Source::Inputs)
+        };
+        let source = std::mem::replace(&mut source, next);
+        let sender = sender.clone();
+        let tell = move |result: Result<(), StackError>| {
+            // Nobody listens once a failure was told.
+            let _ = sender.send((index, result));
+        };
+        match segment {
+            Segment::Builtins(links) => {
+                let inputs = inputs.to_vec();
+                thread::Builder::new()
+                    .spawn(move || tell(builtins(&links, source, inputs, into.into())))?;
+            }
+            Segment::Program(placed) => {
+                let (number, name) = (placed.0, placed.1.name.clone());
+                let mut child = start(placed, source, into)?;
+                thread::Builder::new().spawn(move || tell(wait(&mut child, number, name)))?;
+            }
+        }
+    }
+    drop(sender);
+    for (index, result) in results {
+        match result {
+            Err(error) if error.is_unread() && index + 1 < count => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+fn builtins(
+    links: &[Link],
+    source: Source,
+    inputs: Vec<String>,
+    out: File,
+) -> Result<(), StackError> {
+    let files = match source {
+        Source::Inputs => inputs,
+        Source::File(path) => vec![path.to_string_lossy().into_owned()],
+        Source::Pipe(mut pipe) => {
+            let mut sink = chain(links, out)?;
+            let mut piece = vec![0; PIECE_BYTES];
+            loop {
+                let count = pipe.read(&mut piece)?;
+                if count == 0 {
+                    break;
+                }
+                let written = sink.write_all(&piece[..count]);
+                written.map_err(|error| links[0].failed(BuiltinError::Write(error)))?;
+            }
+            return Ok(sink.finish()?);
+        }
+    };
+    let Some((first, others)) = links.split_first() else {
+        return Ok(());
+    };
+    let mut sink = chain(others, out)?;
+    let run = run_builtin(&first.name, &first.args, &files, &mut sink);
+    run.map_err(|error| first.failed(error))?;
+    Ok(sink.finish()?)
+}
+
+fn start((number, stage): Placed<'_>, source: Source, out: OwnedFd) -> Result<Child, StackError> {
+    let failed = |error| StackError::Start(number, stage.name.clone(), error);
+    let stdin = match source {
+        // The task's standard input.
+        Source::Inputs => Stdio::inherit(),
+        Source::File(path) => File::open(path).map_err(failed)?.into(),
+        Source::Pipe(pipe) => pipe.into(),
+    };
+    let mut command = Command::new(&stage.name);
+    command.args(&stage.args).stdin(stdin).stdout(out);
+    command.spawn().map_err(failed)
+}
+
+fn wait(child: &mut Child, number: usize, name: String) -> Result<(), StackError> {
+    let status = child.wait()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(StackError::Program(number, name, status))
+    }
+}

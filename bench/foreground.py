@@ -100,7 +100,7 @@ class Side:
         path = os.path.join(self.array.folder, "kernels.conf")
         with open(path, "w") as file:
             file.write(f'name = "k"; workdir = "/k"; tasks = ( {", ".join(tasks)} );'.replace('["half"]', '["/half"]'))
-        job = self.array.json("submit", path)["job"]
+        job = self.array.json("submit", "--no-cache", path)["job"]
         wait("kernels to run", lambda: self.array.json("status")["elements"][0]["running"] >= min(2, os.cpu_count()))
         return job
 

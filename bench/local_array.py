@@ -59,7 +59,7 @@ class Array:
         path = os.path.join(self.folder, "job.conf")
         with open(path, "w") as file:
             file.write(script)
-        job = self.json("submit", path)["job"]
+        job = self.json("submit", "--no-cache", path)["job"]
         self.run("-q", "watch", str(job))  # waits without asking again and again
         return self.json("jobs", str(job))
 

@@ -146,7 +146,7 @@ class Case:
         with open(script, "w") as file:
             file.write(f'name = "{self.kernel}"; workdir = "/"; tasks = ( {{ name = "run"; kernel = "{self.kernel}"; '
                        f'args = [ {args} ]; input = [ "{source}" ]; output = [ "{result}" ]; {streams} element = 0; }} );')
-        job = self.bed.ask("submit", script)["job"]
+        job = self.bed.ask("submit", "--no-cache", script)["job"]
         self.bed.tidemill("-q", "watch", str(job))
         self.bed.tidemill("-q", "get", f"/{result}", out)
 

@@ -47,7 +47,7 @@ def measure(options, workload, elements, run, number):
     try:
         array.fill(os.path.join(workload, "data"))
         policy = "min-wait" if run.startswith(CALIBRATION) else run
-        job = array.ask("submit", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
+        job = array.ask("submit", "--no-cache", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
         array.tidemill("--quiet", "watch", str(job))
         array.tidemill("jobs", str(job), "--export-trace", path)
         testbed.say(f"measured {os.path.basename(path)}")

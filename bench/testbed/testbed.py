@@ -126,7 +126,7 @@ def offline(array, commands):
 
 def in_array(array, script, policy):
     before, start = array.sent(), time.monotonic()
-    job = array.ask("submit", script, "--policy", policy)["job"]
+    job = array.ask("submit", "--no-cache", script, "--policy", policy)["job"]
     while True:
         state = array.ask("jobs", str(job))
         if state["state"] not in ("running", "waiting"):

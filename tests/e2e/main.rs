@@ -10,5 +10,6 @@ mod lineage;
 mod offload;
 mod plan;
 mod remote;
+mod results;
 mod scripts;
 mod traces;

@@ -205,6 +205,8 @@ pub struct Outcome {
     pub cpu: Span,
     /// Largest resident set, in bytes.
     pub memory_bytes: u64,
+    /// Set if nothing ran: the outputs are those of this earlier task, whose result was remembered.
+    pub reused: Option<TaskId>,
     /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
     pub kernel_hash: String,
     /// The end of what the kernel wrote to its standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if

@@ -17,13 +17,16 @@ use crate::store::Store;
 use crate::task::{self, Work};
 use parking_lot::{Condvar, Mutex};
 use prost::Message as _;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::v1;
+
+/// Labels answered from memory that are known as such, for labels that come after them.
+const REUSED_MAX: usize = 10_000;
 
 /// What the executor works with.
 #[derive(Debug)]
@@ -66,6 +69,8 @@ struct Shared {
 struct State {
     queue: Queue,
     live: HashMap<LabelId, Live>,
+    /// Labels that were answered from memory, the last ones.
+    reused: BTreeSet<LabelId>,
     seq: u64,
     stopping: bool,
 }
@@ -77,6 +82,8 @@ pub struct Live {
     pub label: Arc<Label>,
     /// The capabilities of its inputs, in their order.
     pub capabilities: Arc<[Vec<u8>]>,
+    /// The result of an earlier task like it.
+    pub remembered: Option<Arc<v1::Remembered>>,
     /// `queued`, `fetching` or `running`.
     pub state: &'static str,
     /// When it was begun; zero before.
@@ -256,6 +263,7 @@ impl Incoming {
         Live {
             label: Arc::clone(label),
             capabilities: capabilities(&self.message),
+            remembered: remembered(&self.message),
             state: "queued",
             start: Time::default(),
             control: Arc::default(),
@@ -394,6 +402,12 @@ impl Shared {
                     // Killed because the element stops: it is run again at the next start.
                     return;
                 }
+                if work.outcome.reused.is_some() {
+                    state.reused.insert(id);
+                    if state.reused.len() > REUSED_MAX {
+                        state.reused.pop_first();
+                    }
+                }
                 state.queue.end(id, succeeded)
             };
             self.keep(id, work);
@@ -406,8 +420,9 @@ impl Shared {
     }
 
     fn next(&self) -> Option<(LabelId, Live)> {
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
         loop {
+            let state = &mut *guard;
             if state.stopping {
                 return None;
             }
@@ -416,9 +431,15 @@ impl Shared {
             {
                 live.start = task::now();
                 live.state = "fetching";
-                return Some((id, live.clone()));
+                let mut live = live.clone();
+                let holds = |memory: &Arc<v1::Remembered>| {
+                    let mut needed = memory.if_reused.iter();
+                    needed.all(|label| state.reused.contains(&LabelId(*label)))
+                };
+                live.remembered = live.remembered.filter(holds);
+                return Some((id, live));
             }
-            self.wake.wait(&mut state);
+            self.wake.wait(&mut guard);
         }
     }
 
@@ -478,6 +499,7 @@ pub(crate) fn failed(start: Time, kind: FailureKind, message: String) -> Outcome
         written_bytes: 0,
         cpu: Span(0),
         memory_bytes: 0,
+        reused: None,
         kernel_hash: String::new(),
         stdout: String::new(),
         stderr: String::new(),
@@ -492,6 +514,13 @@ fn succeeded(record: &LabelRecord) -> bool {
 fn dependency_failed(before: LabelId) -> Outcome {
     let message = format!("label {before}, which had to end well before, failed");
     failed(task::now(), FailureKind::Dependency, message)
+}
+
+fn remembered(message: &v1::Label) -> Option<Arc<v1::Remembered>> {
+    match &message.operation {
+        Some(v1::label::Operation::Analyse(analyse)) => analyse.remembered.clone().map(Arc::new),
+        _ => None,
+    }
 }
 
 fn capabilities(message: &v1::Label) -> Arc<[Vec<u8>]> {

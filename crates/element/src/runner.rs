@@ -190,9 +190,29 @@ impl Runner {
         judge(&exit, &limits)
     }
 
+    /// Whether the code that would run has this hash. `inputs` are those that are here. A kernel kept in the
+    /// array is known by its object, and nothing has to be compared.
+    #[must_use]
+    pub fn is_code(
+        &self,
+        analysis: &Analysis,
+        inputs: &[(String, PathBuf)],
+        expected: &str,
+    ) -> bool {
+        if matches!(
+            analysis.kernel,
+            Kernel::Native { .. } | Kernel::Stored { .. }
+        ) {
+            return true;
+        }
+        let code = self.code(&analysis.kernel, inputs);
+        code.and_then(|code| hash(&code))
+            .is_ok_and(|hash| hash == expected)
+    }
+
     fn describe(&self, request: &Request<'_>) -> Result<Run, Failure> {
         let analysis = request.analysis;
-        let mut run = Run::new(self.code(request)?, request.folder);
+        let mut run = Run::new(self.code(&analysis.kernel, request.inputs)?, request.folder);
         run.args.clone_from(&analysis.args);
         run.inputs = request
             .inputs
@@ -230,21 +250,21 @@ impl Runner {
         Ok(run)
     }
 
-    fn code(&self, request: &Request<'_>) -> Result<Code, Failure> {
-        let Kernel::Stack(stack) = &request.analysis.kernel else {
-            return self.single(&request.analysis.kernel, request);
+    fn code(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {
+        let Kernel::Stack(stack) = kernel else {
+            return self.single(kernel, inputs);
         };
         let stages = stack.stages.iter().map(|stage| {
-            let code = self.single(&stage.kernel, request)?;
+            let code = self.single(&stage.kernel, inputs)?;
             let args = stage.args.clone();
             Ok(Stage { code, args })
         });
         Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
     }
 
-    fn single(&self, kernel: &Kernel, request: &Request<'_>) -> Result<Code, Failure> {
+    fn single(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {
         let file = |input: &str| {
-            let found = request.inputs.iter().find(|(name, _)| name == input);
+            let found = inputs.iter().find(|(name, _)| name == input);
             found.map(|(_, path)| path.clone()).ok_or_else(|| {
                 let message = format!("the kernel `{input}` is not among the task's inputs");
                 failure(FailureKind::Kernel, message)

@@ -15,11 +15,12 @@ use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::id::{LabelId, ObjectId, TaskId};
 use tidemill_core::label::{
     Analysis, Failure, FailureKind, Input, Label, Operation, Outcome, Output, Owner, Sealed,
 };
 use tidemill_core::time::{Span, Time};
+use tidemill_wire::v1;
 
 /// Now, in nanoseconds since the Unix epoch.
 #[must_use]
@@ -74,7 +75,9 @@ impl Work {
 
     /// Tells the model of the device what it wrote and removed. To be called once the effects are kept.
     pub fn tell(&self, flash: &FlashModel) {
-        for object in &self.made {
+        // A link writes nothing, and what was pulled instead is little.
+        let written = self.outcome.reused.is_none();
+        for object in self.made.iter().filter(|_| written) {
             flash.on_written(object.id, object.size);
         }
         if let Some(object) = self.removed {
@@ -152,6 +155,23 @@ impl Running<'_> {
     }
 
     fn analyse(&mut self, analysis: &Analysis, phase: &dyn Fn(&'static str)) -> Done {
+        if let Some(memory) = self.live.remembered.clone() {
+            phase("fetching");
+            match self.recall(analysis, &memory) {
+                Ok(sealed) => return Ok(sealed),
+                Err(error) => {
+                    tracing::debug!(label = %self.id(), message = error.message, "a remembered result can't be used");
+                    self.discard();
+                    self.outcome.moved_bytes = 0;
+                }
+            }
+            if self.live.control.is_cancelled() {
+                return Err(failure(
+                    FailureKind::Cancelled,
+                    "the label was given up".into(),
+                ));
+            }
+        }
         let here = |input: &Input| self.local(input).is_some();
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
@@ -190,6 +210,79 @@ impl Running<'_> {
         result?;
         drop(pulled);
         self.take_outputs(&folder, analysis)
+    }
+
+    /// Takes the outputs of an earlier task for those of this one: links to them, or pulled from where they are.
+    /// On a failure the task has to run.
+    fn recall(&mut self, analysis: &Analysis, memory: &v1::Remembered) -> Done {
+        let other = |what: &str| failure(FailureKind::Input, what.to_owned());
+        let inputs: Vec<_> = analysis
+            .inputs
+            .iter()
+            .filter_map(|input| Some((input.name.clone(), self.local(input)?.0)))
+            .collect();
+        let code = self
+            .parts
+            .runner
+            .is_code(analysis, &inputs, &memory.kernel_hash);
+        if !code {
+            return Err(other("the kernel's code is another one now"));
+        }
+        if memory.outputs.len() != analysis.outputs.len() {
+            return Err(other("it has another number of outputs"));
+        }
+        self.outcome.kernel_start = now();
+        let folder = private_folder(self.parts, self.id());
+        let mut sealed = Vec::with_capacity(memory.outputs.len());
+        for (index, (from, output)) in (0..).zip(memory.outputs.iter().zip(&analysis.outputs)) {
+            let own = folder.with_extension(format!("{index}.again"));
+            let size = self.link(from, &own).and_then(|()| {
+                let adopted = self.parts.store.adopt(output.object, &own);
+                adopted.map_err(|error| store_failure(&error))
+            });
+            // It is still there after a failure, and if the object was there already as the same file.
+            let _ = std::fs::remove_file(&own);
+            let size = size?;
+            self.made.push(self.made_by(analysis, output, size));
+            let object = output.object;
+            sealed.push(Sealed { object, size });
+        }
+        self.outcome.kernel_hash.clone_from(&memory.kernel_hash);
+        self.outcome.reused = Some(TaskId(memory.task));
+        Ok(sealed)
+    }
+
+    /// Makes `own` the file of a sealed object, which nobody changes under either name.
+    fn link(&mut self, from: &v1::Input, own: &Path) -> Result<(), Failure> {
+        let input = Input::from(from);
+        if let Some((path, _)) = self.local(&input) {
+            return std::fs::hard_link(&path, own).map_err(|error| device_failure(own, &error));
+        }
+        let cancelled = || self.live.control.is_cancelled();
+        let pulled = self
+            .parts
+            .pulls
+            .copy(&input, &from.capability, own, &cancelled);
+        let moved = pulled.map_err(|error| {
+            pull_failure(&error, |error| {
+                failure(FailureKind::Input, error.to_string())
+            })
+        })?;
+        self.outcome.moved_bytes += moved;
+        Ok(())
+    }
+
+    fn made_by(&self, analysis: &Analysis, output: &Output, size: u64) -> ObjectRecord {
+        ObjectRecord {
+            id: output.object,
+            size,
+            owner: self.owner(),
+            inode: output.inode.0,
+            path: output.path.clone(),
+            mode: None,
+            task: Some(analysis.task.0),
+            sealed_at: now(),
+        }
     }
 
     fn environment(&self, analysis: &Analysis) -> Vec<(String, String)> {
@@ -276,16 +369,7 @@ impl Running<'_> {
         for (output, file) in analysis.outputs.iter().zip(files) {
             let adopted = self.parts.store.adopt(output.object, &file);
             let size = adopted.map_err(|error| store_failure(&error))?;
-            self.made.push(ObjectRecord {
-                id: output.object,
-                size,
-                owner: self.owner(),
-                inode: output.inode.0,
-                path: output.path.clone(),
-                mode: None,
-                task: Some(analysis.task.0),
-                sealed_at: now(),
-            });
+            self.made.push(self.made_by(analysis, output, size));
             sealed.push(Sealed {
                 object: output.object,
                 size,
@@ -410,6 +494,7 @@ impl Running<'_> {
         };
         counters.on_written(outcome.written_bytes.saturating_add(pulled));
         if let (Operation::Analyse(analysis), Ok(_)) = (&self.live.label.operation, &outcome.result)
+            && outcome.reused.is_none()
         {
             let Span(run_ns) = outcome.end.since(outcome.kernel_start);
             counters.on_run(analysis.kernel.name(), run_ns, outcome.read_bytes);

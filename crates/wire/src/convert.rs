@@ -123,6 +123,7 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         time_ns_max: analysis.limits.time.0,
         memory_bytes_max: analysis.limits.memory_bytes,
         output_bytes_max: analysis.limits.output_bytes,
+        remembered: None,
     }
 }
 
@@ -226,6 +227,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             kernel_hash: outcome.kernel_hash.clone(),
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
+            reused_task: outcome.reused.map_or(0, |task| task.0),
         }
     }
 }
@@ -252,6 +254,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             written_bytes: outcome.written_bytes,
             cpu: Span(outcome.cpu_ns),
             memory_bytes: outcome.memory_bytes,
+            reused: (outcome.reused_task != 0).then_some(TaskId(outcome.reused_task)),
             kernel_hash: outcome.kernel_hash.clone(),
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
@@ -416,6 +419,8 @@ impl From<&Decision> for v1::Decision {
             estimates: decision.estimates.iter().map(estimate).collect(),
             moved_bytes: 0,
             at: time_to_wire(decision.at),
+            reused_task: 0,
+            reused_job: 0,
         }
     }
 }

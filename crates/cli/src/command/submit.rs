@@ -14,6 +14,7 @@ const EXAMPLES: &str = "Examples:
   tidemill submit job.conf                      prints the job's id and returns
   tidemill submit --watch job.conf              follows it to its end
   tidemill submit --policy hybrid job.conf      another policy than the script's
+  tidemill submit --replace job.conf            once more after a change: what is unchanged is not run again
   make-script | tidemill submit -               the script from standard input
 
 Through the mount: echo /path/to/job.conf > MOUNT/.tidemill/$USER/submit";
@@ -27,6 +28,12 @@ pub(crate) struct Args {
     /// Who chooses elements; `tidemill status` lists the policies [default: the script's, else the array's]
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
+    /// Make new versions of outputs that exist, instead of refusing the job
+    #[arg(long)]
+    replace: bool,
+    /// Run all tasks, even if the results of the same kernels, arguments and inputs are remembered
+    #[arg(long)]
+    no_cache: bool,
     /// Follow the job until it ends, as `tidemill watch` does
     #[arg(long, short)]
     watch: bool,
@@ -40,6 +47,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         script,
         source: source(&args.script),
         policy: args.policy.unwrap_or_default(),
+        replace: args.replace,
+        no_cache: args.no_cache,
     };
     let reply = server.jobs().submit(request).await;
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();

@@ -31,6 +31,13 @@ impl View for ExplainView {
                     "  chain  sent along with a task it depends on; the element went on without asking"
                 )?;
             }
+            if decision.reused_task != 0 {
+                writeln!(
+                    out,
+                    "  reused the result of task {} of job {}: same kernel, arguments and inputs, so nothing was run",
+                    decision.reused_task, decision.reused_job
+                )?;
+            }
             writeln!(
                 out,
                 "  moved  {} pulled from other elements (measured)",
@@ -97,6 +104,8 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "policy": decision.policy,
         "reason": decision.reason,
         "chained": decision.chained,
+        "reused_task": (decision.reused_task != 0).then_some(decision.reused_task),
+        "reused_job": (decision.reused_task != 0).then_some(decision.reused_job),
         "moved_bytes": decision.moved_bytes,
         "estimates": decision.estimates.iter().map(estimate).collect::<Vec<_>>(),
     })

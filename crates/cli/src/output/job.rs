@@ -128,6 +128,9 @@ impl View for ChangeView<'_> {
             if !task.error.is_empty() {
                 line = format!("{line}: {}", task.error);
             }
+            if task.reused_task != 0 {
+                line = format!("{line}, result of job {}", task.reused_job);
+            }
             writeln!(out, "{line}")?;
         }
         Ok(())
@@ -257,6 +260,9 @@ fn note(task: &v1::Task) -> String {
     if !task.error.is_empty() {
         return task.error.lines().next().unwrap_or_default().into();
     }
+    if task.reused_task != 0 {
+        return format!("result of job {} used again", task.reused_job);
+    }
     match task.awaited.as_slice() {
         [] => String::new(),
         [first] => format!("waits for {first}"),
@@ -315,6 +321,8 @@ fn task_json(task: &v1::Task) -> Value {
         "moved_bytes": task.moved_bytes,
         "cpu_ns": task.cpu_ns,
         "memory_bytes": task.memory_bytes,
+        "reused_task": (task.reused_task != 0).then_some(task.reused_task),
+        "reused_job": (task.reused_task != 0).then_some(task.reused_job),
         "error": task.error,
         "inputs": task.inputs,
         "outputs": task.outputs,

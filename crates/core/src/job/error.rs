@@ -321,8 +321,13 @@ pub enum Problem {
     #[error("you may not read \"{0}\"")]
     Denied(String),
     /// An output that is there already.
-    #[error("output \"{0}\" exists already; remove it or write to another name")]
+    #[error(
+        "output \"{0}\" exists already; remove it, write to another name, or submit with --replace"
+    )]
     OutputExists(String),
+    /// An output that is to be replaced and that its owner may not write to.
+    #[error("output \"{0}\" exists, and you may not write to it")]
+    Unwritable(String),
     /// No such element.
     #[error("the array has no element {0}; see `tidemill status`")]
     UnknownElement(ElementId),

@@ -57,6 +57,10 @@ pub struct Job {
     pub policy: Option<String>,
     /// Whether all inputs must exist when it is submitted.
     pub strict: bool,
+    /// Whether outputs that exist are replaced by new versions.
+    pub replace: bool,
+    /// Whether remembered results are used instead of running tasks again.
+    pub cache: bool,
     /// Its tasks in the script's order.
     pub tasks: Vec<Task>,
     /// Which of them needs which.

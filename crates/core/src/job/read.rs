@@ -15,8 +15,9 @@ use crate::script::{Data, Group, Position, Value};
 use crate::time::Span;
 use std::collections::BTreeMap;
 
-const JOB_SETTINGS: [&str; 8] = [
-    "name", "workdir", "tasks", "policy", "strict", "retries", "lifetime", "limits",
+const JOB_SETTINGS: [&str; 10] = [
+    "name", "workdir", "tasks", "policy", "strict", "replace", "cache", "retries", "lifetime",
+    "limits",
 ];
 const TASK_SETTINGS: [&str; 12] = [
     "name", "kernel", "input", "output", "args", "type", "stdin", "stdout", "element", "retries",
@@ -51,6 +52,8 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
         .choice("policy", &policy::NAMES, errors)
         .map(str::to_owned);
     let strict = fields.boolean("strict", errors).unwrap_or(false);
+    let replace = fields.boolean("replace", errors).unwrap_or(false);
+    let cache = fields.boolean("cache", errors).unwrap_or(true);
     let defaults = Defaults {
         workdir,
         retries: fields.retries(errors).unwrap_or(DEFAULT_RETRIES),
@@ -64,6 +67,8 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
         workdir: defaults.workdir.unwrap_or_default(),
         policy,
         strict,
+        replace,
+        cache,
         tasks,
         dag: Dag::default(),
     }

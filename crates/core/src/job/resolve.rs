@@ -39,8 +39,12 @@ pub enum Look {
 /// A file with a sealed version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
+    /// The file.
+    pub inode: Inode,
     /// The version.
     pub placed: Placed,
+    /// Whether the owner of the job may write to it.
+    pub writable: bool,
     /// Whether the owner of the job may execute it.
     pub executable: bool,
 }
@@ -128,10 +132,15 @@ fn check<'a>(job: &Job, task: &'a Task, view: &mut View<'a>, errors: &mut Errors
         errors.add(input.at, Some(&task.name), problem);
     }
     for output in &task.outputs {
-        if view.look(&output.path) != Look::Nothing {
-            let problem = Problem::OutputExists(output.path.clone());
-            errors.add(output.at, Some(&task.name), problem);
-        }
+        let path = || output.path.clone();
+        let problem = match view.look(&output.path) {
+            Look::Nothing => continue,
+            Look::Sealed(found) if job.replace && found.writable => continue,
+            Look::Sealed(_) if job.replace => Problem::Unwritable(path()),
+            Look::Unsealed if job.replace => Problem::Unsealed(path()),
+            _ => Problem::OutputExists(path()),
+        };
+        errors.add(output.at, Some(&task.name), problem);
     }
     if let Some(element) = task.element.filter(|id| !view.outside.has_element(*id)) {
         errors.add(task.at, Some(&task.name), Problem::UnknownElement(element));
@@ -276,15 +285,20 @@ fn spec<'a>(
     let outputs = task.outputs.iter().map(|output| OutputSpec {
         name: output.name.clone(),
         path: output.path.clone(),
-        inode: ids.inode(),
+        // What is there was found to be replaceable.
+        inode: match view.look(&output.path) {
+            Look::Sealed(found) => found.inode,
+            _ => ids.inode(),
+        },
     });
+    let outputs = outputs.collect();
     TaskSpec {
         task: task_ids[index],
         name: task.name.clone(),
         kernel,
         args: task.args.clone(),
         inputs,
-        outputs: outputs.collect(),
+        outputs,
         stdin: task.stdin.clone(),
         stdout: task.stdout.clone(),
         element: task.element,

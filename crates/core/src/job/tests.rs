@@ -51,7 +51,12 @@ fn file(object: u64, executable: bool) -> Look {
         element: ElementId(0),
         size: 10,
     };
-    Look::Sealed(Found { placed, executable })
+    Look::Sealed(Found {
+        inode: Inode(object),
+        placed,
+        writable: object != 1,
+        executable,
+    })
 }
 
 impl Outside for Array {
@@ -617,6 +622,31 @@ fn a_kernel_may_be_made_by_the_job_itself() {
 }
 
 #[test]
+fn outputs_that_exist_may_be_replaced_by_those_who_may_write_to_them() {
+    let array = Array::with(&[
+        ("/w/o", file(5, false)),
+        ("/w/read-only", file(1, false)),
+        ("/w/open", Look::Unsealed),
+    ]);
+    let script = |output: &str, replace: &str| {
+        format!(
+            "name = \"n\"; workdir = \"/w\"; {replace}\ntasks = ( {{ name = \"a\"; kernel = \"max\"; \
+             input = [ \"i\" ]; output = [ \"{output}\" ]; }} );"
+        )
+    };
+    let spec = resolve_in(&script("o", "replace = true;"), &array).unwrap();
+    assert_eq!(spec.tasks[0].outputs[0].inode, Inode(5));
+    for (output, replace, problem) in [
+        ("o", "", "exists already"),
+        ("read-only", "replace = true;", "you may not write to it"),
+        ("open", "replace = true;", "is still being written"),
+    ] {
+        let error = errors_in(&script(output, replace), &array);
+        assert!(error.contains(problem), "{output}: {error}");
+    }
+}
+
+#[test]
 fn a_stack_has_the_kernels_of_its_stages_and_all_their_files() {
     let array = Array::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
     let text = "kernel = \"max where='a|b' | bin/f -x | k.so | bin/f | sort\";";
@@ -727,7 +757,7 @@ fn what_the_array_says_against_a_job() {
         ),
         (
             r#"kernel = "max"; output = [ "o" ];"#,
-            "3:42: task \"a\": output \"/w/o\" exists already; remove it or write to another name",
+            "3:42: task \"a\": output \"/w/o\" exists already; remove it, write to another name, or submit with --replace",
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; input = [ "dir" ];"#,

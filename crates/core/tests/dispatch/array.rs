@@ -670,6 +670,7 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
         written_bytes: 0,
         cpu: Span(0),
         memory_bytes: 0,
+        reused: None,
         kernel_hash: String::new(),
         stdout: String::new(),
         stderr: String::new(),

@@ -468,6 +468,7 @@ impl<'a> Engine<'a> {
             written_bytes: self.workflow.output_bytes(task),
             cpu: times.compute,
             memory_bytes: 0,
+            reused: None,
             kernel_hash: String::new(),
             stdout: String::new(),
             stderr: String::new(),

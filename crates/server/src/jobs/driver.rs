@@ -8,6 +8,7 @@
 use super::memo::{Memo, Owners};
 use super::persist::{self, Batch, Step};
 use super::publish::{self, Publishing};
+use super::results::{self, Presumed};
 use super::{Accepted, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
@@ -70,6 +71,10 @@ pub(crate) struct Driver {
     awaited: BTreeMap<(u32, String), Waiting>,
     /// Outcomes that the dispatcher has not settled yet, by label.
     unsettled: BTreeMap<LabelId, Unsettled>,
+    /// The objects that labels under way may take their outputs from.
+    offered: BTreeMap<LabelId, Vec<ObjectId>>,
+    /// Outputs that were used again and are not in the database yet: whose content they have.
+    fresh: Vec<(ObjectId, ObjectId)>,
     look: bool,
     change: i64,
 }
@@ -174,6 +179,8 @@ impl Driver {
             owners: Owners::new(),
             awaited: BTreeMap::new(),
             unsettled: BTreeMap::new(),
+            offered: BTreeMap::new(),
+            fresh: Vec::new(),
             look: true,
             change,
         };
@@ -425,6 +432,7 @@ impl Driver {
             else {
                 continue;
             };
+            self.offered.remove(&label);
             let sealed = outcome
                 .result
                 .iter()
@@ -504,18 +512,56 @@ impl Driver {
         }
     }
 
-    fn send(&self, element: ElementId, labels: &[Label], outbox: &mut Outbox) {
+    fn send(&mut self, element: ElementId, labels: &[Label], outbox: &mut Outbox) {
+        let remembered = self.recall(labels).unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "can't look for remembered results");
+            vec![None; labels.len()]
+        });
+        for (label, remembered) in labels.iter().zip(&remembered) {
+            if let Some(remembered) = remembered {
+                let objects = remembered.outputs.iter();
+                let objects = objects.map(|output| ObjectId(output.object)).collect();
+                self.offered.insert(label.id, objects);
+            }
+        }
         let labels = labels
             .iter()
-            .map(|label| self.signed(element, label))
+            .zip(remembered)
+            .map(|(label, remembered)| self.signed(element, label, remembered))
             .collect();
         outbox
             .messages
             .push((element.0, To::Labels(v1::Labels { labels })));
     }
 
+    /// The remembered results that labels, sent together, may be answered with.
+    fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::Remembered>>, Fault> {
+        let mut presumed = Presumed::default();
+        for &(object, first) in &self.fresh {
+            presumed.known(object, first);
+        }
+        let up = |element: ElementId| self.array.up().contains(&element.0);
+        self.database.read(|db| {
+            let recalled = labels.iter().map(|label| {
+                let task = self.dispatcher.task_of(label.id);
+                let job = task.and_then(|task| self.owners.get(&task));
+                let memo = job.and_then(|job| self.jobs.get(job));
+                if !memo.is_some_and(|memo| memo.cache) {
+                    return Ok(None);
+                }
+                results::recall(db, label, &mut presumed, &up)
+            });
+            recalled.collect()
+        })
+    }
+
     /// The label as it is sent: with the right to pull each input that is elsewhere.
-    fn signed(&self, element: ElementId, label: &Label) -> v1::Label {
+    fn signed(
+        &self,
+        element: ElementId,
+        label: &Label,
+        remembered: Option<v1::Remembered>,
+    ) -> v1::Label {
         let mut message = v1::Label::from(label);
         let sign = |input: &mut v1::Input| {
             if input.element != element.0 {
@@ -526,7 +572,10 @@ impl Driver {
         };
         match &mut message.operation {
             Some(v1::label::Operation::Analyse(analyse)) => {
-                analyse.inputs.iter_mut().for_each(sign)
+                analyse.remembered = remembered;
+                let remembered = analyse.remembered.iter_mut();
+                let outputs = remembered.flat_map(|remembered| &mut remembered.outputs);
+                analyse.inputs.iter_mut().chain(outputs).for_each(sign);
             }
             Some(v1::label::Operation::Copy(copy)) => copy.from.iter_mut().for_each(sign),
             Some(v1::label::Operation::Remove(_)) | None => {}
@@ -547,6 +596,10 @@ impl Driver {
         for placed in outputs {
             self.shared.pin(placed.object.0);
         }
+        let unsettled = self.unsettled.get(&label);
+        let offered = self.offered.remove(&label).unwrap_or_default();
+        let was_reused = unsettled.is_some_and(|unsettled| unsettled.outcome.reused.is_some());
+        let reused = if was_reused { offered } else { Vec::new() };
         let publishing = Publishing {
             job,
             task,
@@ -560,7 +613,15 @@ impl Driver {
                 .zip(outputs.iter().copied())
                 .collect(),
             lifetime: of.lifetime,
+            replace: memo.replace,
+            reused,
         };
+        let firsts = self
+            .database
+            .read(|db| results::firsts(db, &publishing.reused));
+        let firsts = firsts.unwrap_or_default();
+        let objects = outputs.iter().map(|placed| placed.object);
+        self.fresh.extend(objects.zip(firsts));
         steps.push(Step::Publish(Box::new(publishing)));
         let unused = memo.on_done(task, outputs);
         steps.extend(
@@ -621,6 +682,7 @@ impl Driver {
     /// Writes what was decided, then sends. A database that can't write now is asked again for ever:
     /// going on without it would lose what was decided.
     fn finish(&mut self, steps: Vec<Step>, mut outbox: Outbox) -> Result<(), Fault> {
+        self.fresh.clear();
         if !steps.is_empty() {
             self.change += 1;
             let batch = Arc::new(Batch {

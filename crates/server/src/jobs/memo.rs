@@ -14,6 +14,8 @@ use tidemill_core::object::Placed;
 pub(crate) struct Memo {
     pub(crate) owner: Owner,
     pub(crate) groups: Vec<u32>,
+    pub(crate) cache: bool,
+    pub(crate) replace: bool,
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
     /// Objects that must stay until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
@@ -39,6 +41,8 @@ impl Memo {
         let mut memo = Self {
             owner: spec.owner,
             groups: accepted.groups.clone(),
+            cache: accepted.cache,
+            replace: accepted.replace,
             tasks: BTreeMap::new(),
             pins: Vec::new(),
         };

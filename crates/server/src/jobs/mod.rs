@@ -11,6 +11,7 @@ mod memo;
 mod persist;
 mod publish;
 mod queue;
+mod results;
 pub(crate) mod service;
 pub(crate) mod spec;
 pub(crate) mod store;
@@ -44,6 +45,10 @@ pub(crate) struct Accepted {
     pub(crate) spec: JobSpec,
     /// The owner's supplementary groups.
     pub(crate) groups: Vec<u32>,
+    /// Whether outputs that exist are replaced.
+    pub(crate) replace: bool,
+    /// Whether remembered results are used.
+    pub(crate) cache: bool,
     /// How long each task's outputs are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
 }

@@ -1,13 +1,14 @@
 //! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
 
 use super::queue::{Queue, SqliteQueue};
+use super::results;
 use crate::names::node::{Caller, Node};
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
-use crate::names::{Change, Fault};
+use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
 use tidemill_core::event::OutputSpec;
-use tidemill_core::id::{JobId, LabelId, TaskId};
+use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
@@ -26,6 +27,10 @@ pub(crate) struct Publishing {
     pub(crate) groups: Vec<u32>,
     pub(crate) outputs: Vec<(OutputSpec, Placed)>,
     pub(crate) lifetime: Lifetime,
+    /// Whether files that are there become new versions.
+    pub(crate) replace: bool,
+    /// The objects that the outputs have their content from, if they were remembered.
+    pub(crate) reused: Vec<ObjectId>,
 }
 
 /// The owner of a job as a caller whose permissions are checked.
@@ -93,10 +98,14 @@ pub(crate) fn publish(
     let mut tx = Tx::new(db, shared, &caller, 0, now);
     let task = publishing.task.0;
     let sql = "INSERT OR REPLACE INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-    for (output, placed) in &publishing.outputs {
+    let mut outputs = publishing.outputs.clone();
+    for (output, placed) in &mut outputs {
+        if publishing.replace && is_gone(db, output.inode)? {
+            output.inode = Inode(ids::reserve(db, "inode", 1)?);
+        }
         tx.publish_one(publishing, output, placed)?;
     }
-    for (seq, (output, placed)) in (0_u32..).zip(&publishing.outputs) {
+    for (seq, (output, placed)) in (0_u32..).zip(&outputs) {
         db.prepare_cached(sql)?.execute(params![
             task.cast_signed(),
             seq,
@@ -112,7 +121,14 @@ pub(crate) fn publish(
         }
     }
     record_inputs(db, publishing)?;
+    results::remember(db, publishing)?;
     Ok(tx.changes)
+}
+
+/// Whether a file was there and is no more. Its number is not used again.
+fn is_gone(db: &Connection, inode: Inode) -> Result<bool, Fault> {
+    let mut known = db.prepare_cached("SELECT 1 FROM version WHERE ino = ?1")?;
+    Ok(Node::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
 }
 
 /// Has a version of a file removed at a time, with all names of the file.
@@ -172,8 +188,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// The task ran again because its first outputs were lost: a file that still has one of them gets the
-    /// new one as its next version.
+    /// The file is there: the task ran again because its first outputs were lost, and a file that still has one
+    /// of them gets the new one as its next version; or the job replaces what is there.
     fn publish_again(
         &mut self,
         of: &Publishing,
@@ -187,7 +203,8 @@ impl Tx<'_> {
             .db
             .prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND task = ?2")?
             .exists([node.object.cast_signed(), of.task.0.cast_signed()])?;
-        if !ours {
+        let first = !published(self.db, of.task)?;
+        if !ours && !(of.replace && first) {
             // It was written to since: what its user made of it is not replaced.
             self.fill(&mut node, placed);
             return self.keep_unnamed(node, of);

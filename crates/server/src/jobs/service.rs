@@ -107,6 +107,8 @@ impl v1::jobs_server::Jobs for JobService {
             script,
             source,
             policy,
+            replace,
+            no_cache,
             ..
         } = request.into_inner();
         let submission = Submission {
@@ -114,6 +116,8 @@ impl v1::jobs_server::Jobs for JobService {
             script,
             source,
             policy,
+            replace,
+            no_cache,
         };
         match submit(&self.names, &self.array, submission).await {
             Ok(accepted) => {

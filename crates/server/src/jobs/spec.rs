@@ -185,7 +185,7 @@ impl StoredTask {
 /// The kind of kernel that a stack is.
 const STACK: &str = "stack";
 
-fn kind(kernel: &Kernel) -> &'static str {
+pub(super) fn kind(kernel: &Kernel) -> &'static str {
     match kernel {
         Kernel::Builtin(_) => "builtin",
         Kernel::Native { .. } => "native",

@@ -48,9 +48,11 @@ pub(crate) fn insert(
         state_number(State::Running),
         heading.submitted,
         heading.script,
+        accepted.cache,
+        accepted.replace,
     ];
-    let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11)";
+    let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
+               cache, replacing) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11, ?12, ?13)";
     db.prepare_cached(sql)?.execute(row)?;
     let mut tasks = db.prepare_cached(
         "INSERT INTO task(task, job, spec, state, changed) VALUES (?1, ?2, ?3, ?4, 0)",
@@ -79,7 +81,7 @@ pub(crate) fn insert(
 
 /// All jobs that have not ended.
 pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
-    let sql = "SELECT job, uid, gid, groups, policy FROM job WHERE state = ?1 ORDER BY job";
+    let sql = "SELECT job, uid, gid, groups, policy, cache, replacing FROM job WHERE state = ?1 ORDER BY job";
     let mut statement = db.prepare(sql)?;
     let rows = statement.query_map([state_number(State::Running)], |row| {
         let owner = Owner {
@@ -97,6 +99,8 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
         Ok(Accepted {
             spec,
             groups,
+            cache: row.get(5)?,
+            replace: row.get(6)?,
             lifetimes: Vec::new(),
         })
     })?;

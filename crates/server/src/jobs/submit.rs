@@ -10,6 +10,7 @@ use crate::names::{Caller, Fault, SqliteNames, ids};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use tidemill_core::event::JobSpec;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
 use tidemill_core::label::Owner;
@@ -44,6 +45,10 @@ pub(crate) struct Submission {
     pub(crate) source: String,
     /// Overrides the script's, if not empty.
     pub(crate) policy: String,
+    /// Outputs that exist become new versions, whatever the script says.
+    pub(crate) replace: bool,
+    /// All is run, whatever the script says.
+    pub(crate) no_cache: bool,
 }
 
 /// Accepts a job: when this returns it is in the database.
@@ -66,6 +71,8 @@ pub(crate) async fn submit(
     };
     let mut job =
         Job::parse(&source, what.script.as_bytes()).map_err(|errors| one(errors.to_string()))?;
+    job.cache &= !what.no_cache;
+    job.replace |= what.replace;
     if !what.policy.is_empty() {
         job.policy = Some(what.policy.clone());
     }
@@ -146,7 +153,7 @@ fn look_around(
 ) -> Result<Accepted, Vec<String>> {
     let spec =
         resolve(job, issued.job, owner, seen, issued).map_err(|errors| vec![errors.to_string()])?;
-    let errors = unwritable(job, seen.tx);
+    let errors = unwritable(job, &spec, seen.tx);
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -154,21 +161,23 @@ fn look_around(
     Ok(Accepted {
         spec,
         groups: Vec::new(),
+        cache: job.cache,
+        replace: job.replace,
         lifetimes,
     })
 }
 
 /// Outputs in folders where the owner may not write, one line per folder.
-fn unwritable(job: &Job, tx: &Tx<'_>) -> Vec<String> {
+fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut errors = Vec::new();
-    for task in &job.tasks {
-        for output in &task.outputs {
+    for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
+        for (output, issued) in task.outputs.iter().zip(&issued.outputs) {
             let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
             if !seen.insert(dir) {
                 continue;
             }
-            if let Ok(Some(message)) = publish::obstacle(tx, &output.path, u64::MAX >> 1) {
+            if let Ok(Some(message)) = publish::obstacle(tx, &output.path, issued.inode.0) {
                 errors.push(format!(
                     "{}:{}: task \"{}\": {message}",
                     job.file, output.at, task.name
@@ -310,7 +319,13 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, bool) {
     } else {
         tx.caller.may(&node, crate::names::node::SEARCH)
     };
-    (Look::Sealed(Found { placed, executable }), writing)
+    let found = Found {
+        inode: Inode(node.ino),
+        placed,
+        writable: tx.caller.may(&node, crate::names::node::WRITE),
+        executable,
+    };
+    (Look::Sealed(found), writing)
 }
 
 /// The sealed version of a file that the caller may read.

@@ -63,7 +63,8 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
 /// Tasks of a job that changed after `after`, in the script's order, and the number of the last change.
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
-               moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed FROM task \
+               moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
+               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0) FROM task \
                WHERE job = ?1 AND changed > ?2 ORDER BY task";
     let unresolved = unresolved(db, job)?;
     let mut statement = db.prepare_cached(sql)?;
@@ -104,6 +105,8 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> rusqlite::Result<v1:
         kernel_hash: row.get(13)?,
         error: row.get(14)?,
         stderr: row.get(15)?,
+        reused_task: long(17)?,
+        reused_job: long(18)?,
         ..v1::Task::default()
     };
     if let Some(stored) = stored {
@@ -163,10 +166,10 @@ pub(crate) fn logs(
 
 /// Why the tasks of a job ran where they did.
 pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
-    let names: HashMap<u64, String> = tasks(db, job, -1)?
+    let tasks: HashMap<u64, v1::Task> = tasks(db, job, -1)?
         .0
         .into_iter()
-        .map(|task| (task.task, task.name))
+        .map(|task| (task.task, task))
         .collect();
     let sql = "SELECT body, iif(task.label = decision.label, moved_bytes, 0) FROM decision \
                JOIN task ON task.task = decision.task WHERE decision.job = ?1 ORDER BY decision.label";
@@ -183,7 +186,11 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
         let Ok(mut decision) = v1::Decision::decode(body.as_slice()) else {
             continue;
         };
-        decision.name = names.get(&decision.task).cloned().unwrap_or_default();
+        if let Some(task) = tasks.get(&decision.task) {
+            decision.name.clone_from(&task.name);
+            decision.reused_task = task.reused_task;
+            decision.reused_job = task.reused_job;
+        }
         decision.moved_bytes = moved_bytes;
         decisions.push(decision);
     }

@@ -44,7 +44,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -111,6 +111,14 @@ const LOGS: &str = "ALTER TABLE task ADD COLUMN stdout TEXT NOT NULL DEFAULT '';
 const TRACES: &str = "
 CREATE TABLE job_element(job INTEGER NOT NULL, element INTEGER NOT NULL, status BLOB NOT NULL,
   PRIMARY KEY(job, element)) WITHOUT ROWID;
+";
+
+const RESULTS: &str = "
+ALTER TABLE task ADD COLUMN reused INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE job ADD COLUMN cache INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE job ADD COLUMN replacing INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE result(key BLOB PRIMARY KEY, task INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE same(object INTEGER PRIMARY KEY, first INTEGER NOT NULL);
 ";
 
 /// Opens the database for writing, making or migrating it first.

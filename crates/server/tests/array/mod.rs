@@ -350,7 +350,7 @@ pub async fn submit(client: &Client, uid: u32, script: &str) -> v1::SubmitReply 
         credentials: Some(credentials),
         script: script.into(),
         source: "test.job".into(),
-        policy: String::new(),
+        ..v1::SubmitRequest::default()
     };
     client.jobs().submit(request).await.unwrap().into_inner()
 }

@@ -156,7 +156,8 @@ impl Bench<'_> {
             credentials: Some(credentials()),
             script,
             source: "tidemill bench kernel".into(),
-            policy: String::new(),
+            no_cache: true,
+            ..v1::SubmitRequest::default()
         };
         let reply = self.server.jobs().submit(request).await;
         let reply = reply

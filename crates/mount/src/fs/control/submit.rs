@@ -79,7 +79,7 @@ impl Fs {
             credentials: Some(credentials),
             script,
             source: source.display().to_string(),
-            policy: String::new(),
+            ..v1::SubmitRequest::default()
         };
         let mut jobs = self.backend.server.jobs();
         let reply = self.backend.runtime.block_on(jobs.submit(request));

@@ -1,0 +1,160 @@
+//! Stacks of kernels, and results that are used again.
+
+use crate::array::{Array, Options};
+use serde_json::Value;
+
+fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
+    let tasks = job["tasks"].as_array().unwrap();
+    tasks.iter().find(|task| task["name"] == name).unwrap()
+}
+
+/// Names of the tasks of a job that were not run.
+fn reused(job: &Value) -> Vec<&str> {
+    let tasks = job["tasks"].as_array().unwrap();
+    let names = tasks.iter().filter(|task| !task["reused_task"].is_null());
+    names.map(|task| task["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_stack_of_kernels_is_one_task_and_leaves_nothing_between() {
+    let Some(array) = Array::start() else { return };
+    array.sh(
+        r#"mkdir w; cd w; for i in 5 3 9 1; do echo tide $i; done > lines; echo mill 4 >> lines
+           printf '#!/bin/sh\nsed "s/$1/$2/"\n' > swap; chmod +x swap"#,
+    );
+    let script = |kernel: &str, output: &str| {
+        format!(
+            "name = \"s\"; workdir = \"/w\"; retries = 0; tasks = ( {{ name = \"t\"; input = [ \"lines\" ]; \
+             output = [ \"{output}\" ]; kernel = \"{kernel}\"; }} );"
+        )
+    };
+    let kernel = "grep --lines 'tide|none' | swap tide ebb | /usr/bin/sort -k2n | head -n 2";
+    let job = array.done(array.submit(&script(kernel, "out")));
+    assert_eq!(array.sh("cat w/out"), "ebb 1\nebb 3\n");
+    assert_eq!(task(&job, "t")["kernel"], kernel);
+    assert!(!task(&job, "t")["kernel_hash"].as_str().unwrap().is_empty());
+    assert_eq!(array.sh("ls w"), "lines\nout\nswap\n");
+    let lineage = array.json(&["lineage", "/w/out"]).to_string();
+    assert!(lineage.contains("swap tide ebb"), "{lineage}");
+    let failing = array.submit(&script("cat lines | swap tide | wordcount --no", "bad"));
+    let failed = array.ended(failing);
+    assert_eq!(failed["state"], "failed");
+    let logs = array.json(&["logs", &failing.to_string()]).to_string();
+    assert!(logs.contains("stage "), "{logs}");
+    assert_eq!(array.sh("ls w"), "lines\nout\nswap\n");
+}
+
+/// Two counts, their sum, and what is made of that by a program whose text is `last`.
+fn workflow(last: &str, extra: &str) -> String {
+    format!(
+        "name = \"f\"; workdir = \"/w\"; policy = \"round-robin\"; {extra}\ntasks = (
+        {{ name = \"a\"; kernel = \"count.sh\"; args = [\"1\"]; input = [\"1\"]; output = [\"1.n\"]; }},
+        {{ name = \"b\"; kernel = \"count.sh\"; args = [\"2\"]; input = [\"2\"]; output = [\"2.n\"]; }},
+        {{ name = \"c\"; kernel = \"sum\"; args = [\"dtype=text\"]; input = [\"1.n\", \"2.n\"]; output = [\"s\"]; }},
+        {{ name = \"d\"; kernel = \"/bin/sh\"; args = [\"-c\", \"{last}\"]; input = [\"s\"]; output = [\"d\"]; }} );"
+    )
+}
+
+#[test]
+fn what_is_unchanged_is_not_run_again() {
+    let options = Options {
+        elements: 2,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    // The time of a run shows whether it was one.
+    array.sh(
+        r#"mkdir w; cd w; seq 10 > 1; seq 20 > 2
+           printf '#!/bin/sh\nwc -l < $1 > $1.n; date +%%s%%N >> $1.n\n' > count.sh; chmod +x count.sh"#,
+    );
+    let all = ["a", "b", "c", "d"];
+    let first = array.done(array.submit(&workflow("cat s > d", "")));
+    assert!(reused(&first).is_empty(), "{first:#}");
+    let result = array.sh("cd w; cat 1.n 2.n s d");
+    let refused = array.try_submit(&workflow("cat s > d", ""));
+    assert!(
+        !refused.ok && refused.err.contains("--replace"),
+        "{}",
+        refused.err
+    );
+
+    let again = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    assert_eq!(reused(&again), all);
+    assert_eq!(array.sh("cd w; cat 1.n 2.n s d"), result);
+    assert_eq!(task(&again, "a")["reused_job"], first["job"]);
+    assert_eq!(
+        task(&again, "a")["kernel_hash"],
+        task(&first, "a")["kernel_hash"]
+    );
+    assert_eq!(task(&again, "d")["cpu_ns"], 0);
+    let id = again["job"].to_string();
+    let explained = array.json(&["explain", &id, "c"]);
+    assert_eq!(
+        explained["decisions"][0]["reused_job"], first["job"],
+        "{explained:#}"
+    );
+    assert!(
+        array
+            .run(&["explain", &id])
+            .out
+            .contains("reused the result of task")
+    );
+
+    // Another last step; then other data for one of two: what depends on it runs.
+    let changed = array.done(array.submit(&workflow("cat s > d; echo x >> d", "replace = true;")));
+    assert_eq!(reused(&changed), ["a", "b", "c"]);
+    assert!(array.sh("cat w/d").ends_with("x\n"));
+    array.sh("cd w; seq 30 > 2");
+    let data = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    assert_eq!(reused(&data), ["a"]);
+    // A kernel in the array that was written anew is another kernel, even with the same text.
+    array.sh("cd w; cp count.sh c; chmod +x c; mv c count.sh");
+    let kernel = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    assert!(reused(&kernel).is_empty(), "{kernel:#}");
+
+    // Nothing is used again if the user says so, and then that is what is remembered.
+    let before = array.sh("cat w/1.n");
+    let forced = array.done(array.submit(&workflow("cat s > d", "replace = true; cache = false;")));
+    assert!(reused(&forced).is_empty(), "{forced:#}");
+    assert_ne!(array.sh("cat w/1.n"), before);
+    let after = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    assert_eq!(reused(&after), all);
+    assert_eq!(task(&after, "a")["reused_job"], forced["job"]);
+}
+
+#[test]
+fn a_result_whose_outputs_are_gone_or_that_reads_nothing_is_made_again() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir w; seq 10 > w/in");
+    let script = |input: &str| {
+        format!(
+            "name = \"s\"; workdir = \"/w\"; tasks = ( {{ name = \"t\"; input = [ {input} ]; output = [ \"out\" ]; \
+             kernel = \"/bin/sh\"; args = [ \"-c\", \"date +%s%N > out\" ]; }} );"
+        )
+    };
+    array.done(array.submit(&script("\"in\"")));
+    array.sh("rm w/out");
+    let again = array.done(array.submit(&script("\"in\"")));
+    assert!(reused(&again).is_empty(), "{again:#}");
+    // What is remembered outlives the server and the element.
+    array.sh("mkdir x; mv w/out x/kept");
+    array.kill_server();
+    array.kill_element(0);
+    array.start_server();
+    array.start_element(0);
+    array.wait_for_elements(1);
+    let third = array.done(array.submit(&script("\"in\"")));
+    assert_eq!(reused(&third), ["t"]);
+    assert_eq!(array.sh("cat w/out"), array.sh("cat x/kept"));
+    // One file with two names on the element: each can go without the other.
+    array.sh("rm x/kept; sync; sleep 0.2; test $(wc -c < w/out) -gt 10");
+    array.sh("rm w/out");
+    array.done(array.submit(&script("")));
+    let once = array.sh("cat w/out; rm w/out");
+    array.done(array.submit(&script("")));
+    assert_ne!(array.sh("cat w/out"), once);
+}

@@ -56,7 +56,7 @@ impl Dispatcher {
             let issued = self.labels.get(&label).expect("a live label is known");
             assert_eq!(issued.task, id);
             let element = self.elements.get(&issued.element);
-            let queued = element.is_some_and(|element| element.outstanding.contains_key(&label));
+            let queued = element.is_some_and(|element| element.outstanding.contains_key(label));
             assert!(queued, "{label:?} of {id:?} is in no queue");
         }
         if task.state == TaskState::Done {
@@ -109,12 +109,12 @@ impl Dispatcher {
                 let made = self.task(maker).state == TaskState::Done;
                 assert_ne!(
                     made,
-                    task.missing.contains(&maker),
+                    task.missing.contains_key(maker),
                     "{id:?} waits for {maker:?} or not"
                 );
             }
         }
-        for &maker in &task.missing {
+        for maker in task.missing.keys() {
             assert!(
                 !is_end(self.task(maker).state),
                 "{id:?} waits for {maker:?}, which has ended"

@@ -524,22 +524,22 @@ mod tests {
         match *step {
             Step::Up(cores, link_bytes_per_sec, store) => {
                 element.presence = Presence::Up;
-                element.refresh(ElementView {
+                element.view = ElementView {
                     role: if store { Role::Store } else { Role::Host },
                     cores,
                     link_bytes_per_sec,
                     ..unknown_view()
-                });
+                };
             }
             Step::Down => element.presence = Presence::Down,
             Step::Add(expected) => element.add(label, Span(expected)),
             Step::Start(index) => {
-                if let Some(&label) = element.outstanding.keys().nth(index) {
+                if let Some(label) = element.outstanding.nth_key(index) {
                     element.start(label, now);
                 }
             }
             Step::Remove(index) => {
-                if let Some(&label) = element.outstanding.keys().nth(index) {
+                if let Some(label) = element.outstanding.nth_key(index) {
                     element.remove(label);
                 }
             }

@@ -28,6 +28,7 @@ mod outcome;
 mod place;
 mod presence;
 mod query;
+mod short;
 mod sight;
 mod table;
 mod task;
@@ -44,6 +45,7 @@ use copies::Copies;
 use element::{Element, Presence};
 use elements::Elements;
 use learned::Learned;
+use short::Short;
 use std::collections::{BTreeMap, BTreeSet};
 use table::Table;
 use task::{Issued, Job, Line, Task, is_end};
@@ -126,7 +128,7 @@ pub struct Dispatcher {
     /// Jobs in which a task came to an end since jobs were looked at.
     ending: BTreeSet<JobId>,
     /// Labels that leave at the end of the event, by element.
-    outbox: BTreeMap<ElementId, Vec<Label>>,
+    outbox: Short<ElementId, Vec<Label>>,
     /// Whether decisions are told.
     explains: bool,
     /// Room for the candidates of the next task, so that it need not be made anew each time.
@@ -165,7 +167,7 @@ impl Dispatcher {
             idle: BTreeSet::new(),
             news: 1,
             ending: BTreeSet::new(),
-            outbox: BTreeMap::new(),
+            outbox: Short::default(),
             explains: true,
             spare: Vec::new(),
         })
@@ -204,7 +206,7 @@ impl Dispatcher {
         }
         self.pump(turn);
         self.end_jobs(turn);
-        for (element, labels) in std::mem::take(&mut self.outbox) {
+        while let Some((element, labels)) = self.outbox.pop_first() {
             turn.out.push(Action::Send { element, labels });
         }
         debug_assert!(self.labels_add_up(), "labels and elements disagree");
@@ -288,13 +290,7 @@ impl Dispatcher {
         let Some((task, job)) = self.tasks.get(&id).zip(self.jobs.get_mut(&job)) else {
             return;
         };
-        let kernel = task.spec.kernel.name();
-        if !job.waves.contains_key(kernel) {
-            job.waves.insert(kernel.to_owned(), task::Wave::default());
-        }
-        let Some(wave) = job.waves.get_mut(kernel) else {
-            return;
-        };
+        let wave = job.waves.entry(task.kernel).or_default();
         if ready {
             wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
             wave.left += 1;

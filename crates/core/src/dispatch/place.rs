@@ -4,7 +4,8 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
-use super::element::{Element, expected_run};
+use super::element::Element;
+use super::short::Short;
 use super::sight::Sight;
 use super::task::{Issued, Wave};
 use super::{
@@ -17,7 +18,7 @@ use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
 use crate::object::Placed;
 use crate::policy::{Candidate, Choice, FullScan, Reason, Request, View};
 use crate::time::{Span, Time};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// What a task reads and where that is.
 #[derive(Debug)]
@@ -38,6 +39,16 @@ impl Reads {
         let at = self.local.binary_search_by_key(&element, |(id, _)| *id);
         at.map_or(0, |at| self.local[at].1)
     }
+}
+
+/// A task of the mini DAG that is being sent.
+#[derive(Clone, Copy)]
+struct Link {
+    task: TaskId,
+    /// Until when it should have ended.
+    end: Span,
+    /// How many tasks of the mini DAG are behind one another up to it.
+    depth: usize,
 }
 
 /// Where a task is to go.
@@ -166,15 +177,14 @@ impl Dispatcher {
             let reason = Reason::Pinned;
             Some(Choice { element, reason })
         } else {
-            let kernel = task.spec.kernel.name();
             // A task that is looked at ahead of its time belongs to no wave yet.
             let wave = job.filter(|_| along.is_none());
-            let wave = wave.and_then(|job| job.waves.get(kernel)).copied();
+            let wave = wave.and_then(|job| job.waves.get(&task.kernel)).copied();
             let wave = wave.unwrap_or(Wave { left: 1, size: 1 });
             let request = Request {
                 job: task.job,
                 task: id,
-                kernel,
+                kernel: task.spec.kernel.name(),
                 inputs: reads.data,
                 holders: reads.holders.len(),
                 input_bytes: reads.bytes,
@@ -255,27 +265,38 @@ impl Dispatcher {
         };
         let element = choice.element;
         let end = self.issue(first, choice, &mut answer, false, turn);
-        let mut ends = BTreeMap::from([(first, end)]);
-        let mut frontier = VecDeque::from([(first, 1)]);
-        let mut asks = 0;
-        while let Some((id, depth)) = frontier.pop_front() {
+        let mut sent = vec![Link {
+            task: first,
+            end,
+            depth: 1,
+        }];
+        let (mut at, mut asks) = (0, 0);
+        while let Some(&Link {
+            task: id, depth, ..
+        }) = sent.get(at)
+        {
+            at += 1;
             if depth >= MINI_DAG_DEPTH_MAX {
                 continue;
             }
-            let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-            for next in dependents {
+            let mut dependents = 0..;
+            while let Some(next) = self.next_dependent(id, &mut dependents) {
                 let room = self.elements.get(&element).is_some_and(Element::room);
-                if ends.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
+                if sent.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
                     return;
                 }
-                let Some(earliest) = self.can_follow(next, element, &ends) else {
+                let Some(earliest) = self.can_follow(next, element, &sent) else {
                     continue;
                 };
                 asks += 1;
                 let mut answer = self.ask(next, earliest, Some(element), turn.now);
                 if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
-                    ends.insert(next, self.issue(next, choice, &mut answer, true, turn));
-                    frontier.push_back((next, depth + 1));
+                    let end = self.issue(next, choice, &mut answer, true, turn);
+                    sent.push(Link {
+                        task: next,
+                        end,
+                        depth: depth + 1,
+                    });
                 }
             }
         }
@@ -295,19 +316,14 @@ impl Dispatcher {
 
     /// When the labels that a waiting task depends on should have ended, if all of them are on
     /// `element` and nothing else is in its way.
-    fn can_follow(
-        &self,
-        id: TaskId,
-        element: ElementId,
-        ends: &BTreeMap<TaskId, Span>,
-    ) -> Option<Span> {
+    fn can_follow(&self, id: TaskId, element: ElementId, sent: &[Link]) -> Option<Span> {
         let task = self.task(id);
         let pinned_here = task.spec.element.is_none_or(|pinned| pinned == element);
         let waits = task.state == TaskState::Waiting && task.awaited == 0 && !task.stranded;
         if !waits || !pinned_here || task.avoid.contains(&element) {
             return None;
         }
-        for &maker in &task.missing {
+        for maker in task.missing.keys() {
             let label = self.task(maker).current?;
             self.labels
                 .get(&label)
@@ -317,14 +333,11 @@ impl Dispatcher {
         if sealed.into_iter().any(|placed| !self.reachable(placed)) {
             return None;
         }
-        Some(
-            task.missing
-                .iter()
-                .filter_map(|maker| ends.get(maker))
-                .copied()
-                .max()
-                .unwrap_or_default(),
-        )
+        let makers = sent
+            .iter()
+            .filter(|link| task.missing.contains_key(link.task));
+        let ends = makers.map(|link| link.end);
+        Some(ends.max().unwrap_or_default())
     }
 
     /// Makes a label for a task and hands it to an element; until when it should have ended.
@@ -344,7 +357,7 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.current = Some(label);
         task.tries += 1;
-        task.missing.clear();
+        task.missing = Short::default();
         let job = task.job;
         for placed in &answer.reads.placed {
             if placed.element != element && placed.object != ObjectId::STATUS {
@@ -383,22 +396,22 @@ impl Dispatcher {
         }
         if let Some(built) = self.build(label) {
             // Most events send one.
-            let labels = self.outbox.entry(element);
-            labels.or_insert_with(|| Vec::with_capacity(1)).push(built);
+            let labels = self
+                .outbox
+                .get_or_insert_with(element, || Vec::with_capacity(1));
+            labels.push(built);
         }
         wait + expected
     }
 
-    /// Tells the policy that its choice was carried out; the policy's name, or `None` if none was asked.
+    /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
     fn commit(&mut self, job: JobId, choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
             return None;
         }
-        let name = self.job_mut(job).policy.clone();
-        if let Some(policy) = self.policies.get_mut(&name) {
-            policy.chosen(choice);
-        }
-        Some(name)
+        let name = &self.jobs.get(&job)?.policy;
+        self.policies.get_mut(name)?.chosen(choice);
+        self.explains.then(|| name.clone())
     }
 
     /// What a label that is outstanding is expected to take on its element.
@@ -406,20 +419,16 @@ impl Dispatcher {
         let Some(issued) = self.labels.get(&label) else {
             return UNKNOWN_RUN;
         };
-        let kernel = self
-            .tasks
-            .get(&issued.task)
-            .map_or("", |task| task.spec.kernel.name());
+        let Some(task) = self.tasks.get(&issued.task) else {
+            return UNKNOWN_RUN;
+        };
         let bytes = issued
             .inputs
             .iter()
             .fold(0_u64, |sum, one| sum.saturating_add(one.size));
-        let history = self
-            .elements
-            .get(&issued.element)
-            .and_then(|known| known.view.history.get(kernel));
-        history
-            .and_then(|history| expected_run(history, bytes))
+        let known = self.learned.of(task.kernel).by_element.get(&issued.element);
+        known
+            .and_then(|(_, mean)| Some(mean.as_ref()?.scaled(bytes)))
             .unwrap_or(UNKNOWN_RUN)
             .min(EXPECTED_MAX)
     }

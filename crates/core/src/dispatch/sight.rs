@@ -35,7 +35,7 @@ pub(super) struct Sight<'a> {
 #[derive(Debug)]
 struct Costs<'a> {
     reads: &'a Reads,
-    runs: Option<&'a Runs>,
+    runs: &'a Runs,
     pooled: Option<Span>,
     earliest: Span,
     /// The last transfer that was reckoned: bytes, rate and time. Most elements pull the same at the same rate.
@@ -86,7 +86,7 @@ impl<'a> Sight<'a> {
         spare: Vec<Candidate>,
     ) -> Self {
         elements.renew(now);
-        let runs = learned.of(task.spec.kernel.name());
+        let runs = learned.of(task.kernel);
         let stores = elements.stores();
         let mut unfit: Vec<ElementId> = elements.full().union(&task.avoid).copied().collect();
         if unfit.iter().filter(|id| stores.contains(id)).count() == stores.len() {
@@ -97,7 +97,7 @@ impl<'a> Sight<'a> {
             costs: Costs {
                 reads,
                 runs,
-                pooled: runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes)),
+                pooled: expected_run(&runs.pooled, reads.bytes),
                 earliest,
                 pulled: (0, 0, Span::default()),
             },
@@ -115,7 +115,7 @@ impl<'a> Sight<'a> {
         }
         let (element, wait) = self.elements.up(id, self.now)?;
         let runs = self.costs.runs;
-        let own = runs.and_then(|runs| runs.by_element.get(&id)?.1);
+        let own = runs.by_element.get(&id).and_then(|(_, mean)| *mean);
         let held = self.costs.reads.held(id);
         Some(self.costs.on((id, element), wait, held, own))
     }
@@ -161,8 +161,7 @@ impl View for Sight<'_> {
         let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.shown);
         let (reads, runs) = (costs.reads, costs.runs);
         // Elements, histories and bytes held are all in the order of elements, so they are read side by side.
-        let runs = runs.into_iter().flat_map(|runs| &runs.by_element);
-        let mut runs = runs.peekable();
+        let mut runs = runs.by_element.iter().peekable();
         let held = reads.local.iter().map(|(id, bytes)| (id, bytes));
         let mut held = held.peekable();
         shown.clear();

@@ -80,7 +80,8 @@ impl<K: Key, V> Table<K, V> {
         self.get(key).is_some()
     }
 
-    pub(super) fn insert(&mut self, key: K, value: V) {
+    /// Puts a value in; the one that was there.
+    pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
         let block = self.blocks.entry(block).or_insert_with(|| Block {
             values: std::mem::take(&mut self.spare),
@@ -89,10 +90,12 @@ impl<K: Key, V> Table<K, V> {
         if block.values.len() <= place {
             block.values.resize_with(place + 1, || None);
         }
-        if block.values[place].replace((key, value)).is_none() {
+        let old = block.values[place].replace((key, value));
+        if old.is_none() {
             block.used += 1;
             self.len += 1;
         }
+        old.map(|(_, value)| value)
     }
 
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {
@@ -140,8 +143,7 @@ mod tests {
             for (step, (key, put)) in steps.into_iter().enumerate() {
                 let key = TaskId(key);
                 if put {
-                    table.insert(key, step);
-                    model.insert(key, step);
+                    prop_assert_eq!(table.insert(key, step), model.insert(key, step));
                 } else {
                     prop_assert_eq!(table.remove(&key), model.remove(&key));
                 }

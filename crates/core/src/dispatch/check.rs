@@ -58,6 +58,11 @@ impl Dispatcher {
             let element = self.elements.get(&issued.element);
             let queued = element.is_some_and(|element| element.outstanding.contains_key(label));
             assert!(queued, "{label:?} of {id:?} is in no queue");
+            for (input, used) in task.spec.inputs.iter().zip(&issued.inputs) {
+                let flying = self.flying(input.origin, issued.element);
+                let follows = flying.is_some_and(|flying| flying.object == used.object);
+                assert!(issued.chained || !follows, "{label:?} is sent along");
+            }
         }
         if task.state == TaskState::Done {
             let outputs = task.outputs.as_ref().map(Vec::len);
@@ -125,7 +130,10 @@ impl Dispatcher {
     fn check_lines(&self) {
         let mut standing = 0;
         for (line, members) in &self.lines {
-            assert!(!members.is_empty(), "{line:?} is kept empty");
+            assert!(
+                !members.is_empty() || *line == Line::Fresh,
+                "{line:?} is kept empty"
+            );
             standing += members.len();
             for (_, id) in members {
                 assert_eq!(
@@ -135,7 +143,7 @@ impl Dispatcher {
                 );
             }
             let open = match line {
-                Line::Fresh => true,
+                Line::Fresh => !members.is_empty(),
                 Line::Any => false,
                 Line::Pinned(id) => self
                     .elements

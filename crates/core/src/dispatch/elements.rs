@@ -185,11 +185,20 @@ impl Elements {
 
     fn move_to(&mut self, id: ElementId, old: Option<Place>, new: Option<Place>) {
         let store = |place: Place| place.role == Role::Store;
-        enter(&mut self.stores, id, new.is_some_and(store));
-        enter(&mut self.hosts, id, new.is_some_and(|new| !store(new)));
-        enter(&mut self.full, id, new.is_some_and(|new| new.full));
-        let open = new.is_some_and(|new| store(new) && new.open);
-        enter(&mut self.open, id, open);
+        let sets: [(&mut BTreeSet<ElementId>, fn(Place) -> bool); 4] = [
+            (&mut self.stores, |place| place.role == Role::Store),
+            (&mut self.hosts, |place| place.role == Role::Host),
+            (&mut self.full, |place| place.full),
+            (&mut self.open, |place| {
+                place.role == Role::Store && place.open
+            }),
+        ];
+        for (set, belongs) in sets {
+            let (was_in, is_in) = (old.is_some_and(belongs), new.is_some_and(belongs));
+            if was_in != is_in {
+                enter(set, id, is_in);
+            }
+        }
         let cores = |place: Option<Place>| {
             let place = place.filter(|place| store(*place));
             place.map_or(0, |place| u64::from(place.cores))

@@ -17,6 +17,8 @@ use std::ops::RangeFrom;
 /// What is in the way of a task.
 #[derive(Debug, Default)]
 struct Obstacles {
+    /// What can be read.
+    placed: Vec<Placed>,
     /// Tasks whose outputs do not exist yet.
     missing: Short<TaskId>,
     /// Tasks whose outputs are on an element that is not up, with the input's name and the element.
@@ -114,10 +116,7 @@ impl Dispatcher {
             self.stranded.remove(&id);
         }
         if ready {
-            let count = self.task(id).spec.inputs.len();
-            let inputs = (0..count).filter_map(|index| self.input(id, index));
-            let inputs = inputs.collect();
-            self.task_mut(id).ready_inputs = inputs;
+            self.task_mut(id).ready_inputs = obstacles.placed;
         }
         self.set_state(
             id,
@@ -135,6 +134,7 @@ impl Dispatcher {
         for (index, input) in self.task(id).spec.inputs.iter().enumerate() {
             if let Some(placed) = self.input(id, index) {
                 if self.reachable(placed) {
+                    found.placed.push(placed);
                     continue;
                 }
                 let name = input.name.clone();

@@ -71,7 +71,7 @@ impl Dispatcher {
                 self.settle(task, turn);
             }
         }
-        self.ending.insert(id);
+        self.ending.insert(id, ());
     }
 
     /// Name of a policy that exists; makes it at its first use.
@@ -154,6 +154,7 @@ impl Dispatcher {
                 objects,
                 inputs: inputs.unwrap_or_default(),
                 output_bytes: 0,
+                chained: true,
                 taken_back: false,
                 held: None,
             };

@@ -75,7 +75,7 @@ impl Dispatcher {
 
     /// Whether a label read an output of another that has not been heard of yet.
     fn before_its_turn(&self, label: LabelId) -> bool {
-        let Some(issued) = self.labels.get(&label) else {
+        let Some(issued) = self.labels.get(&label).filter(|issued| issued.chained) else {
             return false;
         };
         let inputs = self

@@ -6,7 +6,7 @@
 
 use super::element::Element;
 use super::short::Short;
-use super::sight::Sight;
+use super::sight::{Lists, Sight};
 use super::task::{Issued, Wave};
 use super::{
     Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
@@ -21,7 +21,7 @@ use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
 /// What a task reads and where that is.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reads {
     /// Its inputs, sealed or still to be made.
     placed: Vec<Placed>,
@@ -34,6 +34,18 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// The same lists with nothing in them, for the next task.
+    fn emptied(mut self) -> Self {
+        self.placed.clear();
+        self.holders.clear();
+        self.local.clear();
+        Self {
+            data: 0,
+            bytes: 0,
+            ..self
+        }
+    }
+
     /// Bytes of them that are on an element.
     pub(super) fn held(&self, element: ElementId) -> u64 {
         let at = self.local.binary_search_by_key(&element, |(id, _)| *id);
@@ -99,9 +111,9 @@ impl Dispatcher {
     ) -> Option<(Line, TaskId)> {
         let elements = &self.elements;
         self.touched
-            .retain(|id| elements.get(id).is_some_and(Element::room));
+            .retain_keys(|id| elements.get(&id).is_some_and(Element::room));
         let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
-        let per_element = self.touched.iter().flat_map(|&id| {
+        let per_element = self.touched.keys().flat_map(|id| {
             let looked = passed.get(&id).copied().unwrap_or(0);
             let idle = || {
                 elements
@@ -125,12 +137,16 @@ impl Dispatcher {
         let news = self.news;
         self.task_mut(id).asked = news;
         let room = answer.chosen.is_some_and(|chosen| chosen.room);
-        match answer.choice {
-            None => self.join_line(Line::Any, id),
-            Some(_) if room => self.send(id, answer, turn),
-            Some(choice) => self.join_line(Line::At(choice.element), id),
+        if room {
+            self.send(id, answer, turn);
+            return true;
         }
-        room
+        let line = answer
+            .choice
+            .map_or(Line::Any, |choice| Line::At(choice.element));
+        self.join_line(line, id);
+        self.spare_reads = answer.reads.emptied();
+        false
     }
 
     /// Asks again for tasks that wait for full elements while another has nothing to do, if there are news
@@ -157,7 +173,8 @@ impl Dispatcher {
     /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
     /// whose outstanding labels the task would follow, `earliest` the time until the last of them should have ended.
     fn ask(&mut self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
-        let reads = self.reads(id, along);
+        let mut reads = std::mem::take(&mut self.spare_reads);
+        self.read(id, along, &mut reads);
         let task = self
             .tasks
             .get(&id)
@@ -201,7 +218,7 @@ impl Dispatcher {
             choice
         };
         let chosen = choice.and_then(|choice| sight.candidate(choice.element));
-        self.spare = sight.into_spare();
+        self.spare = sight.into_lists();
         Answer {
             choice,
             chosen,
@@ -210,20 +227,13 @@ impl Dispatcher {
         }
     }
 
-    fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
+    /// Finds out what a task reads and writes it to a list that is empty.
+    fn read(&self, id: TaskId, along: Option<ElementId>, reads: &mut Reads) {
         let task = self.task(id);
         let spec = &task.spec;
         let code = match &spec.kernel {
             Kernel::Native { input } | Kernel::Stored { input } => Some(input),
             Kernel::Builtin(_) | Kernel::Program(_) => None,
-        };
-        let count = spec.inputs.len();
-        let mut reads = Reads {
-            placed: Vec::with_capacity(count),
-            data: 0,
-            holders: Vec::with_capacity(count),
-            bytes: 0,
-            local: Vec::with_capacity(count),
         };
         for (index, input) in spec.inputs.iter().enumerate() {
             let ready = task.ready_inputs.get(index).copied();
@@ -255,7 +265,6 @@ impl Dispatcher {
             }
             same
         });
-        reads
     }
 
     /// Sends a task, and those that follow it on the same element.
@@ -265,6 +274,7 @@ impl Dispatcher {
         };
         let element = choice.element;
         let end = self.issue(first, choice, &mut answer, false, turn);
+        self.spare_reads = answer.reads.emptied();
         let mut sent = vec![Link {
             task: first,
             end,
@@ -298,6 +308,7 @@ impl Dispatcher {
                         depth: depth + 1,
                     });
                 }
+                self.spare_reads = answer.reads.emptied();
             }
         }
     }
@@ -310,7 +321,8 @@ impl Dispatcher {
         let task = self.tasks.get(&id).expect("a task that is placed is known");
         let times = (answer.earliest, now);
         let (elements, learned) = (&mut self.elements, &self.learned);
-        let mut sight = Sight::new(elements, learned, task, &answer.reads, times, Vec::new());
+        let spare = Lists::default();
+        let mut sight = Sight::new(elements, learned, task, &answer.reads, times, spare);
         sight.all().iter().map(|one| one.estimate).collect()
     }
 
@@ -359,7 +371,12 @@ impl Dispatcher {
         task.tries += 1;
         task.missing = Short::default();
         let job = task.job;
-        for placed in &answer.reads.placed {
+        let inputs = if chained {
+            std::mem::take(&mut answer.reads.placed)
+        } else {
+            std::mem::take(&mut task.ready_inputs)
+        };
+        for placed in &inputs {
             if placed.element != element && placed.object != ObjectId::STATUS {
                 self.copies.note(element, placed.object, placed.size);
             }
@@ -369,8 +386,9 @@ impl Dispatcher {
             job,
             element,
             objects,
-            inputs: std::mem::take(&mut answer.reads.placed),
+            inputs,
             output_bytes: answer.reads.bytes,
+            chained,
             taken_back: false,
             held: None,
         };

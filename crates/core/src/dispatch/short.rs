@@ -72,6 +72,15 @@ impl<K: Ord + Copy, V> Short<K, V> {
         self.entries.remove(place).map(|(_, value)| value)
     }
 
+    /// Takes all out and keeps the room that they had.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    pub(super) fn retain_keys(&mut self, keep: impl Fn(K) -> bool) {
+        self.entries.retain(|(key, _)| keep(*key));
+    }
+
     pub(super) fn pop_first(&mut self) -> Option<(K, V)> {
         self.entries.pop_front()
     }
@@ -107,6 +116,10 @@ mod tests {
             for (step, (key, what)) in steps.into_iter().enumerate() {
                 match what {
                     0 => prop_assert_eq!(short.remove(key), model.remove(&key)),
+                    1 if step % 7 == 0 => {
+                        short.retain_keys(|key| key % 3 > 0);
+                        model.retain(|key, _| key % 3 > 0);
+                    }
                     1 if step % 5 == 0 => prop_assert_eq!(short.pop_first(), model.pop_first()),
                     1 => prop_assert_eq!(
                         short.get_or_insert_with(key, || step),

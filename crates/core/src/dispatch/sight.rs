@@ -26,6 +26,12 @@ pub(super) struct Sight<'a> {
     /// Elements that failed the task before or that are full of data, in order of ids; none if no other
     /// storage element is up.
     unfit: Vec<ElementId>,
+    lists: Lists,
+}
+
+/// Lists that a sight writes to.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
     /// What was asked for last.
     shown: Vec<Candidate>,
     found: Vec<ElementId>,
@@ -76,14 +82,14 @@ impl Costs<'_> {
 }
 
 impl<'a> Sight<'a> {
-    /// `earliest` is the time until which the task waits in any case, `spare` a list to write to.
+    /// `earliest` is the time until which the task waits in any case.
     pub(super) fn new(
         elements: &'a mut Elements,
         learned: &'a Learned,
         task: &Task,
         reads: &'a Reads,
         (earliest, now): (Span, Time),
-        spare: Vec<Candidate>,
+        lists: Lists,
     ) -> Self {
         elements.renew(now);
         let runs = learned.of(task.kernel);
@@ -103,8 +109,7 @@ impl<'a> Sight<'a> {
             },
             now,
             unfit,
-            shown: spare,
-            found: Vec::new(),
+            lists,
         }
     }
 
@@ -120,23 +125,23 @@ impl<'a> Sight<'a> {
         Some(self.costs.on((id, element), wait, held, own))
     }
 
-    /// Gives back the list that it was made with.
-    pub(super) fn into_spare(self) -> Vec<Candidate> {
-        self.shown
+    /// Gives back the lists that it was made with.
+    pub(super) fn into_lists(self) -> Lists {
+        self.lists
     }
 
     /// Shows the elements that were found and the storage elements that hold inputs.
     fn show_with_holders(&mut self) -> &[Candidate] {
-        self.shown.clear();
+        self.lists.shown.clear();
         let local = self.costs.reads.local.iter();
         let holders = local.filter(|(_, bytes)| *bytes > 0).map(|(id, _)| *id);
-        self.found.extend(holders);
-        for index in 0..self.found.len() {
-            let candidate = self.candidate(self.found[index]);
+        self.lists.found.extend(holders);
+        for index in 0..self.lists.found.len() {
+            let candidate = self.candidate(self.lists.found[index]);
             let candidate = candidate.filter(|one| one.role == Role::Store);
-            self.shown.extend(candidate);
+            self.lists.shown.extend(candidate);
         }
-        &self.shown
+        &self.lists.shown
     }
 }
 
@@ -158,7 +163,7 @@ fn at<'a, V>(
 
 impl View for Sight<'_> {
     fn all(&mut self) -> &[Candidate] {
-        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.shown);
+        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.lists.shown);
         let (reads, runs) = (costs.reads, costs.runs);
         // Elements, histories and bytes held are all in the order of elements, so they are read side by side.
         let mut runs = runs.by_element.iter().peekable();
@@ -172,19 +177,19 @@ impl View for Sight<'_> {
                 shown.push(costs.on((id, element), wait, held, own));
             }
         });
-        &self.shown
+        &self.lists.shown
     }
 
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
-        self.found.clear();
+        self.lists.found.clear();
         if self.elements.stores().len() <= SCAN_MAX {
             let stores = self.elements.stores().iter();
             let others = stores.filter(|&&id| reads.held(id) == 0);
-            self.found.extend(others);
+            self.lists.found.extend(others);
         } else {
             let apart = |id| apart(id, reads, &self.unfit);
-            let found = &mut self.found;
+            let found = &mut self.lists.found;
             self.elements.least(self.now, earliest, apart, found);
         }
         self.show_with_holders()
@@ -198,8 +203,8 @@ impl View for Sight<'_> {
             next.copied()
         };
         let next = next(self.elements.open()).or_else(|| next(self.elements.stores()));
-        self.found.clear();
-        self.found.extend(next);
+        self.lists.found.clear();
+        self.lists.found.extend(next);
         self.show_with_holders()
     }
 

@@ -83,9 +83,16 @@ impl<K: Key, V> Table<K, V> {
     /// Puts a value in; the one that was there.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
-        let block = self.blocks.entry(block).or_insert_with(|| Block {
-            values: std::mem::take(&mut self.spare),
-            used: 0,
+        // Where there is one block there will be more, which need not grow by and by.
+        let room = if self.blocks.is_empty() {
+            0
+        } else {
+            BLOCK as usize
+        };
+        let block = self.blocks.entry(block).or_insert_with(|| {
+            let mut values = std::mem::take(&mut self.spare);
+            values.reserve_exact(room);
+            Block { values, used: 0 }
         });
         if block.values.len() <= place {
             block.values.resize_with(place + 1, || None);

@@ -155,6 +155,8 @@ pub(super) struct Issued {
     pub(super) inputs: Vec<Placed>,
     /// Estimate of each output's size, for tasks that are sent along.
     pub(super) output_bytes: u64,
+    /// It may read what a label before it was still to make.
+    pub(super) chained: bool,
     /// It was taken back with its element and may be taken up again with it.
     pub(super) taken_back: bool,
     /// A success that came before that of a label it depends on.

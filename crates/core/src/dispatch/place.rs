@@ -16,7 +16,7 @@ use crate::event::{Action, Decision, Estimate, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
 use crate::object::Placed;
-use crate::policy::{Candidate, Choice, FullScan, Reason, Request, View};
+use crate::policy::{Candidate, Choice, FullScan, Reason, Request};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 

@@ -71,7 +71,8 @@ proptest! {
         prop_assert!(others.is_empty(), "{others:?}");
         let infeasible = report.cost.iter().filter(|row| row.applications.is_empty());
         prop_assert_eq!(totals.len(), infeasible.count());
-        prop_assert!(!format!("{:?}", report.parts(&Section::ALL)).contains("NaN"));
+        let shown = format!("{:?}", report.parts(&Section::ALL));
+        prop_assert!(!shown.contains("NaN"));
         for chart in charts(&site, &corrections) {
             prop_assert!(!chart.svg.contains("NaN") && !chart.svg.contains("\"inf"), "{}", chart.file_name);
         }

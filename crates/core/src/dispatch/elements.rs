@@ -185,20 +185,20 @@ impl Elements {
 
     fn move_to(&mut self, id: ElementId, old: Option<Place>, new: Option<Place>) {
         let store = |place: Place| place.role == Role::Store;
-        let sets: [(&mut BTreeSet<ElementId>, fn(Place) -> bool); 4] = [
-            (&mut self.stores, |place| place.role == Role::Store),
-            (&mut self.hosts, |place| place.role == Role::Host),
-            (&mut self.full, |place| place.full),
-            (&mut self.open, |place| {
-                place.role == Role::Store && place.open
-            }),
-        ];
-        for (set, belongs) in sets {
-            let (was_in, is_in) = (old.is_some_and(belongs), new.is_some_and(belongs));
-            if was_in != is_in {
-                enter(set, id, is_in);
-            }
-        }
+        let both =
+            |belongs: fn(Place) -> bool| (old.is_some_and(belongs), new.is_some_and(belongs));
+        enter(
+            &mut self.stores,
+            id,
+            both(|place| place.role == Role::Store),
+        );
+        enter(&mut self.hosts, id, both(|place| place.role == Role::Host));
+        enter(&mut self.full, id, both(|place| place.full));
+        enter(
+            &mut self.open,
+            id,
+            both(|place| place.role == Role::Store && place.open),
+        );
         let cores = |place: Option<Place>| {
             let place = place.filter(|place| store(*place));
             place.map_or(0, |place| u64::from(place.cores))
@@ -310,11 +310,11 @@ impl Elements {
     }
 }
 
-/// Puts an element into a set or takes it out.
-fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, is_in: bool) {
-    if is_in {
+/// Puts an element into a set or takes it out, if that changes.
+fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, (was_in, is_in): (bool, bool)) {
+    if is_in && !was_in {
         set.insert(id);
-    } else {
+    } else if was_in && !is_in {
         set.remove(&id);
     }
 }

@@ -5,7 +5,8 @@ use crate::id::{ElementId, LabelId, TaskId};
 use std::collections::BTreeMap;
 
 /// Ids of one block.
-const BLOCK: u64 = 256;
+const BLOCK: u64 = ROOM as u64;
+const ROOM: usize = 256;
 
 /// An id that is a number.
 pub(super) trait Key: Copy {
@@ -84,11 +85,7 @@ impl<K: Key, V> Table<K, V> {
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
         // Where there is one block there will be more, which need not grow by and by.
-        let room = if self.blocks.is_empty() {
-            0
-        } else {
-            BLOCK as usize
-        };
+        let room = if self.blocks.is_empty() { 0 } else { ROOM };
         let block = self.blocks.entry(block).or_insert_with(|| {
             let mut values = std::mem::take(&mut self.spare);
             values.reserve_exact(room);

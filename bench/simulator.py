@@ -23,7 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 OUT = os.path.join(HERE, "out")
 OURS = os.path.join(ROOT, "target/release/examples/simulate_large")
-POLICIES = ["round-robin", "min-wait", "write-amplification"]
+POLICIES = ["round-robin", "random", "input-locality", "min-wait", "write-amplification", "hybrid", "advised"]
 
 
 def shapes(text):

@@ -56,8 +56,13 @@ impl Dispatcher {
             let issued = self.labels.get(&label).expect("a live label is known");
             assert_eq!(issued.task, id);
             let element = self.elements.get(&issued.element);
-            let queued = element.is_some_and(|element| element.outstanding.contains_key(&label));
+            let queued = element.is_some_and(|element| element.outstanding.contains_key(label));
             assert!(queued, "{label:?} of {id:?} is in no queue");
+            for (input, used) in task.spec.inputs.iter().zip(&issued.inputs) {
+                let flying = self.flying(input.origin, issued.element);
+                let follows = flying.is_some_and(|flying| flying.object == used.object);
+                assert!(issued.chained || !follows, "{label:?} is sent along");
+            }
         }
         if task.state == TaskState::Done {
             let outputs = task.outputs.as_ref().map(Vec::len);
@@ -109,12 +114,12 @@ impl Dispatcher {
                 let made = self.task(maker).state == TaskState::Done;
                 assert_ne!(
                     made,
-                    task.missing.contains(&maker),
+                    task.missing.contains_key(maker),
                     "{id:?} waits for {maker:?} or not"
                 );
             }
         }
-        for &maker in &task.missing {
+        for maker in task.missing.keys() {
             assert!(
                 !is_end(self.task(maker).state),
                 "{id:?} waits for {maker:?}, which has ended"
@@ -125,7 +130,10 @@ impl Dispatcher {
     fn check_lines(&self) {
         let mut standing = 0;
         for (line, members) in &self.lines {
-            assert!(!members.is_empty(), "{line:?} is kept empty");
+            assert!(
+                !members.is_empty() || *line == Line::Fresh,
+                "{line:?} is kept empty"
+            );
             standing += members.len();
             for (_, id) in members {
                 assert_eq!(
@@ -135,7 +143,7 @@ impl Dispatcher {
                 );
             }
             let open = match line {
-                Line::Fresh => true,
+                Line::Fresh => !members.is_empty(),
                 Line::Any => false,
                 Line::Pinned(id) => self
                     .elements

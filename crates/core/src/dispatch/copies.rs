@@ -16,7 +16,8 @@ pub const COPIES_MAX: usize = 4096;
 /// Copies in the array.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    holders: BTreeMap<ObjectId, BTreeSet<ElementId>>,
+    /// Objects with the elements that should have a copy.
+    holders: BTreeSet<(ObjectId, ElementId)>,
     kept: BTreeMap<ElementId, Kept>,
 }
 
@@ -30,7 +31,7 @@ struct Kept {
 impl Copies {
     /// An element is to pull an object.
     pub(super) fn note(&mut self, element: ElementId, object: ObjectId, size: u64) {
-        if !self.holders.entry(object).or_default().insert(element) {
+        if !self.holders.insert((object, element)) {
             return;
         }
         let kept = self.kept.entry(element).or_default();
@@ -44,32 +45,20 @@ impl Copies {
                 break;
             };
             kept.bytes = kept.bytes.saturating_sub(size);
-            drop_holder(&mut self.holders, oldest, element);
+            self.holders.remove(&(oldest, element));
         }
     }
 
     /// The elements that should have a copy.
     pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
-        self.holders.get(&object).into_iter().flatten().copied()
+        let all = (object, ElementId(0))..=(object, ElementId(u32::MAX));
+        self.holders.range(all).map(|(_, element)| *element)
     }
 
     /// An element starts anew, without copies.
     pub(super) fn forget(&mut self, element: ElementId) {
         for (object, _) in self.kept.remove(&element).unwrap_or_default().order {
-            drop_holder(&mut self.holders, object, element);
-        }
-    }
-}
-
-fn drop_holder(
-    holders: &mut BTreeMap<ObjectId, BTreeSet<ElementId>>,
-    object: ObjectId,
-    element: ElementId,
-) {
-    if let Some(elements) = holders.get_mut(&object) {
-        elements.remove(&element);
-        if elements.is_empty() {
-            holders.remove(&object);
+            self.holders.remove(&(object, element));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! What the dispatcher keeps of an element: whether it is up, what it has to do and how long that takes.
 
+use super::short::Short;
 use super::{QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
 use crate::event::{ElementView, History};
 use crate::id::LabelId;
 use crate::time::{Span, Time};
-use std::collections::BTreeMap;
 
 /// Whether an element can be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +19,12 @@ pub(super) enum Presence {
 #[derive(Debug)]
 pub(super) struct Element {
     pub(super) presence: Presence,
+    /// Its status; histories are moved to `Learned`.
     pub(super) view: ElementView,
     /// Labels that take a place in its queue, with the time each is expected to take.
-    pub(super) outstanding: BTreeMap<LabelId, Span>,
+    pub(super) outstanding: Short<LabelId, Span>,
     /// Which of them run, since when, and the time each is expected to take.
-    pub(super) running: BTreeMap<LabelId, (Time, Span)>,
+    pub(super) running: Short<LabelId, (Time, Span)>,
     /// Sum of the expected times of `outstanding`.
     pub(super) backlog: Span,
     spent: Spent,
@@ -49,8 +50,8 @@ impl Element {
         Self {
             presence,
             view,
-            outstanding: BTreeMap::new(),
-            running: BTreeMap::new(),
+            outstanding: Short::default(),
+            running: Short::default(),
             backlog: Span::default(),
             spent: Spent::default(),
         }
@@ -150,7 +151,7 @@ impl Element {
 
     /// A label began to run. Expected times that change later are not looked at again while it runs.
     pub(super) fn start(&mut self, label: LabelId, now: Time) {
-        let expected = self.outstanding.get(&label).copied().unwrap_or_default();
+        let expected = self.outstanding.get(label).copied().unwrap_or_default();
         self.running.insert(label, (now, expected));
         self.spent.from = Time(u64::MAX);
     }
@@ -163,27 +164,15 @@ impl Element {
 
     /// Takes a label off the queue; whether it was there.
     pub(super) fn remove(&mut self, label: LabelId) -> bool {
-        if self.running.remove(&label).is_some() {
+        if self.running.remove(label).is_some() {
             // Summed up at the next look.
             self.spent.from = Time(u64::MAX);
         }
-        let removed = self.outstanding.remove(&label);
+        let removed = self.outstanding.remove(label);
         if let Some(expected) = removed {
             self.backlog = Span(self.backlog.0.saturating_sub(expected.0));
         }
         removed.is_some()
-    }
-
-    /// Takes a new status, but keeps histories that know more runs than it does: outcomes that came
-    /// after the status was taken.
-    pub(super) fn refresh(&mut self, view: ElementView) {
-        let known = std::mem::replace(&mut self.view, view).history;
-        for (kernel, history) in known {
-            let reported = self.view.history.entry(kernel).or_default();
-            if reported.runs < history.runs {
-                *reported = history;
-            }
-        }
     }
 }
 

@@ -185,11 +185,20 @@ impl Elements {
 
     fn move_to(&mut self, id: ElementId, old: Option<Place>, new: Option<Place>) {
         let store = |place: Place| place.role == Role::Store;
-        enter(&mut self.stores, id, new.is_some_and(store));
-        enter(&mut self.hosts, id, new.is_some_and(|new| !store(new)));
-        enter(&mut self.full, id, new.is_some_and(|new| new.full));
-        let open = new.is_some_and(|new| store(new) && new.open);
-        enter(&mut self.open, id, open);
+        let both =
+            |belongs: fn(Place) -> bool| (old.is_some_and(belongs), new.is_some_and(belongs));
+        enter(
+            &mut self.stores,
+            id,
+            both(|place| place.role == Role::Store),
+        );
+        enter(&mut self.hosts, id, both(|place| place.role == Role::Host));
+        enter(&mut self.full, id, both(|place| place.full));
+        enter(
+            &mut self.open,
+            id,
+            both(|place| place.role == Role::Store && place.open),
+        );
         let cores = |place: Option<Place>| {
             let place = place.filter(|place| store(*place));
             place.map_or(0, |place| u64::from(place.cores))
@@ -301,11 +310,11 @@ impl Elements {
     }
 }
 
-/// Puts an element into a set or takes it out.
-fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, is_in: bool) {
-    if is_in {
+/// Puts an element into a set or takes it out, if that changes.
+fn enter(set: &mut BTreeSet<ElementId>, id: ElementId, (was_in, is_in): (bool, bool)) {
+    if is_in && !was_in {
         set.insert(id);
-    } else {
+    } else if was_in && !is_in {
         set.remove(&id);
     }
 }
@@ -524,22 +533,22 @@ mod tests {
         match *step {
             Step::Up(cores, link_bytes_per_sec, store) => {
                 element.presence = Presence::Up;
-                element.refresh(ElementView {
+                element.view = ElementView {
                     role: if store { Role::Store } else { Role::Host },
                     cores,
                     link_bytes_per_sec,
                     ..unknown_view()
-                });
+                };
             }
             Step::Down => element.presence = Presence::Down,
             Step::Add(expected) => element.add(label, Span(expected)),
             Step::Start(index) => {
-                if let Some(&label) = element.outstanding.keys().nth(index) {
+                if let Some(label) = element.outstanding.nth_key(index) {
                     element.start(label, now);
                 }
             }
             Step::Remove(index) => {
-                if let Some(&label) = element.outstanding.keys().nth(index) {
+                if let Some(label) = element.outstanding.nth_key(index) {
                     element.remove(label);
                 }
             }

@@ -4,6 +4,7 @@
 //! own inputs can be had, recursively (lineage-based recovery); otherwise the task waits until the
 //! element is back.
 
+use super::short::Short;
 use super::task::is_end;
 use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use crate::event::{Origin, TaskState};
@@ -11,12 +12,15 @@ use crate::id::{ElementId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
 use std::collections::BTreeSet;
+use std::ops::RangeFrom;
 
 /// What is in the way of a task.
 #[derive(Debug, Default)]
 struct Obstacles {
+    /// What can be read.
+    placed: Vec<Placed>,
     /// Tasks whose outputs do not exist yet.
-    missing: BTreeSet<TaskId>,
+    missing: Short<TaskId>,
     /// Tasks whose outputs are on an element that is not up, with the input's name and the element.
     lost: Vec<(TaskId, String, ElementId)>,
     /// Inputs that are on an element that is not up.
@@ -79,7 +83,7 @@ impl Dispatcher {
             // An earlier input may have brought the same task back already.
             let redone = self.task(maker).state != TaskState::Done;
             if redone || self.can_redo(maker) {
-                obstacles.missing.insert(maker);
+                obstacles.missing.insert(maker, ());
                 if !redone {
                     self.redo(maker, element, turn);
                     pending.push(maker);
@@ -112,10 +116,7 @@ impl Dispatcher {
             self.stranded.remove(&id);
         }
         if ready {
-            let count = self.task(id).spec.inputs.len();
-            let inputs = (0..count).filter_map(|index| self.input(id, index));
-            let inputs = inputs.collect();
-            self.task_mut(id).ready_inputs = inputs;
+            self.task_mut(id).ready_inputs = obstacles.placed;
         }
         self.set_state(
             id,
@@ -133,6 +134,7 @@ impl Dispatcher {
         for (index, input) in self.task(id).spec.inputs.iter().enumerate() {
             if let Some(placed) = self.input(id, index) {
                 if self.reachable(placed) {
+                    found.placed.push(placed);
                     continue;
                 }
                 let name = input.name.clone();
@@ -143,7 +145,7 @@ impl Dispatcher {
             } else if let Origin::Task(maker, _) = input.origin {
                 match self.tasks.get(&maker).map(|maker| maker.state) {
                     Some(state) if !is_end(state) => {
-                        found.missing.insert(maker);
+                        found.missing.insert(maker, ());
                     }
                     _ => found.hopeless = found.hopeless.or(Some((input.path.clone(), maker))),
                 }
@@ -204,11 +206,10 @@ impl Dispatcher {
         );
         self.redone.insert(id);
         self.set_state(id, TaskState::Waiting, turn);
-        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-        for other in dependents {
+        for other in self.dependents(id) {
             let task = self.task_mut(other);
             if task.state == TaskState::Waiting {
-                task.missing.insert(id);
+                task.missing.insert(id, ());
             }
         }
     }
@@ -242,8 +243,8 @@ impl Dispatcher {
         };
         let needed = || {
             task.dependents
-                .iter()
-                .any(|&other| self.task(other).missing.contains(&id))
+                .keys()
+                .any(|other| self.task(other).missing.contains_key(id))
         };
         task.idle() && (reachable() || !needed())
     }
@@ -254,18 +255,33 @@ impl Dispatcher {
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
-        task.missing.clear();
+        task.missing = Short::default();
         task.failure = None;
         self.set_state(id, TaskState::Done, turn);
         self.release_dependents(id, turn);
     }
 
+    /// The tasks that read a task's outputs.
+    pub(super) fn dependents(&self, id: TaskId) -> Vec<TaskId> {
+        self.task(id).dependents.keys().collect()
+    }
+
+    /// The next of them. Tasks and their dependents stay what they are once their job is there, so that none is
+    /// missed whatever is done in between.
+    pub(super) fn next_dependent(
+        &self,
+        id: TaskId,
+        places: &mut RangeFrom<usize>,
+    ) -> Option<TaskId> {
+        self.task(id).dependents.nth_key(places.next()?)
+    }
+
     /// Tells those that wait for a task that its outputs exist.
     pub(super) fn release_dependents(&mut self, id: TaskId, turn: &mut Turn<'_>) {
-        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-        for other in dependents {
+        let mut dependents = 0..;
+        while let Some(other) = self.next_dependent(id, &mut dependents) {
             let task = self.task_mut(other);
-            let last = task.missing.remove(&id) && task.missing.is_empty();
+            let last = task.missing.remove(id).is_some() && task.missing.is_empty();
             if last && task.idle() {
                 self.settle(other, turn);
             }
@@ -289,9 +305,9 @@ impl Dispatcher {
             self.tell(id, failure);
             self.end_task(id, state, turn);
             let name = self.task(id).spec.name.clone();
-            for &other in self.task(id).dependents.iter().rev() {
+            for other in self.task(id).dependents.keys().rev() {
                 let task = self.task(other);
-                if task.idle() && task.missing.contains(&id) {
+                if task.idle() && task.missing.contains_key(id) {
                     let message =
                         format!("it depends on task `{name}`, which failed or was cancelled");
                     pending.push((other, TaskState::Cancelled, dependency(message)));
@@ -306,7 +322,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         self.redone.remove(&id);
         let task = self.task_mut(id);
-        task.missing.clear();
+        task.missing = Short::default();
         task.stranded = false;
         task.current = None;
         self.forget_awaited(id);

@@ -30,7 +30,8 @@ impl Dispatcher {
         for mut spec in spec.tasks {
             let ended = spec.ended.take();
             let key = spec.task;
-            let mut task = Task::new(id, spec);
+            let kernel = self.learned.number(spec.kernel.name());
+            let mut task = Task::new(id, spec, kernel);
             task.awaited = task
                 .spec
                 .inputs
@@ -70,7 +71,7 @@ impl Dispatcher {
                 self.settle(task, turn);
             }
         }
-        self.ending.insert(id);
+        self.ending.insert(id, ());
     }
 
     /// Name of a policy that exists; makes it at its first use.
@@ -104,7 +105,7 @@ impl Dispatcher {
                     Origin::Awaited => {}
                     Origin::Task(maker, _) => {
                         if let Some(maker) = self.tasks.get_mut(&maker) {
-                            maker.dependents.insert(id);
+                            maker.dependents.insert(id, ());
                         }
                     }
                 }
@@ -153,6 +154,7 @@ impl Dispatcher {
                 objects,
                 inputs: inputs.unwrap_or_default(),
                 output_bytes: 0,
+                chained: true,
                 taken_back: false,
                 held: None,
             };

@@ -1,43 +1,100 @@
 //! Run times per kernel: what the histories of all elements say, arranged by kernel, so that placing a task
 //! looks its kernel up once and not once an element.
+//!
+//! A kernel's name is looked up when a job or a status comes in; after that it goes by its number.
 
 use super::element::Mean;
+use super::table::Table;
 use crate::event::History;
 use crate::id::ElementId;
 use std::collections::BTreeMap;
 
+/// A kernel, by the order in which they were heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct KernelNumber(u32);
+
 /// Histories of all elements.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    kernels: BTreeMap<String, Runs>,
+    numbers: BTreeMap<String, KernelNumber>,
+    kernels: Vec<Runs>,
 }
 
 /// Runs of one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     /// On each element that ran it; no mean before the first run ended.
-    pub(super) by_element: BTreeMap<ElementId, (History, Option<Mean>)>,
+    pub(super) by_element: Table<ElementId, (History, Option<Mean>)>,
     /// On all of them together.
     pub(super) pooled: History,
 }
 
 impl Learned {
-    pub(super) fn of(&self, kernel: &str) -> Option<&Runs> {
-        self.kernels.get(kernel)
+    /// The number of a kernel, a new one if it was not heard of before.
+    pub(super) fn number(&mut self, kernel: &str) -> KernelNumber {
+        if let Some(&number) = self.numbers.get(kernel) {
+            return number;
+        }
+        let count = u32::try_from(self.kernels.len());
+        let number = KernelNumber(count.expect("names of 2^32 kernels do not fit in memory"));
+        self.numbers.insert(kernel.to_owned(), number);
+        self.kernels.push(Runs::default());
+        number
     }
 
-    /// An element's history of a kernel is this now.
-    pub(super) fn set(&mut self, kernel: &str, element: ElementId, history: History) {
-        if !self.kernels.contains_key(kernel) {
-            self.kernels.insert(kernel.to_owned(), Runs::default());
-        }
-        let Some(runs) = self.kernels.get_mut(kernel) else {
-            return;
+    fn runs(&mut self, kernel: KernelNumber) -> &mut Runs {
+        &mut self.kernels[kernel.0 as usize]
+    }
+
+    pub(super) fn of(&self, kernel: KernelNumber) -> &Runs {
+        &self.kernels[kernel.0 as usize]
+    }
+
+    /// An element's history by kernel.
+    pub(super) fn on(&self, element: ElementId) -> BTreeMap<String, History> {
+        let known = |(name, &number): (&String, &KernelNumber)| {
+            let (history, _) = self.of(number).by_element.get(&element)?;
+            Some((name.clone(), *history))
         };
+        self.numbers.iter().filter_map(known).collect()
+    }
+
+    /// Takes over what an element says of a kernel, unless more runs are known already: outcomes that came after
+    /// the status was taken.
+    pub(super) fn report(&mut self, kernel: &str, element: ElementId, history: History) {
+        let number = self.number(kernel);
+        let runs = self.runs(number);
+        let known = runs.by_element.get(&element);
+        if known.is_none_or(|(known, _)| known.runs <= history.runs) {
+            runs.set(element, history);
+        }
+    }
+
+    /// A run ended well; the element's history with it.
+    pub(super) fn add(
+        &mut self,
+        kernel: KernelNumber,
+        element: ElementId,
+        (run_ns, read_bytes): (u64, u64),
+    ) -> History {
+        let runs = self.runs(kernel);
+        let known = runs.by_element.get(&element);
+        let mut history = known.map_or_else(History::default, |(history, _)| *history);
+        history.runs += 1;
+        history.total_ns = history.total_ns.saturating_add(run_ns);
+        history.input_bytes = history.input_bytes.saturating_add(read_bytes);
+        runs.set(element, history);
+        history
+    }
+}
+
+impl Runs {
+    /// An element's history is this now.
+    fn set(&mut self, element: ElementId, history: History) {
         let known = (history, Mean::of(&history));
-        let old = runs.by_element.insert(element, known);
+        let old = self.by_element.insert(element, known);
         let old = old.map_or_else(History::default, |(old, _)| old);
-        let pooled = &mut runs.pooled;
+        let pooled = &mut self.pooled;
         let renew = |sum: u64, old: u64, new: u64| sum.saturating_sub(old).saturating_add(new);
         pooled.runs = renew(pooled.runs, old.runs, history.runs);
         pooled.total_ns = renew(pooled.total_ns, old.total_ns, history.total_ns);
@@ -60,12 +117,23 @@ mod tests {
     #[test]
     fn the_pool_is_the_sum_of_what_each_element_said_last() {
         let mut learned = Learned::default();
-        assert!(learned.of("mean").is_none());
         for (element, runs) in [(1, 3), (2, 4), (1, 5)] {
-            learned.set("mean", ElementId(element), history(runs));
+            learned.report("mean", ElementId(element), history(runs));
         }
-        let runs = learned.of("mean").unwrap();
-        assert_eq!(runs.pooled, history(9));
-        assert_eq!(runs.by_element[&ElementId(1)].0, history(5));
+        let mean = learned.number("mean");
+        assert_eq!(learned.of(mean).pooled, history(9));
+        let added = learned.add(mean, ElementId(2), (10, 100));
+        assert_eq!((added, learned.of(mean).pooled), (history(5), history(10)));
+    }
+
+    #[test]
+    fn a_status_that_knows_fewer_runs_is_older_than_what_is_known() {
+        let mut learned = Learned::default();
+        let element = ElementId(1);
+        learned.report("mean", element, history(3));
+        learned.report("mean", element, history(2));
+        learned.report("sum", ElementId(2), history(1));
+        let known = BTreeMap::from([("mean".to_owned(), history(3))]);
+        assert_eq!(learned.on(element), known);
     }
 }

@@ -28,6 +28,7 @@ mod outcome;
 mod place;
 mod presence;
 mod query;
+mod short;
 mod sight;
 mod table;
 mod task;
@@ -38,12 +39,15 @@ pub use query::{ElementStatus, JobStatus, TaskStatus};
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
 use crate::id::{ElementId, JobId, LabelId, TaskId};
 use crate::label::{Failure, Label};
-use crate::policy::{self, Candidate, Policy, UnknownPolicy};
+use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use copies::Copies;
 use element::{Element, Presence};
 use elements::Elements;
 use learned::Learned;
+use place::Reads;
+use short::Short;
+use sight::Lists;
 use std::collections::{BTreeMap, BTreeSet};
 use table::Table;
 use task::{Issued, Job, Line, Task, is_end};
@@ -117,20 +121,21 @@ pub struct Dispatcher {
     /// Done tasks that are run again.
     redone: BTreeSet<TaskId>,
     /// Elements that may have got room since ready tasks were looked at.
-    touched: BTreeSet<ElementId>,
+    touched: Short<ElementId>,
     /// Storage elements with a core that has nothing to do.
     idle: BTreeSet<ElementId>,
     /// Counts what may make a policy move a task away from the full element that it waits for: elements that
     /// run out of work, and run times that turn out to be different.
     news: u64,
     /// Jobs in which a task came to an end since jobs were looked at.
-    ending: BTreeSet<JobId>,
+    ending: Short<JobId>,
     /// Labels that leave at the end of the event, by element.
-    outbox: BTreeMap<ElementId, Vec<Label>>,
+    outbox: Short<ElementId, Vec<Label>>,
     /// Whether decisions are told.
     explains: bool,
-    /// Room for the candidates of the next task, so that it need not be made anew each time.
-    spare: Vec<Candidate>,
+    /// Lists for the next task that is placed, so that they need not be made anew each time.
+    spare: Lists,
+    spare_reads: Reads,
 }
 
 /// What a handler is given with its event.
@@ -161,13 +166,14 @@ impl Dispatcher {
             awaited: BTreeMap::new(),
             stranded: BTreeSet::new(),
             redone: BTreeSet::new(),
-            touched: BTreeSet::new(),
+            touched: Short::default(),
             idle: BTreeSet::new(),
             news: 1,
-            ending: BTreeSet::new(),
-            outbox: BTreeMap::new(),
+            ending: Short::default(),
+            outbox: Short::default(),
             explains: true,
-            spare: Vec::new(),
+            spare: Lists::default(),
+            spare_reads: Reads::default(),
         })
     }
 
@@ -204,7 +210,7 @@ impl Dispatcher {
         }
         self.pump(turn);
         self.end_jobs(turn);
-        for (element, labels) in std::mem::take(&mut self.outbox) {
+        while let Some((element, labels)) = self.outbox.pop_first() {
             turn.out.push(Action::Send { element, labels });
         }
         debug_assert!(self.labels_add_up(), "labels and elements disagree");
@@ -270,7 +276,7 @@ impl Dispatcher {
                 self.join_line(Line::Fresh, id);
             }
             if is_end(state) {
-                self.ending.insert(job);
+                self.ending.insert(job, ());
             }
         }
         turn.out.push(Action::Task {
@@ -288,13 +294,7 @@ impl Dispatcher {
         let Some((task, job)) = self.tasks.get(&id).zip(self.jobs.get_mut(&job)) else {
             return;
         };
-        let kernel = task.spec.kernel.name();
-        if !job.waves.contains_key(kernel) {
-            job.waves.insert(kernel.to_owned(), task::Wave::default());
-        }
-        let Some(wave) = job.waves.get_mut(kernel) else {
-            return;
-        };
+        let wave = job.waves.entry(task.kernel).or_default();
         if ready {
             wave.size = if wave.left == 0 { 1 } else { wave.size + 1 };
             wave.left += 1;
@@ -306,7 +306,8 @@ impl Dispatcher {
     fn leave_line(&mut self, line: Line, key: (JobId, TaskId)) {
         if let Some(members) = self.lines.get_mut(&line) {
             members.remove(&key);
-            if members.is_empty() {
+            // Most events fill this one again.
+            if members.is_empty() && line != Line::Fresh {
                 self.lines.remove(&line);
             }
         }
@@ -324,7 +325,7 @@ impl Dispatcher {
 
     /// Says which jobs came to an end with this event.
     fn end_jobs(&mut self, turn: &mut Turn<'_>) {
-        for id in std::mem::take(&mut self.ending) {
+        while let Some((id, ())) = self.ending.pop_first() {
             let job = self.job_mut(id);
             if job.state != JobState::Running || job.open() > 0 {
                 continue;
@@ -355,7 +356,7 @@ impl Dispatcher {
 
     /// Has ready tasks looked at again for an element whose room or cores may have changed.
     fn touch(&mut self, id: ElementId) {
-        self.touched.insert(id);
+        self.touched.insert(id, ());
         self.count_idle(id);
     }
 

@@ -1,8 +1,9 @@
 //! How labels end: which outcomes count, and what becomes of the task.
 
+use super::short::Short;
 use super::task::Issued;
 use super::{Dispatcher, LOSSES_MAX, Turn};
-use crate::event::{Action, History, Origin, TaskState};
+use crate::event::{Action, Origin, TaskState};
 use crate::id::{ElementId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind, Outcome, Sealed};
 use crate::object::Placed;
@@ -62,7 +63,7 @@ impl Dispatcher {
             let task = self.task_mut(id);
             task.current = Some(label);
             task.tries += 1;
-            task.missing.clear();
+            task.missing = Short::default();
             task.stranded = false;
             self.stranded.remove(&id);
             return self.conclude(label, *outcome, turn);
@@ -74,7 +75,7 @@ impl Dispatcher {
 
     /// Whether a label read an output of another that has not been heard of yet.
     fn before_its_turn(&self, label: LabelId) -> bool {
-        let Some(issued) = self.labels.get(&label) else {
+        let Some(issued) = self.labels.get(&label).filter(|issued| issued.chained) else {
             return false;
         };
         let inputs = self
@@ -148,8 +149,7 @@ impl Dispatcher {
         let mut pending = vec![(id, objects)];
         while let Some((id, objects)) = pending.pop() {
             let name = self.task(id).spec.name.clone();
-            let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-            for other in dependents {
+            for other in self.dependents(id) {
                 let Some(label) = self.task(other).current else {
                     continue;
                 };
@@ -178,26 +178,11 @@ impl Dispatcher {
         abandoned
     }
 
-    fn learn(&mut self, id: TaskId, element: ElementId, (run_ns, read_bytes): (u64, u64)) {
-        let known = self.elements.get_mut(&element);
-        let Some((task, known)) = self.tasks.get(&id).zip(known) else {
-            return;
-        };
-        let kernel = task.spec.kernel.name();
-        let histories = &mut known.view.history;
-        if !histories.contains_key(kernel) {
-            histories.insert(kernel.to_owned(), History::default());
-        }
-        let Some(history) = histories.get_mut(kernel) else {
-            return;
-        };
-        history.runs += 1;
-        history.total_ns = history.total_ns.saturating_add(run_ns);
-        history.input_bytes = history.input_bytes.saturating_add(read_bytes);
-        let history = *history;
+    fn learn(&mut self, id: TaskId, element: ElementId, measured: (u64, u64)) {
+        let kernel = self.task(id).kernel;
+        let history = self.learned.add(kernel, element, measured);
         // A mean moves most with the first runs.
         self.news += u64::from(history.runs.is_power_of_two());
-        self.learned.set(kernel, element, history);
     }
 
     fn succeed(&mut self, id: TaskId, label: LabelId, outputs: Vec<Placed>, turn: &mut Turn<'_>) {
@@ -217,8 +202,8 @@ impl Dispatcher {
 
     /// Takes successes that were held until this task's was known.
     fn release_held(&mut self, id: TaskId, turn: &mut Turn<'_>) {
-        let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-        for other in dependents {
+        let mut dependents = 0..;
+        while let Some(other) = self.next_dependent(id, &mut dependents) {
             let Some(label) = self.task(other).current else {
                 continue;
             };

@@ -4,8 +4,9 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
-use super::element::{Element, expected_run};
-use super::sight::Sight;
+use super::element::Element;
+use super::short::Short;
+use super::sight::{Lists, Sight};
 use super::task::{Issued, Wave};
 use super::{
     Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
@@ -15,12 +16,12 @@ use crate::event::{Action, Decision, Estimate, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
 use crate::object::Placed;
-use crate::policy::{Candidate, Choice, FullScan, Reason, Request, View};
+use crate::policy::{Candidate, Choice, FullScan, Reason, Request};
 use crate::time::{Span, Time};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// What a task reads and where that is.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reads {
     /// Its inputs, sealed or still to be made.
     placed: Vec<Placed>,
@@ -33,11 +34,33 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// The same lists with nothing in them, for the next task.
+    fn emptied(mut self) -> Self {
+        self.placed.clear();
+        self.holders.clear();
+        self.local.clear();
+        Self {
+            data: 0,
+            bytes: 0,
+            ..self
+        }
+    }
+
     /// Bytes of them that are on an element.
     pub(super) fn held(&self, element: ElementId) -> u64 {
         let at = self.local.binary_search_by_key(&element, |(id, _)| *id);
         at.map_or(0, |at| self.local[at].1)
     }
+}
+
+/// A task of the mini DAG that is being sent.
+#[derive(Clone, Copy)]
+struct Link {
+    task: TaskId,
+    /// Until when it should have ended.
+    end: Span,
+    /// How many tasks of the mini DAG are behind one another up to it.
+    depth: usize,
 }
 
 /// Where a task is to go.
@@ -88,9 +111,9 @@ impl Dispatcher {
     ) -> Option<(Line, TaskId)> {
         let elements = &self.elements;
         self.touched
-            .retain(|id| elements.get(id).is_some_and(Element::room));
+            .retain_keys(|id| elements.get(&id).is_some_and(Element::room));
         let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
-        let per_element = self.touched.iter().flat_map(|&id| {
+        let per_element = self.touched.keys().flat_map(|id| {
             let looked = passed.get(&id).copied().unwrap_or(0);
             let idle = || {
                 elements
@@ -114,12 +137,16 @@ impl Dispatcher {
         let news = self.news;
         self.task_mut(id).asked = news;
         let room = answer.chosen.is_some_and(|chosen| chosen.room);
-        match answer.choice {
-            None => self.join_line(Line::Any, id),
-            Some(_) if room => self.send(id, answer, turn),
-            Some(choice) => self.join_line(Line::At(choice.element), id),
+        if room {
+            self.send(id, answer, turn);
+            return true;
         }
-        room
+        let line = answer
+            .choice
+            .map_or(Line::Any, |choice| Line::At(choice.element));
+        self.join_line(line, id);
+        self.spare_reads = answer.reads.emptied();
+        false
     }
 
     /// Asks again for tasks that wait for full elements while another has nothing to do, if there are news
@@ -146,7 +173,8 @@ impl Dispatcher {
     /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
     /// whose outstanding labels the task would follow, `earliest` the time until the last of them should have ended.
     fn ask(&mut self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
-        let reads = self.reads(id, along);
+        let mut reads = std::mem::take(&mut self.spare_reads);
+        self.read(id, along, &mut reads);
         let task = self
             .tasks
             .get(&id)
@@ -166,15 +194,14 @@ impl Dispatcher {
             let reason = Reason::Pinned;
             Some(Choice { element, reason })
         } else {
-            let kernel = task.spec.kernel.name();
             // A task that is looked at ahead of its time belongs to no wave yet.
             let wave = job.filter(|_| along.is_none());
-            let wave = wave.and_then(|job| job.waves.get(kernel)).copied();
+            let wave = wave.and_then(|job| job.waves.get(&task.kernel)).copied();
             let wave = wave.unwrap_or(Wave { left: 1, size: 1 });
             let request = Request {
                 job: task.job,
                 task: id,
-                kernel,
+                kernel: task.spec.kernel.name(),
                 inputs: reads.data,
                 holders: reads.holders.len(),
                 input_bytes: reads.bytes,
@@ -191,7 +218,7 @@ impl Dispatcher {
             choice
         };
         let chosen = choice.and_then(|choice| sight.candidate(choice.element));
-        self.spare = sight.into_spare();
+        self.spare = sight.into_lists();
         Answer {
             choice,
             chosen,
@@ -200,17 +227,10 @@ impl Dispatcher {
         }
     }
 
-    fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
+    /// Finds out what a task reads and writes it to a list that is empty.
+    fn read(&self, id: TaskId, along: Option<ElementId>, reads: &mut Reads) {
         let task = self.task(id);
         let spec = &task.spec;
-        let count = spec.inputs.len();
-        let mut reads = Reads {
-            placed: Vec::with_capacity(count),
-            data: 0,
-            holders: Vec::with_capacity(count),
-            bytes: 0,
-            local: Vec::with_capacity(count),
-        };
         for (index, input) in spec.inputs.iter().enumerate() {
             let ready = task.ready_inputs.get(index).copied();
             let sealed = || self.input(id, index);
@@ -241,7 +261,6 @@ impl Dispatcher {
             }
             same
         });
-        reads
     }
 
     /// Sends a task, and those that follow it on the same element.
@@ -251,28 +270,41 @@ impl Dispatcher {
         };
         let element = choice.element;
         let end = self.issue(first, choice, &mut answer, false, turn);
-        let mut ends = BTreeMap::from([(first, end)]);
-        let mut frontier = VecDeque::from([(first, 1)]);
-        let mut asks = 0;
-        while let Some((id, depth)) = frontier.pop_front() {
+        self.spare_reads = answer.reads.emptied();
+        let mut sent = vec![Link {
+            task: first,
+            end,
+            depth: 1,
+        }];
+        let (mut at, mut asks) = (0, 0);
+        while let Some(&Link {
+            task: id, depth, ..
+        }) = sent.get(at)
+        {
+            at += 1;
             if depth >= MINI_DAG_DEPTH_MAX {
                 continue;
             }
-            let dependents: Vec<TaskId> = self.task(id).dependents.iter().copied().collect();
-            for next in dependents {
+            let mut dependents = 0..;
+            while let Some(next) = self.next_dependent(id, &mut dependents) {
                 let room = self.elements.get(&element).is_some_and(Element::room);
-                if ends.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
+                if sent.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
                     return;
                 }
-                let Some(earliest) = self.can_follow(next, element, &ends) else {
+                let Some(earliest) = self.can_follow(next, element, &sent) else {
                     continue;
                 };
                 asks += 1;
                 let mut answer = self.ask(next, earliest, Some(element), turn.now);
                 if let Some(choice) = answer.choice.filter(|choice| choice.element == element) {
-                    ends.insert(next, self.issue(next, choice, &mut answer, true, turn));
-                    frontier.push_back((next, depth + 1));
+                    let end = self.issue(next, choice, &mut answer, true, turn);
+                    sent.push(Link {
+                        task: next,
+                        end,
+                        depth: depth + 1,
+                    });
                 }
+                self.spare_reads = answer.reads.emptied();
             }
         }
     }
@@ -285,25 +317,21 @@ impl Dispatcher {
         let task = self.tasks.get(&id).expect("a task that is placed is known");
         let times = (answer.earliest, now);
         let (elements, learned) = (&mut self.elements, &self.learned);
-        let mut sight = Sight::new(elements, learned, task, &answer.reads, times, Vec::new());
+        let spare = Lists::default();
+        let mut sight = Sight::new(elements, learned, task, &answer.reads, times, spare);
         sight.all().iter().map(|one| one.estimate).collect()
     }
 
     /// When the labels that a waiting task depends on should have ended, if all of them are on
     /// `element` and nothing else is in its way.
-    fn can_follow(
-        &self,
-        id: TaskId,
-        element: ElementId,
-        ends: &BTreeMap<TaskId, Span>,
-    ) -> Option<Span> {
+    fn can_follow(&self, id: TaskId, element: ElementId, sent: &[Link]) -> Option<Span> {
         let task = self.task(id);
         let pinned_here = task.spec.element.is_none_or(|pinned| pinned == element);
         let waits = task.state == TaskState::Waiting && task.awaited == 0 && !task.stranded;
         if !waits || !pinned_here || task.avoid.contains(&element) {
             return None;
         }
-        for &maker in &task.missing {
+        for maker in task.missing.keys() {
             let label = self.task(maker).current?;
             self.labels
                 .get(&label)
@@ -313,14 +341,11 @@ impl Dispatcher {
         if sealed.into_iter().any(|placed| !self.reachable(placed)) {
             return None;
         }
-        Some(
-            task.missing
-                .iter()
-                .filter_map(|maker| ends.get(maker))
-                .copied()
-                .max()
-                .unwrap_or_default(),
-        )
+        let makers = sent
+            .iter()
+            .filter(|link| task.missing.contains_key(link.task));
+        let ends = makers.map(|link| link.end);
+        Some(ends.max().unwrap_or_default())
     }
 
     /// Makes a label for a task and hands it to an element; until when it should have ended.
@@ -340,9 +365,14 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.current = Some(label);
         task.tries += 1;
-        task.missing.clear();
+        task.missing = Short::default();
         let job = task.job;
-        for placed in &answer.reads.placed {
+        let inputs = if chained {
+            std::mem::take(&mut answer.reads.placed)
+        } else {
+            std::mem::take(&mut task.ready_inputs)
+        };
+        for placed in &inputs {
             if placed.element != element && placed.object != ObjectId::STATUS {
                 self.copies.note(element, placed.object, placed.size);
             }
@@ -352,8 +382,9 @@ impl Dispatcher {
             job,
             element,
             objects,
-            inputs: std::mem::take(&mut answer.reads.placed),
+            inputs,
             output_bytes: answer.reads.bytes,
+            chained,
             taken_back: false,
             held: None,
         };
@@ -379,22 +410,22 @@ impl Dispatcher {
         }
         if let Some(built) = self.build(label) {
             // Most events send one.
-            let labels = self.outbox.entry(element);
-            labels.or_insert_with(|| Vec::with_capacity(1)).push(built);
+            let labels = self
+                .outbox
+                .get_or_insert_with(element, || Vec::with_capacity(1));
+            labels.push(built);
         }
         wait + expected
     }
 
-    /// Tells the policy that its choice was carried out; the policy's name, or `None` if none was asked.
+    /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
     fn commit(&mut self, job: JobId, choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
             return None;
         }
-        let name = self.job_mut(job).policy.clone();
-        if let Some(policy) = self.policies.get_mut(&name) {
-            policy.chosen(choice);
-        }
-        Some(name)
+        let name = &self.jobs.get(&job)?.policy;
+        self.policies.get_mut(name)?.chosen(choice);
+        self.explains.then(|| name.clone())
     }
 
     /// What a label that is outstanding is expected to take on its element.
@@ -402,20 +433,16 @@ impl Dispatcher {
         let Some(issued) = self.labels.get(&label) else {
             return UNKNOWN_RUN;
         };
-        let kernel = self
-            .tasks
-            .get(&issued.task)
-            .map_or("", |task| task.spec.kernel.name());
+        let Some(task) = self.tasks.get(&issued.task) else {
+            return UNKNOWN_RUN;
+        };
         let bytes = issued
             .inputs
             .iter()
             .fold(0_u64, |sum, one| sum.saturating_add(one.size));
-        let history = self
-            .elements
-            .get(&issued.element)
-            .and_then(|known| known.view.history.get(kernel));
-        history
-            .and_then(|history| expected_run(history, bytes))
+        let known = self.learned.of(task.kernel).by_element.get(&issued.element);
+        known
+            .and_then(|(_, mean)| Some(mean.as_ref()?.scaled(bytes)))
             .unwrap_or(UNKNOWN_RUN)
             .min(EXPECTED_MAX)
     }

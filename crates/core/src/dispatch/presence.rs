@@ -1,8 +1,9 @@
 //! Elements come, go and come back. Both walk over the ready tasks; everything else here is as long as
 //! what the element has to do.
 
-use super::element::{Element, Presence};
+use super::element::Presence;
 use super::outcome::discard;
+use super::short::Short;
 use super::{Dispatcher, LOSSES_MAX, Line, Turn};
 use crate::event::{Action, ElementView, TaskState};
 use crate::id::{ElementId, LabelId, TaskId};
@@ -10,12 +11,8 @@ use crate::label::{Failure, FailureKind};
 
 impl Dispatcher {
     pub(super) fn on_element_up(&mut self, id: ElementId, view: ElementView, turn: &mut Turn<'_>) {
-        let element = self
-            .elements
-            .get_or_insert(id, || Element::new(Presence::Up, view.clone()));
-        element.presence = Presence::Up;
-        element.refresh(view);
-        self.relearn(id);
+        self.element_mut(id).presence = Presence::Up;
+        self.refresh(id, view);
         self.copies.forget(id);
         self.restore_redone(turn);
         self.take_up(id, turn);
@@ -59,19 +56,18 @@ impl Dispatcher {
     }
 
     pub(super) fn on_element_status(&mut self, id: ElementId, view: ElementView) {
-        if let Some(element) = self.elements.get_mut(&id).filter(|element| element.up()) {
-            element.refresh(view);
-            self.relearn(id);
+        if self.up(id) {
+            self.refresh(id, view);
             self.touch(id);
         }
     }
 
-    /// Takes over the histories of an element's status.
-    fn relearn(&mut self, id: ElementId) {
-        let known = self.elements.get(&id);
-        for (kernel, &history) in known.into_iter().flat_map(|known| &known.view.history) {
-            self.learned.set(kernel, id, history);
+    /// Takes over an element's status.
+    fn refresh(&mut self, id: ElementId, mut view: ElementView) {
+        for (kernel, history) in std::mem::take(&mut view.history) {
+            self.learned.report(&kernel, id, history);
         }
+        self.element_mut(id).view = view;
     }
 
     pub(super) fn on_element_down(&mut self, id: ElementId, turn: &mut Turn<'_>) {
@@ -109,7 +105,7 @@ impl Dispatcher {
     /// Failed if they were lost too often; the caller settles them.
     pub(super) fn take_back(&mut self, id: ElementId, turn: &mut Turn<'_>) -> Vec<TaskId> {
         let element = self.element_mut(id);
-        let labels: Vec<LabelId> = element.outstanding.keys().copied().collect();
+        let labels: Vec<LabelId> = element.outstanding.keys().collect();
         for &label in &labels {
             self.element_mut(id).remove(label);
         }
@@ -208,13 +204,14 @@ impl Dispatcher {
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
-        task.missing.clear();
+        task.missing = Short::default();
         task.current = Some(label);
         task.tries += 1;
         self.set_state(id, TaskState::Sent, turn);
         // Sent again, so that whoever keeps what was sent learns that this label is the task's again.
         if let Some(built) = self.build(label) {
-            self.outbox.entry(element).or_default().push(built);
+            let labels = self.outbox.get_or_insert_with(element, Vec::new);
+            labels.push(built);
         }
     }
 }

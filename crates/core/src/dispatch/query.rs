@@ -142,7 +142,10 @@ impl Dispatcher {
             .map(move |(id, element)| ElementStatus {
                 element: id,
                 up: element.up(),
-                view: element.view.clone(),
+                view: ElementView {
+                    history: self.learned.on(id),
+                    ..element.view.clone()
+                },
                 outstanding: element.outstanding.len(),
                 running: element.running.len(),
                 bound: element.bound(),
@@ -161,7 +164,7 @@ impl Dispatcher {
         element
             .outstanding
             .keys()
-            .filter_map(|&label| self.build(label))
+            .filter_map(|label| self.build(label))
             .collect()
     }
 

@@ -8,7 +8,7 @@ use super::place::Reads;
 use super::task::Task;
 use crate::event::{Estimate, Role};
 use crate::id::ElementId;
-use crate::policy::{Candidate, View};
+use crate::policy::{Candidate, View, within};
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 use std::iter::Peekable;
@@ -26,6 +26,12 @@ pub(super) struct Sight<'a> {
     /// Elements that failed the task before or that are full of data, in order of ids; none if no other
     /// storage element is up.
     unfit: Vec<ElementId>,
+    lists: Lists,
+}
+
+/// Lists that a sight writes to.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
     /// What was asked for last.
     shown: Vec<Candidate>,
     found: Vec<ElementId>,
@@ -35,7 +41,7 @@ pub(super) struct Sight<'a> {
 #[derive(Debug)]
 struct Costs<'a> {
     reads: &'a Reads,
-    runs: Option<&'a Runs>,
+    runs: &'a Runs,
     pooled: Option<Span>,
     earliest: Span,
     /// The last transfer that was reckoned: bytes, rate and time. Most elements pull the same at the same rate.
@@ -76,17 +82,17 @@ impl Costs<'_> {
 }
 
 impl<'a> Sight<'a> {
-    /// `earliest` is the time until which the task waits in any case, `spare` a list to write to.
+    /// `earliest` is the time until which the task waits in any case.
     pub(super) fn new(
         elements: &'a mut Elements,
         learned: &'a Learned,
         task: &Task,
         reads: &'a Reads,
         (earliest, now): (Span, Time),
-        spare: Vec<Candidate>,
+        lists: Lists,
     ) -> Self {
         elements.renew(now);
-        let runs = learned.of(task.spec.kernel.name());
+        let runs = learned.of(task.kernel);
         let stores = elements.stores();
         let mut unfit: Vec<ElementId> = elements.full().union(&task.avoid).copied().collect();
         if unfit.iter().filter(|id| stores.contains(id)).count() == stores.len() {
@@ -97,14 +103,13 @@ impl<'a> Sight<'a> {
             costs: Costs {
                 reads,
                 runs,
-                pooled: runs.and_then(|runs| expected_run(&runs.pooled, reads.bytes)),
+                pooled: expected_run(&runs.pooled, reads.bytes),
                 earliest,
                 pulled: (0, 0, Span::default()),
             },
             now,
             unfit,
-            shown: spare,
-            found: Vec::new(),
+            lists,
         }
     }
 
@@ -115,28 +120,28 @@ impl<'a> Sight<'a> {
         }
         let (element, wait) = self.elements.up(id, self.now)?;
         let runs = self.costs.runs;
-        let own = runs.and_then(|runs| runs.by_element.get(&id)?.1);
+        let own = runs.by_element.get(&id).and_then(|(_, mean)| *mean);
         let held = self.costs.reads.held(id);
         Some(self.costs.on((id, element), wait, held, own))
     }
 
-    /// Gives back the list that it was made with.
-    pub(super) fn into_spare(self) -> Vec<Candidate> {
-        self.shown
+    /// Gives back the lists that it was made with.
+    pub(super) fn into_lists(self) -> Lists {
+        self.lists
     }
 
     /// Shows the elements that were found and the storage elements that hold inputs.
     fn show_with_holders(&mut self) -> &[Candidate] {
-        self.shown.clear();
+        self.lists.shown.clear();
         let local = self.costs.reads.local.iter();
         let holders = local.filter(|(_, bytes)| *bytes > 0).map(|(id, _)| *id);
-        self.found.extend(holders);
-        for index in 0..self.found.len() {
-            let candidate = self.candidate(self.found[index]);
+        self.lists.found.extend(holders);
+        for index in 0..self.lists.found.len() {
+            let candidate = self.candidate(self.lists.found[index]);
             let candidate = candidate.filter(|one| one.role == Role::Store);
-            self.shown.extend(candidate);
+            self.lists.shown.extend(candidate);
         }
-        &self.shown
+        &self.lists.shown
     }
 }
 
@@ -156,13 +161,13 @@ fn at<'a, V>(
         .map(|(_, value)| value)
 }
 
-impl View for Sight<'_> {
-    fn all(&mut self) -> &[Candidate] {
-        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.shown);
+impl Sight<'_> {
+    /// All elements that the task may go to, the host's too.
+    pub(super) fn all(&mut self) -> &[Candidate] {
+        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.lists.shown);
         let (reads, runs) = (costs.reads, costs.runs);
         // Elements, histories and bytes held are all in the order of elements, so they are read side by side.
-        let runs = runs.into_iter().flat_map(|runs| &runs.by_element);
-        let mut runs = runs.peekable();
+        let mut runs = runs.by_element.iter().peekable();
         let held = reads.local.iter().map(|(id, bytes)| (id, bytes));
         let mut held = held.peekable();
         shown.clear();
@@ -173,19 +178,44 @@ impl View for Sight<'_> {
                 shown.push(costs.on((id, element), wait, held, own));
             }
         });
-        &self.shown
+        &self.lists.shown
+    }
+}
+
+impl View for Sight<'_> {
+    /// Looks at the waits of all, and at the rest only where the wait alone does not make it too late.
+    fn ending_first(&mut self, percent: u64) -> &[Candidate] {
+        if self.elements.stores().len() <= SCAN_MAX {
+            return self.all();
+        }
+        let likely = self.by_wait().iter().map(Candidate::end_ns).min();
+        let mut bound = likely.map_or(u64::MAX, |end| within(end, percent));
+        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.lists.shown);
+        shown.clear();
+        self.elements.for_each_up(self.now, |id, element, wait| {
+            if wait.0 > bound || unfit.binary_search(&id).is_ok() {
+                return;
+            }
+            let own = costs.runs.by_element.get(&id).and_then(|(_, mean)| *mean);
+            let one = costs.on((id, element), wait, costs.reads.held(id), own);
+            if one.end_ns() <= bound {
+                bound = bound.min(within(one.end_ns(), percent));
+                shown.push(one);
+            }
+        });
+        &self.lists.shown
     }
 
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
-        self.found.clear();
+        self.lists.found.clear();
         if self.elements.stores().len() <= SCAN_MAX {
             let stores = self.elements.stores().iter();
             let others = stores.filter(|&&id| reads.held(id) == 0);
-            self.found.extend(others);
+            self.lists.found.extend(others);
         } else {
             let apart = |id| apart(id, reads, &self.unfit);
-            let found = &mut self.found;
+            let found = &mut self.lists.found;
             self.elements.least(self.now, earliest, apart, found);
         }
         self.show_with_holders()
@@ -199,8 +229,8 @@ impl View for Sight<'_> {
             next.copied()
         };
         let next = next(self.elements.open()).or_else(|| next(self.elements.stores()));
-        self.found.clear();
-        self.found.extend(next);
+        self.lists.found.clear();
+        self.lists.found.extend(next);
         self.show_with_holders()
     }
 

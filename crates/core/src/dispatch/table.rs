@@ -5,7 +5,8 @@ use crate::id::{ElementId, LabelId, TaskId};
 use std::collections::BTreeMap;
 
 /// Ids of one block.
-const BLOCK: u64 = 256;
+const BLOCK: u64 = ROOM as u64;
+const ROOM: usize = 256;
 
 /// An id that is a number.
 pub(super) trait Key: Copy {
@@ -80,19 +81,25 @@ impl<K: Key, V> Table<K, V> {
         self.get(key).is_some()
     }
 
-    pub(super) fn insert(&mut self, key: K, value: V) {
+    /// Puts a value in; the one that was there.
+    pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
-        let block = self.blocks.entry(block).or_insert_with(|| Block {
-            values: std::mem::take(&mut self.spare),
-            used: 0,
+        // Where there is one block there will be more, which need not grow by and by.
+        let room = if self.blocks.is_empty() { 0 } else { ROOM };
+        let block = self.blocks.entry(block).or_insert_with(|| {
+            let mut values = std::mem::take(&mut self.spare);
+            values.reserve_exact(room);
+            Block { values, used: 0 }
         });
         if block.values.len() <= place {
             block.values.resize_with(place + 1, || None);
         }
-        if block.values[place].replace((key, value)).is_none() {
+        let old = block.values[place].replace((key, value));
+        if old.is_none() {
             block.used += 1;
             self.len += 1;
         }
+        old.map(|(_, value)| value)
     }
 
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {
@@ -140,8 +147,7 @@ mod tests {
             for (step, (key, put)) in steps.into_iter().enumerate() {
                 let key = TaskId(key);
                 if put {
-                    table.insert(key, step);
-                    model.insert(key, step);
+                    prop_assert_eq!(table.insert(key, step), model.insert(key, step));
                 } else {
                     prop_assert_eq!(table.remove(&key), model.remove(&key));
                 }

@@ -1,5 +1,7 @@
 //! What the dispatcher keeps of jobs, tasks and labels.
 
+use super::learned::KernelNumber;
+use super::short::Short;
 use crate::event::{JobState, TaskSpec, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Outcome, Owner};
@@ -24,6 +26,7 @@ pub(super) enum Line {
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) spec: TaskSpec,
+    pub(super) kernel: KernelNumber,
     pub(super) job: JobId,
     pub(super) state: TaskState,
     /// Tries so far; those that a lost element or a dependency ended are taken off again.
@@ -33,7 +36,7 @@ pub(super) struct Task {
     /// The label of the try under way; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
     /// Tasks of the job whose outputs it waits for.
-    pub(super) missing: BTreeSet<TaskId>,
+    pub(super) missing: Short<TaskId>,
     /// Awaited inputs that were found, by their index.
     pub(super) found: BTreeMap<usize, Placed>,
     /// Awaited inputs that were not.
@@ -43,7 +46,7 @@ pub(super) struct Task {
     /// The result that counts. Kept while the task is run again because it was lost.
     pub(super) outputs: Option<Vec<Placed>>,
     /// Tasks that read its outputs.
-    pub(super) dependents: BTreeSet<TaskId>,
+    pub(super) dependents: Short<TaskId>,
     /// Elements that failed it in a way that another may not.
     pub(super) avoid: BTreeSet<ElementId>,
     /// Its place among the ready tasks; `Some` exactly while it is ready.
@@ -57,20 +60,21 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(job: JobId, spec: TaskSpec) -> Self {
+    pub(super) fn new(job: JobId, spec: TaskSpec, kernel: KernelNumber) -> Self {
         Self {
             spec,
+            kernel,
             job,
             state: TaskState::Waiting,
             tries: 0,
             losses: 0,
             current: None,
-            missing: BTreeSet::new(),
+            missing: Short::default(),
             found: BTreeMap::new(),
             awaited: 0,
             stranded: false,
             outputs: None,
-            dependents: BTreeSet::new(),
+            dependents: Short::default(),
             avoid: BTreeSet::new(),
             line: None,
             ready_inputs: Vec::new(),
@@ -114,7 +118,7 @@ pub(super) struct Job {
     pub(super) tasks: Vec<TaskId>,
     pub(super) state: JobState,
     pub(super) counts: BTreeMap<TaskState, usize>,
-    pub(super) waves: BTreeMap<String, Wave>,
+    pub(super) waves: BTreeMap<KernelNumber, Wave>,
     pub(super) submitted: Time,
     pub(super) ended: Option<Time>,
 }
@@ -151,6 +155,8 @@ pub(super) struct Issued {
     pub(super) inputs: Vec<Placed>,
     /// Estimate of each output's size, for tasks that are sent along.
     pub(super) output_bytes: u64,
+    /// It may read what a label before it was still to make.
+    pub(super) chained: bool,
     /// It was taken back with its element and may be taken up again with it.
     pub(super) taken_back: bool,
     /// A success that came before that of a label it depends on.

@@ -35,10 +35,9 @@ impl Policy for Advised {
     }
 
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
-        let all = view.all();
-        let least_ns = all.iter().map(time_ns).min()?;
-        let bound_ns = least_ns.saturating_add(least_ns / 100 * TIE_PERCENT);
-        let equal = all.iter().filter(|one| time_ns(one) <= bound_ns);
+        let first = view.ending_first(TIE_PERCENT);
+        let bound_ns = within(first.iter().map(Candidate::end_ns).min()?, TIE_PERCENT);
+        let equal = first.iter().filter(|one| one.end_ns() <= bound_ns);
         let best = equal.min_by_key(|one| {
             (
                 energy_nj(one),
@@ -63,12 +62,9 @@ impl Policy for Advised {
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
-/// Until the task would have ended there.
-fn time_ns(one: &Candidate) -> u64 {
-    let cost = &one.estimate;
-    cost.wait_ns
-        .saturating_add(cost.transfer_ns)
-        .saturating_add(cost.run_ns)
+/// The latest of the times that are no more than so many per cent after one.
+pub(crate) fn within(ns: u64, percent: u64) -> u64 {
+    ns.saturating_add(ns / 100 * percent)
 }
 
 /// What the task would take there, in nanojoules.

@@ -16,6 +16,7 @@ mod view;
 mod write_amplification;
 
 pub use advised::Advised;
+pub(crate) use advised::within;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
 pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
@@ -85,6 +86,17 @@ pub struct Candidate {
     pub local_bytes: u64,
     /// What it would cost.
     pub estimate: Estimate,
+}
+
+impl Candidate {
+    /// Until the task would have ended there, in nanoseconds: waiting, pulling its inputs and running.
+    #[must_use]
+    pub fn end_ns(&self) -> u64 {
+        let cost = &self.estimate;
+        cost.wait_ns
+            .saturating_add(cost.transfer_ns)
+            .saturating_add(cost.run_ns)
+    }
 }
 
 /// What a policy answers.

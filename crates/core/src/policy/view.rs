@@ -1,7 +1,7 @@
 //! What a policy may ask about the array. Elements that the task must not go to are left out of every answer.
 //!
 //! Most policies order elements by few things, so the view need not show them the whole array: it can keep
-//! elements in those orders and show the first of each. [`View::all`] is there for orders of another kind.
+//! elements in those orders and show the first of each.
 
 use super::Candidate;
 use crate::event::Role;
@@ -10,8 +10,9 @@ use std::fmt;
 
 /// The array as a policy sees it: elements that are up. Candidates come in no particular order.
 pub trait View: fmt::Debug {
-    /// All elements, the host's too. Takes time in proportion to the array.
-    fn all(&mut self) -> &[Candidate];
+    /// Elements, the host's too, among them all where the task would end (see [`Candidate::end_ns`]) no more than so
+    /// many per cent later than where it would end first. Takes time in proportion to the array.
+    fn ending_first(&mut self, percent: u64) -> &[Candidate];
 
     /// Storage elements, among them the first by any key that says first what it will of bytes held and then
     /// rises with wait, with outstanding labels per core and with the id. Those that are missing differ from
@@ -57,7 +58,7 @@ impl FullScan {
 }
 
 impl View for FullScan {
-    fn all(&mut self) -> &[Candidate] {
+    fn ending_first(&mut self, _percent: u64) -> &[Candidate] {
         &self.all
     }
 

@@ -8,13 +8,14 @@
 //!
 //! ```
 //! use std::path::Path;
-//! use tidemill_plan::model::{Corrections, Site, charts, paper, report};
+//! use tidemill_plan::model::{Corrections, Part, Section, Site, charts, paper, report};
 //!
 //! # let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/site/jaguar.toml"));
 //! let site = Site::read(path)?;
 //! let corrections = Corrections::default();
 //! let report = report(&site, &corrections);
-//! print!("{}", report.to_text()); // a terminal's text; `serde_json` makes JSON of the same data
+//! let parts = report.parts(&Section::ALL); // for people; `serde_json` makes JSON of the same data
+//! assert!(matches!(&parts[..], [Part::Text(_), ..]));
 //! for chart in charts(&site, &corrections) {
 //!     println!("{}: {} bytes", chart.file_name, chart.svg.len());
 //! }
@@ -45,6 +46,7 @@ pub use paper::{Claim, PaperReport, Row, Verdict, jaguar, paper};
 pub use report::{Approach, Section, SiteReport, report};
 pub use setting::{Run, Stage};
 pub use site::{Site, SiteError};
+pub use text::{Part, Table};
 
 #[cfg(test)]
 mod tests {

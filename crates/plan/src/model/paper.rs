@@ -5,11 +5,12 @@
 //! or correction it was computed with.
 
 use super::corrections::Corrections;
-use super::report::{Approach, EnergyRow, cost_row, energy_row, energy_text};
+use super::report::{Approach, EnergyRow, cost_row, energy_row, energy_table};
 use super::setting::Stage;
 use super::site::{Application, Kernel, Site};
 use super::staging::{self, Constraint};
-use super::{claims, cost, prototype, published, text};
+use super::text::{self, Part, Table};
+use super::{claims, cost, prototype, published};
 use crate::units::{Bytes, Dollars, significant};
 use serde::Serialize;
 use std::fmt;
@@ -427,9 +428,8 @@ fn seconds(value: f64) -> crate::units::Seconds {
 }
 
 impl PaperReport {
-    /// As plain text for a terminal.
-    pub fn to_text(&self) -> String {
-        let mut out = String::new();
+    /// All of it for people.
+    pub fn parts(&self) -> Vec<Part> {
         let header = [
             "",
             "ITEM",
@@ -439,7 +439,7 @@ impl PaperReport {
             "",
             "READING",
         ];
-        let mut table = text::table(&header, &[2, 3, 4]);
+        let mut table = Table::new(&header, &[2, 3, 4]);
         for row in &self.rows {
             table.add_row([
                 row.source.to_owned(),
@@ -451,14 +451,13 @@ impl PaperReport {
                 row.reading.clone(),
             ]);
         }
-        out += &text::lines(&table);
         let count = |verdict| {
             self.rows
                 .iter()
                 .filter(|row| row.verdict == verdict)
                 .count()
         };
-        out += &format!(
+        let mut out = format!(
             "\n{} rows: {} exact (to the printed digits), {} close (within 1 %), {} not reproduced\n",
             self.rows.len(),
             count(Verdict::Exact),
@@ -481,8 +480,8 @@ impl PaperReport {
             "\nFig. 4, for which no numbers are printed: kWh a run at ratio 10, with {}\n",
             self.corrections.describe()
         );
-        out += &energy_text(&self.figure_4);
-        out
+        let figure_4 = energy_table(&self.figure_4);
+        vec![Part::Table(table), Part::Text(out), Part::Table(figure_4)]
     }
 }
 
@@ -618,7 +617,7 @@ mod tests {
     #[test]
     fn text_and_json_say_the_same() {
         let report = paper(&Corrections::default());
-        let text = report.to_text();
+        let text = super::super::text::plain(&report.parts());
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["rows"].as_array().unwrap().len(), report.rows.len());
         for row in &report.rows {

@@ -1,12 +1,13 @@
 //! What the equations say about a site: staging ratios, feasibility, energy and cost, as data and as text.
 
 use super::corrections::Corrections;
+use super::cost;
 use super::energy::{self, StageEnergy};
 use super::feasible::{self, Infeasible};
 use super::setting::Stage;
 use super::site::{Application, Kernel, Site};
 use super::staging::{self, Constraint, Limit};
-use super::{cost, text};
+use super::text::{Part, Table, decimals};
 use crate::units::{BytesPerSecond, Dollars, Joules, significant};
 use serde::Serialize;
 use std::fmt;
@@ -401,51 +402,45 @@ impl Section {
 }
 
 impl SiteReport {
-    /// All of it as plain text for a terminal.
-    pub fn to_text(&self) -> String {
-        self.sections_text(&Section::ALL)
-    }
-
-    /// Some of it as plain text for a terminal.
-    pub fn sections_text(&self, sections: &[Section]) -> String {
-        let mut out = format!(
-            "{}, computed with {}\n",
-            self.site,
-            self.corrections.describe()
-        );
+    /// Some of its sections for people.
+    pub fn parts(&self, sections: &[Section]) -> Vec<Part> {
+        let corrections = self.corrections.describe();
+        let head = format!("{}, computed with {corrections}\n", self.site);
+        let mut parts = vec![Part::Text(head)];
         for section in sections {
-            out.push('\n');
-            out += &self.section_text(*section);
+            let (heading, table) = self.section(*section);
+            parts.push(Part::Text(format!("\n{heading}\n")));
+            parts.push(Part::Table(table));
         }
-        out
+        parts
     }
 
-    fn section_text(&self, section: Section) -> String {
+    /// A section's heading and table.
+    fn section(&self, section: Section) -> (String, Table) {
         let ratio = significant(self.staging_ratio);
-        let (heading, table) = match section {
+        match section {
             Section::Staging => (
                 "Largest staging ratio (nodes for each device or analysis node)".to_owned(),
-                self.staging_text(),
+                self.staging_table(),
             ),
             Section::Feasibility => (
                 format!("Can a kernel keep up? Throughput it needs at staging ratio {ratio}"),
-                self.feasibility_text(),
+                self.feasibility_table(),
             ),
             Section::Energy => (
                 format!(
                     "Energy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis"
                 ),
-                energy_text(&self.energy),
+                energy_table(&self.energy),
             ),
             Section::Cost => (
                 format!("Cost at ratio {ratio} on all applications for which it is feasible"),
-                self.cost_text(),
+                self.cost_table(),
             ),
-        };
-        format!("{heading}\n{table}")
+        }
     }
 
-    fn staging_text(&self) -> String {
+    fn staging_table(&self) -> Table {
         let constraints = [
             Constraint::Capacity,
             Constraint::Bandwidth,
@@ -462,7 +457,7 @@ impl SiteReport {
             "LARGEST",
             "DEVICES",
         ];
-        let mut table = text::table(&header, &[2, 3, 4, 5, 6, 7]);
+        let mut table = Table::new(&header, &[2, 3, 4, 5, 6, 7]);
         for row in &self.staging {
             let mut cells = vec![row.application.clone(), row.approach.to_string()];
             for constraint in constraints {
@@ -476,12 +471,12 @@ impl SiteReport {
             cells.push(row.devices.map_or("does not fit".into(), significant));
             table.add_row(cells);
         }
-        text::lines(&table)
+        table
     }
 
     /// A line for each application and approach: kernels that need and miss the same are told together.
-    fn feasibility_text(&self) -> String {
-        let mut table = text::table(&["APPLICATION", "ON", "NEEDS", "KERNELS"], &[2]);
+    fn feasibility_table(&self) -> Table {
+        let mut table = Table::new(&["APPLICATION", "ON", "NEEDS", "KERNELS"], &[2]);
         let same = |left: &FeasibilityRow, right: &FeasibilityRow| {
             (&left.application, left.approach) == (&right.application, right.approach)
         };
@@ -499,14 +494,14 @@ impl SiteReport {
                 kernels(rows),
             ]);
         }
-        text::lines(&table)
+        table
     }
 
-    fn cost_text(&self) -> String {
+    fn cost_table(&self) -> Table {
         let header = [
             "KERNEL", "ON", "DEVICES", "PRICE", "ENERGY", "TOTAL", "WITHOUT",
         ];
-        let mut table = text::table(&header, &[2, 3, 4, 5]);
+        let mut table = Table::new(&header, &[2, 3, 4, 5]);
         for row in &self.cost {
             let [infrastructure, energy, total] = match row.total_dollars {
                 Some(total) => [row.infrastructure_dollars, row.energy_dollars, total]
@@ -523,7 +518,7 @@ impl SiteReport {
                 row.excluded.join(", "),
             ]);
         }
-        text::lines(&table)
+        table
     }
 }
 
@@ -585,7 +580,7 @@ fn kernels(rows: &[&FeasibilityRow]) -> String {
 }
 
 /// A table of energies in kWh.
-pub(super) fn energy_text(rows: &[EnergyRow]) -> String {
+pub(super) fn energy_table(rows: &[EnergyRow]) -> Table {
     let header = [
         "APPLICATION",
         "KERNEL",
@@ -594,8 +589,8 @@ pub(super) fn energy_text(rows: &[EnergyRow]) -> String {
         "OFFLINE",
         "ANALYSIS NODES",
     ];
-    let mut table = text::table(&header, &[2, 3, 4, 5]);
-    let kwh = |energy: Joules| text::decimals(energy.kilowatt_hours(), 1);
+    let mut table = Table::new(&header, &[2, 3, 4, 5]);
+    let kwh = |energy: Joules| decimals(energy.kilowatt_hours(), 1);
     for row in rows {
         let total = |outcome: &Outcome<RunEnergy>| match outcome {
             Outcome::Feasible(energy) => kwh(energy.total_joules),
@@ -612,11 +607,12 @@ pub(super) fn energy_text(rows: &[EnergyRow]) -> String {
             total(&row.analysis_node),
         ]);
     }
-    text::lines(&table)
+    table
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::text::plain;
     use super::*;
     use crate::model::tests::{JAGUAR, site};
     use std::path::Path;
@@ -703,7 +699,7 @@ mod tests {
                 .unwrap()
                 > 0.0
         );
-        let text = jaguar().to_text();
+        let text = plain(&jaguar().parts(&Section::ALL));
         let chimera: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with("CHIMERA"))
@@ -725,13 +721,12 @@ mod tests {
     fn a_section_is_a_field_and_a_part_of_the_text() {
         let report = jaguar();
         let json = serde_json::to_value(&report).unwrap();
-        let all = report.to_text();
+        let all = report.parts(&Section::ALL);
         for section in Section::ALL {
             assert!(json[section.field()].is_array(), "{section:?}");
-            let text = report.sections_text(&[section]);
-            let (head, body) = text.split_once("\n\n").unwrap();
-            assert!(all.starts_with(head) && all.contains(body), "{text}");
-            assert!(!body.contains("\n\n"), "one section only: {text}");
+            let parts = report.parts(&[section]);
+            assert_eq!(parts.len(), 3, "one section only: {parts:?}");
+            assert!(parts.iter().all(|part| all.contains(part)), "{parts:?}");
         }
     }
 
@@ -754,7 +749,7 @@ mod tests {
         let site = Site::parse(&crowded, Path::new("crowded.toml")).unwrap();
         let report = report(&site, &Corrections::default());
         assert!(report.cost.iter().all(|row| row.total_dollars.is_none()));
-        let text = report.sections_text(&[Section::Cost]);
+        let text = plain(&report.parts(&[Section::Cost]));
         assert!(text.contains("infeasible") && !text.contains('$'), "{text}");
     }
 }

@@ -1,31 +1,38 @@
-//! Plain tables for a terminal.
+//! Reports for people as data: sentences and tables in the order in which they are read. How a table looks on a
+//! terminal is for whoever shows it.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-
-/// A table without lines; the columns in `right` hold numbers.
-pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header.iter().copied());
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if right.contains(&index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
+/// A part of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Lines of text, each with its end.
+    Text(String),
+    /// A table.
+    Table(Table),
 }
 
-/// The lines of a table without the blanks that its last column leaves.
-pub(super) fn lines(table: &Table) -> String {
-    let mut text = String::new();
-    for line in table.lines() {
-        text += line.trim_end();
-        text.push('\n');
+/// A table of texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// What the columns are called.
+    pub header: Vec<&'static str>,
+    /// The columns, counted from 0, that hold numbers and are aligned to the right.
+    pub right: &'static [usize],
+    /// The cells of each row, one a column.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(super) fn new(header: &[&'static str], right: &'static [usize]) -> Self {
+        Self {
+            header: header.to_vec(),
+            right,
+            rows: Vec::new(),
+        }
     }
-    text
+
+    pub(super) fn add_row(&mut self, cells: impl Into<Vec<String>>) {
+        self.rows.push(cells.into());
+    }
 }
 
 /// A number with so many decimals; never a zero with a sign.
@@ -40,4 +47,17 @@ pub(super) fn decimals(value: f64, decimals: usize) -> String {
     } else {
         text
     }
+}
+
+/// All that is said, a line for each row.
+#[cfg(test)]
+pub(super) fn plain(parts: &[Part]) -> String {
+    let lines = |part: &Part| match part {
+        Part::Text(text) => text.clone(),
+        Part::Table(table) => {
+            let rows = table.rows.iter();
+            rows.map(|cells| cells.join("  ") + "\n").collect()
+        }
+    };
+    parts.iter().map(lines).collect()
 }

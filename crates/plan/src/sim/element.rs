@@ -6,7 +6,6 @@
 
 use super::platform::Element;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use tidemill_core::event::History;
 use tidemill_core::fabric::{self, Fabric};
 use tidemill_core::id::ObjectId;
 use tidemill_core::time::Span;
@@ -22,7 +21,8 @@ pub(super) struct Node {
     ready: BTreeSet<u32>,
     cores: Vec<Core>,
     view: Vec<fabric::Core>,
-    history: BTreeMap<String, History>,
+    /// Runs and their times together, by the number of the kernel.
+    history: Vec<(u64, Span)>,
     pub(super) pulled: Pulled,
 }
 
@@ -33,14 +33,19 @@ struct Core {
 }
 
 impl Node {
-    pub(super) fn new(element: &Element, fabric: Box<dyn Fabric>) -> Self {
+    /// `kernels` are the names of the workflow's kernels, by their numbers.
+    pub(super) fn new(element: &Element, fabric: Box<dyn Fabric>, kernels: &[&str]) -> Self {
+        let history = kernels.iter().map(|&kernel| {
+            let known = element.history.get(kernel);
+            known.map_or((0, Span(0)), |known| (known.runs, Span(known.total_ns)))
+        });
         let cores = element.cores.max(1) as usize;
         Self {
             fabric,
             ready: BTreeSet::new(),
             cores: (0..cores).map(|_| Core::default()).collect(),
             view: vec![fabric::Core::default(); cores],
-            history: element.history.clone(),
+            history: history.collect(),
             pulled: Pulled {
                 bytes_max: element.pulled_bytes_max,
                 ..Pulled::default()
@@ -54,8 +59,8 @@ impl Node {
     }
 
     /// Binds labels to cores as far as the fabric scheduler will, and takes the next label that a core can
-    /// begin: the label and the core. `kernel` names the kernel of a label.
-    pub(super) fn take<'a>(&mut self, kernel: impl Fn(u32) -> &'a str) -> Option<(u32, u32)> {
+    /// begin: the label and the core. `kernel` gives the kernel of a label.
+    pub(super) fn take(&mut self, kernel: impl Fn(u32) -> u32) -> Option<(u32, u32)> {
         while let Some(&label) = self.ready.first() {
             let Some(core) = self.fabric.pick(&self.view) else {
                 break;
@@ -78,7 +83,7 @@ impl Node {
     }
 
     /// The label that a core ran has ended after this long.
-    pub(super) fn end(&mut self, core: u32, kernel: &str, run: Span) {
+    pub(super) fn end(&mut self, core: u32, kernel: u32, run: Span) {
         let index = core as usize;
         self.cores[index].running = None;
         if let Some((_, expected)) = self.cores[index].bound.pop_front() {
@@ -86,19 +91,14 @@ impl Node {
             view.labels -= 1;
             view.expected = Span(view.expected.0.saturating_sub(expected.0));
         }
-        if !self.history.contains_key(kernel) {
-            self.history.insert(kernel.to_owned(), History::default());
-        }
-        if let Some(history) = self.history.get_mut(kernel) {
-            history.runs += 1;
-            history.total_ns = history.total_ns.saturating_add(run.0);
-        }
+        let (runs, total) = &mut self.history[kernel as usize];
+        *runs += 1;
+        *total = *total + run;
     }
 
-    fn expected(&self, kernel: &str) -> Span {
-        let history = self.history.get(kernel);
-        let mean = history.and_then(|history| history.total_ns.checked_div(history.runs));
-        mean.map_or(UNKNOWN_RUN, Span)
+    fn expected(&self, kernel: u32) -> Span {
+        let (runs, total) = self.history[kernel as usize];
+        total.0.checked_div(runs).map_or(UNKNOWN_RUN, Span)
     }
 }
 
@@ -202,7 +202,7 @@ mod tests {
             cores,
             ..Element::default()
         };
-        Node::new(&element, fabric::by_name(fabric).unwrap())
+        Node::new(&element, fabric::by_name(fabric).unwrap(), &["k"])
     }
 
     #[test]
@@ -210,14 +210,14 @@ mod tests {
         for (fabric, third) in [("first-free", 1), ("round-robin", 0)] {
             let mut node = node(2, fabric);
             (0..3).for_each(|label| node.add(label));
-            assert_eq!(node.take(|_| "k"), Some((0, 0)));
-            assert_eq!(node.take(|_| "k"), Some((1, 1)));
-            assert_eq!(node.take(|_| "k"), None);
-            node.end(1, "k", Span(5));
-            let next = node.take(|_| "k");
+            assert_eq!(node.take(|_| 0), Some((0, 0)));
+            assert_eq!(node.take(|_| 0), Some((1, 1)));
+            assert_eq!(node.take(|_| 0), None);
+            node.end(1, 0, Span(5));
+            let next = node.take(|_| 0);
             assert_eq!(next, (third == 1).then_some((2, 1)), "{fabric}");
-            node.end(0, "k", Span(5));
-            let next = node.take(|_| "k");
+            node.end(0, 0, Span(5));
+            let next = node.take(|_| 0);
             assert_eq!(next, (third == 0).then_some((2, 0)), "{fabric}");
         }
     }

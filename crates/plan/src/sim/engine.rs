@@ -11,9 +11,10 @@ use super::platform::{Element, Platform};
 use super::quantity::whole;
 use super::report::{EventCounts, Times};
 use super::workflow::Workflow;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use tidemill_core::dispatch::Dispatcher;
 use tidemill_core::event::{Action, ElementView, Event, JobState, Role};
+use tidemill_core::fabric::{self, UnknownFabric};
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{Label, Operation, Outcome, Sealed};
 use tidemill_core::time::{Span, Time};
@@ -53,12 +54,23 @@ struct Run {
     missing: u32,
     /// Labels that wait for it.
     followers: Vec<u32>,
-    /// Its inputs that are on other elements: object, node that holds it, index of the file.
-    remote: Vec<(ObjectId, u32, usize)>,
+    /// Its inputs that are on other elements: object, node that holds it, bytes.
+    remote: Vec<(ObjectId, u32, u64)>,
     /// How many of them were looked for.
     fetched: usize,
     outputs: Vec<ObjectId>,
     times: Times,
+}
+
+/// What a task has to do, in one place: the lists of the workflow are far apart.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    kernel: u32,
+    inputs: u32,
+    outputs: u32,
+    input_bytes: u64,
+    output_bytes: u64,
+    compute: Span,
 }
 
 /// Something on its way between server and elements.
@@ -73,6 +85,7 @@ enum Message {
 pub(super) struct Engine<'a> {
     platform: &'a Platform,
     workflow: &'a Workflow,
+    works: Vec<Work>,
     dispatcher: Dispatcher,
     clock: Clock,
     network: Network,
@@ -97,33 +110,37 @@ pub(super) struct Finished {
 }
 
 impl<'a> Engine<'a> {
-    /// `nodes` are the platform's elements in order, the host's last.
     pub(super) fn new(
         platform: &'a Platform,
         workflow: &'a Workflow,
         dispatcher: Dispatcher,
-        nodes: Vec<Node>,
-    ) -> Self {
+        fabric: &str,
+    ) -> Result<Self, UnknownFabric> {
+        let (works, kernels) = works(workflow);
+        // The platform's elements in order, the host's last.
         let elements = platform.elements.iter().chain(&platform.host);
+        let nodes = elements.clone();
+        let nodes = nodes.map(|element| Ok(Node::new(element, fabric::by_name(fabric)?, &kernels)));
         let rates = elements.flat_map(|element| {
             let link = element.link_bandwidth;
             [element.read_bandwidth, element.write_bandwidth, link, link]
         });
         let processors = platform.processors;
         let processors = processors.map(|count| u64::from(count) * PROCESSOR_NS_PER_SEC);
-        Self {
+        Ok(Self {
             platform,
             workflow,
+            works,
             dispatcher,
             clock: Clock::default(),
             network: Network::new(rates.chain([processors])),
-            nodes,
+            nodes: nodes.collect::<Result<_, UnknownFabric>>()?,
             runs: Vec::with_capacity(workflow.tasks.len()),
             mail: VecDeque::new(),
             actions: Vec::new(),
             counts: EventCounts::default(),
             ended: None,
-        }
+        })
     }
 
     /// Lets all elements come up, submits the job and runs until nothing is left to happen.
@@ -146,6 +163,8 @@ impl<'a> Engine<'a> {
             };
             self.on_wake(wake);
         }
+        // What it knows is of no use any more, and room for the report is.
+        drop(self.dispatcher);
         let mut times = vec![None; self.workflow.tasks.len()];
         for run in self
             .runs
@@ -238,7 +257,10 @@ impl<'a> Engine<'a> {
         let inputs = analysis.inputs.iter().zip(files);
         let remote = inputs
             .filter(|(input, _)| input.element != element)
-            .map(|(input, &file)| (input.object, self.node_index(input.element), file))
+            .map(|(input, &file)| {
+                let holder = self.node_index(input.element);
+                (input.object, holder, self.workflow.files[file].size)
+            })
             .collect();
         let mut missing = 0;
         for before in label.after {
@@ -277,8 +299,8 @@ impl<'a> Engine<'a> {
     /// Begins labels of a node as long as it has cores for them.
     fn begin(&mut self, node: u32) {
         loop {
-            let tasks = &self.workflow.tasks;
-            let kernel = |label: u32| tasks[self.runs[label as usize].task as usize].kernel.name();
+            let task = |label: u32| self.runs[label as usize].task;
+            let kernel = |label: u32| self.works[task(label) as usize].kernel;
             let Some((label, core)) = self.nodes[node as usize].take(kernel) else {
                 break;
             };
@@ -316,7 +338,7 @@ impl<'a> Engine<'a> {
     fn takes_time(&mut self, label: u32) -> bool {
         let run = &self.runs[label as usize];
         let element = element_at(self.platform, run.node as usize);
-        let task = &self.workflow.tasks[run.task as usize];
+        let work = self.works[run.task as usize];
         let here = run.node * RESOURCES;
         match run.phase {
             Phase::Queued | Phase::Ended => false,
@@ -328,22 +350,16 @@ impl<'a> Engine<'a> {
                 self.wait(label, holder.read_latency + link + element.write_latency)
             }
             Phase::Pull => {
-                let (_, holder, file) = run.remote[run.fetched];
+                let (_, holder, bytes) = run.remote[run.fetched];
                 let there = holder * RESOURCES;
                 let crossed = [there + READ, there + LINK_OUT, here + LINK_IN, here + WRITE];
-                self.flow(label, self.workflow.files[file].size, &crossed)
+                self.flow(label, bytes, &crossed)
             }
-            Phase::ReadDelay => self.wait(label, times(element.read_latency, task.inputs.len())),
-            Phase::Read => {
-                let bytes = self.workflow.input_bytes(run.task as usize);
-                self.flow(label, bytes, &[here + READ])
-            }
-            Phase::Compute => self.compute(label, slowed(task.compute, element.core_speed)),
-            Phase::WriteDelay => self.wait(label, times(element.write_latency, task.outputs.len())),
-            Phase::Write => {
-                let bytes = self.workflow.output_bytes(run.task as usize);
-                self.flow(label, bytes, &[here + WRITE])
-            }
+            Phase::ReadDelay => self.wait(label, times(element.read_latency, work.inputs)),
+            Phase::Read => self.flow(label, work.input_bytes, &[here + READ]),
+            Phase::Compute => self.compute(label, slowed(work.compute, element.core_speed)),
+            Phase::WriteDelay => self.wait(label, times(element.write_latency, work.outputs)),
+            Phase::Write => self.flow(label, work.output_bytes, &[here + WRITE]),
         }
     }
 
@@ -375,8 +391,7 @@ impl<'a> Engine<'a> {
     fn fetch(&mut self, label: u32) -> bool {
         let run = &mut self.runs[label as usize];
         let pulled = &mut self.nodes[run.node as usize].pulled;
-        while let Some(&(object, _, file)) = run.remote.get(run.fetched) {
-            let size = self.workflow.files[file].size;
+        while let Some(&(object, _, size)) = run.remote.get(run.fetched) {
             match pulled.share(object, size, label) {
                 Share::Waits => return true,
                 Share::Here => run.fetched += 1,
@@ -406,9 +421,9 @@ impl<'a> Engine<'a> {
             }
             Phase::PullDelay => Phase::Pull,
             Phase::Pull => {
-                let (object, _, file) = run.remote[run.fetched];
+                let (object, _, size) = run.remote[run.fetched];
                 run.fetched += 1;
-                times.moved_bytes += self.workflow.files[file].size;
+                times.moved_bytes += size;
                 let node = &mut self.nodes[run.node as usize];
                 for waiting in node.pulled.arrived(object) {
                     self.clock.plan(now, Wake::Step(waiting));
@@ -450,6 +465,7 @@ impl<'a> Engine<'a> {
         let followers = std::mem::take(&mut run.followers);
         let outputs = std::mem::take(&mut run.outputs);
         let times = run.times.clone();
+        let work = self.works[task];
         let files = self.workflow.tasks[task].outputs.iter();
         let sealed = outputs
             .into_iter()
@@ -464,8 +480,8 @@ impl<'a> Engine<'a> {
             kernel_start: times.kernel_start,
             end: times.end,
             moved_bytes: times.moved_bytes,
-            read_bytes: self.workflow.input_bytes(task),
-            written_bytes: self.workflow.output_bytes(task),
+            read_bytes: work.input_bytes,
+            written_bytes: work.output_bytes,
             cpu: times.compute,
             memory_bytes: 0,
             reused: None,
@@ -474,7 +490,7 @@ impl<'a> Engine<'a> {
             stderr: String::new(),
         };
         let ran = times.end.since(times.kernel_start);
-        self.nodes[node as usize].end(times.core, self.workflow.tasks[task].kernel.name(), ran);
+        self.nodes[node as usize].end(times.core, work.kernel, ran);
         for follower in followers {
             let run = &mut self.runs[follower as usize];
             run.missing -= 1;
@@ -556,8 +572,34 @@ fn index_of(id: u64) -> u32 {
     u32::try_from(id).expect("a job has fewer tasks than 32 bits count")
 }
 
-fn times(span: Span, count: usize) -> Span {
-    Span(span.0.saturating_mul(count as u64))
+fn times(span: Span, count: u32) -> Span {
+    Span(span.0.saturating_mul(count.into()))
+}
+
+/// What each task has to do, and the names of the kernels by their numbers.
+fn works(workflow: &Workflow) -> (Vec<Work>, Vec<&str>) {
+    let mut names = Vec::new();
+    let mut numbers = BTreeMap::new();
+    let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
+        let name = task.kernel.name();
+        let kernel = *numbers.entry(name).or_insert_with(|| {
+            names.push(name);
+            count(names.len() - 1)
+        });
+        Work {
+            kernel,
+            inputs: count(task.inputs.len()),
+            outputs: count(task.outputs.len()),
+            input_bytes: workflow.input_bytes(index),
+            output_bytes: workflow.output_bytes(index),
+            compute: task.compute,
+        }
+    });
+    (works.collect(), names)
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 #[expect(

@@ -1,6 +1,5 @@
 //! A simulation: which workflow on which platform, placed how, scheduled by whom.
 
-use super::element::Node;
 use super::engine::Engine;
 use super::error::SimError;
 use super::platform::Platform;
@@ -13,7 +12,7 @@ use tidemill_core::event::{
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Limits, Owner};
 use tidemill_core::object::Placed;
-use tidemill_core::{fabric, policy};
+use tidemill_core::policy;
 
 /// Where the files lie that are there before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,11 +109,7 @@ impl<'a> Simulation<'a> {
         let objects = self.workflow.files.len() as u64 + 1;
         let ids = Counter { labels: 0, objects };
         let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
-        let elements = self.platform.elements.iter().chain(&self.platform.host);
-        let nodes: Result<Vec<Node>, SimError> = elements
-            .map(|element| Ok(Node::new(element, fabric::by_name(&self.fabric)?)))
-            .collect();
-        let engine = Engine::new(self.platform, self.workflow, dispatcher, nodes?);
+        let engine = Engine::new(self.platform, self.workflow, dispatcher, &self.fabric)?;
         let finished = engine.run(submitted);
         let tasks = finished.times.len();
         let times: Vec<Times> = finished.times.into_iter().flatten().collect();

@@ -1,14 +1,16 @@
 //! `tidemill plan model`: the equations of Active Flash over a site, and over the numbers of its paper.
 
 use crate::context::Context;
-use crate::output::Said;
+use crate::output::{Said, table, write_table};
 use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_plan::model::{Corrections, Section, Site, SiteReport, charts, jaguar, paper, report};
+use tidemill_plan::model::{
+    Corrections, Part, Section, Site, SiteReport, charts, jaguar, paper, report,
+};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan model all
@@ -87,7 +89,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
         Question::All(of) => site(&of, &Section::ALL, context),
         Question::Paper(readings) => {
             let report = paper(&readings.corrections());
-            let said = Said::new(report.to_text(), serde_json::to_value(&report)?);
+            let said = Said::new(text(&report.parts())?, serde_json::to_value(&report)?);
             context.output.show(&said)?;
             Ok(ExitCode::SUCCESS)
         }
@@ -105,12 +107,28 @@ fn site(of: &OfSite, sections: &[Section], context: &Context) -> anyhow::Result<
     };
     let corrections = of.readings.corrections();
     let report = report(&site, &corrections);
-    let said = Said::new(report.sections_text(sections), json(&report, sections)?);
+    let said = Said::new(text(&report.parts(sections))?, json(&report, sections)?);
     context.output.show(&said)?;
     if let Some(folder) = &of.charts {
         draw(&site, &corrections, folder, context)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A report as a terminal shows it.
+fn text(parts: &[Part]) -> anyhow::Result<String> {
+    let mut out = Vec::new();
+    for part in parts {
+        match part {
+            Part::Text(text) => out.extend_from_slice(text.as_bytes()),
+            Part::Table(data) => {
+                let mut rows = table(&data.header, data.right);
+                rows.add_rows(&data.rows);
+                write_table(&mut out, &rows)?;
+            }
+        }
+    }
+    Ok(String::from_utf8(out)?)
 }
 
 /// The report without the sections that were not asked for.

@@ -1,0 +1,140 @@
+//! A map of few entries: one list in the order of keys, which takes less room than a tree and is found at once.
+//!
+//! It is for ids that are put in and taken out in about their order, such as the labels of a queue or the tasks
+//! that one waits for: such entries are at an end of the list, where little has to be moved.
+
+use std::collections::VecDeque;
+
+/// Values by key.
+#[derive(Debug)]
+pub(super) struct Short<K, V = ()> {
+    entries: VecDeque<(K, V)>,
+}
+
+impl<K, V> Default for Short<K, V> {
+    fn default() -> Self {
+        let entries = VecDeque::new();
+        Self { entries }
+    }
+}
+
+impl<K: Ord + Copy, V> Short<K, V> {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn find(&self, key: K) -> Result<usize, usize> {
+        match self.entries.back() {
+            Some((last, _)) if *last >= key => {}
+            _ => return Err(self.entries.len()),
+        }
+        self.entries.binary_search_by_key(&key, |(key, _)| *key)
+    }
+
+    pub(super) fn contains_key(&self, key: K) -> bool {
+        self.find(key).is_ok()
+    }
+
+    pub(super) fn get(&self, key: K) -> Option<&V> {
+        let place = self.find(key).ok()?;
+        Some(&self.entries[place].1)
+    }
+
+    /// Puts a value in; the one that was there.
+    pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
+        match self.find(key) {
+            Ok(place) => Some(std::mem::replace(&mut self.entries[place].1, value)),
+            Err(place) => {
+                self.entries.insert(place, (key, value));
+                None
+            }
+        }
+    }
+
+    /// The value of a key, made if there is none.
+    pub(super) fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
+        let place = match self.find(key) {
+            Ok(place) => place,
+            Err(place) => {
+                self.entries.insert(place, (key, make()));
+                place
+            }
+        };
+        &mut self.entries[place].1
+    }
+
+    pub(super) fn remove(&mut self, key: K) -> Option<V> {
+        let place = self.find(key).ok()?;
+        self.entries.remove(place).map(|(_, value)| value)
+    }
+
+    /// Takes all out and keeps the room that they had.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    pub(super) fn retain_keys(&mut self, keep: impl Fn(K) -> bool) {
+        self.entries.retain(|(key, _)| keep(*key));
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<(K, V)> {
+        self.entries.pop_front()
+    }
+
+    /// One key by its place in the order.
+    pub(super) fn nth_key(&self, place: usize) -> Option<K> {
+        self.entries.get(place).map(|(key, _)| *key)
+    }
+
+    pub(super) fn keys(&self) -> impl DoubleEndedIterator<Item = K> {
+        self.entries.iter().map(|(key, _)| *key)
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &V> {
+        self.entries.iter().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        /// Whatever is put in and taken out, it holds what a `BTreeMap` holds, in the same order.
+        #[test]
+        fn it_is_the_map_that_it_stands_for(
+            steps in proptest::collection::vec((0_u64..40, 0_u8..4), 0..200),
+        ) {
+            let mut short = Short::default();
+            let mut model = BTreeMap::new();
+            for (step, (key, what)) in steps.into_iter().enumerate() {
+                match what {
+                    0 => prop_assert_eq!(short.remove(key), model.remove(&key)),
+                    1 if step % 7 == 0 => {
+                        short.retain_keys(|key| key % 3 > 0);
+                        model.retain(|key, _| key % 3 > 0);
+                    }
+                    1 if step % 5 == 0 => prop_assert_eq!(short.pop_first(), model.pop_first()),
+                    1 => prop_assert_eq!(
+                        short.get_or_insert_with(key, || step),
+                        model.entry(key).or_insert(step)
+                    ),
+                    _ => prop_assert_eq!(short.insert(key, step), model.insert(key, step)),
+                }
+                prop_assert_eq!(short.get(key), model.get(&key));
+                prop_assert_eq!(short.contains_key(key), model.contains_key(&key));
+                prop_assert_eq!(short.len(), model.len());
+                prop_assert_eq!(short.is_empty(), model.is_empty());
+                prop_assert_eq!(short.nth_key(3), model.keys().nth(3).copied());
+            }
+            prop_assert!(short.keys().eq(model.keys().copied()));
+            prop_assert!(short.values().eq(model.values()));
+        }
+    }
+}

@@ -42,6 +42,7 @@ mod running;
 mod sandbox;
 mod spare;
 mod spawn;
+mod threads;
 mod watch;
 
 pub use builtin::{

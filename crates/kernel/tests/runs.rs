@@ -396,7 +396,7 @@ fn missing_code_is_a_clear_error() {
     assert!(
         unknown
             .to_string()
-            .contains("linreg, max, mean, median, min"),
+            .contains("linreg, lz4, max, mean, median, min"),
         "{unknown}"
     );
     let script = place.object("script", "#!/no/interpreter\n");

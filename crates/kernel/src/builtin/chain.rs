@@ -47,6 +47,15 @@ impl Link {
     }
 }
 
+/// The inputs that a kernel's arguments name, which are no data; none if the arguments are not what it takes.
+pub(crate) fn named_inputs(name: &str, args: &[String]) -> Vec<String> {
+    let options = find(name).and_then(|kernel| Options::parse(kernel, args));
+    options.map_or_else(
+        |_| Vec::new(),
+        |options| options.named().map(str::to_owned).collect(),
+    )
+}
+
 /// Which kernel of a chain failed, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("stage {number} ({name}): {source}")]
@@ -203,8 +212,9 @@ impl Sink for Gathering {
         let made = self.file().map(|_| ());
         let Self { link, mut next, .. } = *self;
         made.map_err(|error| link.failed(BuiltinError::Gather(error)))?;
-        let input = [link.spool.to_string_lossy().into_owned()];
-        let run = run_builtin(&link.name, &link.args, &input, &mut next);
+        let mut inputs = named_inputs(&link.name, &link.args);
+        inputs.push(link.spool.to_string_lossy().into_owned());
+        let run = run_builtin(&link.name, &link.args, &inputs, &mut next);
         // Whoever cleans the private folder removes it otherwise.
         let _ = std::fs::remove_file(&link.spool);
         run.map_err(|error| link.failed(error))?;

@@ -98,7 +98,7 @@ fn whole_range(options: &mut Options, inputs: &[String]) -> Result<(), BuiltinEr
         return Ok(());
     }
     let mut args = vec!["of=min,max".to_owned(), "out=f64".to_owned()];
-    for key in ["dtype", "order", "missing"] {
+    for key in ["dtype", "order", "missing", "threads"] {
         args.extend(options.text(key).map(|value| format!("{key}={value}")));
     }
     let mut found = Vec::new();

@@ -119,6 +119,33 @@ pub enum BuiltinError {
         "{0} is no binary PGM image of a byte a pixel (or not whole); give width= if it is raw"
     )]
     NoImage(String),
+    /// Compressed or encrypted data that is none, or was changed.
+    #[error("from byte {offset} on the input is no valid {format} data: {what}")]
+    Damaged {
+        /// The format.
+        format: &'static str,
+        /// Where, in all inputs as one.
+        offset: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// Compressed or encrypted data whose end is not there.
+    #[error("the input ends before its {0} data does; is it whole?")]
+    CutShort(&'static str),
+    /// A file that is no key.
+    #[error("{name} is no key: it must hold 32 bytes, or 64 hexadecimal digits")]
+    NoKey {
+        /// The file.
+        name: String,
+    },
+    /// The key is another than that which the input was encrypted with.
+    #[error(
+        "this is not the key that the input was encrypted with, or the first 80 bytes of the input were changed"
+    )]
+    WrongKey,
+    /// The system gives no random numbers.
+    #[error("cannot get random numbers: {0}")]
+    Chance(#[source] io::Error),
     /// There are no bytes at all.
     #[error("the inputs are empty")]
     NoBytes,

@@ -12,7 +12,7 @@ use super::table::{Code, Input, Kernel, Made, Options};
 use crate::fold::{self, Fold, Stream};
 
 const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the byte that each begins at), \
-     -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain text), -e PATTERN, PATTERN";
+     -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain text), -j COUNT (threads that count), -e PATTERN, PATTERN";
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
@@ -21,7 +21,13 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     help: "lines that match a regular expression: how many, they themselves, or where they begin",
     args: &[],
     usage: Some(GREP_ARGS),
-    prepare: None,
+    prepare: Some(|options, _| {
+        let threads = Grep::parse(options)?.threads;
+        if let Some(threads) = threads {
+            options.set("threads", threads);
+        }
+        Ok(())
+    }),
     code: Code::Either(Input::Bytes, |options| {
         let grep = Grep::parse(options)?;
         let show = grep.show;
@@ -59,6 +65,7 @@ struct Grep {
     word: bool,
     invert: bool,
     fixed: bool,
+    threads: Option<String>,
 }
 
 impl Grep {
@@ -74,6 +81,10 @@ impl Grep {
                     continue;
                 }
                 "-e" if flags_come => args.next().ok_or_else(no_pattern)?,
+                "-j" if flags_come => {
+                    grep.threads = args.next().cloned();
+                    continue;
+                }
                 flags if flags_come && flags.len() > 1 && flags.starts_with('-') => {
                     grep.flags(flags, options)?;
                     continue;

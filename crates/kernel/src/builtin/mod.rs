@@ -4,6 +4,8 @@
 //! or text, from all inputs in order as one series; see `values`.
 
 pub(crate) mod chain;
+mod cipher;
+mod codec;
 mod content;
 mod distribution;
 mod error;
@@ -30,6 +32,8 @@ use crate::fold::{Folding, Streaming};
 
 /// All kernels, a group a file.
 static GROUPS: &[&[Kernel]] = &[
+    cipher::KERNELS,
+    codec::KERNELS,
     content::KERNELS,
     image::KERNELS,
     reshape::KERNELS,
@@ -84,17 +88,17 @@ pub fn run_builtin(
     result: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let kernel = find(name)?;
+    let mut options = Options::parse(kernel, args)?;
+    let inputs = &*options.without_named(inputs)?;
     if inputs.is_empty() {
         return Err(BuiltinError::NoInput(kernel.name));
     }
-    let mut options = Options::parse(kernel, args)?;
     if let Some(prepare) = kernel.prepare {
         prepare(&mut options, inputs)?;
     }
     match (kernel.code.make(&options)?, kernel.code) {
-        (Some((input, Made::Fold(mut fold))), _) => {
-            series::fold(inputs, input, &options, &mut *fold)?;
-            fold.finish(result)
+        (Some((input, Made::Fold(fold))), _) => {
+            series::fold(inputs, input, &options, fold)?.finish(result)
         }
         (Some((input, Made::Stream(mut stream))), _) => {
             series::stream(inputs, input, &options, &mut *stream, result)?;
@@ -122,6 +126,10 @@ pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });
     }
+    let args: Vec<_> = args
+        .iter()
+        .filter(|arg| !arg.starts_with("threads="))
+        .collect();
     let text = format!("{} {} {args:?}", kernel.name, kernel.revision);
     let mut key = [0; 8];
     key.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..8]);

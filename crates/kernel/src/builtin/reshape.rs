@@ -159,8 +159,8 @@ const SORT: &[Arg] = &[
 ];
 
 fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
-    let threads = positive(options, "threads")?.unwrap_or(1);
-    let memory = positive(options, "memory")?;
+    let threads = options.positive("threads")?.unwrap_or(1);
+    let memory = options.positive("memory")?;
     // The result, what is gathered for it, and scratch memory of half as much.
     let limit = memory.map_or_else(memory_limit, |memory| memory / 5 * 2) / size_of_dtype(options);
     if options.is("dtype", "text") {
@@ -207,15 +207,6 @@ fn sort_text(
         }
         Ok(())
     })
-}
-
-/// An argument that is a number above 0.
-fn positive(options: &Options, key: &'static str) -> Result<Option<usize>, BuiltinError> {
-    const VALID: &str = "a number above 0";
-    match options.number(key, VALID)? {
-        Some(0) => Err(options.wrong(key, "0", VALID)),
-        number => Ok(number),
-    }
 }
 
 /// Bytes of a result that can be made within what this process may have: two fifths, for what is gathered takes
@@ -464,7 +455,7 @@ fn transpose(
 ) -> Result<(), BuiltinError> {
     let matrix = whole_array(options, inputs)?;
     let size = size_of_dtype(options);
-    let width = options.needed("columns", positive(options, "columns")?)?;
+    let width = options.needed("columns", options.positive("columns")?)?;
     let values = matrix.len() / size;
     if !values.is_multiple_of(width) {
         let valid = format!("a divisor of {values}, the values of the input");

@@ -9,9 +9,10 @@ use std::ptr;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::BuiltinError;
-use super::table::{Input, Options};
+use super::table::{Input, Made, Options};
 use super::values::size_of_dtype;
 use crate::fold::{Fold, Stream};
+use crate::threads::{Pile, in_threads};
 
 /// A file mapped to be read. Inputs are sealed, so nobody changes or shortens them meanwhile.
 #[derive(Debug)]
@@ -75,6 +76,9 @@ impl Drop for Mapped {
     }
 }
 
+/// Bytes that a thread takes at a time.
+const SHARE_BYTES: usize = 8 << 20;
+
 /// Bytes of numbers read from text that are handed on at a time.
 const PIECE_BYTES: usize = 32 << 10;
 
@@ -85,32 +89,72 @@ pub(crate) fn open(name: &str) -> Result<Mapped, BuiltinError> {
     })
 }
 
-/// Takes all inputs into a fold.
+/// Takes all inputs into a fold: into several on as many threads, if `threads=` says so, whose states are merged.
 pub(crate) fn fold(
     inputs: &[String],
     input: Input,
     options: &Options,
-    fold: &mut dyn Fold,
-) -> Result<(), BuiltinError> {
-    let mut offset = 0;
+    mut fold: Box<dyn Fold>,
+) -> Result<Box<dyn Fold>, BuiltinError> {
     if input == Input::Values && options.is("dtype", "text") {
-        return text_pieces(inputs, |piece| {
+        let mut offset = 0;
+        text_pieces(inputs, |piece| {
             fold.update(offset, piece)?;
             offset += piece.len() as u64;
             Ok(())
-        });
+        })?;
+        return Ok(fold);
     }
+    let threads = options.positive("threads")?.unwrap_or(1);
+    let mut offset = 0;
     for name in inputs {
         let file = open(name)?;
         if input == Input::Values {
             whole_values(name, &file, size_of_dtype(options))?;
         }
-        fold.update(offset, &file)?;
+        if threads == 1 || file.len() < 2 * SHARE_BYTES {
+            fold.update(offset, &file)?;
+        } else {
+            share(offset, &file, options, threads, &mut *fold)?;
+        }
         offset += file.len() as u64;
         // A gap keeps texts apart.
         offset += u64::from(input == Input::Bytes);
     }
-    Ok(())
+    Ok(fold)
+}
+
+/// Takes a file into a fold, a share at a time on whichever thread is free.
+fn share(
+    offset: u64,
+    file: &[u8],
+    options: &Options,
+    threads: usize,
+    fold: &mut dyn Fold,
+) -> Result<(), BuiltinError> {
+    let mut shares = Vec::new();
+    let (mut at, mut rest) = (offset, file);
+    while !rest.is_empty() {
+        // Cut where blocks of values begin.
+        let to_next = SHARE_BYTES - usize::try_from(at % SHARE_BYTES as u64).unwrap_or_default();
+        let (share, others) = rest.split_at(rest.len().min(to_next));
+        shares.push((at, share));
+        at += share.len() as u64;
+        rest = others;
+    }
+    shares.reverse();
+    let threads = threads.min(shares.len());
+    let shares = Pile::new(shares);
+    let states = in_threads(vec![(); threads], |()| {
+        let Some((_, Made::Fold(mut part))) = options.kernel.code.make(options)? else {
+            unreachable!("the same arguments made a fold before");
+        };
+        while let Some((at, share)) = shares.take() {
+            part.update(at, share)?;
+        }
+        part.state()
+    });
+    states.into_iter().try_for_each(|state| fold.merge(&state?))
 }
 
 /// Pushes all inputs through a stream.

@@ -8,6 +8,9 @@ use std::str::FromStr;
 use super::BuiltinError;
 use crate::fold::{Fold, Stream};
 
+/// What an argument can be that names an input, which is not part of what the kernel works on then.
+pub(crate) const INPUT: &str = "INPUT";
+
 /// An argument of a built-in kernel, given as `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arg {
@@ -39,13 +42,22 @@ pub struct Kernel {
     pub(crate) prepare: Option<Prepare>,
 }
 
+/// What all folds take: by their law the result is the same.
+const THREADS: &[Arg] = &[Arg {
+    key: "threads",
+    values: "COUNT",
+    default: "1",
+    help: "threads that share the input (where it is no text of numbers); the result does not depend on them",
+}];
+
 /// See [`Kernel::prepare`].
 pub(crate) type Prepare = fn(&mut Options, &[String]) -> Result<(), BuiltinError>;
 
 impl Kernel {
     /// Its arguments.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> {
-        self.args.iter().copied().flatten()
+        let threads: &[Arg] = if self.is_fold() { THREADS } else { &[] };
+        self.args.iter().copied().flatten().chain(threads)
     }
 
     /// Whether it takes its input in any pieces, and partial states of it can be merged (with some arguments
@@ -202,6 +214,37 @@ impl Options {
             Ok(number) => Ok(Some(number)),
             Err(_) => Err(self.wrong(key, text, valid)),
         }
+    }
+
+    /// A number above 0.
+    pub(crate) fn positive(&self, key: &'static str) -> Result<Option<usize>, BuiltinError> {
+        const VALID: &str = "a number above 0";
+        match self.number(key, VALID)? {
+            Some(0) => Err(self.wrong(key, "0", VALID)),
+            number => Ok(number),
+        }
+    }
+
+    /// The inputs that arguments name.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
+        let args = self.kernel.args().filter(|arg| arg.values == INPUT);
+        args.filter_map(|arg| self.text(arg.key))
+    }
+
+    /// Takes the inputs that arguments name out of `inputs`: the others are what the kernel works on.
+    pub(crate) fn without_named(&self, inputs: &[String]) -> Result<Vec<String>, BuiltinError> {
+        let mut rest = inputs.to_vec();
+        for arg in self.kernel.args().filter(|arg| arg.values == INPUT) {
+            let Some(name) = self.text(arg.key) else {
+                continue;
+            };
+            if !inputs.iter().any(|input| input == name) {
+                let valid = format!("the name of one of the inputs: {}", inputs.join(", "));
+                return Err(self.wrong(arg.key, name, &valid));
+            }
+            rest.retain(|input| input != name);
+        }
+        Ok(rest)
     }
 
     /// An argument that must be given.

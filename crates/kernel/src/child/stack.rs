@@ -8,13 +8,13 @@ use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
 use super::{CANNOT_LOAD, Kind, Stage, WRONG_USE, builtin_exit_code, native};
-use crate::builtin::chain::{Link, LinkError, chain};
+use crate::builtin::chain::{Link, LinkError, chain, named_inputs};
 use crate::builtin::{BuiltinError, run_builtin};
 use crate::prepare::{RESERVED, TEMPORARY};
 
@@ -106,6 +106,7 @@ pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(
     // SAFETY: sets a disposition to one that runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let placed: Vec<Placed<'_>> = (1..).zip(stages).collect();
+    let inputs = &data(stages, inputs);
     let mut source = Source::Inputs;
     let mut rest = placed.as_slice();
     while let Some((first, more)) = rest.split_first() {
@@ -136,6 +137,21 @@ pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(
     Ok(())
 }
 
+/// The inputs without those that arguments of later stages name. The first stage leaves out its own itself.
+fn data(stages: &[Stage], inputs: &[String]) -> Vec<String> {
+    let named = |stage: &Stage| match stage.kind {
+        Kind::Builtin => named_inputs(&stage.name, &stage.args),
+        Kind::Native | Kind::Program => Vec::new(),
+    };
+    let Some((first, later)) = stages.split_first() else {
+        return inputs.to_vec();
+    };
+    let kept = named(first);
+    let taken: Vec<String> = later.iter().flat_map(named).collect();
+    let data = |input: &&String| kept.contains(input) || !taken.contains(input);
+    inputs.iter().filter(data).cloned().collect()
+}
+
 /// The file for what stage `number` writes, or gathers.
 fn between(number: usize) -> PathBuf {
     [RESERVED, TEMPORARY, &format!("stage-{number}")]
@@ -148,7 +164,7 @@ fn call(
     (number, stage): Placed<'_>,
     source: &Source,
     inputs: &[String],
-    output: &PathBuf,
+    output: &Path,
 ) -> Result<(), StackError> {
     let name = || stage.name.clone();
     let inputs = match source {

@@ -188,6 +188,31 @@ fn a_failure_names_its_stage() {
 }
 
 #[test]
+fn an_input_that_a_later_stage_names_is_no_data() {
+    let place = Place::new();
+    let content = numbers(&[3.0, -1.0, 8.0]);
+    let through = |stages: Vec<Stage>, content: &[u8]| {
+        let mut run = stack(&place, stages);
+        let object = place.input(&mut run, "in", content);
+        let key = place.input(&mut run, "key", [7; 32]);
+        let (prepared, exit) = finish(run);
+        assert!(exit.success(), "{}", exit.stderr.text());
+        fs::remove_file(object).unwrap();
+        fs::remove_file(key).unwrap();
+        fs::read(prepared.run().folder.join("result")).unwrap()
+    };
+    let packing = ["sort", "zstd"].map(|name| builtin(name, &[]));
+    let packing = [&packing[..], &[builtin("encrypt", &["key=key"])]].concat();
+    let packed = through(packing, &content);
+    let unpacking = [
+        &[builtin("decrypt", &["key=key"])],
+        &[builtin("unzstd", &[])][..],
+    ]
+    .concat();
+    assert_eq!(through(unpacking, &packed), numbers(&[-1.0, 3.0, 8.0]));
+}
+
+#[test]
 fn a_stack_writes_one_output_and_holds_no_stack() {
     let place = Place::new();
     let mut run = stack(&place, vec![builtin("sort", &[])]);

@@ -149,9 +149,9 @@ impl<'a> Simulation<'a> {
                     None => Origin::File(placed[file]),
                 };
                 // Only the name of a kernel's own code is compared.
-                let is_code = task.kernel.is_in(&known.name);
+                let code = Some(&known.name).filter(|name| task.kernel.is_in(name));
                 InputSpec {
-                    name: is_code.then(|| known.name.clone()).unwrap_or_default(),
+                    name: code.cloned().unwrap_or_default(),
                     path: String::new(),
                     origin,
                 }

@@ -203,8 +203,8 @@ impl Tx<'_> {
             .db
             .prepare_cached("SELECT 1 FROM version WHERE object = ?1 AND task = ?2")?
             .exists([node.object.cast_signed(), of.task.0.cast_signed()])?;
-        let first = !published(self.db, of.task)?;
-        if !ours && !(of.replace && first) {
+        let replaces = of.replace && !published(self.db, of.task)?;
+        if !(ours || replaces) {
             // It was written to since: what its user made of it is not replaced.
             self.fill(&mut node, placed);
             return self.keep_unnamed(node, of);

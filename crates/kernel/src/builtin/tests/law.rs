@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{cuts, doubles, law};
+use super::{cuts, doubles, law, run};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -49,4 +49,38 @@ proptest! {
             law(name, &args, &bytes, &cuts);
         }
     }
+}
+
+#[test]
+fn results_do_not_depend_on_threads() {
+    // Shares of 8 MiB, and one that is shorter; the second file begins within a block of values.
+    let numbers: Vec<u8> = (0..5_u32 << 20)
+        .flat_map(|index| (index.wrapping_mul(2_654_435_761) >> 7).to_le_bytes())
+        .collect();
+    let parts = [numbers[..12].to_vec(), numbers];
+    for (name, args) in [
+        (
+            "stats",
+            vec!["dtype=f32", "of=count,min,max,mean,stddev,linreg"],
+        ),
+        (
+            "stats",
+            vec!["dtype=u16", "of=sum,mean,stddev,linreg", "order=big"],
+        ),
+        ("histogram", vec!["dtype=i32"]),
+        ("extrema", vec!["dtype=i16"]),
+        ("filter", vec!["dtype=i32", "show=count", "above=1000000"]),
+        ("topk", vec!["dtype=u32", "k=3"]),
+        ("sample", vec!["dtype=i32", "n=5", "out=text"]),
+        ("wordcount", vec![]),
+        ("fingerprint", vec![]),
+    ] {
+        let one = run(name, &args, &parts).unwrap();
+        for threads in ["threads=2", "threads=7"] {
+            let more = [args.as_slice(), &[threads]].concat();
+            assert_eq!(run(name, &more, &parts).unwrap(), one, "{name} {more:?}");
+        }
+    }
+    let one = run("grep", &["-c", "a"], &parts).unwrap();
+    assert_eq!(run("grep", &["-j", "3", "a"], &parts).unwrap(), one);
 }

@@ -1,5 +1,7 @@
 //! The built-in kernels against plain references, and the law of folds.
 
+mod cipher;
+mod codec;
 mod content;
 mod image;
 mod law;
@@ -43,6 +45,26 @@ fn doubles(values: &[f64]) -> Vec<u8> {
 
 fn strings(args: &[&str]) -> Vec<String> {
     args.iter().map(|arg| (*arg).to_owned()).collect()
+}
+
+/// What a stream gives for pieces.
+fn stream(name: &str, args: &[&str], pieces: &[&[u8]]) -> Result<Vec<u8>, String> {
+    let mut stream = stream_builtin(name, &strings(args), Vec::new()).unwrap();
+    for piece in pieces {
+        stream.write_all(piece).map_err(|error| error.to_string())?;
+    }
+    stream.finish().map_err(|error| error.to_string())
+}
+
+/// Cuts an input at places.
+fn pieces<'a>(input: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
+    let mut places: Vec<_> = cuts.iter().map(|cut| cut % (input.len() + 1)).collect();
+    places.extend([0, input.len()]);
+    places.sort_unstable();
+    places
+        .windows(2)
+        .map(|pair| &input[pair[0]..pair[1]])
+        .collect()
 }
 
 /// Runs a kernel over files.
@@ -208,7 +230,19 @@ fn wrong_arguments_list_the_right_ones() {
         ("stddev", vec!["ddof=2"], "it can be: 0, 1"),
         ("stddev", vec!["ddof=1"], "at least 2 values"),
         ("linreg", vec![], "at least 2 values"),
-        ("wordcount", vec!["-l"], "no arguments"),
+        ("wordcount", vec!["-l"], "it knows: threads=COUNT"),
+        ("fingerprint", vec!["threads=0"], "a number above 0"),
+        ("unlz4", vec!["level=3"], "no arguments"),
+        ("gzip", vec!["level=13"], "1 to 12"),
+        ("zstd", vec!["level=23"], "-7 to 22"),
+        ("bzip2", vec!["level=0"], "1 to 9"),
+        ("lz4", vec!["threads=none"], "a number above 0"),
+        ("encrypt", vec![], "needs key="),
+        (
+            "encrypt",
+            vec!["key=secret"],
+            "the name of one of the inputs",
+        ),
         ("grep", vec![], "needs a pattern"),
         ("grep", vec!["-z", "x"], "-c or --count"),
         ("grep", vec!["a", "b"], "-c or --count"),

@@ -15,14 +15,13 @@ mod spread;
 mod tests;
 
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 pub(crate) use order::Value;
 pub(crate) use slices::sort_in_slices;
 
 use super::pages;
 use super::simd::{Level, Pass};
+use crate::threads::{Pile, in_threads};
 use lanes::{Lanes, Plain};
 use spread::{AT_ONCE, Stages, WAYS};
 
@@ -120,10 +119,10 @@ impl<T: Value> Task<'_, T> {
         }
         // Taken from the end, so that the longest are begun first.
         ranges.sort_unstable_by_key(|range| range.len());
-        let ranges = Mutex::new(ranges);
+        let ranges = Pile::new(ranges);
         in_threads(vec![(); self.threads], |()| {
             let mut scratch = Vec::new();
-            while let Some(range) = next(&ranges) {
+            while let Some(range) = ranges.take() {
                 self.sort_range::<L>(range, &mut scratch);
             }
         });
@@ -195,28 +194,6 @@ impl<T: Value> Task<'_, T> {
             lanes: PhantomData,
         });
     }
-}
-
-/// Does the work on each item in a thread of its own.
-fn in_threads<I: Send, O: Send>(mut items: Vec<I>, work: impl Fn(I) -> O + Sync) -> Vec<O> {
-    let work = &work;
-    thread::scope(|scope| {
-        let last = items.pop();
-        let others: Vec<_> = items
-            .into_iter()
-            .map(|item| scope.spawn(move || work(item)))
-            .collect();
-        let last = last.map(work);
-        let others = others.into_iter().map(|other| match other.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        others.chain(last).collect()
-    })
-}
-
-fn next<R>(ranges: &Mutex<Vec<R>>) -> Option<R> {
-    ranges.lock().unwrap_or_else(PoisonError::into_inner).pop()
 }
 
 /// Where the values of one part go: the begin of their place in each range, and how many there are.

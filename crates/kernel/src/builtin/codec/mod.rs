@@ -1,0 +1,145 @@
+//! Kernels that compress and decompress: `gzip zstd lz4 bzip2` and `gunzip unzstd unlz4 bunzip2`, in the files of the
+//! programs of those names. All inputs are one content. What is damaged or cut short is an error, at the latest at its
+//! end, so nothing of such a result is kept; memory does not depend on how much a file says it holds.
+//!
+//! `gzip` and `bzip2` give members of 1 MiB and of one block, as pigz and pbzip2 do, and `lz4` blocks of 4 MiB that do not need each
+//! other, so that `threads=` can be several. The result does not depend on how many (that of `zstd` on whether it is one).
+
+mod lz4;
+mod pack;
+mod unpack;
+
+use std::io::Write;
+
+use super::BuiltinError;
+use super::table::{Arg, Code, Input, Kernel, Options};
+use pack::{Bzip2, Gzip, Packer, Zstd};
+use unpack::{Bunzip2, Gunzip, Unpacker, Unzstd};
+
+/// Bytes that are written at a time: files written in pieces as large are read fastest later.
+const PIECE_BYTES: usize = 1 << 20;
+
+macro_rules! kernel {
+    ($name:literal, $help:literal, $args:expr, $make:expr) => {
+        Kernel {
+            name: $name,
+            revision: 1,
+            help: $help,
+            args: $args,
+            usage: None,
+            prepare: None,
+            code: Code::Stream(Input::Bytes, $make),
+        }
+    };
+}
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[
+    kernel!(
+        "gzip",
+        "all inputs as one, compressed in the format of gzip",
+        &[LEVEL_GZIP, THREADS],
+        |options| {
+            let level = level(options, 1, 12)?;
+            Ok(Box::new(Packer::new(Gzip::new(level), threads(options)?)))
+        }
+    ),
+    kernel!("gunzip", "what gzip compressed", &[], |_| {
+        Ok(Box::new(Unpacker::new(Gunzip::new())))
+    }),
+    kernel!(
+        "zstd",
+        "all inputs as one, compressed in the format of zstd",
+        &[LEVEL_ZSTD, THREADS],
+        |options| {
+            let stream = Zstd::new(level(options, -7, 22)?, threads(options)?);
+            Ok(Box::new(stream.map_err(BuiltinError::Write)?))
+        }
+    ),
+    kernel!("unzstd", "what zstd compressed", &[], |_| {
+        let decoder = Unzstd::new().map_err(BuiltinError::Write)?;
+        Ok(Box::new(Unpacker::new(decoder)))
+    }),
+    kernel!(
+        "lz4",
+        "all inputs as one, compressed in the frame format of lz4",
+        &[THREADS],
+        |options| {
+            let blocks = lz4::Blocks::default();
+            Ok(Box::new(Packer::new(blocks, threads(options)?)))
+        }
+    ),
+    kernel!("unlz4", "what lz4 compressed", &[], |_| {
+        Ok(Box::new(lz4::Frames::default()))
+    }),
+    kernel!(
+        "bzip2",
+        "all inputs as one, compressed in the format of bzip2",
+        &[LEVEL_BZIP2, THREADS],
+        |options| {
+            let level = level(options, 1, 9)?;
+            Ok(Box::new(Packer::new(Bzip2::new(level), threads(options)?)))
+        }
+    ),
+    kernel!("bunzip2", "what bzip2 compressed", &[], |_| {
+        Ok(Box::new(Unpacker::new(Bunzip2::new())))
+    }),
+];
+
+const LEVEL_GZIP: &[Arg] = &[Arg {
+    key: "level",
+    values: "LEVEL",
+    default: "6",
+    help: "1 (fastest) to 12 (smallest)",
+}];
+
+const LEVEL_ZSTD: &[Arg] = &[Arg {
+    key: "level",
+    values: "LEVEL",
+    default: "3",
+    help: "-7 (fastest) to 22 (smallest)",
+}];
+
+const LEVEL_BZIP2: &[Arg] = &[Arg {
+    key: "level",
+    values: "LEVEL",
+    default: "9",
+    help: "1 to 9: size of a block in units of 100 kB",
+}];
+
+const THREADS: &[Arg] = &[Arg {
+    key: "threads",
+    values: "COUNT",
+    default: "1",
+    help: "threads to compress with",
+}];
+
+fn level(options: &Options, least: i32, most: i32) -> Result<i32, BuiltinError> {
+    let valid = format!("{least} to {most}");
+    let level = options.number("level", &valid)?;
+    let level: i32 = options.needed("level", level)?;
+    if (least..=most).contains(&level) {
+        return Ok(level);
+    }
+    Err(options.wrong("level", &level.to_string(), &valid))
+}
+
+fn threads(options: &Options) -> Result<usize, BuiltinError> {
+    Ok(options.positive("threads")?.unwrap_or(1))
+}
+
+/// An error within the data of a format.
+fn damaged(format: &'static str, offset: u64, what: impl Into<String>) -> BuiltinError {
+    BuiltinError::Damaged {
+        format,
+        offset,
+        what: what.into(),
+    }
+}
+
+/// Writes a piece and empties it.
+fn give(piece: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinError> {
+    out.write_all(piece).map_err(BuiltinError::Write)?;
+    piece.clear();
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Decompressors of formats whose library takes and gives bytes as they come.
+
+use std::fmt::Debug;
+use std::io::{self, Write};
+
+use bzip2::Decompress as Bzip2;
+use flate2::{Decompress as Inflate, FlushDecompress, Status};
+use zstd::stream::raw::{Decoder, Operation};
+
+use super::{BuiltinError, PIECE_BYTES, damaged};
+use crate::fold::Stream;
+
+/// What a step of a decoder did.
+#[derive(Debug)]
+pub(super) struct Step {
+    read: usize,
+    written: usize,
+    /// Whether a member ended: what comes next is another, or nothing.
+    ended: bool,
+}
+
+/// A decoder of members that may come one behind the other.
+pub(super) trait Decode: Send + Debug {
+    const FORMAT: &'static str;
+    /// Whether zeros may come behind the last member, as on tapes.
+    const PADDED: bool = false;
+
+    /// Decodes from `input` to `output` until one is at its end or a member is.
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String>;
+
+    /// Another member begins.
+    fn again(&mut self);
+}
+
+/// Where a decoder is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Before the first member.
+    Begin,
+    Within,
+    /// After a member.
+    Between,
+    /// In zeros after the last.
+    Padding,
+}
+
+/// Decompresses in memory that does not depend on the content.
+#[derive(Debug)]
+pub(super) struct Unpacker<D> {
+    decode: D,
+    place: Place,
+    /// Bytes of input that were taken.
+    taken: u64,
+    unpacked: Vec<u8>,
+    filled: usize,
+}
+
+impl<D: Decode> Unpacker<D> {
+    pub(super) fn new(decode: D) -> Self {
+        Self {
+            decode,
+            place: Place::Begin,
+            taken: 0,
+            unpacked: vec![0; PIECE_BYTES],
+            filled: 0,
+        }
+    }
+
+    /// Whether a member begins, goes on, or there is nothing but zeros.
+    fn turn(&mut self, first: u8) -> Result<bool, BuiltinError> {
+        match self.place {
+            Place::Begin => self.place = Place::Within,
+            Place::Within => {}
+            Place::Between | Place::Padding if D::PADDED && first == 0 => {
+                self.place = Place::Padding;
+                return Ok(false);
+            }
+            Place::Between => {
+                self.decode.again();
+                self.place = Place::Within;
+            }
+            Place::Padding => {
+                return Err(damaged(
+                    D::FORMAT,
+                    self.taken,
+                    "there is more behind its end",
+                ));
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl<D: Decode> Stream for Unpacker<D> {
+    fn push(&mut self, mut bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
+        // Something may be left in the decoder as long as it fills all the room it is given.
+        let mut full = false;
+        while full || !bytes.is_empty() {
+            if let Some(first) = bytes.first()
+                && !self.turn(*first)?
+            {
+                self.taken += 1;
+                bytes = &bytes[1..];
+                continue;
+            }
+            let step = self
+                .decode
+                .step(bytes, &mut self.unpacked[self.filled..])
+                .map_err(|what| damaged(D::FORMAT, self.taken, what))?;
+            bytes = &bytes[step.read..];
+            self.taken += step.read as u64;
+            self.filled += step.written;
+            full = self.filled == self.unpacked.len() && !step.ended;
+            if self.filled == self.unpacked.len() {
+                out.write_all(&self.unpacked).map_err(BuiltinError::Write)?;
+                self.filled = 0;
+            }
+            if step.ended {
+                self.place = Place::Between;
+            } else if step.read == 0 && step.written == 0 && !bytes.is_empty() {
+                return Err(damaged(D::FORMAT, self.taken, "it does not go on"));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        out.write_all(&self.unpacked[..self.filled])
+            .map_err(BuiltinError::Write)?;
+        match self.place {
+            Place::Between | Place::Padding => Ok(()),
+            Place::Begin | Place::Within => Err(BuiltinError::CutShort(D::FORMAT)),
+        }
+    }
+}
+
+fn length(count: u64) -> usize {
+    usize::try_from(count).expect("no more is taken or given at a time than is in memory")
+}
+
+/// Members of gzip; checks their sums and lengths.
+#[derive(Debug)]
+pub(super) struct Gunzip(Inflate);
+
+/// The window of gzip, as a power of two.
+const WINDOW: u8 = 15;
+
+impl Gunzip {
+    pub(super) fn new() -> Self {
+        Self(Inflate::new_gzip(WINDOW))
+    }
+}
+
+impl Decode for Gunzip {
+    const FORMAT: &'static str = "gzip";
+    const PADDED: bool = true;
+
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String> {
+        let before = (self.0.total_in(), self.0.total_out());
+        let status = self.0.decompress(input, output, FlushDecompress::None);
+        let status = status.map_err(|error| error.to_string())?;
+        Ok(Step {
+            read: length(self.0.total_in() - before.0),
+            written: length(self.0.total_out() - before.1),
+            ended: status == Status::StreamEnd,
+        })
+    }
+
+    fn again(&mut self) {
+        *self = Self::new();
+    }
+}
+
+/// Streams of bzip2.
+pub(super) struct Bunzip2(Bzip2);
+
+impl Debug for Bunzip2 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bunzip2").finish_non_exhaustive()
+    }
+}
+
+impl Bunzip2 {
+    pub(super) fn new() -> Self {
+        Self(Bzip2::new(false))
+    }
+}
+
+impl Decode for Bunzip2 {
+    const FORMAT: &'static str = "bzip2";
+
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String> {
+        let before = (self.0.total_in(), self.0.total_out());
+        let status = self.0.decompress(input, output);
+        let status = status.map_err(|error| error.to_string())?;
+        Ok(Step {
+            read: length(self.0.total_in() - before.0),
+            written: length(self.0.total_out() - before.1),
+            ended: status == bzip2::Status::StreamEnd,
+        })
+    }
+
+    fn again(&mut self) {
+        *self = Self::new();
+    }
+}
+
+/// Frames of zstd, with windows of up to 128 MiB.
+pub(super) struct Unzstd(Decoder<'static>);
+
+impl Debug for Unzstd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unzstd").finish_non_exhaustive()
+    }
+}
+
+impl Unzstd {
+    pub(super) fn new() -> io::Result<Self> {
+        Decoder::new().map(Self)
+    }
+}
+
+impl Decode for Unzstd {
+    const FORMAT: &'static str = "zstd";
+
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, String> {
+        let status = self.0.run_on_buffers(input, output);
+        let status = status.map_err(|error| error.to_string())?;
+        Ok(Step {
+            read: status.bytes_read,
+            written: status.bytes_written,
+            ended: status.remaining == 0,
+        })
+    }
+
+    fn again(&mut self) {
+        // The decoder begins a frame by itself.
+    }
+}

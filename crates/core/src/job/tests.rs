@@ -281,7 +281,7 @@ fn errors_of_the_job() {
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, retries, lifetime, limits",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, retries, lifetime, limits",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,

@@ -264,8 +264,9 @@ fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &KeptTask>) -> Result<(), Fau
     for task in tasks.values() {
         jobs.entry(task.job()).or_default().push(task);
     }
-    let mut insert =
-        db.prepare("INSERT INTO job VALUES (?1, ?2, '', '', ?3, 0, '[]', NULL, ?4, ?5, ?6, '')")?;
+    let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script) \
+               VALUES (?1, ?2, '', '', ?3, 0, '[]', NULL, ?4, ?5, ?6, '')";
+    let mut insert = db.prepare(sql)?;
     for (job, tasks) in &jobs {
         let first = tasks.iter().map(|task| task.number(page::START)).min();
         let last = tasks.iter().map(|task| task.number(page::END)).max();

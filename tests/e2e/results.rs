@@ -102,6 +102,8 @@ fn what_is_unchanged_is_not_run_again() {
             .contains("reused the result of task")
     );
 
+    let lineage = array.run(&["lineage", "/w/d"]).out;
+    assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");
     // Another last step; then other data for one of two: what depends on it runs.
     let changed = array.done(array.submit(&workflow("cat s > d; echo x >> d", "replace = true;")));
     assert_eq!(reused(&changed), ["a", "b", "c"]);

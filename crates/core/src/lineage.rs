@@ -50,6 +50,8 @@ pub struct Record {
     pub written_bytes: u64,
     /// The kernel's exit code.
     pub exit: i32,
+    /// Set if nothing ran: the earlier task whose result was used again.
+    pub reused: Option<TaskId>,
 }
 
 /// Who wrote a version.

@@ -232,7 +232,7 @@ fn version(db: &Connection, object: u64) -> Result<Option<v1::Version>, Fault> {
 
 fn run(db: &Connection, task: u64) -> Result<Option<v1::Run>, Fault> {
     let sql = "SELECT task.job, job.name, spec, kernel_hash, element, uid, start, end, read_bytes, written_bytes, \
-               moved_bytes FROM task JOIN job ON job.job = task.job WHERE task = ?1";
+               moved_bytes, reused FROM task JOIN job ON job.job = task.job WHERE task = ?1";
     let found = db
         .prepare_cached(sql)?
         .query_row([task.cast_signed()], |row| {
@@ -255,6 +255,7 @@ fn run(db: &Connection, task: u64) -> Result<Option<v1::Run>, Fault> {
                 read_bytes: long(row, 8)?,
                 written_bytes: long(row, 9)?,
                 moved_bytes: long(row, 10)?,
+                reused_task: long(row, 11)?,
                 inputs: Vec::new(),
                 outputs: Vec::new(),
             })
@@ -307,6 +308,7 @@ pub(crate) fn summary(db: &Connection, object: u64) -> Result<String, Fault> {
             "task": run.task, "job": run.job, "job_name": run.job_name, "name": run.name,
             "kernel": run.kernel, "kernel_hash": run.kernel_hash, "args": run.args,
             "element": run.element, "uid": run.uid, "start": run.start, "end": run.end,
+            "reused_task": (run.reused_task != 0).then_some(run.reused_task),
             "inputs": list(&run.inputs), "outputs": list(&run.outputs),
         })
     });

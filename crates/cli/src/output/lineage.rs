@@ -66,6 +66,7 @@ fn record(run: &v1::Run) -> Record {
         written_bytes: run.written_bytes,
         // Only runs that ended well have lineage.
         exit: 0,
+        reused: (run.reused_task != 0).then_some(TaskId(run.reused_task)),
     }
 }
 
@@ -114,6 +115,7 @@ fn run_json(run: &v1::Run) -> Value {
         "read_bytes": run.read_bytes,
         "written_bytes": run.written_bytes,
         "moved_bytes": run.moved_bytes,
+        "reused_task": (run.reused_task != 0).then_some(run.reused_task),
         "inputs": named(&run.inputs),
         "outputs": named(&run.outputs),
     })

@@ -155,6 +155,9 @@ fn activity(record: &Record) -> String {
     if !args.is_empty() {
         attributes.push(("tidemill:args", string(&format!("[{}]", args.join(", ")))));
     }
+    if let Some(task) = record.reused {
+        attributes.push(("tidemill:reusedTask", number(task.0, "xsd:unsignedLong")));
+    }
     object(&attributes)
 }
 

@@ -125,8 +125,12 @@ pub(super) fn run_line(record: &Record) -> String {
         command.push_str(arg);
     }
     let hash: String = record.kernel_hash.chars().take(12).collect();
+    let reused = record
+        .reused
+        .map(|task| format!(", result of task {task} used again"))
+        .unwrap_or_default();
     format!(
-        "{}: {command}  [task {} of job {}, element {}, {}, {:.3} s, moved {}, kernel {hash}]",
+        "{}: {command}  [task {} of job {}, element {}, {}, {:.3} s, moved {}, kernel {hash}{reused}]",
         record.name,
         record.task,
         record.job,

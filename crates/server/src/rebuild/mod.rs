@@ -130,10 +130,6 @@ pub fn rebuild(
     root_owner: (u32, u32),
 ) -> Result<Rebuilt, RebuildError> {
     let database = dir.join("server.db");
-    // A server that started without its database has made an empty file before it was told no.
-    if std::fs::metadata(&database).is_ok_and(|meta| meta.len() > 0) {
-        return Err(RebuildError::Exists(database));
-    }
     let all = elements.iter().map(|path| kept::read(path));
     let all = all.collect::<Result<Vec<_>, _>>()?;
     kept::check(&all)?;
@@ -143,6 +139,10 @@ pub fn rebuild(
     };
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
     let _lock = serve::lock(dir)?;
+    // A server that started without its database has made an empty file before it was told no.
+    if std::fs::metadata(&database).is_ok_and(|meta| meta.len() > 0) {
+        return Err(RebuildError::Exists(database));
+    }
     let fresh = beside(&database, ".rebuilt");
     let _ = std::fs::remove_file(&fresh);
     let made = serve::private().open(&fresh);

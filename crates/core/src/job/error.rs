@@ -311,6 +311,11 @@ pub enum Problem {
     /// A kernel that may not be run.
     #[error("kernel \"{0}\" is not executable; run `chmod +x` on it")]
     NotExecutable(String),
+    /// A file that may not be run, with the name of a built-in kernel.
+    #[error(
+        "\"{0}\" is no kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\""
+    )]
+    HidesBuiltin(String),
     /// No such input, and the job is strict.
     #[error("input \"{0}\" does not exist and no task makes it (the job is strict)")]
     MissingInput(String),

@@ -235,7 +235,14 @@ fn stored<'a>(
             Look::Denied => return Err(Problem::Denied(file.path.clone())),
             Look::Unsealed => return Err(Problem::Unsealed(file.path.clone())),
             Look::Sealed(found) if !native && !found.executable => {
-                return Err(Problem::NotExecutable(file.path.clone()));
+                let name = file.path.rsplit('/').next().unwrap_or_default();
+                let hides = kind.is_none() && view.outside.is_builtin(name);
+                let path = file.path.clone();
+                return Err(if hides {
+                    Problem::HidesBuiltin(path)
+                } else {
+                    Problem::NotExecutable(path)
+                });
             }
             Look::Sealed(_) => {}
         }

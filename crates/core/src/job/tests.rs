@@ -728,6 +728,7 @@ fn stacks_that_make_no_sense() {
 fn what_the_array_says_against_a_job() {
     let array = Array::with(&[
         ("/w/plain", file(1, false)),
+        ("/w/mean", file(3, false)),
         ("/w/open", Look::Unsealed),
         ("/w/dir", Look::Folder),
         ("/w/secret", Look::Denied),
@@ -750,6 +751,10 @@ fn what_the_array_says_against_a_job() {
         (
             r#"kernel = "plain"; output = [ "p" ];"#,
             "3:24: task \"a\": kernel \"/w/plain\" is not executable; run `chmod +x` on it",
+        ),
+        (
+            r#"kernel = "mean"; output = [ "p" ];"#,
+            "3:24: task \"a\": \"/w/mean\" is no kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\"",
         ),
         (
             r#"kernel = "open"; output = [ "p" ];"#,

@@ -340,7 +340,8 @@ fn text(tail: &Tail) -> String {
     text
 }
 
-fn cancelled() -> Failure {
+/// Of a label that was given up.
+pub(crate) fn cancelled() -> Failure {
     failure(FailureKind::Cancelled, "the label was given up".into())
 }
 

@@ -166,10 +166,7 @@ impl Running<'_> {
                 }
             }
             if self.live.control.is_cancelled() {
-                return Err(failure(
-                    FailureKind::Cancelled,
-                    "the label was given up".into(),
-                ));
+                return Err(runner::cancelled());
             }
         }
         let here = |input: &Input| self.local(input).is_some();

@@ -616,12 +616,13 @@ impl Driver {
             replace: memo.replace,
             reused,
         };
-        let firsts = self
-            .database
-            .read(|db| results::firsts(db, &publishing.reused));
-        let firsts = firsts.unwrap_or_default();
-        let objects = outputs.iter().map(|placed| placed.object);
-        self.fresh.extend(objects.zip(firsts));
+        if was_reused {
+            let firsts = self
+                .database
+                .read(|db| results::firsts(db, &publishing.reused));
+            let objects = outputs.iter().map(|placed| placed.object);
+            self.fresh.extend(objects.zip(firsts.unwrap_or_default()));
+        }
         steps.push(Step::Publish(Box::new(publishing)));
         let unused = memo.on_done(task, outputs);
         steps.extend(

@@ -1,6 +1,6 @@
 //! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
 
-use super::queue::{Queue, SqliteQueue};
+use super::queue::{Journaled, Queue, SqliteQueue};
 use super::results;
 use crate::names::node::{Caller, Node};
 use crate::names::shared::Shared;
@@ -120,8 +120,10 @@ pub(crate) fn publish(
             expire(db, output.inode.0, placed.object.0, at)?;
         }
     }
-    record_inputs(db, publishing)?;
-    results::remember(db, publishing)?;
+    if let Some(journaled) = SqliteQueue(db).find(publishing.label)? {
+        record_inputs(db, publishing.task, &journaled)?;
+        results::remember(db, publishing, &journaled)?;
+    }
     Ok(tx.changes)
 }
 
@@ -139,15 +141,12 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
     Ok(())
 }
 
-fn record_inputs(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
-    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else {
-        return Ok(());
-    };
+fn record_inputs(db: &Connection, task: TaskId, journaled: &Journaled) -> Result<(), Fault> {
     let mut statement =
         db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4)")?;
     for (seq, (name, object)) in (0_u32..).zip(&journaled.inputs) {
         statement.execute(params![
-            publishing.task.0.cast_signed(),
+            task.0.cast_signed(),
             seq,
             name,
             object.cast_signed()

@@ -10,7 +10,7 @@
 //! A task that reads nothing but its code is never remembered: what it gives must come from elsewhere.
 
 use super::publish::Publishing;
-use super::queue::{Queue, SqliteQueue, parse};
+use super::queue::{Journaled, parse};
 use super::spec::StoredTask;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -221,8 +221,13 @@ fn find(db: &Connection, key: &Key) -> Result<Option<(TaskId, String, Vec<Placed
     Ok(Some((TaskId(task.cast_unsigned()), kernel_hash, outputs)))
 }
 
-/// Remembers what a task that ended well has made, in the transaction that gives it its names.
-pub(super) fn remember(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
+/// Remembers what a task that ended well has made of the inputs in its journal, in the transaction that gives it its
+/// names.
+pub(super) fn remember(
+    db: &Connection,
+    publishing: &Publishing,
+    journaled: &Journaled,
+) -> Result<(), Fault> {
     let outputs = publishing.outputs.iter();
     for ((_, placed), of) in outputs.zip(&publishing.reused) {
         let row = params![
@@ -232,9 +237,6 @@ pub(super) fn remember(db: &Connection, publishing: &Publishing) -> Result<(), F
         db.prepare_cached("INSERT OR REPLACE INTO same VALUES (?1, ?2)")?
             .execute(row)?;
     }
-    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else {
-        return Ok(());
-    };
     let task = publishing.task.0.cast_signed();
     let text: String = db
         .prepare_cached("SELECT spec FROM task WHERE task = ?1")?

@@ -1,6 +1,6 @@
-//! Times kernels that give as much as they take, for `bench/kernels/reshape.py`, which tells it what to run, a line
-//! a run: `OUTPUT INPUT KERNEL [ARGUMENT…]`, with tabs between. Answers with the seconds it took to write the output,
-//! which is made anew, and after a tab the seconds that this process had a processor.
+//! Times kernels that give as much as they take, for `bench/kernels/driver.py`, which tells it what to run, a line
+//! a run: `OUTPUT INPUT[|INPUT…] KERNEL [ARGUMENT…]`, with tabs between. Answers with the seconds it took to write the output,
+//! which is made anew (or goes nowhere if it has no name), and after a tab the seconds that this process had a processor.
 
 use std::error::Error;
 use std::fs::File;
@@ -14,12 +14,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<_> = line.split('\t').map(str::to_owned).collect();
-        let [output, input, kernel, args @ ..] = words.as_slice() else {
+        let [output, inputs, kernel, args @ ..] = words.as_slice() else {
             return Err("OUTPUT INPUT KERNEL [ARGUMENT…]".into());
         };
+        // A key, or centres to start from, are inputs too.
+        let named = args.iter().filter_map(|arg| {
+            let (key, name) = arg.split_once('=')?;
+            matches!(key, "key" | "start").then_some(name)
+        });
+        let inputs: Vec<_> = inputs.split('|').chain(named).map(str::to_owned).collect();
         let start = (Instant::now(), used());
-        let mut file = File::create(output)?;
-        run_builtin(kernel, args, std::slice::from_ref(input), &mut file)?;
+        let mut result: Box<dyn Write> = match output.as_str() {
+            "" => Box::new(io::sink()),
+            output => Box::new(File::create(output)?),
+        };
+        run_builtin(kernel, args, &inputs, &mut result)?;
         let used = (used() - start.1).as_secs_f64();
         writeln!(answers, "{}\t{used}", start.0.elapsed().as_secs_f64())?;
         answers.flush()?;

@@ -149,6 +149,38 @@ pub enum BuiltinError {
     /// There are no bytes at all.
     #[error("the inputs are empty")]
     NoBytes,
+    /// The inputs together are no whole number of rows.
+    #[error(
+        "the inputs hold {values} values, which is no whole number of rows of {columns}; is columns= right?"
+    )]
+    RaggedRows {
+        /// Their values.
+        values: u64,
+        /// The values in a row.
+        columns: usize,
+    },
+    /// A value that is no number, where all must be.
+    #[error(
+        "the value in row {row}, column {column} (both from 0) is NaN or infinite; missing=nan passes over rows with NaN"
+    )]
+    NotFinite {
+        /// The row.
+        row: u64,
+        /// The column.
+        column: u64,
+    },
+    /// There are not enough rows.
+    #[error(
+        "{kernel} needs at least {needed} rows, but there are {rows} (less those with missing values)"
+    )]
+    TooFewRows {
+        /// The kernel.
+        kernel: &'static str,
+        /// How many it needs.
+        needed: u64,
+        /// How many there are.
+        rows: u64,
+    },
     /// There are not enough values.
     #[error("{kernel} needs at least {needed} values")]
     TooFew {

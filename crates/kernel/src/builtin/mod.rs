@@ -13,6 +13,9 @@ mod expression;
 mod extrema;
 mod grep;
 mod image;
+mod kmeans;
+mod matrix;
+mod pca;
 mod reshape;
 mod select;
 pub(crate) mod series;
@@ -26,7 +29,7 @@ use std::io::Write;
 
 pub use error::BuiltinError;
 pub use table::{Arg, Kernel};
-use table::{Code, Made, Options};
+use table::{Made, Options};
 
 use crate::fold::{Folding, Streaming};
 
@@ -36,6 +39,8 @@ static GROUPS: &[&[Kernel]] = &[
     codec::KERNELS,
     content::KERNELS,
     image::KERNELS,
+    kmeans::KERNELS,
+    pca::KERNELS,
     reshape::KERNELS,
     signal::KERNELS,
     statistics::KERNELS,
@@ -96,16 +101,14 @@ pub fn run_builtin(
     if let Some(prepare) = kernel.prepare {
         prepare(&mut options, inputs)?;
     }
-    match (kernel.code.make(&options)?, kernel.code) {
-        (Some((input, Made::Fold(fold))), _) => {
-            series::fold(inputs, input, &options, fold)?.finish(result)
-        }
-        (Some((input, Made::Stream(mut stream))), _) => {
+    let (input, made) = kernel.code.make(&options)?;
+    match made {
+        Made::Fold(fold) => series::fold(inputs, input, &options, fold)?.finish(result),
+        Made::Stream(mut stream) => {
             series::stream(inputs, input, &options, &mut *stream, result)?;
             stream.finish(result)
         }
-        (None, Code::Whole(run)) => run(&options, inputs, result),
-        (None, _) => unreachable!("only what takes its input as a whole is not made"),
+        Made::Whole(run) => run(&options, inputs, result),
     }
 }
 
@@ -116,7 +119,7 @@ pub fn run_builtin(
 pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError> {
     let kernel = find(name)?;
     let options = Options::parse(kernel, args)?;
-    let Some((_, Made::Fold(fold))) = kernel.code.make(&options)? else {
+    let (_, Made::Fold(fold)) = kernel.code.make(&options)? else {
         let what = "takes its input as a whole or as a stream with these arguments, not in pieces";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });
@@ -147,7 +150,7 @@ pub fn stream_builtin<W: Write>(
 ) -> Result<Streaming<W>, BuiltinError> {
     let kernel = find(name)?;
     let options = Options::parse(kernel, args)?;
-    let Some((_, Made::Stream(stream))) = kernel.code.make(&options)? else {
+    let (_, Made::Stream(stream)) = kernel.code.make(&options)? else {
         let what = "gives its result at the end only with these arguments, and is no stream";
         let kernel = kernel.name;
         return Err(BuiltinError::Form { kernel, what });

@@ -56,6 +56,11 @@ impl Mapped {
     }
 }
 
+// SAFETY: the mapping is only read.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
 impl Deref for Mapped {
     type Target = [u8];
 
@@ -146,7 +151,7 @@ fn share(
     let threads = threads.min(shares.len());
     let shares = Pile::new(shares);
     let states = in_threads(vec![(); threads], |()| {
-        let Some((_, Made::Fold(mut part))) = options.kernel.code.make(options)? else {
+        let (_, Made::Fold(mut part)) = options.kernel.code.make(options)? else {
             unreachable!("the same arguments made a fold before");
         };
         while let Some((at, share)) = shares.take() {

@@ -108,25 +108,29 @@ pub(crate) enum Code {
     Stream(Input, fn(&Options) -> Result<Box<dyn Stream>, BuiltinError>),
     /// Its arguments say which.
     Either(Input, fn(&Options) -> Result<Made, BuiltinError>),
-    Whole(fn(&Options, &[String], &mut dyn Write) -> Result<(), BuiltinError>),
+    Whole(Whole),
 }
+
+/// Runs a kernel that takes its input as a whole.
+pub(crate) type Whole = fn(&Options, &[String], &mut dyn Write) -> Result<(), BuiltinError>;
 
 /// A kernel that was made.
 #[derive(Debug)]
 pub(crate) enum Made {
     Fold(Box<dyn Fold>),
     Stream(Box<dyn Stream>),
+    Whole(Whole),
 }
 
 impl Code {
-    /// Makes the kernel, and says what its input is; `None` if it takes its input as a whole.
-    pub(crate) fn make(self, options: &Options) -> Result<Option<(Input, Made)>, BuiltinError> {
-        Ok(Some(match self {
+    /// Makes the kernel, and says what its input is.
+    pub(crate) fn make(self, options: &Options) -> Result<(Input, Made), BuiltinError> {
+        Ok(match self {
             Self::Fold(input, make) => (input, Made::Fold(make(options)?)),
             Self::Stream(input, make) => (input, Made::Stream(make(options)?)),
             Self::Either(input, make) => (input, make(options)?),
-            Self::Whole(_) => return Ok(None),
-        }))
+            Self::Whole(run) => (Input::Bytes, Made::Whole(run)),
+        })
     }
 }
 

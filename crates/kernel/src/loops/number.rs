@@ -36,7 +36,7 @@ tally!(u8, u16, u32, u64);
 
 /// A type of number in a raw little-endian array.
 pub(crate) trait Number:
-    Copy + PartialOrd + std::fmt::Debug + Default + Send + Serialize + DeserializeOwned + 'static
+    Copy + PartialOrd + std::fmt::Debug + Default + Send + Sync + Serialize + DeserializeOwned + 'static
 {
     /// An integer of the same size, to count in.
     type Tally: Tally;

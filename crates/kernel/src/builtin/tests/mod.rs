@@ -1,6 +1,7 @@
 //! The built-in kernels against plain references, and the law of folds.
 
 mod cipher;
+mod cluster;
 mod codec;
 mod content;
 mod image;

@@ -1,0 +1,581 @@
+//! `kmeans`: rows of a matrix in clusters, by Lloyd's algorithm ("Least squares quantization in PCM", 1982) from centres that k-means++
+//! (Arthur and Vassilvitskii, 2007, §2.2) chooses among at most 65 536 rows, spread over all, or that an input holds.
+//!
+//! Rows are computed with in `f32` if that is their type and in `f64` else, less the mean of all rows. The nearest centre c of a row x is
+//! that with the largest x·c - |c|²/2; of equal ones the first. Sums for new centres are in `f64`, over fixed parts of the rows that
+//! are put together in order, so the result depends neither on `threads=` nor on the processor. A centre that no row is nearest
+//! to stays where it is.
+//!
+//! Rows with a missing value are passed over; their label is -1. A NaN or infinite value that is not missing is an error.
+
+use std::io::Write;
+
+use super::BuiltinError;
+use super::matrix::{Matrix, any, not_finite};
+use super::table::{Arg, Code, INPUT, Kernel, Options};
+use super::values::{FORMAT, Numbers, ORDER, OUT, missing, with_dtype};
+use crate::loops::number::decimal;
+use crate::loops::product::{Columns, Computed, Panel, Real, add_rows, best};
+use crate::loops::simd::{Level, Pass, run};
+use crate::threads::{Pile, in_threads};
+
+/// This group's part of the table.
+pub(super) const KERNELS: &[Kernel] = &[Kernel {
+    name: "kmeans",
+    revision: 1,
+    help: "rows of a matrix in clusters around centres",
+    args: &[KMEANS, FORMAT, OUT, ORDER],
+    usage: None,
+    prepare: None,
+    code: Code::Whole(kmeans),
+}];
+
+const KMEANS: &[Arg] = &[
+    Arg {
+        key: "columns",
+        values: "COUNT",
+        default: "",
+        help: "values in a row, at most 4096",
+    },
+    Arg {
+        key: "k",
+        values: "COUNT",
+        default: "",
+        help: "how many clusters, at most 65536",
+    },
+    Arg {
+        key: "start",
+        values: INPUT,
+        default: "",
+        help: "name of the input that holds the centres to start from, as rows (the default is to choose them)",
+    },
+    Arg {
+        key: "seed",
+        values: "N",
+        default: "0",
+        help: "another seed chooses other centres to start from",
+    },
+    Arg {
+        key: "iterations",
+        values: "COUNT",
+        default: "300",
+        help: "how often centres are moved at most",
+    },
+    Arg {
+        key: "tolerance",
+        values: "NUMBER",
+        default: "0.0001",
+        help: "an end if the squares of all moves are at most so many times the mean variance of the columns",
+    },
+    Arg {
+        key: "show",
+        values: "centres|labels|summary",
+        default: "centres",
+        help: "a line a cluster: its rows, its centre; or a line a row: its cluster, from 0; or the sum of squares, the iterations, whether it converged",
+    },
+    Arg {
+        key: "threads",
+        values: "COUNT",
+        default: "1",
+        help: "threads to look for nearest centres with; the result does not depend on them",
+    },
+];
+
+const COLUMNS_MAX: usize = 4096;
+const CLUSTERS_MAX: usize = 65_536;
+
+/// Rows whose sums are put together in order.
+const PART_ROWS: usize = 1 << 15;
+
+/// Values that are computed with at a time, about; they stay in the first-level cache.
+const PANEL_VALUES: usize = 1 << 12;
+
+/// Rows among which k-means++ chooses.
+const SAMPLE_ROWS: usize = 1 << 16;
+
+fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
+    let bounded = |key, most: usize| match options.positive(key)? {
+        Some(count) if count > most => {
+            Err(options.wrong(key, &count.to_string(), &format!("1 to {most}")))
+        }
+        count => options.needed(key, count),
+    };
+    let (columns, k) = (
+        bounded("columns", COLUMNS_MAX)?,
+        bounded("k", CLUSTERS_MAX)?,
+    );
+    let matrix = Matrix::open(options, inputs, columns)?;
+    with_dtype!(options, |T| Task::<T> {
+        matrix: &matrix,
+        missing: missing::<T>(options)?,
+        threads: options.positive("threads")?.unwrap_or(1),
+        shift: Vec::new(),
+    }
+    .run(options, k, out))
+}
+
+/// What is to be clustered.
+struct Task<'a, T: Computed> {
+    matrix: &'a Matrix,
+    missing: Option<T>,
+    threads: usize,
+    /// What is taken off each column.
+    shift: Vec<T::Real>,
+}
+
+/// What a pass finds in a part of the rows.
+#[derive(Default)]
+struct Part {
+    /// Of the rows of each cluster.
+    sums: Vec<f64>,
+    counts: Vec<u64>,
+    /// The squares of all distances from the centres.
+    squares: f64,
+    labels: Vec<i32>,
+}
+
+/// What a pass looks for besides sums.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    Sums,
+    /// Labels and distances.
+    All,
+}
+
+impl<T: Computed> Task<'_, T> {
+    fn run(mut self, options: &Options, k: usize, out: &mut dyn Write) -> Result<(), BuiltinError> {
+        let columns = self.matrix.columns();
+        let (rows, mean, variance) = self.overview()?;
+        if rows < k as u64 {
+            let (kernel, needed) = ("kmeans", k as u64);
+            return Err(BuiltinError::TooFewRows {
+                kernel,
+                needed,
+                rows,
+            });
+        }
+        self.shift = mean.iter().map(|mean| T::Real::of(*mean)).collect();
+        let mut centres = match options.text("start") {
+            Some(name) => self.start(options, name, k)?,
+            None => self.choose(
+                rows,
+                k,
+                options
+                    .number("seed", "a whole number")?
+                    .unwrap_or_default(),
+            ),
+        };
+        let most = options.number("iterations", "a whole number")?;
+        let most: u64 = most.unwrap_or_default();
+        let tolerance = options.number("tolerance", "a number")?.unwrap_or(0.0) * variance;
+        let (mut iterations, mut converged) = (0, false);
+        while iterations < most && !converged {
+            let found = self.pass(&centres, Look::Sums);
+            let mut moved = 0.0;
+            for (cluster, count) in found
+                .counts
+                .iter()
+                .enumerate()
+                .filter(|(_, count)| **count > 0)
+            {
+                let place = cluster * columns..(cluster + 1) * columns;
+                for (centre, sum) in centres[place.clone()].iter_mut().zip(&found.sums[place]) {
+                    #[allow(clippy::cast_precision_loss, reason = "a count is a divisor here")]
+                    let new = sum / *count as f64;
+                    moved += (new - *centre) * (new - *centre);
+                    *centre = new;
+                }
+            }
+            iterations += 1;
+            converged = moved <= tolerance;
+        }
+        let found = self.pass(&centres, Look::All);
+        self.show(options, &centres, &found, iterations, converged, out)
+    }
+
+    fn passed(&self, row: &[u8]) -> bool {
+        let missing = self.missing;
+        missing.is_some_and(|missing| any(row, |value: T| value.same(missing)))
+    }
+
+    /// Does work on each part of the rows, given the number of its first, on all threads; what it gives, in order.
+    fn parts<O: Send>(&self, work: impl Fn(usize, &[u8]) -> O + Sync) -> Vec<O> {
+        let mut first = 0;
+        let mut parts: Vec<_> = self
+            .matrix
+            .blocks(PART_ROWS)
+            .map(|part| {
+                let numbered = (first, part);
+                first += part.len() / self.matrix.row_bytes();
+                numbered
+            })
+            .collect();
+        parts.reverse();
+        let threads = self.threads.min(parts.len()).max(1);
+        let parts = Pile::new(parts);
+        let done = in_threads(vec![(); threads], |()| {
+            let mut swapped = Vec::new();
+            let mut done = Vec::new();
+            while let Some((first, part)) = parts.take() {
+                let part = self.matrix.little(part, &mut swapped);
+                done.push((first, work(first, part)));
+            }
+            done
+        });
+        let mut done: Vec<_> = done.into_iter().flatten().collect();
+        done.sort_unstable_by_key(|(first, _)| *first);
+        done.into_iter().map(|(_, found)| found).collect()
+    }
+
+    /// How many rows count, the mean of each column, and the mean of their variances.
+    #[allow(clippy::cast_precision_loss, reason = "counts are divisors here")]
+    fn overview(&mut self) -> Result<(u64, Vec<f64>, f64), BuiltinError> {
+        let columns = self.matrix.columns();
+        let zeros = vec![0.0; columns];
+        let bad = self.parts(|first, part| {
+            let bad = not_finite::<T>(part, columns, |row| self.passed(row));
+            bad.map(|(row, column)| (first + row, column))
+        });
+        if let Some((row, column)) = bad.into_iter().flatten().next() {
+            let (row, column) = (row as u64, column as u64);
+            return Err(BuiltinError::NotFinite { row, column });
+        }
+        let (rows, sums) = self.column_sums(&zeros, |distance| distance);
+        let mean: Vec<_> = sums.iter().map(|sum| sum / rows.max(1) as f64).collect();
+        let (_, squares) = self.column_sums(&mean, |distance| distance * distance);
+        let variance = squares.iter().sum::<f64>() / rows.max(1) as f64 / columns as f64;
+        Ok((rows, mean, variance))
+    }
+
+    /// Rows, and for each column the sum of what `of` gives for distances from `from`.
+    fn column_sums(&self, from: &[f64], of: impl Fn(f64) -> f64 + Copy + Sync) -> (u64, Vec<f64>) {
+        let found = self.parts(|_, part| {
+            let (mut rows, mut sums) = (0_u64, vec![0.0; from.len()]);
+            let mut panel = Panel::default();
+            self.panels(part, |bytes, _| {
+                panel.load::<T>(Level::best(), bytes, from);
+                rows += panel.rows as u64;
+                add_rows(Level::best(), &panel, &mut sums, of);
+            });
+            (rows, sums)
+        });
+        found.into_iter().fold(
+            (0, vec![0.0; from.len()]),
+            |(rows, mut all), (more, sums)| {
+                all.iter_mut().zip(&sums).for_each(|(all, sum)| *all += sum);
+                (rows + more, all)
+            },
+        )
+    }
+
+    /// Hands on some rows at a time, less those that are passed over, and with which of them are.
+    fn panels(&self, part: &[u8], mut work: impl FnMut(&[u8], &[bool])) {
+        let row = self.matrix.row_bytes();
+        let rows = (PANEL_VALUES / self.matrix.columns()).next_multiple_of(64);
+        let (mut kept, mut passed) = (Vec::new(), Vec::new());
+        for bytes in part.chunks(rows * row) {
+            if self.missing.is_none() {
+                work(bytes, &[]);
+                continue;
+            }
+            kept.clear();
+            passed.clear();
+            for row in bytes.chunks_exact(row) {
+                passed.push(self.passed(row));
+                if !passed[passed.len() - 1] {
+                    kept.extend_from_slice(row);
+                }
+            }
+            work(&kept, &passed);
+        }
+    }
+
+    /// The centres that an input holds, less the shift.
+    fn start(&self, options: &Options, name: &str, k: usize) -> Result<Vec<f64>, BuiltinError> {
+        let columns = self.matrix.columns();
+        let start = Matrix::open(options, std::slice::from_ref(&name.to_owned()), columns)?;
+        let mut centres = Vec::new();
+        let mut swapped = Vec::new();
+        for block in start.blocks(PART_ROWS) {
+            let values = start.little(block, &mut swapped);
+            centres.extend(
+                values
+                    .chunks_exact(T::SIZE)
+                    .map(|value| T::read(value).to_f64()),
+            );
+        }
+        let rows = start.rows();
+        if rows != k || centres.iter().any(|value| !value.is_finite()) {
+            let valid = format!(
+                "an input of {k} rows of {columns} finite values, but this has {rows} rows"
+            );
+            return Err(options.wrong("start", name, &valid));
+        }
+        for row in centres.chunks_exact_mut(columns) {
+            row.iter_mut()
+                .zip(&self.shift)
+                .for_each(|(value, shift)| *value -= shift.wide());
+        }
+        Ok(centres)
+    }
+
+    /// Centres that k-means++ chooses among the `there` rows that count, less the shift.
+    fn choose(&self, there: u64, k: usize, seed: u64) -> Vec<f64> {
+        let columns = self.matrix.columns();
+        let step = there.div_ceil(SAMPLE_ROWS.max(2 * k) as u64);
+        let (mut sample, mut swapped) = (Vec::new(), Vec::new());
+        let mut panel = Panel::default();
+        // One row of each `step`, at a place that no pattern of the data agrees with.
+        let mut chance = Chance(!seed);
+        let (mut turn, mut picked) = (0, 0);
+        for row in self.matrix.blocks(1) {
+            if self.missing.is_some() && self.passed(self.matrix.little(row, &mut swapped)) {
+                continue;
+            }
+            if turn % step == 0 {
+                picked = turn + chance.below(step);
+            }
+            if turn == picked {
+                let row = self.matrix.little(row, &mut swapped);
+                panel.load::<T>(Level::Portable, row, &self.shift);
+                sample.extend(panel.values[..columns].iter().map(|value| value.wide()));
+            }
+            turn += 1;
+        }
+        plus_plus(&sample, columns, k, seed)
+    }
+
+    /// Looks for the nearest centre of each row.
+    fn pass(&self, centres: &[f64], look: Look) -> Part {
+        let columns = self.matrix.columns();
+        let k = centres.len() / columns;
+        let narrow: Vec<_> = centres.iter().map(|value| T::Real::of(*value)).collect();
+        let penalties: Vec<_> = narrow
+            .chunks_exact(columns)
+            .map(|centre| {
+                T::Real::of(
+                    centre
+                        .iter()
+                        .map(|value| value.wide() * value.wide())
+                        .sum::<f64>()
+                        / 2.0,
+                )
+            })
+            .collect();
+        let packed = Columns::new(&narrow, columns);
+        let parts = self.parts(|_, part| {
+            let mut found = Part {
+                sums: vec![0.0; centres.len()],
+                counts: vec![0; k],
+                ..Part::default()
+            };
+            let (mut panel, mut nearest) = (Panel::default(), Vec::new());
+            let level = Level::best();
+            self.panels(part, |bytes, passed| {
+                panel.load::<T>(level, bytes, &self.shift);
+                best(level, &panel, &packed, &penalties, &mut nearest);
+                let (panel, nearest) = (&panel, &nearest[..]);
+                let (sums, counts) = (&mut found.sums[..], &mut found.counts[..]);
+                run(
+                    level,
+                    Gather {
+                        panel,
+                        nearest,
+                        columns,
+                        sums,
+                        counts,
+                    },
+                );
+                if look == Look::All {
+                    found.squares += squares(panel, nearest, centres, columns);
+                    label(nearest, passed, &mut found.labels);
+                }
+            });
+            found
+        });
+        parts.into_iter().reduce(Part::with).unwrap_or_default()
+    }
+
+    fn show(
+        &self,
+        options: &Options,
+        centres: &[f64],
+        found: &Part,
+        iterations: u64,
+        converged: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), BuiltinError> {
+        let raw = options.is("out", "f64");
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "counts are given as f64 where asked"
+        )]
+        match options.text("show") {
+            Some("labels") => {
+                let labels = found.labels.chunks(1 << 16);
+                labels
+                    .map(|labels| labels.iter().map(|label| f64::from(*label)).collect())
+                    .try_for_each(|values: Vec<f64>| {
+                        let text: String =
+                            values.iter().map(|label| format!("{label}\n")).collect();
+                        let text = text.trim_end().to_owned();
+                        Numbers { values, text }.write(raw, out)
+                    })
+            }
+            Some("summary") => {
+                let values = vec![
+                    found.squares,
+                    iterations as f64,
+                    f64::from(u8::from(converged)),
+                ];
+                let converged = if converged { "converged" } else { "stopped" };
+                let text = format!("{} {iterations} {converged}", decimal(found.squares));
+                Numbers { values, text }.write(raw, out)
+            }
+            _ => {
+                let columns = self.matrix.columns();
+                for (centre, count) in centres.chunks_exact(columns).zip(&found.counts) {
+                    let mut row = vec![*count as f64];
+                    row.extend(
+                        centre
+                            .iter()
+                            .zip(&self.shift)
+                            .map(|(value, shift)| value + shift.wide()),
+                    );
+                    Numbers::floats(row).write(raw, out)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Part {
+    /// Of this part and that behind it.
+    fn with(mut self, after: Self) -> Self {
+        self.sums
+            .iter_mut()
+            .zip(&after.sums)
+            .for_each(|(sum, more)| *sum += more);
+        self.counts
+            .iter_mut()
+            .zip(&after.counts)
+            .for_each(|(count, more)| *count += more);
+        self.squares += after.squares;
+        self.labels.extend(after.labels);
+        self
+    }
+}
+
+/// Writes the clusters of rows, and -1 for those that were passed over.
+fn label(nearest: &[u32], passed: &[bool], labels: &mut Vec<i32>) {
+    let mut nearest = nearest
+        .iter()
+        .map(|cluster| i32::try_from(*cluster).unwrap_or(i32::MAX));
+    if passed.is_empty() {
+        return labels.extend(nearest);
+    }
+    labels.extend(passed.iter().map(|passed| {
+        if *passed {
+            -1
+        } else {
+            nearest.next().unwrap_or(-1)
+        }
+    }));
+}
+
+/// The squares of the distances of rows from their centres.
+fn squares<R: Real>(panel: &Panel<R>, nearest: &[u32], centres: &[f64], columns: usize) -> f64 {
+    let rows = panel.values.chunks_exact(panel.width).zip(nearest);
+    rows.map(|(row, cluster)| distance(row, &centres[*cluster as usize * columns..][..columns]))
+        .sum()
+}
+
+/// The square of the distance of a row from a centre.
+fn distance<R: Real>(row: &[R], centre: &[f64]) -> f64 {
+    let pairs = row.iter().zip(centre);
+    pairs
+        .map(|(value, centre)| (value.wide() - centre) * (value.wide() - centre))
+        .sum()
+}
+
+/// Adds rows to the sums of their clusters.
+struct Gather<'a, R> {
+    panel: &'a Panel<R>,
+    nearest: &'a [u32],
+    columns: usize,
+    sums: &'a mut [f64],
+    counts: &'a mut [u64],
+}
+
+impl<R: Real> Pass for Gather<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (row, cluster) in self
+            .panel
+            .values
+            .chunks_exact(self.panel.width)
+            .zip(self.nearest)
+        {
+            let cluster = *cluster as usize;
+            self.counts[cluster] += 1;
+            let sums = &mut self.sums[cluster * self.columns..][..self.columns];
+            sums.iter_mut()
+                .zip(row)
+                .for_each(|(sum, value)| *sum += value.wide());
+        }
+    }
+}
+
+/// Chooses `k` rows: each next one with a chance in proportion to the square of its distance from the nearest that was chosen.
+fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
+    let rows: Vec<&[f64]> = rows.chunks_exact(columns).collect();
+    let mut chance = Chance(seed);
+    let mut far = vec![f64::INFINITY; rows.len()];
+    let mut chosen = Vec::with_capacity(k * columns);
+    let some = chance.below(rows.len() as u64);
+    let mut next = usize::try_from(some).expect("it is below the number of rows");
+    for _ in 0..k {
+        let centre = rows[next.min(rows.len() - 1)];
+        chosen.extend_from_slice(centre);
+        for (far, row) in far.iter_mut().zip(&rows) {
+            *far = far.min(distance(row, centre));
+        }
+        let mut left = chance.next() * far.iter().sum::<f64>();
+        // The last that is far at all, should rounding leave something.
+        let last = far.iter().rposition(|far| *far > 0.0).unwrap_or(0);
+        let found = far.iter().position(|far| {
+            left -= far;
+            left <= 0.0 && *far > 0.0
+        });
+        next = found.unwrap_or(last);
+    }
+    chosen
+}
+
+/// Numbers by chance from 0 to 1: SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+struct Chance(u64);
+
+impl Chance {
+    /// A whole number below `end`.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "far fewer than 2^53 are chosen among"
+    )]
+    fn below(&mut self, end: u64) -> u64 {
+        ((self.next() * end as f64) as u64).min(end - 1)
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "53 bits are left")]
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}

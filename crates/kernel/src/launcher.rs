@@ -14,6 +14,7 @@ use seccompiler::BpfProgram;
 
 use crate::child::{self, Keeper};
 use crate::error::{PrepareError, SetupError, SpawnError};
+use crate::modules::Modules;
 use crate::prepare::{Prepared, environment, prepare};
 use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run};
@@ -54,6 +55,9 @@ pub struct Settings {
     /// The program that built-in and native kernels run in: one whose `main` begins with
     /// [`crate::child::main_if_child`]. `None`: this very program.
     pub child: Option<PathBuf>,
+    /// The folder that compiled modules are kept in, in one that others cannot write to; made when there is one.
+    /// `None`: one for this user in the system's folder for temporary files.
+    pub modules: Option<PathBuf>,
     /// Whether to go on where the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
     pub allow_weak_sandbox: bool,
     /// Whether kernels have processors and devices only where nobody else wants them (`SCHED_IDLE`), so that
@@ -67,6 +71,7 @@ impl Default for Settings {
             system_paths: SYSTEM_PATHS.iter().map(PathBuf::from).collect(),
             path: std::env::split_paths(PATH).collect(),
             child: None,
+            modules: None,
             allow_weak_sandbox: false,
             idle: true,
         }
@@ -82,6 +87,7 @@ pub struct Launcher {
     child: OwnedFd,
     keeper: Arc<Keeper>,
     spares: Spares,
+    modules: Modules,
 }
 
 /// Makes processes whose parents ended without waiting for them children of this process, so that what
@@ -125,6 +131,7 @@ impl Launcher {
         adopt_orphans();
         let system = SystemRules::open(&settings.system_paths);
         Ok(Self {
+            modules: Modules::new(settings.modules.clone()),
             settings,
             support,
             system,
@@ -158,7 +165,20 @@ impl Launcher {
     /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
     /// was made until then stays for the caller to remove.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
-        prepare(run, &self.spares)
+        let module = match &run.code {
+            Code::Wasm(path) => Some(self.modules.open(self, path)?),
+            _ => None,
+        };
+        let mut prepared = prepare(run, &self.spares)?;
+        prepared.module = module;
+        Ok(prepared)
+    }
+
+    /// Prepares the run of a child that compiles the module on its standard input.
+    pub(crate) fn prepare_compiler(&self, run: Run) -> Result<Prepared, PrepareError> {
+        let mut prepared = prepare(run, &self.spares)?;
+        prepared.compiles = true;
+        Ok(prepared)
     }
 
     /// Takes back the private folder of a run that has ended, to use it again for another run of the same
@@ -191,7 +211,7 @@ impl Launcher {
 
     fn spawn_once(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
         let run = &prepared.run;
-        let stdin = match &prepared.stdin {
+        let stdin = match prepared.module.as_ref().or(prepared.stdin.as_ref()) {
             Some(file) => file.try_clone(),
             None => File::open("/dev/null"),
         };
@@ -206,7 +226,9 @@ impl Launcher {
         let image = Image {
             program: match &prepared.code {
                 Code::Program(path) => Program::Path(c_path(path)?),
-                Code::Builtin(_) | Code::Native(_) => Program::File(self.child.as_raw_fd()),
+                Code::Builtin(_) | Code::Native(_) | Code::Wasm(_) => {
+                    Program::File(self.child.as_raw_fd())
+                }
             },
             args: arguments(prepared)?,
             environment: variables
@@ -331,6 +353,10 @@ fn arguments(prepared: &Prepared) -> Result<Vec<CString>, SpawnError> {
     let run = &prepared.run;
     let mut all = match &prepared.code {
         Code::Program(path) => vec![c_path(path)?],
+        _ if prepared.compiles => child::compiler_arguments()
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
         code => child::arguments(code, run)
             .into_iter()
             .map(c_string)

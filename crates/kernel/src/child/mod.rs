@@ -1,17 +1,29 @@
-//! The child process of built-in and native kernels: the element's own program, started again under the
+//! The child process of built-in kernels and of those of one's own: the element's own program, started again under the
 //! sandbox with a hidden first argument.
 
+mod abi;
 mod keeper;
 mod native;
+mod own_fold;
+mod wasm;
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
+
+use native::Call;
+use own_fold::Key;
 
 use crate::builtin::{BuiltinError, run_builtin};
-use crate::run::{Code, Run};
+use crate::program::hash_file;
+use crate::run::{Code, Part, Run};
 
+pub use abi::ABI_VERSION;
 pub(crate) use keeper::Keeper;
-pub use native::{ABI_VERSION, NativeError};
+pub use native::{NativeError, SLICE_BYTES};
+pub use own_fold::PIECE_ALIGN;
+pub use wasm::WasmError;
+pub(crate) use wasm::compatibility;
 
 /// The hidden first argument.
 const MARK: &str = "__kernel";
@@ -19,8 +31,19 @@ const MARK: &str = "__kernel";
 /// Exit code of a kernel that was used wrongly.
 const WRONG_USE: u8 = 2;
 
-/// Exit code of a native kernel that could not be loaded.
+/// Exit code of a kernel of one's own that could not be loaded.
 const CANNOT_LOAD: u8 = 126;
+
+/// Exit code of a module that trapped, as that of a program which aborts.
+const TRAPPED: u8 = 134;
+
+/// What the child is told to be in order to compile the module on its standard input.
+const COMPILER: &str = "compiler";
+
+/// The arguments of a child that compiles a module.
+pub(crate) fn compiler_arguments() -> Vec<String> {
+    ["tidemill", MARK, COMPILER].map(str::to_owned).into()
+}
 
 /// The arguments of a child, its own name first, those of the kernel left out.
 ///
@@ -28,10 +51,17 @@ const CANNOT_LOAD: u8 = 126;
 /// standard output.
 pub(crate) fn arguments(code: &Code, run: &Run) -> Vec<String> {
     let (kind, name) = match code {
-        Code::Builtin(name) => ("builtin", name.clone()),
-        Code::Native(path) | Code::Program(path) => ("native", path.to_string_lossy().into_owned()),
+        Code::Builtin(name) => (Kind::Builtin, name.clone()),
+        Code::Native(path) | Code::Program(path) => {
+            (Kind::Native, path.to_string_lossy().into_owned())
+        }
+        Code::Wasm(path) => (Kind::Wasm, path.to_string_lossy().into_owned()),
     };
-    let is_code = |path: &std::path::Path| matches!(code, Code::Native(code) if code == path);
+    let own = match code {
+        Code::Native(code) | Code::Wasm(code) => Some(code.as_path()),
+        Code::Builtin(_) | Code::Program(_) => None,
+    };
+    let is_code = |path: &Path| own == Some(path);
     let inputs: Vec<_> = run
         .inputs
         .iter()
@@ -47,7 +77,8 @@ pub(crate) fn arguments(code: &Code, run: &Run) -> Vec<String> {
     let mut all = vec![
         "tidemill".to_owned(),
         MARK.to_owned(),
-        kind.to_owned(),
+        kind.word().to_owned(),
+        part_word(run, own),
         name,
     ];
     for list in [inputs, outputs] {
@@ -57,10 +88,66 @@ pub(crate) fn arguments(code: &Code, run: &Run) -> Vec<String> {
     all
 }
 
+/// What the code of a kernel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Builtin,
+    Native,
+    Wasm,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Builtin, Self::Native, Self::Wasm];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Builtin => "builtin",
+            Self::Native => "native",
+            Self::Wasm => "wasm",
+        }
+    }
+}
+
+/// The part of a fold as the child is told it, with what ties states to the kernel: its code and arguments.
+fn part_word(run: &Run, code: Option<&Path>) -> String {
+    let verb = match run.part {
+        Part::Whole => return "whole".to_owned(),
+        Part::Piece { input, offset } => format!("piece:{input}:{offset}"),
+        Part::Merge => "merge".to_owned(),
+        Part::Finish => "finish".to_owned(),
+    };
+    // Code that cannot be read can't be loaded either, and then says so.
+    let hash = code.and_then(|path| hash_file(path).ok());
+    let text = format!("{} {:?}", hash.unwrap_or_default(), run.args);
+    format!("{}:{verb}", &blake3::hash(text.as_bytes()).to_hex()[..16])
+}
+
+fn parse_part(word: &str) -> Option<(Key, Part)> {
+    if word == "whole" {
+        return Some((Key::default(), Part::Whole));
+    }
+    let (key, verb) = word.split_once(':')?;
+    let key = u64::from_str_radix(key, 16).ok()?.to_be_bytes();
+    let part = match verb {
+        "merge" => Part::Merge,
+        "finish" => Part::Finish,
+        piece => {
+            let (input, offset) = piece.strip_prefix("piece:")?.split_once(':')?;
+            Part::Piece {
+                input: input.parse().ok()?,
+                offset: offset.parse().ok()?,
+            }
+        }
+    };
+    Some((key, part))
+}
+
 /// What a child was told to do.
 #[derive(Debug, PartialEq, Eq)]
 struct Task {
-    native: bool,
+    kind: Kind,
+    key: Key,
+    part: Part,
     name: String,
     inputs: Vec<String>,
     outputs: Vec<String>,
@@ -70,11 +157,9 @@ struct Task {
 impl Task {
     /// Reads what [`arguments`] wrote, without the program's name and the mark.
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
-        let native = match args.next()?.as_str() {
-            "builtin" => false,
-            "native" => true,
-            _ => return None,
-        };
+        let word = args.next()?;
+        let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word)?;
+        let (key, part) = parse_part(&args.next()?)?;
         let name = args.next()?;
         let mut list = || {
             let count: usize = args.next()?.parse().ok()?;
@@ -84,7 +169,9 @@ impl Task {
         let inputs = list()?;
         let outputs = list()?;
         Some(Self {
-            native,
+            kind,
+            key,
+            part,
             name,
             inputs,
             outputs,
@@ -105,10 +192,13 @@ pub fn main_if_child() {
         keeper::keep();
         std::process::exit(0);
     }
+    if args.peek().is_some_and(|kind| kind == COMPILER) {
+        std::process::exit(compiler_main().into());
+    }
     let text = args.map(|arg| arg.to_string_lossy().into_owned());
     let code = match Task::parse(text) {
-        Some(task) if task.native => native_main(&task),
-        Some(task) => builtin_main(&task),
+        Some(task) if task.kind == Kind::Builtin => builtin_main(&task),
+        Some(task) => own_main(&task),
         None => {
             complain("tidemill: this argument is for the program's own use");
             WRONG_USE
@@ -148,14 +238,35 @@ fn kernel_name(name: &str) -> &'static str {
         .unwrap_or("this kernel")
 }
 
-fn native_main(task: &Task) -> u8 {
-    match native::run(&task.name, &task.args, &task.inputs, &task.outputs) {
+fn own_main(task: &Task) -> u8 {
+    let call = Call {
+        args: &task.args,
+        inputs: &task.inputs,
+        outputs: &task.outputs,
+        part: task.part,
+        key: task.key,
+    };
+    let result = match task.kind {
+        Kind::Wasm => wasm::run(&task.name, call),
+        Kind::Native | Kind::Builtin => native::run(&task.name, call),
+    };
+    match result {
         Ok(code) => code,
         Err(error) => {
             complain(&error.to_string());
-            CANNOT_LOAD
+            match error {
+                NativeError::Wasm(WasmError::Trap { .. }) => TRAPPED,
+                _ => CANNOT_LOAD,
+            }
         }
     }
+}
+
+fn compiler_main() -> u8 {
+    let result = wasm::compile(&mut io::stdin().lock(), &mut io::stdout().lock());
+    let Err(error) = result else { return 0 };
+    complain(&error.to_string());
+    1
 }
 
 /// Writes to standard error; when that is closed nobody is there to be told.

@@ -83,6 +83,11 @@ pub enum Kernel {
         /// Name among the task's inputs.
         input: String,
     },
+    /// A WebAssembly module with the same interface, kept in the array (so also an input).
+    Wasm {
+        /// Name among the task's inputs.
+        input: String,
+    },
     /// An executable kept in the array (so also an input), such as a script.
     Stored {
         /// Name among the task's inputs.
@@ -98,7 +103,16 @@ impl Kernel {
     pub fn name(&self) -> &str {
         match self {
             Self::Builtin(name) | Self::Program(name) => name,
-            Self::Native { input } | Self::Stored { input } => input,
+            Self::Native { input } | Self::Wasm { input } | Self::Stored { input } => input,
+        }
+    }
+
+    /// Its name among the task's inputs, if it is kept in the array.
+    #[must_use]
+    pub fn input(&self) -> Option<&String> {
+        match self {
+            Self::Native { input } | Self::Wasm { input } | Self::Stored { input } => Some(input),
+            Self::Builtin(_) | Self::Program(_) => None,
         }
     }
 }

@@ -180,7 +180,7 @@ extern unsigned char __heap_base;
 #define TIDEMILL_KERNEL \
     TIDEMILL_ALLOC \
     TIDEMILL_EXPORT extern const uint32_t tidemill_kernel_abi_version; \
-    TIDEMILL_EXPORT const uint32_t tidemill_kernel_abi_version = TIDEMILL_ABI_VERSION
+    const uint32_t tidemill_kernel_abi_version = TIDEMILL_ABI_VERSION
 
 #ifdef __cplusplus
 }

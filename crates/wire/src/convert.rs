@@ -51,6 +51,7 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
     let code = match &analysis.kernel {
         core::Kernel::Builtin(name) => Code::Builtin(name.clone()),
         core::Kernel::Native { input } => Code::Native(input.clone()),
+        core::Kernel::Wasm { input } => Code::Wasm(input.clone()),
         core::Kernel::Stored { input } => Code::Stored(input.clone()),
         core::Kernel::Program(name) => Code::Program(name.clone()),
     };
@@ -136,6 +137,9 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
         let kernel = match code.ok_or(ConvertError("kernel"))? {
             Code::Builtin(name) => core::Kernel::Builtin(name.clone()),
             Code::Native(input) => core::Kernel::Native {
+                input: input.clone(),
+            },
+            Code::Wasm(input) => core::Kernel::Wasm {
                 input: input.clone(),
             },
             Code::Stored(input) => core::Kernel::Stored {

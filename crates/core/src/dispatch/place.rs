@@ -13,7 +13,7 @@ use super::{
 };
 use crate::event::{Action, Decision, Estimate, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use crate::label::{Analysis, Input, Kernel, Label, Operation, Output};
+use crate::label::{Analysis, Input, Label, Operation, Output};
 use crate::object::Placed;
 use crate::policy::{Candidate, Choice, FullScan, Reason, Request, View};
 use crate::time::{Span, Time};
@@ -203,10 +203,7 @@ impl Dispatcher {
     fn reads(&self, id: TaskId, along: Option<ElementId>) -> Reads {
         let task = self.task(id);
         let spec = &task.spec;
-        let code = match &spec.kernel {
-            Kernel::Native { input } | Kernel::Stored { input } => Some(input),
-            Kernel::Builtin(_) | Kernel::Program(_) => None,
-        };
+        let code = spec.kernel.input();
         let count = spec.inputs.len();
         let mut reads = Reads {
             placed: Vec::with_capacity(count),

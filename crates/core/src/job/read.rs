@@ -22,7 +22,7 @@ const TASK_SETTINGS: [&str; 12] = [
     "limits", "lifetime",
 ];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
-const KERNEL_KINDS: [&str; 4] = ["builtin", "native", "program", "stored"];
+const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
 /// Reads a job. Where something is wrong it adds an error and goes on with what is left.
 pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
@@ -183,6 +183,7 @@ fn kernel(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Op
             "builtin" => KernelKind::Builtin,
             "native" => KernelKind::Native,
             "program" => KernelKind::Program,
+            "wasm" => KernelKind::Wasm,
             _ => KernelKind::Stored,
         });
     let given = fields.required_text("kernel", errors)?;

@@ -11,7 +11,7 @@ use tidemill_core::event::{
     Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskSpec,
 };
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Kernel, Limits, Owner};
+use tidemill_core::label::{Limits, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::{fabric, policy};
 
@@ -147,10 +147,7 @@ impl<'a> Simulation<'a> {
             if let Some(element) = task.element {
                 self.check_element(element, || format!("task `{}`", task.name))?;
             }
-            let code = match &task.kernel {
-                Kernel::Native { input } | Kernel::Stored { input } => Some(input),
-                Kernel::Builtin(_) | Kernel::Program(_) => None,
-            };
+            let code = task.kernel.input();
             let input = |&file: &usize| {
                 let known = &self.workflow.files[file];
                 let origin = match known.maker {

@@ -99,6 +99,8 @@ pub enum TraceKernelKind {
     Builtin,
     /// A `.so` in the array.
     Native,
+    /// A WebAssembly module in the array.
+    Wasm,
     /// An executable in the array.
     Stored,
     /// A program of the elements' hosts.
@@ -414,6 +416,7 @@ fn kernel(task: &TraceTask) -> Kernel {
     match task.kernel_kind {
         TraceKernelKind::Builtin => Kernel::Builtin(name),
         TraceKernelKind::Native => Kernel::Native { input: name },
+        TraceKernelKind::Wasm => Kernel::Wasm { input: name },
         TraceKernelKind::Stored => Kernel::Stored { input: name },
         TraceKernelKind::Program => Kernel::Program(name),
     }

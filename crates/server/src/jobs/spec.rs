@@ -69,6 +69,7 @@ impl StoredTask {
         let (kernel_kind, kernel) = match &task.kernel {
             Kernel::Builtin(name) => ("builtin", name),
             Kernel::Native { input } => ("native", input),
+            Kernel::Wasm { input } => ("wasm", input),
             Kernel::Stored { input } => ("stored", input),
             Kernel::Program(name) => ("program", name),
         };
@@ -133,6 +134,7 @@ impl StoredTask {
         let kernel = match self.kernel_kind.as_str() {
             "builtin" => Kernel::Builtin(kernel),
             "native" => Kernel::Native { input: kernel },
+            "wasm" => Kernel::Wasm { input: kernel },
             "stored" => Kernel::Stored { input: kernel },
             "program" => Kernel::Program(kernel),
             _ => return None,

@@ -240,7 +240,11 @@ fn kernels_are_kept_in_versions_that_run_by_name() {
     assert_eq!(run(&array, "say").0, "one");
     array.json(&["kernel", "remove", "say"]);
     let gone = array.try_submit(&job("say"));
-    assert!(!gone.ok && all(&gone).contains("/kernels/0"), "{}", all(&gone));
+    assert!(
+        !gone.ok && all(&gone).contains("/kernels/0"),
+        "{}",
+        all(&gone)
+    );
     assert!(!array.run(&["kernel", "remove", "say"]).ok);
 }
 

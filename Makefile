@@ -28,7 +28,7 @@ fmt:
 	cargo fmt --all --check
 
 clippy:
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features tidemill-cli/wasm -- -D warnings
 
 layering:
 	scripts/check-layering.sh
@@ -42,10 +42,10 @@ doc:
 # All but the end-to-end tests, which share the machine's mounts and network and run one after the other.
 unit:
 	cargo test --locked --workspace --exclude tidemill-cli
-	cargo test --locked -p tidemill-cli --bins --test cli
+	cargo test --locked -p tidemill-cli --features wasm --bins --test cli
 
 e2e:
-	cargo test --locked -p tidemill-cli --test e2e -- --test-threads=1
+	cargo test --locked -p tidemill-cli --features wasm --test e2e -- --test-threads=1
 
 conformance:
 	scripts/conformance.sh

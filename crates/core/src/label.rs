@@ -83,6 +83,11 @@ pub enum Kernel {
         /// Name among the task's inputs.
         input: String,
     },
+    /// A WebAssembly module with the same interface, kept in the array (so also an input).
+    Wasm {
+        /// Name among the task's inputs.
+        input: String,
+    },
     /// An executable kept in the array (so also an input), such as a script.
     Stored {
         /// Name among the task's inputs.
@@ -118,7 +123,7 @@ impl Kernel {
     pub fn name(&self) -> &str {
         match self {
             Self::Builtin(name) | Self::Program(name) => name,
-            Self::Native { input } | Self::Stored { input } => input,
+            Self::Native { input } | Self::Wasm { input } | Self::Stored { input } => input,
             Self::Stack(stack) => &stack.text,
         }
     }
@@ -128,7 +133,7 @@ impl Kernel {
     pub fn is_in(&self, name: &str) -> bool {
         match self {
             Self::Builtin(_) | Self::Program(_) => false,
-            Self::Native { input } | Self::Stored { input } => input == name,
+            Self::Native { input } | Self::Wasm { input } | Self::Stored { input } => input == name,
             Self::Stack(stack) => stack.stages.iter().any(|stage| stage.kernel.is_in(name)),
         }
     }

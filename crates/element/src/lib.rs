@@ -191,7 +191,11 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         store: Arc::new(store),
         db,
         pulls: Arc::new(pulls),
-        runner: Runner::new(config.program.clone(), config.kernels_idle)?,
+        runner: Runner::new(
+            config.program.clone(),
+            config.kernels_idle,
+            config.folder.join("wasm"),
+        )?,
         counters: Arc::new(counters),
         flash,
         reports: Arc::default(),

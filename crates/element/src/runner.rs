@@ -95,14 +95,15 @@ impl Control {
 }
 
 impl Runner {
-    /// Looks what this host offers. `program` is what built-in and native kernels run in; with `idle`, kernels
-    /// give way to everything else on the host.
+    /// Looks what this host offers. `program` is what kernels run in that are no programs; with `idle`, kernels
+    /// give way to everything else on the host; compiled modules are kept in the folder `modules`.
     ///
     /// # Errors
     /// If kernels can't be confined here.
-    pub fn new(program: PathBuf, idle: bool) -> Result<Self, SetupError> {
+    pub fn new(program: PathBuf, idle: bool, modules: PathBuf) -> Result<Self, SetupError> {
         let settings = Settings {
             child: Some(program),
+            modules: Some(modules),
             idle,
             ..Settings::default()
         };
@@ -273,6 +274,7 @@ impl Runner {
         match kernel {
             Kernel::Builtin(name) => Ok(Code::Builtin(name.clone())),
             Kernel::Native { input } => file(input).map(Code::Native),
+            Kernel::Wasm { input } => file(input).map(Code::Wasm),
             Kernel::Stored { input } => file(input).map(Code::Program),
             Kernel::Program(name) => {
                 let found = self.launcher.find_program(name);
@@ -294,7 +296,7 @@ fn hash(code: &Code) -> Result<String, Failure> {
     match code {
         // A name that is none is refused with the names that are when the run is prepared.
         Code::Builtin(name) => Ok(tidemill_kernel::builtin_hash(name).unwrap_or_default()),
-        Code::Native(path) | Code::Program(path) => {
+        Code::Native(path) | Code::Wasm(path) | Code::Program(path) => {
             tidemill_kernel::hash_file(path).map_err(|error| {
                 let message = format!(
                     "the kernel's code {} can't be read: {error}",
@@ -348,7 +350,9 @@ pub(crate) fn cancelled() -> Failure {
 fn unprepared(error: &PrepareError) -> Failure {
     let kind = match error {
         PrepareError::Input { .. } | PrepareError::WritableInput { .. } => FailureKind::Input,
-        PrepareError::Make { .. } => FailureKind::Device,
+        PrepareError::Make { .. }
+        | PrepareError::Compiler { .. }
+        | PrepareError::ModuleFolder { .. } => FailureKind::Device,
         _ => FailureKind::Kernel,
     };
     failure(kind, error.to_string())

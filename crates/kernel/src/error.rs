@@ -101,6 +101,41 @@ pub enum PrepareError {
         /// Why.
         source: io::Error,
     },
+    /// Modules cannot be run here.
+    #[error(
+        "this element was built without WASM, so it cannot run {path}; build `tidemill` with `--features wasm`, \
+         or use the kernel as a shared object"
+    )]
+    NoWasm {
+        /// The module.
+        path: PathBuf,
+    },
+    /// A module cannot be compiled.
+    #[error("the module {path} cannot be used: {reason}")]
+    Module {
+        /// The module.
+        path: PathBuf,
+        /// What the compiler says.
+        reason: String,
+    },
+    /// The process that compiles modules could not be run.
+    #[error("cannot compile the module {path}: {source}")]
+    Compiler {
+        /// The module.
+        path: PathBuf,
+        /// Why.
+        source: Box<SpawnError>,
+    },
+    /// The folder of compiled modules is not one that only this program's user can write to.
+    #[error(
+        "compiled modules are not kept in {path}: it must be a folder of user {uid} that nobody else can write to"
+    )]
+    ModuleFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The user.
+        uid: u32,
+    },
     /// A script names an interpreter that is not there.
     #[error(
         "the script {path} names the interpreter {interpreter:?} in its first line, which is not there"

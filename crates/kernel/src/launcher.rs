@@ -14,6 +14,7 @@ use seccompiler::BpfProgram;
 
 use crate::child::{self, Keeper};
 use crate::error::{PrepareError, SetupError, SpawnError};
+use crate::modules::Modules;
 use crate::prepare::{Prepared, environment, prepare};
 use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run};
@@ -54,6 +55,9 @@ pub struct Settings {
     /// The program that built-in and native kernels run in: one whose `main` begins with
     /// [`crate::child::main_if_child`]. `None`: this very program.
     pub child: Option<PathBuf>,
+    /// The folder that compiled modules are kept in, in one that others cannot write to; made when there is one.
+    /// `None`: one for this user in the system's folder for temporary files.
+    pub modules: Option<PathBuf>,
     /// Whether to go on where the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
     pub allow_weak_sandbox: bool,
     /// Whether kernels have processors and devices only where nobody else wants them (`SCHED_IDLE`), so that
@@ -67,6 +71,7 @@ impl Default for Settings {
             system_paths: SYSTEM_PATHS.iter().map(PathBuf::from).collect(),
             path: std::env::split_paths(PATH).collect(),
             child: None,
+            modules: None,
             allow_weak_sandbox: false,
             idle: true,
         }
@@ -82,6 +87,7 @@ pub struct Launcher {
     child: OwnedFd,
     keeper: Arc<Keeper>,
     spares: Spares,
+    modules: Modules,
 }
 
 /// Makes processes whose parents ended without waiting for them children of this process, so that what
@@ -125,6 +131,7 @@ impl Launcher {
         adopt_orphans();
         let system = SystemRules::open(&settings.system_paths);
         Ok(Self {
+            modules: Modules::new(settings.modules.clone()),
             settings,
             support,
             system,
@@ -158,7 +165,22 @@ impl Launcher {
     /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
     /// was made until then stays for the caller to remove.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
-        prepare(run, &self.spares)
+        let module = |code| match code {
+            &Code::Wasm(ref path) => Some(self.modules.open(self, path)),
+            _ => None,
+        };
+        let modules = run.code.parts().filter_map(module);
+        let modules = modules.collect::<Result<_, _>>()?;
+        let mut prepared = prepare(run, &self.spares)?;
+        prepared.modules = modules;
+        Ok(prepared)
+    }
+
+    /// Prepares the run of a child that compiles the module on its standard input.
+    pub(crate) fn prepare_compiler(&self, run: Run) -> Result<Prepared, PrepareError> {
+        let mut prepared = prepare(run, &self.spares)?;
+        prepared.compiles = true;
+        Ok(prepared)
     }
 
     /// Takes back the private folder of a run that has ended, to use it again for another run of the same
@@ -206,7 +228,7 @@ impl Launcher {
         let image = Image {
             program: match &prepared.code {
                 Code::Program(path) => Program::Path(c_path(path)?),
-                Code::Builtin(_) | Code::Native(_) | Code::Stack(_) => {
+                Code::Builtin(_) | Code::Native(_) | Code::Wasm(_) | Code::Stack(_) => {
                     Program::File(self.child.as_raw_fd())
                 }
             },
@@ -216,6 +238,7 @@ impl Launcher {
                 .map(|(name, value)| c_string(format!("{name}={value}")))
                 .collect::<Result<_, _>>()?,
             streams: [stdin, stdout, stderr],
+            kept: prepared.modules.iter().map(AsRawFd::as_raw_fd).collect(),
             folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
             user: run.user,
             keeper: self.keeper.announce().map_err(SpawnError::Process)?,
@@ -333,7 +356,11 @@ fn arguments(prepared: &Prepared) -> Result<Vec<CString>, SpawnError> {
     let run = &prepared.run;
     let mut all = match &prepared.code {
         Code::Program(path) => vec![c_path(path)?],
-        code => child::arguments(code, run)
+        _ if prepared.compiles => child::compiler_arguments()
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
+        code => child::arguments(code, run, prepared.modules.iter().map(AsRawFd::as_raw_fd))
             .into_iter()
             .map(c_string)
             .collect::<Result<Vec<_>, _>>()?,

@@ -39,6 +39,10 @@ pub struct Prepared {
     pub(crate) folder: OwnedFd,
     pub(crate) stdin: Option<File>,
     pub(crate) stdout: Option<File>,
+    /// What was compiled of its modules, in the order of its stages.
+    pub(crate) modules: Vec<File>,
+    /// Whether it compiles the module on its standard input rather than running it.
+    pub(crate) compiles: bool,
     /// Device and inode of what lies in the folder before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
@@ -109,6 +113,8 @@ pub(crate) fn prepare(run: Run, spares: &Spares) -> Result<Prepared, PrepareErro
         folder,
         stdin,
         stdout,
+        modules: Vec::new(),
+        compiles: false,
         given,
         run,
     })
@@ -236,10 +242,10 @@ fn check_part(code: &Code) -> Result<(), PrepareError> {
             name: name.clone(),
             known: builtin::builtin_names().join(", "),
         }),
-        Code::Native(path) | Code::Program(path) if !path.is_absolute() => {
+        Code::Native(path) | Code::Wasm(path) | Code::Program(path) if !path.is_absolute() => {
             Err(PrepareError::NotAbsolute(path.clone()))
         }
-        Code::Native(path) | Code::Program(path) => match fs::metadata(path) {
+        Code::Native(path) | Code::Wasm(path) | Code::Program(path) => match fs::metadata(path) {
             Ok(data) if data.is_file() => Ok(()),
             Ok(_) => Err(PrepareError::Code {
                 path: path.clone(),

@@ -11,8 +11,10 @@ pub const TAIL_BYTES_MAX: usize = 64 << 10;
 pub enum Code {
     /// A kernel that is part of this crate; see [`crate::builtin_names`].
     Builtin(String),
-    /// A native shared object with the entry point `start_kernel` (see `include/tidemill_kernel.h`).
+    /// A native shared object (see `include/tidemill_kernel.h`).
     Native(PathBuf),
+    /// A WebAssembly module with the same interface. It has no standard input.
+    Wasm(PathBuf),
     /// An executable file: a program of the host, or a stored program or script. A file that the task's
     /// user may not execute, such as a sealed object, is copied into the private folder first. Scripts
     /// name their interpreter in their first line (`#!`).
@@ -38,7 +40,7 @@ impl Code {
     /// The file that holds it, if one does.
     pub(crate) fn file(&self) -> Option<&PathBuf> {
         match self {
-            Self::Native(path) | Self::Program(path) => Some(path),
+            Self::Native(path) | Self::Wasm(path) | Self::Program(path) => Some(path),
             Self::Builtin(_) | Self::Stack(_) => None,
         }
     }
@@ -51,6 +53,26 @@ pub struct Stage {
     pub code: Code,
     /// Its arguments, without its own name.
     pub args: Vec<String>,
+}
+
+/// What of its work a run does. All but the first are for folds of one's own (see `include/tidemill_kernel.h`);
+/// partial states are output 0, and inputs, of such runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Part {
+    /// All of it: from whole inputs to the result.
+    #[default]
+    Whole,
+    /// From a piece of an input, which is the run's only input, to a partial state.
+    Piece {
+        /// Number of the input that it is a piece of, from 0.
+        input: usize,
+        /// Where in that input it begins, in bytes: a multiple of [`crate::child::PIECE_ALIGN`].
+        offset: u64,
+    },
+    /// From partial states to one of all of them.
+    Merge,
+    /// From partial states to the result.
+    Finish,
 }
 
 /// A file the kernel may read.
@@ -118,6 +140,8 @@ pub struct Run {
     /// The private folder, absolute: made by [`crate::Launcher::prepare`], the kernel's working
     /// directory, and all that it can write. Removing it is left to the caller.
     pub folder: PathBuf,
+    /// What of its work it does.
+    pub part: Part,
     /// Everything it may read beside the system's programs and libraries.
     pub inputs: Vec<RunInput>,
     /// The paths of the files that it is to write, relative to the private folder. Folders that they lie
@@ -147,6 +171,7 @@ impl Run {
             code,
             args: Vec::new(),
             folder: folder.into(),
+            part: Part::default(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             stdin: None,

@@ -52,6 +52,8 @@ pub(crate) struct Image {
     pub(crate) environment: Vec<CString>,
     /// Standard input, output and error.
     pub(crate) streams: [OwnedFd; 3],
+    /// Descriptors above those that stay open under their numbers; whoever made this holds them.
+    pub(crate) kept: Vec<RawFd>,
     /// Its working directory.
     pub(crate) folder: OwnedFd,
     /// Whose rights it gets.
@@ -308,6 +310,12 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             DESCRIPTORS,
             libc::syscall(libc::SYS_close_range, all.0, all.1, all.2),
         )?;
+        for kept in &plan.image.kept {
+            done(
+                DESCRIPTORS,
+                libc::syscall(libc::SYS_fcntl, *kept, libc::F_SETFD, 0),
+            )?;
+        }
         limits(plan.image)?;
         rights(plan)?;
         done(

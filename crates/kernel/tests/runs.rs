@@ -7,11 +7,9 @@ mod stack;
 mod support;
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use support::{LAUNCHER, Place, exists, finish, is_root, output, start, users};
+use support::{LAUNCHER, Place, compile, exists, finish, is_root, output, start, users};
 use tidemill_kernel::{
     Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User,
 };
@@ -284,26 +282,6 @@ fn builtins_read_inputs_and_write_one_output() {
         "{}",
         exit.stderr.text()
     );
-}
-
-/// Builds a native kernel into `place` from C source.
-fn compile(place: &Place, source: &str, name: &str) -> PathBuf {
-    let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let built = place.path(name);
-    let done = Command::new("cc")
-        .args([
-            "-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-I",
-        ])
-        .arg(repository.join("include"))
-        .arg("-o")
-        .arg(&built)
-        .arg(repository.join(source))
-        .status();
-    assert!(
-        done.expect("the C compiler `cc` is needed to test native kernels")
-            .success()
-    );
-    place.object(&format!("{name}.object"), fs::read(&built).unwrap())
 }
 
 #[test]

@@ -177,6 +177,7 @@ impl Server {
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
+        names.keep_kernels_folder(owner).await?;
         let settings = Settings {
             array_id: names.database().read(names::array_id)?,
             element_timeout: config.element_timeout,

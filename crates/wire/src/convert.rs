@@ -56,6 +56,7 @@ impl From<&core::Kernel> for v1::Kernel {
         let code = match kernel {
             core::Kernel::Builtin(name) => Code::Builtin(name.clone()),
             core::Kernel::Native { input } => Code::Native(input.clone()),
+            core::Kernel::Wasm { input } => Code::Wasm(input.clone()),
             core::Kernel::Stored { input } => Code::Stored(input.clone()),
             core::Kernel::Program(name) => Code::Program(name.clone()),
             core::Kernel::Stack(stack) => Code::Stack(v1::Stack {
@@ -75,6 +76,9 @@ impl TryFrom<&v1::Kernel> for core::Kernel {
         Ok(match kernel.code.as_ref().ok_or(ConvertError("kernel"))? {
             Code::Builtin(name) => Self::Builtin(name.clone()),
             Code::Native(input) => Self::Native {
+                input: input.clone(),
+            },
+            Code::Wasm(input) => Self::Wasm {
                 input: input.clone(),
             },
             Code::Stored(input) => Self::Stored {

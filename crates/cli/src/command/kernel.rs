@@ -1,4 +1,10 @@
-//! `tidemill kernel`: the kernels that are built in, and trying one on files of this machine.
+//! `tidemill kernel`: kernels of one's own from the first line to the array, the kernels that are built in, and
+//! trying one on files of this machine.
+
+mod build;
+mod law;
+mod new;
+mod store;
 
 use crate::context::Context;
 use crate::format;
@@ -19,6 +25,11 @@ use tidemill_kernel::{
 
 const EXAMPLES: &str = "Examples:
   tidemill kernel list
+  tidemill kernel new denoise --language rust
+  tidemill kernel build denoise
+  tidemill kernel test denoise/denoise.so denoise/test.f64 --law
+  tidemill kernel add denoise/denoise.so --shared
+  tidemill kernel remove denoise@1
   tidemill kernel test max values.f64
   tidemill kernel test grep notes.txt -- -c tide
   tidemill kernel test ./fold.so a.dat b.dat --output result.txt --keep out/";
@@ -26,7 +37,7 @@ const EXAMPLES: &str = "Examples:
 /// Largest output that is shown as text, in bytes.
 const SHOWN_BYTES_MAX: u64 = 4096;
 
-/// List the built-in kernels, or try a kernel on local files as an element would run it
+/// Make, build, try, add, list and remove kernels
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -36,16 +47,31 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
-    /// List the built-in kernels, what they do and their arguments (`--quiet`: their names)
-    List,
+    /// Make a folder with a kernel's source, what it includes, and a file to test it on
+    New(new::New),
+    /// Compile a kernel to a shared object and, where the tools are there, to a module, inside the sandbox
+    Build(build::Build),
+    /// Keep a kernel in the array; what changed becomes a new version, the old ones stay
+    Add(store::Add),
+    /// Remove kernels of one's own from the array
+    Remove(store::Remove),
+    /// List the built-in kernels, what they do and their arguments (`--quiet`: their names), and one's own
+    List(List),
     /// Run a kernel on local files in the sandbox and under the limits of an element; no array is needed
     Test(Test),
 }
 
 #[derive(Debug, clap::Args)]
+struct List {
+    /// Kernels of all users, not only one's own
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct Test {
-    /// A built-in kernel, a shared object (`.so`), an executable file, or a program of this machine
+    /// A built-in kernel, a shared object (`.so`), a module (`.wasm`), an executable file, or a program of this machine
     kernel: String,
     /// Its inputs; it sees them under their last names
     inputs: Vec<PathBuf>,
@@ -61,6 +87,9 @@ struct Test {
     /// Most memory that it may use, as 512M, 4G
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+    /// Cut the inputs in many ways and check that the result stays the same (a fold of one's own)
+    #[arg(long)]
+    law: bool,
     /// Arguments of the kernel
     #[arg(last = true)]
     args: Vec<String>,
@@ -75,21 +104,35 @@ fn size(text: &str) -> Result<u64, String> {
     quantity::size(text).ok_or_else(|| "a size is a number with K, M, G or T".to_owned())
 }
 
-pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    use tokio::task::block_in_place;
     match args.command {
-        KernelCommand::List => list(context),
-        KernelCommand::Test(test) => tokio::task::block_in_place(|| try_out(test, context)),
+        KernelCommand::New(new) => new::run(&new, context),
+        KernelCommand::Build(build) => block_in_place(|| build::run(build, context)),
+        KernelCommand::Add(add) => store::add(add, context).await,
+        KernelCommand::Remove(remove) => store::remove(remove, context).await,
+        KernelCommand::List(args) => list(&args, context).await,
+        KernelCommand::Test(test) => block_in_place(|| try_out(test, context)),
     }
 }
 
-fn list(context: &Context) -> anyhow::Result<ExitCode> {
+async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
+    // The built-in ones can be listed without an array.
+    let own = match store::kept(context, args.all).await {
+        Err(_) if !args.all && context.global.server.is_none() => Vec::new(),
+        own => own?,
+    };
     let kernels = builtin_kernels();
     let names: Vec<_> = kernels.iter().map(|kernel| kernel.name).collect();
-    let text = if context.quiet() {
+    let mut text = if context.quiet() {
         names.join("\n")
     } else {
         kernels.iter().map(|kernel| described(kernel)).collect()
     };
+    if !own.is_empty() && !context.quiet() {
+        let _ = write!(text, "\nkept in the array:\n{}", store::described(&own));
+    }
+    let own: Vec<_> = own.iter().map(store::Kept::json).collect();
     let all: Vec<_> = kernels
         .iter()
         .map(|kernel| {
@@ -108,7 +151,7 @@ fn list(context: &Context) -> anyhow::Result<ExitCode> {
         .collect();
     context.output.show(&Said::new(
         text,
-        json!({ "builtin": names, "kernels": all }),
+        json!({ "builtin": names, "kernels": all, "own": own }),
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -132,13 +175,15 @@ fn described(kernel: &Kernel) -> String {
 /// What a name on the command line stands for, as in a job script.
 fn code(name: &str, launcher: &Launcher) -> anyhow::Result<Code> {
     let path = Path::new(name);
-    if path.is_file() && (name.contains('/') || path.extension().is_some_and(|end| end == "so")) {
-        let path = fs::canonicalize(path)?;
-        let native = path.extension().is_some_and(|end| end == "so");
-        return Ok(if native {
-            Code::Native(path)
+    let ends = |with: &str| path.extension().is_some_and(|end| end == with);
+    if path.is_file() && (name.contains('/') || ends("so") || ends("wasm")) {
+        let full = fs::canonicalize(path)?;
+        return Ok(if ends("so") {
+            Code::Native(full)
+        } else if ends("wasm") {
+            Code::Wasm(full)
         } else {
-            Code::Program(path)
+            Code::Program(full)
         });
     }
     let plain = name.strip_suffix(".so").unwrap_or(name);
@@ -190,6 +235,9 @@ fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
         memory_bytes: test.memory.unwrap_or(default.memory_bytes),
         ..default
     };
+    if test.law {
+        return law::run(&launcher, &run, folder.path(), context);
+    }
     let prepared = launcher.prepare(run)?;
     let exit = launcher.spawn(&prepared)?.wait()?;
     let tried = Tried {

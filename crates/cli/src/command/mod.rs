@@ -60,7 +60,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Cancel(args) => cancel::run(&args, &context).await,
         Command::Explain(args) => explain::run(args, &context).await,
         Command::Report(args) => report::run(&args, &context).await,
-        Command::Kernel(args) => kernel::run(args, &context),
+        Command::Kernel(args) => kernel::run(args, &context).await,
         Command::Plan(args) => plan::run(args, &context).await,
         Command::Lineage(args) => lineage::run(args, &context).await,
         Command::Bench(args) => bench::run(args, &context).await,

@@ -6,6 +6,7 @@
 
 mod dag;
 mod error;
+pub mod own;
 mod path;
 pub mod quantity;
 mod read;
@@ -137,6 +138,8 @@ pub enum KernelKind {
     Builtin,
     /// A `.so` kept in the array.
     Native,
+    /// A WebAssembly module kept in the array.
+    Wasm,
     /// A program installed on the elements' hosts.
     Program,
     /// An executable kept in the array.

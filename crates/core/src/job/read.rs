@@ -24,7 +24,7 @@ const TASK_SETTINGS: [&str; 12] = [
     "limits", "lifetime",
 ];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
-const KERNEL_KINDS: [&str; 4] = ["builtin", "native", "program", "stored"];
+const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
 /// Reads a job. Where something is wrong it adds an error and goes on with what is left.
 pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
@@ -206,6 +206,7 @@ fn kernel(
             "builtin" => KernelKind::Builtin,
             "native" => KernelKind::Native,
             "program" => KernelKind::Program,
+            "wasm" => KernelKind::Wasm,
             _ => KernelKind::Stored,
         });
     let given = fields.required_text("kernel", errors)?;

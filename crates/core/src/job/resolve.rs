@@ -2,6 +2,7 @@
 //! The array is seen through [`Outside`] only, so this decides without I/O.
 
 use super::error::{Errors, Problem};
+use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
 use crate::id::{ElementId, Inode, JobId, TaskId};
@@ -13,6 +14,9 @@ use std::collections::BTreeMap;
 pub trait Outside {
     /// What a full path names.
     fn look(&self, path: &str) -> Look;
+    /// The names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]) as the owner of the
+    /// job may list it; none if the folder is not that user's, or others may write to it.
+    fn own_kernels(&self, uid: u32) -> Vec<String>;
     /// Whether elements have this kernel built in.
     fn is_builtin(&self, name: &str) -> bool;
     /// Whether elements' hosts have this program: a name in their PATH, or an absolute path.
@@ -74,7 +78,9 @@ pub fn resolve(
 ) -> Result<JobSpec, JobErrors> {
     let mut view = View {
         outside,
+        uid: owner.uid,
         looks: BTreeMap::new(),
+        own: BTreeMap::new(),
     };
     let mut errors = Errors::new(&job.file);
     let mut kernels = Vec::with_capacity(job.tasks.len());
@@ -104,19 +110,35 @@ pub fn resolve(
 /// The array, each path looked at once.
 struct View<'a> {
     outside: &'a dyn Outside,
-    looks: BTreeMap<&'a str, Look>,
+    /// Of the job's owner.
+    uid: u32,
+    looks: BTreeMap<String, Look>,
+    /// Names of files in users' folders of kernels.
+    own: BTreeMap<u32, Vec<String>>,
 }
 
-impl<'a> View<'a> {
-    fn look(&mut self, path: &'a str) -> Look {
-        *self
-            .looks
-            .entry(path)
-            .or_insert_with(|| self.outside.look(path))
+impl View<'_> {
+    fn look(&mut self, path: &str) -> Look {
+        if let Some(look) = self.looks.get(path) {
+            return *look;
+        }
+        let look = self.outside.look(path);
+        self.looks.insert(path.to_owned(), look);
+        look
+    }
+
+    /// The path of the kernel that a user keeps under this name.
+    fn own(&mut self, uid: u32, name: &str) -> Option<String> {
+        let files = self
+            .own
+            .entry(uid)
+            .or_insert_with(|| self.outside.own_kernels(uid));
+        let file = OwnName::parse(name).pick(files.iter().map(String::as_str))?;
+        Some(format!("{}/{uid}/{file}", own::FOLDER))
     }
 }
 
-fn check<'a>(job: &Job, task: &'a Task, view: &mut View<'a>, errors: &mut Errors) {
+fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
     for input in &task.inputs {
         if input.source != Source::Outside {
             continue;
@@ -148,11 +170,11 @@ fn check<'a>(job: &Job, task: &'a Task, view: &mut View<'a>, errors: &mut Errors
 }
 
 /// A task's code, and the files of it that are kept in the array.
-type KernelFound<'a> = (Kernel, Vec<&'a Input>);
+type KernelFound = (Kernel, Vec<Input>);
 
-fn kernel<'a>(task: &'a Task, view: &mut View<'a>) -> Result<KernelFound<'a>, Problem> {
+fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
     let mut stages = Vec::new();
-    let mut files: Vec<&Input> = Vec::new();
+    let mut files: Vec<Input> = Vec::new();
     for stage in &task.stages {
         let (kernel, file) = single(task, &stage.kernel, view)?;
         let args = stage.args.clone();
@@ -182,20 +204,34 @@ fn collision(name: &str, first: &str, second: &str) -> Problem {
     }
 }
 
-/// A file in the namespace, else built in, else a program; `type` narrows that down.
-fn single<'a>(
-    task: &'a Task,
-    kernel: &'a KernelName,
-    view: &mut View<'a>,
-) -> Result<(Kernel, Option<&'a Input>), Problem> {
+/// A file in the namespace, else a kernel of the user's own, else built in, else a program; `type` narrows that
+/// down.
+fn single(
+    task: &Task,
+    kernel: &KernelName,
+    view: &mut View<'_>,
+) -> Result<(Kernel, Option<Input>), Problem> {
     let name = &kernel.name;
     let kind = kernel.kind;
     let mut tried = Vec::new();
     if let Some(file) = &kernel.file {
         if let Some(found) = stored(task, file, kind, view)? {
-            return Ok((found, Some(file)));
+            return Ok((found, Some(file.clone())));
         }
         tried.push(format!("the file \"{}\"", file.path));
+        if let Some((uid, name)) = own_name(name, view.uid) {
+            if let Some(path) = view.own(uid, name) {
+                let file = Input {
+                    name: path.rsplit('/').next().unwrap_or(name).to_owned(),
+                    path,
+                    ..file.clone()
+                };
+                if let Some(found) = stored(task, &file, kind, view)? {
+                    return Ok((found, Some(file)));
+                }
+            }
+            tried.push(format!("the kernels in \"{}/{uid}\"", own::FOLDER));
+        }
     }
     if matches!(kind, None | Some(KernelKind::Builtin)) {
         let bare = name.strip_suffix(".so").unwrap_or(name);
@@ -217,15 +253,29 @@ fn single<'a>(
     })
 }
 
+/// Whose kernel a name can be, and what it is called there: a name alone is one of the owner's, a path below the
+/// folder of kernels one of the user who is named in it.
+fn own_name(name: &str, owner: u32) -> Option<(u32, &str)> {
+    let (uid, name) = match name.strip_prefix(own::FOLDER) {
+        Some(rest) => {
+            let (uid, name) = rest.strip_prefix('/')?.split_once('/')?;
+            (uid.parse().ok()?, name)
+        }
+        None => (owner, name),
+    };
+    (!name.contains('/')).then_some((uid, name))
+}
+
 /// The kernel in this file; `None` if there is no such file.
-fn stored<'a>(
-    task: &'a Task,
-    file: &'a Input,
+fn stored(
+    task: &Task,
+    file: &Input,
     kind: Option<KernelKind>,
-    view: &mut View<'a>,
+    view: &mut View<'_>,
 ) -> Result<Option<Kernel>, Problem> {
-    let is_so = file.path.ends_with(".so");
-    let native = kind == Some(KernelKind::Native) || (kind.is_none() && is_so);
+    let is = |of, ending| kind == Some(of) || (kind.is_none() && file.path.ends_with(ending));
+    let native = is(KernelKind::Native, ".so");
+    let wasm = is(KernelKind::Wasm, ".wasm");
     if file.source == Source::Outside {
         match view.look(&file.path) {
             // A folder that has a program's name does not hide the program.
@@ -234,7 +284,7 @@ fn stored<'a>(
             Look::Folder => return Err(Problem::FolderPath(file.path.clone())),
             Look::Denied => return Err(Problem::Denied(file.path.clone())),
             Look::Unsealed => return Err(Problem::Unsealed(file.path.clone())),
-            Look::Sealed(found) if !native && !found.executable => {
+            Look::Sealed(found) if !native && !wasm && !found.executable => {
                 let name = file.path.rsplit('/').next().unwrap_or_default();
                 let hides = kind.is_none() && view.outside.is_builtin(name);
                 let path = file.path.clone();
@@ -261,22 +311,24 @@ fn stored<'a>(
     let input = file.name.clone();
     Ok(Some(if native {
         Kernel::Native { input }
+    } else if wasm {
+        Kernel::Wasm { input }
     } else {
         Kernel::Stored { input }
     }))
 }
 
-fn spec<'a>(
-    task: &'a Task,
-    (kernel, files): KernelFound<'a>,
+fn spec(
+    task: &Task,
+    (kernel, files): KernelFound,
     index: usize,
     task_ids: &[TaskId],
-    view: &mut View<'a>,
+    view: &mut View<'_>,
     ids: &mut dyn Ids,
 ) -> TaskSpec {
     // A kernel that is listed as an input anyway is not added again.
     let listed = |file: &&Input| task.inputs.iter().any(|input| input.path == file.path);
-    let extra = files.into_iter().filter(|file| !listed(file));
+    let extra = files.iter().filter(|file| !listed(file));
     let inputs = task.inputs.iter().chain(extra).map(|input| InputSpec {
         name: input.name.clone(),
         path: input.path.clone(),

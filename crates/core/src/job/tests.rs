@@ -35,12 +35,15 @@ fn task_error(tasks: &str) -> String {
 #[derive(Default)]
 struct Array {
     files: BTreeMap<&'static str, Look>,
+    /// Files in folders of kernels that may be trusted.
+    own: BTreeMap<u32, Vec<&'static str>>,
 }
 
 impl Array {
     fn with(files: &[(&'static str, Look)]) -> Self {
         Self {
             files: files.iter().copied().collect(),
+            own: BTreeMap::new(),
         }
     }
 }
@@ -62,6 +65,10 @@ fn file(object: u64, executable: bool) -> Look {
 impl Outside for Array {
     fn look(&self, path: &str) -> Look {
         self.files.get(path).copied().unwrap_or(Look::Nothing)
+    }
+    fn own_kernels(&self, uid: u32) -> Vec<String> {
+        let files = self.own.get(&uid).into_iter().flatten();
+        files.map(|file| (*file).to_owned()).collect()
     }
     fn is_builtin(&self, name: &str) -> bool {
         matches!(name, "mean" | "max")
@@ -392,7 +399,7 @@ fn errors_of_a_task() {
         ),
         (
             "type = \"script\";",
-            "3:54: task \"a\": \"type\" can't be \"script\"; it may be: builtin, native, program, stored",
+            "3:54: task \"a\": \"type\" can't be \"script\"; it may be: builtin, native, program, stored, wasm",
         ),
         (
             "element = -1;",
@@ -584,6 +591,59 @@ fn kernels_are_looked_for_in_the_array_then_built_in_then_on_the_host() {
 }
 
 #[test]
+fn kernels_of_ones_own_come_after_files_and_before_those_built_in() {
+    let mut array = Array::with(&[
+        ("/w/sort", file(1, true)),
+        ("/kernels/1000/sort@1", file(2, true)),
+        ("/kernels/1000/max@1.so", file(3, false)),
+        ("/kernels/1000/max@2.so", file(4, false)),
+        ("/kernels/1000/fold@1.wasm", file(5, false)),
+        ("/kernels/1000/plain@1", file(6, false)),
+        ("/kernels/7/max@3.so", file(7, false)),
+        ("/kernels/7/secret@1.so", Look::Denied),
+        ("/kernels/8/planted@1.so", file(8, false)),
+    ]);
+    let mine = vec!["sort@1", "max@1.so", "max@2.so", "fold@1.wasm", "plain@1"];
+    array.own = BTreeMap::from([(1000, mine), (7, vec!["max@3.so", "secret@1.so"])]);
+    let spec = |text: &str| resolve_in(&one_kernel(text), &array).map(|spec| spec.tasks[0].clone());
+    let kernel = |text: &str| {
+        let task = spec(text).unwrap();
+        let path = task.inputs.last().map(|input| input.path.clone());
+        (task.kernel, path.unwrap_or_default())
+    };
+    let native = |input: &str, path: &str| {
+        let input = input.to_owned();
+        (Kernel::Native { input }, path.to_owned())
+    };
+    assert_eq!(kernel("kernel = \"sort\";").1, "/w/sort");
+    assert_eq!(
+        kernel("kernel = \"max\";"),
+        native("max@2.so", "/kernels/1000/max@2.so")
+    );
+    assert_eq!(kernel("kernel = \"max.so\";").1, "/kernels/1000/max@2.so");
+    assert_eq!(kernel("kernel = \"max@1\";").1, "/kernels/1000/max@1.so");
+    assert_eq!(
+        kernel("kernel = \"max\"; type = \"builtin\";").0,
+        Kernel::Builtin("max".into())
+    );
+    let input = "fold@1.wasm".to_owned();
+    assert_eq!(kernel("kernel = \"fold\";").0, Kernel::Wasm { input });
+    let input = "fold@1.wasm".to_owned();
+    let text = "kernel = \"fold\"; type = \"native\";";
+    assert_eq!(kernel(text).0, Kernel::Native { input });
+    assert_eq!(
+        kernel("kernel = \"/kernels/7/max\";").1,
+        "/kernels/7/max@3.so"
+    );
+    let refused = |text: &str| spec(text).unwrap_err().to_string();
+    assert!(refused("kernel = \"max@3\"; type = \"native\";").contains("was not found"));
+    assert!(refused("kernel = \"plain\";").contains("is not executable"));
+    assert!(refused("kernel = \"/kernels/7/secret\";").contains("may not read"));
+    // The folder of user 8 is not to be trusted, so it counts for nothing.
+    assert!(refused("kernel = \"/kernels/8/planted\";").contains("was not found"));
+}
+
+#[test]
 fn a_stored_kernel_becomes_an_input_once() {
     let array = Array::with(&[("/w/f", file(1, true))]);
     let text = |input: &str| {
@@ -738,11 +798,11 @@ fn what_the_array_says_against_a_job() {
     let cases = [
         (
             r#"kernel = "nope"; output = [ "p" ];"#,
-            "3:24: task \"a\": kernel \"nope\" was not found; tried: the file \"/w/nope\", then the built-in kernel \"nope\", then the program \"nope\" on the elements' hosts",
+            "3:24: task \"a\": kernel \"nope\" was not found; tried: the file \"/w/nope\", then the kernels in \"/kernels/1000\", then the built-in kernel \"nope\", then the program \"nope\" on the elements' hosts",
         ),
         (
             r#"kernel = "x.so"; type = "native"; output = [ "p" ];"#,
-            "3:24: task \"a\": kernel \"x.so\" was not found; tried: the file \"/w/x.so\"",
+            "3:24: task \"a\": kernel \"x.so\" was not found; tried: the file \"/w/x.so\", then the kernels in \"/kernels/1000\"",
         ),
         (
             r#"kernel = "sub/x"; output = [ "p" ];"#,

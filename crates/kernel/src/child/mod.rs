@@ -1,18 +1,31 @@
-//! The child process of built-in and native kernels: the element's own program, started again under the
+//! The child process of built-in kernels and of those of one's own: the element's own program, started again under the
 //! sandbox with a hidden first argument.
 
+mod abi;
 mod keeper;
 mod native;
+mod own_fold;
 mod stack;
+mod wasm;
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use native::Call;
+use own_fold::Key;
 
 use crate::builtin::{BuiltinError, run_builtin};
-use crate::run::{Code, Run};
+use crate::program::hash_file;
+use crate::run::{Code, Part, Run};
 
+pub use abi::ABI_VERSION;
 pub(crate) use keeper::Keeper;
-pub use native::{ABI_VERSION, NativeError};
+pub use native::{NativeError, SLICE_BYTES};
+pub use own_fold::PIECE_ALIGN;
+pub use wasm::WasmError;
+pub(crate) use wasm::compatibility;
 
 /// The hidden first argument.
 const MARK: &str = "__kernel";
@@ -20,35 +33,51 @@ const MARK: &str = "__kernel";
 /// Exit code of a kernel that was used wrongly.
 const WRONG_USE: u8 = 2;
 
-/// Exit code of a native kernel that could not be loaded.
+/// Exit code of a kernel of one's own that could not be loaded.
 const CANNOT_LOAD: u8 = 126;
+
+/// Exit code of a module that trapped, as that of a program which aborts.
+const TRAPPED: u8 = 134;
+
+/// What the child is told to be in order to compile the module on its standard input.
+const COMPILER: &str = "compiler";
 
 /// The kind of a child that runs a stack.
 const STACK: &str = "stack";
 
-/// What a stage is.
+/// What a kernel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Builtin,
     Native,
+    /// A module; what was compiled of it is this descriptor of the child's.
+    Wasm(RawFd),
     Program,
 }
 
 impl Kind {
-    const ALL: [(&'static str, Self); 3] = [
-        ("builtin", Self::Builtin),
-        ("native", Self::Native),
-        ("program", Self::Program),
-    ];
+    const WASM: &str = "wasm";
 
-    fn word(self) -> &'static str {
-        let known = Self::ALL.iter().find(|(_, kind)| *kind == self);
-        known.map_or("", |(word, _)| word)
+    fn word(self) -> String {
+        match self {
+            Self::Builtin => "builtin".into(),
+            Self::Native => "native".into(),
+            Self::Wasm(module) => format!("{}:{module}", Self::WASM),
+            Self::Program => "program".into(),
+        }
     }
 
     fn parse(word: &str) -> Option<Self> {
-        let known = Self::ALL.iter().find(|(known, _)| *known == word);
-        known.map(|(_, kind)| *kind)
+        Some(match word {
+            "builtin" => Self::Builtin,
+            "native" => Self::Native,
+            "program" => Self::Program,
+            _ => {
+                let (kind, module) = word.split_once(':')?;
+                let module = module.parse().ok().filter(|_| kind == Self::WASM)?;
+                Self::Wasm(module)
+            }
+        })
     }
 }
 
@@ -61,24 +90,36 @@ struct Stage {
     args: Vec<String>,
 }
 
-/// Kind and name of a single kernel.
-fn words(code: &Code) -> [String; 2] {
+/// Kind and name of a single kernel; takes the descriptor of a module from `modules`.
+fn words(code: &Code, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] {
+    let path = |path: &Path| path.to_string_lossy().into_owned();
     let (kind, name) = match code {
         Code::Builtin(name) => (Kind::Builtin, name.clone()),
-        Code::Native(path) => (Kind::Native, path.to_string_lossy().into_owned()),
-        Code::Program(path) => (Kind::Program, path.to_string_lossy().into_owned()),
+        Code::Native(file) => (Kind::Native, path(file)),
+        Code::Wasm(file) => (Kind::Wasm(modules.next().unwrap_or(-1)), path(file)),
+        Code::Program(file) => (Kind::Program, path(file)),
         Code::Stack(_) => return [STACK.to_owned(), String::new()],
     };
-    [kind.word().to_owned(), name]
+    [kind.word(), name]
 }
 
-/// The arguments of a child, its own name first, those of a single kernel left out.
+/// The arguments of a child that compiles a module.
+pub(crate) fn compiler_arguments() -> Vec<String> {
+    ["tidemill", MARK, COMPILER].map(str::to_owned).into()
+}
+
+/// The arguments of a child, its own name first, those of a single kernel left out. `modules` are the descriptors of
+/// what was compiled of its modules, in their order.
 ///
 /// An input that is the kernel's own code is not handed to the kernel, nor is an output that takes its
 /// standard output, unless stages are to write it.
 pub(crate) fn arguments(code: &Code, run: &Run) -> Vec<String> {
-    let is_code =
-        |path: &std::path::Path| code.parts().filter_map(Code::file).any(|file| file == path);
+pub(crate) fn arguments(
+    code: &Code,
+    run: &Run,
+    modules: impl IntoIterator<Item = RawFd>,
+) -> Vec<String> {
+    let is_code = |path: &Path| code.parts().filter_map(Code::file).any(|file| file == path);
     let inputs: Vec<_> = run
         .inputs
         .iter()
@@ -92,22 +133,60 @@ pub(crate) fn arguments(code: &Code, run: &Run) -> Vec<String> {
         .cloned()
         .collect();
     let mut all = vec!["tidemill".to_owned(), MARK.to_owned()];
+    let mut modules = modules.into_iter();
     match code {
         Code::Stack(stages) => {
             all.extend([STACK.to_owned(), stages.len().to_string()]);
             for stage in stages {
-                all.extend(words(&stage.code));
+                all.extend(words(&stage.code, &mut modules));
                 all.push(stage.args.len().to_string());
                 all.extend(stage.args.iter().cloned());
             }
         }
-        single => all.extend(words(single)),
+        single => {
+            all.extend(words(single, &mut modules));
+            all.push(part_word(run, single.file()));
+        }
     }
     for list in [inputs, outputs] {
         all.push(list.len().to_string());
         all.extend(list);
     }
     all
+}
+
+/// The part of a fold as the child is told it, with what ties states to the kernel: its code and arguments.
+fn part_word(run: &Run, code: Option<&Path>) -> String {
+    let verb = match run.part {
+        Part::Whole => return "whole".to_owned(),
+        Part::Piece { input, offset } => format!("piece:{input}:{offset}"),
+        Part::Merge => "merge".to_owned(),
+        Part::Finish => "finish".to_owned(),
+    };
+    // Code that cannot be read can't be loaded either, and then says so.
+    let hash = code.and_then(|path| hash_file(path).ok());
+    let text = format!("{} {:?}", hash.unwrap_or_default(), run.args);
+    format!("{}:{verb}", &blake3::hash(text.as_bytes()).to_hex()[..16])
+}
+
+fn parse_part(word: &str) -> Option<(Key, Part)> {
+    if word == "whole" {
+        return Some((Key::default(), Part::Whole));
+    }
+    let (key, verb) = word.split_once(':')?;
+    let key = u64::from_str_radix(key, 16).ok()?.to_be_bytes();
+    let part = match verb {
+        "merge" => Part::Merge,
+        "finish" => Part::Finish,
+        piece => {
+            let (input, offset) = piece.strip_prefix("piece:")?.split_once(':')?;
+            Part::Piece {
+                input: input.parse().ok()?,
+                offset: offset.parse().ok()?,
+            }
+        }
+    };
+    Some((key, part))
 }
 
 /// What a child was told to do.
@@ -120,7 +199,8 @@ struct Task {
 
 #[derive(Debug, PartialEq, Eq)]
 enum What {
-    Single(Stage),
+    /// A kernel, and what of its work it does.
+    Single(Stage, (Key, Part)),
     Stack(Vec<Stage>),
 }
 
@@ -139,15 +219,16 @@ impl Task {
             }
             What::Stack(stages)
         } else {
-            What::Single(Stage {
+            let stage = Stage {
                 kind: Kind::parse(&kind)?,
                 name: args.next()?,
                 args: Vec::new(),
-            })
+            };
+            What::Single(stage, parse_part(&args.next()?)?)
         };
         let inputs = list(&mut args)?;
         let outputs = list(&mut args)?;
-        if let What::Single(stage) = &mut what {
+        if let What::Single(stage, _) = &mut what {
             stage.args = args.collect();
         }
         Some(Self {
@@ -159,8 +240,8 @@ impl Task {
 
     fn run(&self) -> u8 {
         match &self.what {
-            What::Single(stage) if stage.kind == Kind::Builtin => builtin_main(stage, self),
-            What::Single(stage) => native_main(stage, self),
+            What::Single(stage, _) if stage.kind == Kind::Builtin => builtin_main(stage, self),
+            What::Single(stage, part) => own_main(stage, *part, self),
             What::Stack(stages) => stack_main(stages, self),
         }
     }
@@ -184,6 +265,9 @@ pub fn main_if_child() {
     if args.peek().is_some_and(|kind| kind == keeper::KIND) {
         keeper::keep();
         std::process::exit(0);
+    }
+    if args.peek().is_some_and(|kind| kind == COMPILER) {
+        std::process::exit(compiler_main().into());
     }
     let text = args.map(|arg| arg.to_string_lossy().into_owned());
     let code = match Task::parse(text) {
@@ -242,14 +326,43 @@ fn kernel_name(name: &str) -> &'static str {
         .unwrap_or("this kernel")
 }
 
-fn native_main(stage: &Stage, task: &Task) -> u8 {
-    match native::run(&stage.name, &stage.args, &task.inputs, &task.outputs) {
+/// Runs a kernel of one's own in the form that it has.
+fn run_own(kind: Kind, name: &str, call: Call<'_>) -> Result<u8, NativeError> {
+    match kind {
+        Kind::Wasm(module) => wasm::run(name, module, call),
+        Kind::Native | Kind::Builtin | Kind::Program => native::run(name, call),
+    }
+}
+
+fn own_main(stage: &Stage, (key, part): (Key, Part), task: &Task) -> u8 {
+    let call = Call {
+        args: &stage.args,
+        inputs: &task.inputs,
+        outputs: &task.outputs,
+        part,
+        key,
+    };
+    match run_own(stage.kind, &stage.name, call) {
         Ok(code) => code,
         Err(error) => {
             complain(&error.to_string());
-            CANNOT_LOAD
+            own_exit_code(&error)
         }
     }
+}
+
+fn own_exit_code(error: &NativeError) -> u8 {
+    match error {
+        NativeError::Wasm(WasmError::Trap { .. }) => TRAPPED,
+        _ => CANNOT_LOAD,
+    }
+}
+
+fn compiler_main() -> u8 {
+    let result = wasm::compile(&mut io::stdin().lock(), &mut io::stdout().lock());
+    let Err(error) = result else { return 0 };
+    complain(&error.to_string());
+    1
 }
 
 /// Writes to standard error; when that is closed nobody is there to be told.

@@ -1,34 +1,45 @@
-//! Loads a native kernel and calls its entry point. The types here are those of
-//! `include/tidemill_kernel.h`, field by field.
+//! Loads a native kernel and calls it in the form that it has.
 //!
 //! The shared object is loaded when the sandbox is already up: what it runs on being loaded (constructors)
 //! is user code too.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::alloc::Layout;
+use std::ffi::{c_int, c_void};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::ptr;
+use std::ptr::NonNull;
 
-use libloading::Library;
+use libloading::{Library, Symbol};
 
-use crate::builtin::series::Mapped;
-
-/// Version of the interface between this program and native kernels.
-pub const ABI_VERSION: u32 = 1;
+use super::abi::{ABI_VERSION, CTask, RawTask, create};
+use super::own_fold::{self, Key, OwnFold};
+use crate::run::Part;
 
 /// Exit code for entry points that return something an exit code cannot be.
 const FAILED: u8 = 1;
 
-/// Why a native kernel could not be called.
+/// What a map is handed at a time, in bytes; `TIDEMILL_SLICE_BYTES` of the header.
+pub const SLICE_BYTES: usize = 4 << 20;
+
+/// How slices of a map are aligned.
+const SLICE_ALIGN: usize = 4096;
+
+/// Why a kernel of one's own could not be called.
 #[derive(Debug, thiserror::Error)]
 pub enum NativeError {
     /// It is no shared object for this machine, or needs others that are missing.
     #[error("cannot load the kernel: {0}")]
     Load(libloading::Error),
-    /// It lacks the entry point.
-    #[error("the kernel has no entry point start_kernel: {0}")]
-    EntryPoint(libloading::Error),
+    /// It has none of the forms of a kernel, or only a part of one.
+    #[error(
+        "the kernel has no entry point: it exports neither start_kernel nor all of tidemill_fold_init, _update, \
+         _merge, _state and _finish nor tidemill_map"
+    )]
+    EntryPoint,
+    /// Only folds can be run in parts.
+    #[error("the kernel is no fold, so it can only run on whole inputs")]
+    NoFold,
     /// It was built for a newer program.
     #[error(
         "the kernel was built for version {kernel} of the interface; this program has version {ABI_VERSION}"
@@ -37,7 +48,7 @@ pub enum NativeError {
         /// The kernel's version.
         kernel: u32,
     },
-    /// An input could not be mapped.
+    /// An input could not be read.
     #[error("cannot read {name}: {source}")]
     Input {
         /// Its name.
@@ -53,50 +64,58 @@ pub enum NativeError {
         /// Why.
         source: io::Error,
     },
+    /// The first output could not be written.
+    #[error("cannot write the first output: {0}")]
+    Write(#[source] io::Error),
+    /// A map has one result.
+    #[error("a kernel with tidemill_map writes one output; the task has {0}")]
+    Outputs(usize),
+    /// A partial state cannot be used.
+    #[error("{name} is no partial state that can be merged: {reason}")]
+    State {
+        /// The input.
+        name: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A piece that is none.
+    #[error(
+        "a piece is one input that begins at a multiple of {} bytes",
+        own_fold::PIECE_ALIGN
+    )]
+    Piece,
     /// A name or argument holds a zero byte.
     #[error("a name or argument holds a zero byte")]
     ZeroByte(#[from] std::ffi::NulError),
+    /// A module failed.
+    #[error(transparent)]
+    Wasm(#[from] super::wasm::WasmError),
 }
 
-#[repr(C)]
-struct RawInput {
-    name: *const c_char,
-    data: *const c_void,
-    size: u64,
-}
-
-#[repr(C)]
-struct RawOutput {
-    name: *const c_char,
-    fd: c_int,
-}
-
-#[repr(C)]
-struct RawTask {
-    abi_version: u32,
-    struct_size: u32,
-    argc: c_int,
-    argv: *const *const c_char,
-    input_count: usize,
-    inputs: *const RawInput,
-    output_count: usize,
-    outputs: *const RawOutput,
-    write: unsafe extern "C" fn(*const Self, usize, *const c_void, usize) -> c_int,
-    error: unsafe extern "C" fn(*const Self, *const c_char),
+/// What to call it with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) args: &'a [String],
+    pub(super) inputs: &'a [String],
+    pub(super) outputs: &'a [String],
+    pub(super) part: Part,
+    pub(super) key: Key,
 }
 
 type StartKernel = unsafe extern "C" fn(*const RawTask) -> c_int;
+type Init = unsafe extern "C" fn(*const RawTask) -> *mut c_void;
+type Update = unsafe extern "C" fn(*mut c_void, usize, u64, *const c_void, usize) -> c_int;
+type Merge = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
+type Give = unsafe extern "C" fn(*mut c_void, *const RawTask) -> c_int;
+type Map = unsafe extern "C" fn(*mut c_void, usize, c_int);
 
-/// Loads the shared object at `path` and calls its entry point. Its exit code is what that returns.
-pub(super) fn run(
-    path: &str,
-    args: &[String],
-    inputs: &[String],
-    outputs: &[String],
-) -> Result<u8, NativeError> {
+/// Loads the shared object at `path` and calls it. Its exit code is what that returns.
+pub(super) fn run(path: &str, call: Call<'_>) -> Result<u8, NativeError> {
     // SAFETY: this runs the user's code, which may do anything this process can; that is why this process
     // is confined and holds nothing of value.
     let library = unsafe { Library::new(path) }.map_err(NativeError::Load)?;
+    // What the kernel registered for the end of the process must still be loaded then.
+    let library: &'static Library = Box::leak(Box::new(library));
     // SAFETY: the header declares the symbol as a constant of this type.
     if let Ok(version) = unsafe { library.get::<*const u32>(c"tidemill_kernel_abi_version") } {
         // SAFETY: as above; the library stays loaded.
@@ -105,123 +124,177 @@ pub(super) fn run(
             return Err(NativeError::Version { kernel });
         }
     }
-    // SAFETY: the header declares the entry point with this type.
-    let start =
-        unsafe { library.get::<StartKernel>(c"start_kernel") }.map_err(NativeError::EntryPoint)?;
-
-    let names = strings(args)?;
-    let mut argv: Vec<_> = [CString::new(path)?].into_iter().chain(names).collect();
-    let pointers: Vec<_> = argv
-        .iter()
-        .map(|arg| arg.as_ptr())
-        .chain([ptr::null()])
-        .collect();
-    let files = inputs
-        .iter()
-        .map(|name| {
-            Mapped::open(name).map_err(|source| NativeError::Input {
-                name: name.clone(),
-                source,
-            })
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let made = outputs
-        .iter()
-        .map(|name| {
-            File::create(name).map_err(|source| NativeError::Output {
-                name: name.clone(),
-                source,
-            })
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let (input_names, output_names) = (strings(inputs)?, strings(outputs)?);
-    let raw_inputs: Vec<_> = input_names
-        .iter()
-        .zip(&files)
-        .map(|(name, file)| RawInput {
-            name: name.as_ptr(),
-            data: file.as_ptr().cast(),
-            size: file.len() as u64,
-        })
-        .collect();
-    let raw_outputs: Vec<_> = output_names
-        .iter()
-        .zip(&made)
-        .map(|(name, file)| RawOutput {
-            name: name.as_ptr(),
-            fd: file.as_raw_fd(),
-        })
-        .collect();
-    let task = RawTask {
-        abi_version: ABI_VERSION,
-        struct_size: u32::try_from(size_of::<RawTask>()).unwrap_or(u32::MAX),
-        argc: c_int::try_from(argv.len()).unwrap_or(c_int::MAX),
-        argv: pointers.as_ptr(),
-        input_count: raw_inputs.len(),
-        inputs: raw_inputs.as_ptr(),
-        output_count: raw_outputs.len(),
-        outputs: raw_outputs.as_ptr(),
-        write: write_output,
-        error: report_error,
+    let whole = call.part == Part::Whole;
+    let args = || {
+        [path.to_owned()]
+            .into_iter()
+            .chain(call.args.iter().cloned())
     };
-    // SAFETY: the task and all it points to live until the call returns.
-    let code = unsafe { start(&raw const task) };
-    argv.clear();
-    // What the kernel registered for the end of the process must still be loaded then.
-    std::mem::forget(library);
-    Ok(u8::try_from(code).unwrap_or(FAILED))
-}
-
-fn strings(names: &[String]) -> Result<Vec<CString>, NativeError> {
-    Ok(names
-        .iter()
-        .map(|name| CString::new(name.as_str()))
-        .collect::<Result<_, _>>()?)
-}
-
-/// Appends to an output; returns 0 or an errno value.
-///
-/// # Safety
-/// `task` must be the task handed to the kernel and `data` readable for `size` bytes.
-unsafe extern "C" fn write_output(
-    task: *const RawTask,
-    output: usize,
-    data: *const c_void,
-    size: usize,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let task = unsafe { &*task };
-    if output >= task.output_count {
-        return libc::EINVAL;
+    // SAFETY: the header declares the entry points with these types.
+    let start = unsafe { library.get::<StartKernel>(c"start_kernel") };
+    if whole && let Ok(start) = start {
+        let task = CTask::new(args(), call.inputs, call.outputs)?;
+        // SAFETY: the task and all it points to live until the call returns.
+        return Ok(exit_code(unsafe { start(task.as_ptr()) }));
     }
-    // SAFETY: the array has `output_count` elements, which live as long as the task.
-    let fd = unsafe { (*task.outputs.add(output)).fd };
-    let mut done = 0;
-    while done < size {
-        // SAFETY: the caller's promise; `done < size`.
-        let count = unsafe { libc::write(fd, data.cast::<u8>().add(done).cast(), size - done) };
-        match usize::try_from(count) {
-            Ok(count) => done += count,
-            Err(_) => match io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                error => return error.unwrap_or(libc::EIO),
-            },
+    if let Some(functions) = Functions::find(library) {
+        let task = CTask::new(args(), &[], call.outputs)?;
+        // SAFETY: as above.
+        let state = unsafe { (functions.init)(task.as_ptr()) };
+        if state.is_null() {
+            return Ok(FAILED);
+        }
+        let mut fold = NativeFold {
+            functions,
+            task,
+            state,
+        };
+        return own_fold::run(&mut fold, call.part, call.key, call.inputs);
+    }
+    if !whole {
+        return Err(NativeError::NoFold);
+    }
+    // SAFETY: the header declares the entry point with this type.
+    let map = unsafe { library.get::<Map>(c"tidemill_map") };
+    run_map(map.map_err(|_| NativeError::EntryPoint)?, call)
+}
+
+fn exit_code(code: c_int) -> u8 {
+    u8::try_from(code).unwrap_or(FAILED)
+}
+
+#[derive(Debug)]
+struct Functions {
+    init: Symbol<'static, Init>,
+    update: Symbol<'static, Update>,
+    merge: Symbol<'static, Merge>,
+    state: Symbol<'static, Give>,
+    finish: Symbol<'static, Give>,
+}
+
+impl Functions {
+    /// All of them, or none.
+    fn find(library: &'static Library) -> Option<Self> {
+        // SAFETY: the header declares the functions with these types.
+        unsafe {
+            Some(Self {
+                init: library.get(c"tidemill_fold_init").ok()?,
+                update: library.get(c"tidemill_fold_update").ok()?,
+                merge: library.get(c"tidemill_fold_merge").ok()?,
+                state: library.get(c"tidemill_fold_state").ok()?,
+                finish: library.get(c"tidemill_fold_finish").ok()?,
+            })
         }
     }
-    0
 }
 
-/// Shows a message to the user, as standard error.
-///
-/// # Safety
-/// `message` must be null or a string that ends with a zero byte.
-unsafe extern "C" fn report_error(_: *const RawTask, message: *const c_char) {
-    if message.is_null() {
-        return;
+#[derive(Debug)]
+struct NativeFold {
+    functions: Functions,
+    task: CTask,
+    state: *mut c_void,
+}
+
+impl OwnFold for NativeFold {
+    fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result<u8, NativeError> {
+        let data = piece.as_ptr().cast();
+        // SAFETY: the state is what init gave; the piece is readable during the call.
+        let code = unsafe { (self.functions.update)(self.state, input, offset, data, piece.len()) };
+        Ok(exit_code(code))
     }
-    // SAFETY: the caller's promise.
-    let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
-    let _ = writeln!(io::stderr(), "{message}");
+
+    fn merge(&mut self, state: &[u8]) -> Result<u8, NativeError> {
+        let data = state.as_ptr().cast();
+        // SAFETY: as in `update`.
+        let code = unsafe { (self.functions.merge)(self.state, data, state.len()) };
+        Ok(exit_code(code))
+    }
+
+    fn state(&mut self) -> Result<u8, NativeError> {
+        // SAFETY: the state is what init gave; the task lives until the call returns.
+        let code = unsafe { (self.functions.state)(self.state, self.task.as_ptr()) };
+        Ok(exit_code(code))
+    }
+
+    fn finish(&mut self) -> Result<u8, NativeError> {
+        // SAFETY: as in `state`.
+        let code = unsafe { (self.functions.finish)(self.state, self.task.as_ptr()) };
+        Ok(exit_code(code))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        own_fold::write_first(self.task.outputs(), bytes)
+    }
+}
+
+/// Page-aligned memory that a map may write to.
+struct Slice {
+    begin: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Slice {
+    fn new() -> Self {
+        let layout = Layout::from_size_align(SLICE_BYTES, SLICE_ALIGN)
+            .expect("a constant size at a constant power of two");
+        // SAFETY: the size is not 0.
+        let begin = unsafe { std::alloc::alloc_zeroed(layout) };
+        let begin = NonNull::new(begin).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        Self { begin, layout }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is this value's alone, initialised and of that length.
+        unsafe { std::slice::from_raw_parts_mut(self.begin.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout.
+        unsafe { std::alloc::dealloc(self.begin.as_ptr(), self.layout) }
+    }
+}
+
+fn run_map(map: Symbol<'static, Map>, call: Call<'_>) -> Result<u8, NativeError> {
+    let made = create(call.outputs)?;
+    let fd = match made.as_slice() {
+        [] => libc::STDOUT_FILENO,
+        [one] => one.as_raw_fd(),
+        more => return Err(NativeError::Outputs(more.len())),
+    };
+    let mut slice = Slice::new();
+    for name in call.inputs {
+        let error = |source| NativeError::Input {
+            name: name.clone(),
+            source,
+        };
+        let mut file = File::open(name).map_err(error)?;
+        loop {
+            let length = fill(&mut file, slice.bytes()).map_err(error)?;
+            if length == 0 {
+                break;
+            }
+            // SAFETY: the first `length` bytes of the slice are the input's, and all of it is the kernel's to use
+            // during the call.
+            unsafe { map(slice.begin.as_ptr().cast(), length, fd) };
+        }
+    }
+    Ok(0)
+}
+
+/// Reads until the buffer is full or the file at its end; how many bytes.
+fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < buffer.len() {
+        match file.read(&mut buffer[length..]) {
+            Ok(0) => break,
+            Ok(count) => length += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
 }
 
 #[cfg(test)]
@@ -229,10 +302,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_the_program_and_the_documents_name_one_version() {
+    fn the_header_names_the_same_bounds() {
         let header = include_str!("../../include/tidemill_kernel.h");
-        assert!(header.contains(&format!("#define TIDEMILL_ABI_VERSION {ABI_VERSION}\n")));
-        let formats = include_str!("../../../../docs/formats.md");
-        assert!(formats.contains(&format!("| `TIDEMILL_ABI_VERSION` {ABI_VERSION} |")));
+        let align = own_fold::PIECE_ALIGN;
+        assert!(header.contains(&format!("#define TIDEMILL_PIECE_ALIGN {align}\n")));
+        let mebibytes = SLICE_BYTES >> 20;
+        assert!(header.contains(&format!(
+            "#define TIDEMILL_SLICE_BYTES ({mebibytes} << 20)\n"
+        )));
+        assert_eq!(PIECE_BYTES_OVER, 0);
     }
+
+    const PIECE_BYTES_OVER: u64 = own_fold::PIECE_BYTES as u64 % own_fold::PIECE_ALIGN;
 }

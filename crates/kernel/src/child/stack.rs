@@ -1,8 +1,8 @@
 //! Runs a stack of kernels within one sandbox: each takes what the one before writes.
 //!
 //! Built-in kernels that follow each other are one chain on one thread, without a copy between them; programs are
-//! processes of their own, with pipes; both go on at the same time. Native kernels see whole files, so what comes
-//! before one is gathered in a file first, and so is what it writes.
+//! processes of their own, with pipes; both go on at the same time. Kernels of one's own see whole files, so what
+//! comes before one is gathered in a file first, and so is what it writes.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read};
@@ -13,10 +13,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
-use super::{CANNOT_LOAD, Kind, Stage, WRONG_USE, builtin_exit_code, native};
+use super::native::{Call, NativeError};
+use super::own_fold::Key;
+use super::{Kind, Stage, WRONG_USE, builtin_exit_code, own_exit_code, run_own};
 use crate::builtin::chain::{Link, LinkError, chain, named_inputs};
 use crate::builtin::{BuiltinError, run_builtin};
 use crate::prepare::{RESERVED, TEMPORARY};
+use crate::run::Part;
 
 /// What a built-in kernel takes from a pipe at a time.
 const PIECE_BYTES: usize = 256 << 10;
@@ -30,10 +33,10 @@ pub(super) enum StackError {
     /// A built-in kernel.
     #[error(transparent)]
     Builtin(#[from] LinkError),
-    /// A native kernel could not be called.
+    /// A kernel of one's own could not be called.
     #[error("stage {0} ({1}): {2}")]
-    Native(usize, String, native::NativeError),
-    /// A native kernel returned something else than 0.
+    Own(usize, String, NativeError),
+    /// A kernel of one's own returned something else than 0.
     #[error("stage {0} ({1}) ended with exit code {2}")]
     Code(usize, String, u8),
     /// A program could not be started.
@@ -61,7 +64,7 @@ impl StackError {
         let code = match self {
             Self::Builtin(error) => return builtin_exit_code(&error.source),
             Self::Code(_, _, code) => return *code,
-            Self::Native(..) => return CANNOT_LOAD,
+            Self::Own(_, _, error) => return own_exit_code(error),
             Self::Start(..) => return WRONG_USE,
             Self::Program(_, _, status) => status
                 .code()
@@ -112,7 +115,7 @@ pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(
     while let Some((first, more)) = rest.split_first() {
         let piped = rest
             .iter()
-            .take_while(|(_, stage)| stage.kind != Kind::Native)
+            .take_while(|(_, stage)| matches!(stage.kind, Kind::Builtin | Kind::Program))
             .count();
         let (now, later) = if piped == 0 {
             (std::slice::from_ref(first), more)
@@ -141,7 +144,7 @@ pub(super) fn run(stages: &[Stage], inputs: &[String], output: &str) -> Result<(
 fn data(stages: &[Stage], inputs: &[String]) -> Vec<String> {
     let named = |stage: &Stage| match stage.kind {
         Kind::Builtin => named_inputs(&stage.name, &stage.args),
-        Kind::Native | Kind::Program => Vec::new(),
+        Kind::Native | Kind::Wasm(_) | Kind::Program => Vec::new(),
     };
     let Some((first, later)) = stages.split_first() else {
         return inputs.to_vec();
@@ -159,7 +162,7 @@ fn between(number: usize) -> PathBuf {
         .collect()
 }
 
-/// Calls a native kernel over whole files.
+/// Calls a kernel of one's own over whole files.
 fn call(
     (number, stage): Placed<'_>,
     source: &Source,
@@ -172,10 +175,17 @@ fn call(
         Source::Inputs | Source::Pipe(_) => inputs.to_vec(),
     };
     let outputs = [output.to_string_lossy().into_owned()];
-    match native::run(&stage.name, &stage.args, &inputs, &outputs) {
+    let call = Call {
+        args: &stage.args,
+        inputs: &inputs,
+        outputs: &outputs,
+        part: Part::Whole,
+        key: Key::default(),
+    };
+    match run_own(stage.kind, &stage.name, call) {
         Ok(0) => Ok(()),
         Ok(code) => Err(StackError::Code(number, name(), code)),
-        Err(error) => Err(StackError::Native(number, name(), error)),
+        Err(error) => Err(StackError::Own(number, name(), error)),
     }
 }
 
@@ -197,7 +207,7 @@ fn segments<'a>(stages: &[Placed<'a>]) -> Vec<Segment<'a>> {
         match (stage.kind, segments.last_mut()) {
             (Kind::Builtin, Some(Segment::Builtins(links))) => links.push(link()),
             (Kind::Builtin, _) => segments.push(Segment::Builtins(vec![link()])),
-            (Kind::Program | Kind::Native, _) => segments.push(Segment::Program((number, stage))),
+            (_, _) => segments.push(Segment::Program((number, stage))),
         }
     }
     segments

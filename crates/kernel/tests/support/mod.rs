@@ -2,9 +2,12 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod law;
+
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -131,4 +134,24 @@ pub(crate) fn users() -> Vec<Option<User>> {
 
 pub(crate) fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
+}
+
+/// Compiles C source of this repository; the shared object, as a sealed object.
+pub(crate) fn compile(place: &Place, source: &str, name: &str) -> PathBuf {
+    let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let built = place.path(name);
+    let done = Command::new("cc")
+        .args([
+            "-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-I",
+        ])
+        .arg(repository.join("include"))
+        .arg("-o")
+        .arg(&built)
+        .arg(repository.join(source))
+        .status();
+    assert!(
+        done.expect("the C compiler `cc` is needed to test native kernels")
+            .success()
+    );
+    place.object(&format!("{name}.object"), fs::read(&built).unwrap())
 }

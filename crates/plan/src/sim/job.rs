@@ -179,9 +179,11 @@ impl Reader<'_> {
             inputs.push(index);
         }
         let input = code.path.clone();
-        let native = kind == Some(KernelKind::Native) || (kind.is_none() && name.ends_with(".so"));
-        Ok(if native {
+        let is = |of, ending| kind == Some(of) || (kind.is_none() && name.ends_with(ending));
+        Ok(if is(KernelKind::Native, ".so") {
             Kernel::Native { input }
+        } else if is(KernelKind::Wasm, ".wasm") {
+            Kernel::Wasm { input }
         } else {
             Kernel::Stored { input }
         })

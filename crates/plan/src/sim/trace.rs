@@ -99,6 +99,8 @@ pub enum TraceKernelKind {
     Builtin,
     /// A `.so` in the array.
     Native,
+    /// A WebAssembly module in the array.
+    Wasm,
     /// An executable in the array.
     Stored,
     /// A program of the elements' hosts.
@@ -416,6 +418,7 @@ fn kernel(task: &TraceTask) -> Kernel {
     match task.kernel_kind {
         TraceKernelKind::Builtin => Kernel::Builtin(name),
         TraceKernelKind::Native => Kernel::Native { input: name },
+        TraceKernelKind::Wasm => Kernel::Wasm { input: name },
         TraceKernelKind::Stored => Kernel::Stored { input: name },
         // What the stages are is not traced, and nothing that is simulated asks for it.
         TraceKernelKind::Program | TraceKernelKind::Stack => Kernel::Program(name),

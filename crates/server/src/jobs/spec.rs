@@ -189,6 +189,7 @@ pub(super) fn kind(kernel: &Kernel) -> &'static str {
     match kernel {
         Kernel::Builtin(_) => "builtin",
         Kernel::Native { .. } => "native",
+        Kernel::Wasm { .. } => "wasm",
         Kernel::Stored { .. } => "stored",
         Kernel::Program(_) => "program",
         Kernel::Stack(_) => STACK,
@@ -200,6 +201,7 @@ fn single(kind: &str, name: &str) -> Option<Kernel> {
     Some(match kind {
         "builtin" => Kernel::Builtin(name),
         "native" => Kernel::Native { input: name },
+        "wasm" => Kernel::Wasm { input: name },
         "stored" => Kernel::Stored { input: name },
         "program" => Kernel::Program(name),
         _ => return None,

@@ -275,6 +275,10 @@ impl Outside for Seen<'_> {
         look
     }
 
+    fn own_kernels(&self, uid: u32) -> Vec<String> {
+        self.tx.own_kernels(uid).unwrap_or_default()
+    }
+
     fn is_builtin(&self, name: &str) -> bool {
         tidemill_kernel::is_builtin(name)
     }

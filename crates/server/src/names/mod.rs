@@ -10,6 +10,7 @@ pub(crate) mod changes;
 pub(crate) mod commit;
 mod fault;
 pub(crate) mod ids;
+mod kernels;
 pub(crate) mod node;
 pub(crate) mod schema;
 pub(crate) mod shared;

@@ -1,0 +1,356 @@
+//! `tidemill kernel add`, `list` and `remove`: kernels of one's own in the array, see `tidemill_core::job::own`.
+
+use crate::context::{Context, credentials};
+use crate::files;
+use crate::format;
+use crate::output::files::kind;
+use crate::output::{Said, table};
+use anyhow::Context as _;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rustix::io::Errno;
+use serde_json::json;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use tidemill_client::Server;
+use tidemill_client::transfer::Transfer;
+use tidemill_core::job::own::{self, OwnName};
+use tidemill_kernel::hash_file;
+use tidemill_wire::v1::{self, name_op::Op};
+
+/// Modes of a kernel that only its owner may use, and of one for everybody.
+const PRIVATE: u32 = 0o700;
+const SHARED: u32 = 0o755;
+
+/// How often a version's number is taken anew since somebody else took it.
+const TRIES: u32 = 20;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Add {
+    /// A shared object (`.so`), a module (`.wasm`), a program or a script
+    file: PathBuf,
+    /// What it is to be called, without a version [default: as the file]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Let everybody read and use it [default: only yourself]
+    #[arg(long)]
+    shared: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Remove {
+    /// A kernel of your own: NAME for all its versions, NAME@2 for one
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+}
+
+/// A version of somebody's kernel.
+pub(crate) struct Kept {
+    uid: u32,
+    file: String,
+    bytes: u64,
+    mode: u32,
+    hash: Option<String>,
+}
+
+impl Kept {
+    fn path(&self) -> String {
+        format!("{}/{}/{}", own::FOLDER, self.uid, self.file)
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let name = OwnName::parse(&self.file);
+        json!({
+            "name": format!("{}{}", name.stem, name.ending), "version": name.version, "file": self.file,
+            "path": self.path(), "bytes": self.bytes, "uid": self.uid, "shared": self.mode & 0o004 != 0,
+            "hash": self.hash,
+        })
+    }
+}
+
+/// A table of kernels.
+pub(crate) fn described(kept: &[Kept]) -> String {
+    let mut rows = table(&["kernel", "size", "owner", "for", "hash"], &[1, 2]);
+    for one in kept {
+        let shared = one.mode & 0o004 != 0;
+        let hash = one.hash.as_deref().unwrap_or("may not be read");
+        rows.add_row([
+            one.file.clone(),
+            format::bytes(one.bytes),
+            one.uid.to_string(),
+            if shared { "everybody" } else { "its owner" }.to_owned(),
+            hash.chars().take(16).collect(),
+        ]);
+    }
+    rows.lines()
+        .map(|line| format!("{}\n", line.trim_end()))
+        .collect()
+}
+
+/// The kernels that users keep: the caller's, or everybody's.
+pub(crate) async fn kept(context: &Context, all: bool) -> anyhow::Result<Vec<Kept>> {
+    let server = context.connect().await?;
+    let me = credentials().uid;
+    let mut uids = vec![me];
+    if all && let Ok(folder) = files::inode(&server, own::FOLDER).await {
+        let users = files::list(&server, folder).await?;
+        let number = |entry: &v1::Entry| std::str::from_utf8(&entry.name).ok()?.parse().ok();
+        uids = users.iter().filter_map(number).collect();
+    }
+    let transfer = Transfer::new(server.clone(), credentials()).await?;
+    let scratch = tempfile::tempdir()?;
+    let mut kept = Vec::new();
+    for uid in uids {
+        for mut one in of_user(&server, uid).await? {
+            let copy = scratch.path().join("kernel");
+            // What may not be read may still be seen.
+            if transfer.get(&one.path(), &copy, |_| ()).await.is_ok() {
+                one.hash = Some(hash_file(&copy)?);
+            }
+            kept.push(one);
+        }
+    }
+    Ok(kept)
+}
+
+/// The kernels in a user's folder, in the order of names and versions.
+async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<Kept>> {
+    let folder = match files::inode(server, &format!("{}/{uid}", own::FOLDER)).await {
+        Err(error) if error.is(Errno::NOENT) => return Ok(Vec::new()),
+        found => found?,
+    };
+    let mut kept: Vec<Kept> = files::list(server, folder)
+        .await?
+        .into_iter()
+        .filter(|entry| kind(entry) == v1::Kind::File)
+        .filter_map(|entry| {
+            let attr = entry.attr?;
+            let file = String::from_utf8(entry.name).ok()?;
+            OwnName::parse(&file).version?;
+            Some(Kept {
+                uid,
+                file,
+                bytes: attr.size,
+                mode: attr.mode,
+                hash: None,
+            })
+        })
+        .collect();
+    kept.sort_by_cached_key(|one| {
+        let name = OwnName::parse(&one.file);
+        (name.stem.to_owned(), name.ending, name.version)
+    });
+    Ok(kept)
+}
+
+pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode> {
+    let text = match &add.name {
+        Some(name) => name.clone(),
+        None => {
+            let name = add.file.file_name().and_then(|name| name.to_str());
+            name.context("the file has no name in UTF-8; give one with --name")?
+                .to_owned()
+        }
+    };
+    let source = fs::metadata(&add.file).with_context(|| add.file.display().to_string())?;
+    let file_name = add.file.to_string_lossy();
+    let mut name = OwnName::parse(&text);
+    if name.ending.is_empty() {
+        name.ending = OwnName::parse(&file_name).ending;
+    }
+    anyhow::ensure!(
+        name.is_valid() && name.version.is_none(),
+        "bad name: {text}; a kernel's name is no path, does not begin with a dot and has no version, which is \
+         counted by the array"
+    );
+    anyhow::ensure!(source.is_file(), "not a file: {file_name}");
+    anyhow::ensure!(
+        !name.ending.is_empty() || source.permissions().mode() & 0o111 != 0,
+        "not executable: {file_name}; run `chmod +x` on it, or give a shared object (.so) or a module (.wasm)"
+    );
+    let server = context.connect().await?;
+    let folder = make_folder(&server).await?;
+    let mode = if add.shared { SHARED } else { PRIVATE };
+    let scratch = tempfile::tempdir()?;
+    let copy = scratch.path().join("kernel");
+    fs::copy(&add.file, &copy).with_context(|| file_name.to_string())?;
+    fs::set_permissions(&copy, Permissions::from_mode(mode))?;
+    let store = Store {
+        transfer: Transfer::new(server.clone(), credentials()).await?,
+        server,
+        folder,
+        mode,
+    };
+    let (path, new) = store.add(&name, &copy).await?;
+    let hash = hash_file(&copy)?;
+    let text = if new {
+        format!("{path} added")
+    } else {
+        format!("{path} has this content already")
+    };
+    let json = json!({ "path": path, "new": new, "hash": hash, "shared": add.shared });
+    context.output.show(&Said::new(text, json))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The inode of the caller's folder of kernels, which is made if it is not there.
+async fn make_folder(server: &Server) -> anyhow::Result<u64> {
+    let me = credentials();
+    let path = format!("{}/{}", own::FOLDER, me.uid);
+    let found = match files::resolve(server, &path, false).await {
+        Err(error) if error.is(Errno::NOENT) => {
+            let (ino, _) = server.reserve(1, 0).await?;
+            let create = v1::Create {
+                name: path.as_bytes().to_vec(),
+                kind: v1::Kind::Directory.into(),
+                // Whatever the caller's mask is: a folder that others can write to is not trusted.
+                mode: SHARED,
+                ino: ino.0,
+                uid: me.uid,
+                gid: me.gid,
+                ..v1::Create::default()
+            };
+            server.one(&me, Op::Create(create)).await?;
+            files::resolve(server, &path, false).await?
+        }
+        found => found?,
+    };
+    let attr = found.attr.unwrap_or_default();
+    anyhow::ensure!(
+        attr.kind() == v1::Kind::Directory && attr.uid == me.uid && attr.mode & 0o022 == 0,
+        "{path} is not a folder that is yours and that only you can write to, so kernels in it are not used; take \
+         others' rights to write away, or have the administrator remove it"
+    );
+    Ok(attr.ino)
+}
+
+/// Adding one kernel.
+struct Store {
+    server: Server,
+    transfer: Transfer,
+    folder: u64,
+    mode: u32,
+}
+
+impl Store {
+    /// The path that the kernel has, and whether that is a new version.
+    async fn add(&self, name: &OwnName<'_>, local: &Path) -> anyhow::Result<(String, bool)> {
+        let uid = credentials().uid;
+        let path = |file: &str| format!("{}/{uid}/{file}", own::FOLDER);
+        // It gets its name when it is whole, and never that of another.
+        let new = format!(".new-{}-{}", std::process::id(), by_chance());
+        let mut sent = false;
+        for _ in 0..TRIES {
+            let kept = of_user(&self.server, uid).await?;
+            let newest = name.newest(kept.iter().map(|one| one.file.as_str()));
+            if let Some(newest) = newest {
+                let same = self.is_same(&path(newest), local).await?;
+                if same {
+                    self.take_back(&new, sent).await?;
+                    self.set_mode(&path(newest)).await?;
+                    return Ok((path(newest), false));
+                }
+            }
+            if !sent {
+                self.transfer.put(local, &path(&new), None, |_| ()).await?;
+                sent = true;
+            }
+            let before = newest.and_then(|file| OwnName::parse(file).version);
+            let file = name.file(before.unwrap_or(0) + 1);
+            let rename = v1::Rename {
+                parent: self.folder,
+                name: new.as_bytes().to_vec(),
+                new_parent: self.folder,
+                new_name: file.as_bytes().to_vec(),
+                no_replace: true,
+                ..v1::Rename::default()
+            };
+            match self.server.one(&credentials(), Op::Rename(rename)).await {
+                Err(error) if error.is(Errno::EXIST) => {}
+                renamed => {
+                    renamed?;
+                    return Ok((path(&file), true));
+                }
+            }
+        }
+        self.take_back(&new, sent).await?;
+        anyhow::bail!(
+            "somebody else adds versions of {} all the time; try again",
+            name.stem
+        )
+    }
+
+    async fn is_same(&self, path: &str, local: &Path) -> anyhow::Result<bool> {
+        let there = files::resolve(&self.server, path, false).await?;
+        let size = there.attr.map_or(0, |attr| attr.size);
+        if size != fs::metadata(local)?.len() {
+            return Ok(false);
+        }
+        let scratch = tempfile::NamedTempFile::new()?;
+        self.transfer.get(path, scratch.path(), |_| ()).await?;
+        Ok(hash_file(scratch.path())? == hash_file(local)?)
+    }
+
+    async fn set_mode(&self, path: &str) -> anyhow::Result<()> {
+        let set = v1::SetAttr {
+            ino: files::inode(&self.server, path).await?,
+            mode: Some(self.mode),
+            ..v1::SetAttr::default()
+        };
+        self.server.one(&credentials(), Op::SetAttr(set)).await?;
+        Ok(())
+    }
+
+    async fn take_back(&self, name: &str, sent: bool) -> anyhow::Result<()> {
+        if sent {
+            unlink(&self.server, self.folder, name).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Something that no other call of this moment has.
+fn by_chance() -> u64 {
+    StdRng::from_os_rng().random()
+}
+
+async fn unlink(server: &Server, folder: u64, name: &str) -> anyhow::Result<()> {
+    let unlink = v1::Unlink {
+        parent: folder,
+        name: name.as_bytes().to_vec(),
+        directory: false,
+        time: 0,
+    };
+    server.one(&credentials(), Op::Unlink(unlink)).await?;
+    Ok(())
+}
+
+pub(crate) async fn remove(args: Remove, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let uid = credentials().uid;
+    let mut removed = Vec::new();
+    for text in &args.names {
+        let kept = of_user(&server, uid).await?;
+        let all: Vec<&str> = kept.iter().map(|one| one.file.as_str()).collect();
+        let name = OwnName::parse(text);
+        let Some(meant) = name.pick(all.iter().copied()) else {
+            anyhow::bail!("no kernel of yours is called {text}; see `tidemill kernel list`");
+        };
+        let meant = OwnName::parse(meant);
+        let folder = files::inode(&server, &format!("{}/{uid}", own::FOLDER)).await?;
+        for file in all {
+            let this = OwnName::parse(file);
+            let same = this.stem == meant.stem && this.ending == meant.ending;
+            if same && (name.version.is_none() || this.version == meant.version) {
+                unlink(&server, folder, file).await?;
+                removed.push(file.to_owned());
+            }
+        }
+    }
+    let text = format!("removed: {}", removed.join(", "));
+    context
+        .output
+        .show(&Said::new(text, json!({ "removed": removed })))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,313 @@
+//! Kernels of one's own in Rust.
+//!
+//! One trait and one macro make a kernel that exports the interface of `tidemill_kernel.h`: as a shared object
+//! (`crate-type = ["cdylib"]`) and, built for `wasm32-unknown-unknown`, as a WebAssembly module. This crate has no
+//! dependencies and does nothing but translate.
+//!
+//! ```
+//! use tidemill_kernel_api::{Fold, Result, Task, fold};
+//!
+//! /// Counts the bytes that are the argument's first.
+//! struct Count {
+//!     wanted: u8,
+//!     found: u64,
+//! }
+//!
+//! impl Fold for Count {
+//!     fn init(task: &Task) -> Result<Self> {
+//!         let wanted = *task.arg(0).ok_or("count: which byte?")?.as_bytes().first().ok_or("count: an empty argument")?;
+//!         Ok(Self { wanted, found: 0 })
+//!     }
+//!     fn update(&mut self, _input: usize, _offset: u64, piece: &[u8]) -> Result {
+//!         self.found += piece.iter().filter(|byte| **byte == self.wanted).count() as u64;
+//!         Ok(())
+//!     }
+//!     fn state(&self) -> Vec<u8> {
+//!         self.found.to_le_bytes().to_vec()
+//!     }
+//!     fn merge(&mut self, state: &[u8]) -> Result {
+//!         self.found += u64::from_le_bytes(state.try_into()?);
+//!         Ok(())
+//!     }
+//!     fn finish(self, task: &Task) -> Result {
+//!         task.write(0, format!("{}\n", self.found).as_bytes())
+//!     }
+//! }
+//! fold!(Count);
+//! # fn main() {}
+//! ```
+
+pub mod raw;
+
+use std::ffi::CStr;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr;
+
+/// What went wrong; shown to the user who runs the job.
+pub type Error = Box<dyn std::error::Error>;
+
+/// What a kernel's functions give.
+pub type Result<T = ()> = std::result::Result<T, Error>;
+
+/// A kernel that takes its input in pieces. The result must not depend on how the input was cut, in which order the
+/// pieces came, nor on what was merged with what.
+pub trait Fold: Sized {
+    /// An empty state for the task's arguments.
+    ///
+    /// # Errors
+    /// If the arguments are wrong.
+    fn init(task: &Task<'_>) -> Result<Self>;
+
+    /// Takes in a piece, which begins at `offset` of input number `input`. Pieces begin at multiples of 4096 bytes,
+    /// and all but the last of an input are multiples of that long.
+    ///
+    /// # Errors
+    /// If the kernel cannot take it.
+    fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result;
+
+    /// The state as bytes that mean the same on every machine.
+    fn state(&self) -> Vec<u8>;
+
+    /// Takes in what [`Fold::state`] gave for other pieces, perhaps elsewhere.
+    ///
+    /// # Errors
+    /// If it is no such state.
+    fn merge(&mut self, state: &[u8]) -> Result;
+
+    /// Writes the result.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be written.
+    fn finish(self, task: &Task<'_>) -> Result;
+}
+
+/// What a kernel is called with.
+#[derive(Clone, Copy)]
+pub struct Task<'a> {
+    raw: &'a raw::Task,
+    /// Its functions may be called from the thread of the kernel only.
+    here: PhantomData<*const ()>,
+}
+
+/// An input: a whole file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input<'a> {
+    /// Its name in the job script.
+    pub name: &'a str,
+    /// All of it.
+    pub data: &'a [u8],
+}
+
+impl<'a> Task<'a> {
+    /// Makes a task of what the program hands over.
+    ///
+    /// # Safety
+    /// `raw` must point to a task as `tidemill_kernel.h` says, valid for `'a`.
+    #[must_use]
+    pub unsafe fn new(raw: *const raw::Task) -> Self {
+        Self {
+            // SAFETY: the caller's promise.
+            raw: unsafe { &*raw },
+            here: PhantomData,
+        }
+    }
+
+    /// The kernel's own path.
+    #[must_use]
+    pub fn kernel(&self) -> &'a str {
+        self.word(0).unwrap_or_default()
+    }
+
+    /// An argument, counted from 0; `None` past the last.
+    #[must_use]
+    pub fn arg(&self, index: usize) -> Option<&'a str> {
+        self.word(index + 1)
+    }
+
+    /// All arguments.
+    pub fn args(&self) -> impl Iterator<Item = &'a str> {
+        let task = *self;
+        (0..).map_while(move |index| task.arg(index))
+    }
+
+    fn word(&self, index: usize) -> Option<&'a str> {
+        let count = usize::try_from(self.raw.argc).unwrap_or(0);
+        // SAFETY: there are `argc` strings, which end with a zero byte and live as long as the task.
+        let word = (index < count).then(|| unsafe { CStr::from_ptr(*self.raw.argv.add(index)) })?;
+        Some(word.to_str().unwrap_or_default())
+    }
+
+    /// The inputs; a fold gets none here but pieces.
+    pub fn inputs(&self) -> impl ExactSizeIterator<Item = Input<'a>> {
+        let raw = self.raw;
+        (0..raw.input_count).map(move |index| {
+            // SAFETY: there are so many inputs, each of `size` readable bytes that nobody changes, and a name; all
+            // live as long as the task.
+            unsafe {
+                let input = &*raw.inputs.add(index);
+                let size = usize::try_from(input.size).unwrap_or(usize::MAX);
+                Input {
+                    name: CStr::from_ptr(input.name).to_str().unwrap_or_default(),
+                    data: std::slice::from_raw_parts(input.data.cast(), size),
+                }
+            }
+        })
+    }
+
+    /// The names of the outputs in the job script. Without any, output 0 is standard output.
+    pub fn outputs(&self) -> impl ExactSizeIterator<Item = &'a str> {
+        let raw = self.raw;
+        (0..raw.output_count).map(move |index| {
+            // SAFETY: there are so many outputs, each with a name that lives as long as the task.
+            let name = unsafe { CStr::from_ptr((*raw.outputs.add(index)).name) };
+            name.to_str().unwrap_or_default()
+        })
+    }
+
+    /// Appends to an output.
+    ///
+    /// # Errors
+    /// If there is no such output, or it cannot be written.
+    pub fn write(&self, output: usize, bytes: &[u8]) -> Result {
+        match raw::write(self.raw, output, bytes) {
+            0 => Ok(()),
+            errno => Err(format!(
+                "cannot write output {output}: {}",
+                std::io::Error::from_raw_os_error(errno)
+            )
+            .into()),
+        }
+    }
+
+    /// Shows a message to the user who runs the job.
+    pub fn show(&self, message: &str) {
+        raw::show(self.raw, message);
+    }
+
+    /// The exit code of a result, whose error is shown.
+    fn code(&self, result: Result) -> i32 {
+        match result {
+            Ok(()) => 0,
+            Err(error) => {
+                self.show(&error.to_string());
+                1
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Task<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task")
+            .field("kernel", &self.kernel())
+            .field("args", &self.args().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes a type that is [`Fold`] the kernel of this library.
+#[macro_export]
+macro_rules! fold {
+    ($kernel:ty) => {
+        $crate::version!();
+
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn tidemill_fold_init(
+            task: *const $crate::raw::Task,
+        ) -> *mut ::core::ffi::c_void {
+            // SAFETY: the program calls it as the header says; the same holds below.
+            unsafe { $crate::raw::init::<$kernel>(task) }
+        }
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn tidemill_fold_update(
+            state: *mut ::core::ffi::c_void,
+            input: usize,
+            offset: u64,
+            data: *const u8,
+            size: usize,
+        ) -> i32 {
+            // SAFETY: see above.
+            unsafe { $crate::raw::update::<$kernel>(state, input, offset, data, size) }
+        }
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn tidemill_fold_merge(
+            state: *mut ::core::ffi::c_void,
+            partial: *const u8,
+            size: usize,
+        ) -> i32 {
+            // SAFETY: see above.
+            unsafe { $crate::raw::merge::<$kernel>(state, partial, size) }
+        }
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn tidemill_fold_state(
+            state: *mut ::core::ffi::c_void,
+            task: *const $crate::raw::Task,
+        ) -> i32 {
+            // SAFETY: see above.
+            unsafe { $crate::raw::state::<$kernel>(state, task) }
+        }
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn tidemill_fold_finish(
+            state: *mut ::core::ffi::c_void,
+            task: *const $crate::raw::Task,
+        ) -> i32 {
+            // SAFETY: see above.
+            unsafe { $crate::raw::finish::<$kernel>(state, task) }
+        }
+    };
+}
+
+/// Makes a function from a [`Task`] with all its inputs to a [`Result`] the kernel of this library.
+#[macro_export]
+macro_rules! start {
+    ($function:path) => {
+        $crate::version!();
+
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn start_kernel(task: *const $crate::raw::Task) -> i32 {
+            // SAFETY: the program calls it as the header says.
+            unsafe { $crate::raw::start(task, $function) }
+        }
+    };
+}
+
+/// What all kernels export beside their form.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! version {
+    () => {
+        #[unsafe(no_mangle)]
+        #[used]
+        static tidemill_kernel_abi_version: u32 = $crate::raw::ABI_VERSION;
+
+        #[cfg(target_family = "wasm")]
+        #[unsafe(no_mangle)]
+        extern "C" fn tidemill_alloc(size: usize) -> *mut u8 {
+            $crate::raw::alloc(size)
+        }
+    };
+}
+
+/// A fold in progress: its state, and what messages are shown by.
+#[derive(Debug)]
+struct Folding<F> {
+    fold: F,
+    task: *const raw::Task,
+}
+
+impl<F: Fold> Folding<F> {
+    /// Gives the fold away as what the program keeps.
+    fn into_raw(self) -> *mut std::ffi::c_void {
+        Box::into_raw(Box::new(self)).cast()
+    }
+
+    /// Shows what went wrong in a call that has no task of its own.
+    fn code(&self, result: Result) -> i32 {
+        // SAFETY: the task of init is valid until finish, since it is the same in one process.
+        unsafe { Task::new(self.task) }.code(result)
+    }
+}
+
+/// No state.
+const NOTHING: *mut std::ffi::c_void = ptr::null_mut();

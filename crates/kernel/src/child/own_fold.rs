@@ -1,0 +1,111 @@
+//! Runs a fold of one's own over whole inputs, over a piece of one, or over partial states; the same for shared
+//! objects and for modules.
+
+use std::io::{self, Write};
+
+use super::abi::map;
+use super::native::NativeError;
+use crate::builtin::series::Mapped;
+use crate::fold::STATE_VERSION;
+use crate::run::Part;
+
+/// Bytes that a fold is fed at once: enough that calls cost nothing, few enough to stay in a cache.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// Pieces begin at multiples of this in their input; `TIDEMILL_PIECE_ALIGN` of the header.
+pub const PIECE_ALIGN: u64 = 4096;
+
+/// What ties a partial state to its kernel and arguments.
+pub(super) type Key = [u8; 8];
+
+/// A fold whose code is not ours. Everything gives the kernel's exit code, 0 if all is well.
+pub(super) trait OwnFold {
+    fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result<u8, NativeError>;
+    fn merge(&mut self, state: &[u8]) -> Result<u8, NativeError>;
+    /// Has the kernel write its state to output 0, behind what was written there.
+    fn state(&mut self) -> Result<u8, NativeError>;
+    fn finish(&mut self) -> Result<u8, NativeError>;
+    /// Writes to output 0.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Runs it; the exit code is the kernel's first that is not 0.
+pub(super) fn run(
+    fold: &mut dyn OwnFold,
+    part: Part,
+    key: Key,
+    inputs: &[String],
+) -> Result<u8, NativeError> {
+    let code = match part {
+        Part::Whole => over(fold, inputs, 0, 0)?,
+        Part::Piece { input, offset } => {
+            if inputs.len() != 1 || !offset.is_multiple_of(PIECE_ALIGN) {
+                return Err(NativeError::Piece);
+            }
+            over(fold, inputs, input, offset)?
+        }
+        Part::Merge | Part::Finish => merge(fold, key, inputs)?,
+    };
+    match part {
+        _ if code != 0 => Ok(code),
+        Part::Whole | Part::Finish => fold.finish(),
+        Part::Piece { .. } | Part::Merge => {
+            let head: Vec<u8> = [STATE_VERSION].into_iter().chain(key).collect();
+            fold.write(&head).map_err(NativeError::Write)?;
+            fold.state()
+        }
+    }
+}
+
+fn over(
+    fold: &mut dyn OwnFold,
+    inputs: &[String],
+    first: usize,
+    offset: u64,
+) -> Result<u8, NativeError> {
+    for (number, name) in (first..).zip(inputs) {
+        let file = map(name)?;
+        for (at, piece) in (offset..)
+            .step_by(PIECE_BYTES)
+            .zip(file.chunks(PIECE_BYTES))
+        {
+            let code = fold.update(number, at, piece)?;
+            if code != 0 {
+                return Ok(code);
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn merge(fold: &mut dyn OwnFold, key: Key, inputs: &[String]) -> Result<u8, NativeError> {
+    for name in inputs {
+        let file: Mapped = map(name)?;
+        let wrong = |reason| NativeError::State {
+            name: name.clone(),
+            reason,
+        };
+        let Some(([version, of @ ..], state)) = file.split_first_chunk::<9>() else {
+            return Err(wrong("it is too short"));
+        };
+        if *version != STATE_VERSION {
+            return Err(wrong("it was written by another version"));
+        }
+        if *of != key {
+            return Err(wrong("it is of another kernel or other arguments"));
+        }
+        let code = fold.merge(state)?;
+        if code != 0 {
+            return Ok(code);
+        }
+    }
+    Ok(0)
+}
+
+/// Writes to the first output, or to standard output without one.
+pub(super) fn write_first(outputs: &mut [std::fs::File], bytes: &[u8]) -> io::Result<()> {
+    match outputs {
+        [] => io::stdout().write_all(bytes),
+        [first, ..] => first.write_all(bytes),
+    }
+}

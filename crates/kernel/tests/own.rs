@@ -1,0 +1,175 @@
+//! Kernels of one's own in C: the three forms, and the law of folds with real processes.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use support::law::{Fold, cuts, series};
+use support::{Place, compile, finish, output, users};
+use tidemill_kernel::child::{PIECE_ALIGN, SLICE_BYTES};
+use tidemill_kernel::{Code, End, Part, Run, RunInput};
+
+#[test]
+fn a_map_gets_slices_in_order_and_may_change_them() {
+    let place = Place::new();
+    let slices = compile(&place, "tests/kernels/slices.c", "slices.so");
+    let run = || {
+        let mut run = place.run(Code::Native(slices.clone()), &[]);
+        for (name, letter, length) in [("a", "a", 2 * SLICE_BYTES + 5), ("b", "b", 7), ("c", "", 0)]
+        {
+            let path = place.path(&format!("object-{name}"));
+            if !path.exists() {
+                place.object(&format!("object-{name}"), letter.repeat(length));
+            }
+            let name = name.to_owned();
+            run.inputs.push(RunInput { name, path });
+        }
+        run
+    };
+    let lines = format!("{SLICE_BYTES} a\n{SLICE_BYTES} a\n5 a\n7 b\n");
+    assert_eq!(
+        output(run()),
+        lines,
+        "without an output it is standard output"
+    );
+    let mut one = run();
+    one.outputs.push("out".into());
+    let (prepared, exit) = finish(one);
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let written = prepared.run().folder.join("out");
+    assert_eq!(fs::read_to_string(written).unwrap(), lines);
+    let mut two = run();
+    two.outputs = vec!["o1".into(), "o2".into()];
+    let (_, exit) = finish(two);
+    assert_eq!(exit.end, End::Code(126));
+    assert!(
+        exit.stderr
+            .text()
+            .contains("writes one output; the task has 2")
+    );
+    let mut part = run();
+    part.part = Part::Merge;
+    let (_, exit) = finish(part);
+    assert!(
+        exit.stderr.text().contains("is no fold"),
+        "{}",
+        exit.stderr.text()
+    );
+}
+
+#[test]
+fn the_examples_do_what_they_say() {
+    let place = Place::new();
+    for user in users() {
+        let text = place.object("text", "low tide\n");
+        let code = compile(&place, "../../examples/kernels/upper.c", "upper.so");
+        let mut upper = place.run(Code::Native(code.clone()), &[]);
+        upper.user = user;
+        upper.inputs.push(RunInput {
+            name: "text".into(),
+            path: text.clone(),
+        });
+        assert_eq!(output(upper), "LOW TIDE\n");
+        fs::remove_file(code).unwrap();
+
+        let code = compile(&place, "../../examples/kernels/tail.c", "tail.so");
+        let mut tail = place.run(Code::Native(code.clone()), &["5"]);
+        tail.user = user;
+        tail.inputs.push(RunInput {
+            name: "text".into(),
+            path: text.clone(),
+        });
+        assert_eq!(output(tail), "tide\n");
+        let (_, exit) = finish(place.run(Code::Native(code.clone()), &["none"]));
+        assert_eq!(exit.end, End::Code(2));
+        assert!(exit.stderr.text().starts_with("tail: the argument"));
+        fs::remove_file(code).unwrap();
+        fs::remove_file(text).unwrap();
+    }
+    let code = compile(&place, "../../examples/kernels/range.c", "range.so");
+    let mut range = place.run(Code::Native(code), &[]);
+    let values = [3.5, f64::NAN, -2.0, 9.25];
+    place.input(&mut range, "a", values.map(f64::to_le_bytes).concat());
+    place.input(&mut range, "b", 10.0_f64.to_le_bytes());
+    range.outputs.push("out".into());
+    let (prepared, exit) = finish(range);
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let written = fs::read(prepared.run().folder.join("out")).unwrap();
+    assert_eq!(
+        written,
+        [(-2.0_f64).to_le_bytes(), 10.0_f64.to_le_bytes()].concat()
+    );
+}
+
+fn places(place: &Place) -> PathBuf {
+    compile(place, "tests/kernels/places.c", "places.so")
+}
+
+#[test]
+fn wrong_parts_are_refused() {
+    let place = Place::new();
+    let code = Code::Native(places(&place));
+    let say = |run: Run| finish(run).1.stderr.text();
+    assert!(say(place.run(code.clone(), &[])).contains("places: one argument"));
+    let state = |args: &[&str]| {
+        let mut run = place.run(code.clone(), args);
+        run.part = Part::Piece {
+            input: 0,
+            offset: PIECE_ALIGN,
+        };
+        run.outputs.push("state".into());
+        let name = "piece".to_owned();
+        let path = place.path("piece");
+        if !path.exists() {
+            place.object("piece", "some bytes");
+        }
+        run.inputs.push(RunInput { name, path });
+        let (prepared, exit) = finish(run);
+        assert!(exit.success(), "{}", exit.stderr.text());
+        prepared.run().folder.join("state")
+    };
+    let merge = |args: &[&str], from: &Path| {
+        let mut run = place.run(code.clone(), args);
+        run.part = Part::Finish;
+        run.outputs.push("result".into());
+        place.input(
+            &mut run,
+            &format!("s{}", from.display()).replace('/', "-"),
+            fs::read(from).unwrap(),
+        );
+        say(run)
+    };
+    let one = state(&["1"]);
+    assert_eq!(merge(&["1"], &one), "");
+    assert!(merge(&["2"], &one).contains("of another kernel or other arguments"));
+    let short = place.object("short", "\u{1}");
+    assert!(merge(&["1"], &short).contains("too short"));
+    let mut odd = fs::read(&one).unwrap();
+    odd[0] = 9;
+    let odd = place.object("odd", odd);
+    assert!(merge(&["1"], &odd).contains("by another version"));
+    let mut askew = place.run(code.clone(), &["1"]);
+    askew.part = Part::Piece {
+        input: 0,
+        offset: 1,
+    };
+    place.input(&mut askew, "askew", "x");
+    assert!(say(askew).contains("multiple of 4096"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_law_holds_for_a_fold_in_c(lengths in prop::collection::vec(0..60_000_usize, 1..3), seed: u64) {
+        let place = Place::new();
+        let inputs: Vec<_> = lengths.iter().zip(0..).map(|(length, salt)| series(*length, salt)).collect();
+        let fold = Fold { place: &place, launcher: &support::LAUNCHER, code: Code::Native(places(&place)), args: &["3"] };
+        let whole = fold.whole(&inputs);
+        prop_assert_eq!(fold.in_parts(&inputs, &cuts(&inputs, seed), seed), whole);
+    }
+}

@@ -1,0 +1,325 @@
+//! Kernels as WebAssembly modules: what they are offered, what they cannot do, how their compiled forms are kept.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use support::law::{Fold, cuts, series};
+use support::{Place, compile, users};
+use tidemill_kernel::{Code, End, Exit, Launcher, PrepareError, Run, RunInput, Settings};
+
+/// A workplace with a folder of compiled modules of its own.
+struct Mill {
+    place: Place,
+    launcher: Launcher,
+}
+
+impl Mill {
+    fn new() -> Self {
+        let place = Place::new();
+        let modules = Some(place.path("modules"));
+        let launcher = Launcher::new(Settings {
+            modules,
+            ..Settings::default()
+        })
+        .unwrap();
+        Self { place, launcher }
+    }
+
+    fn module(&self, name: &str, text: &str) -> PathBuf {
+        self.place.object(name, wat::parse_str(text).unwrap())
+    }
+
+    fn run(&self, module: &Path, args: &[&str]) -> Run {
+        self.place.run(Code::Wasm(module.to_owned()), args)
+    }
+
+    fn finish(&self, run: Run) -> Exit {
+        let prepared = self.launcher.prepare(run).unwrap();
+        self.launcher.spawn(&prepared).unwrap().wait().unwrap()
+    }
+
+    fn refused(&self, module: &Path) -> String {
+        match self.launcher.prepare(self.run(module, &[])).unwrap_err() {
+            PrepareError::Module { reason, .. } => reason,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// What a module whose `start_kernel` has this body, and memory, says and how it ends.
+    fn start(&self, body: &str) -> Exit {
+        let module = self.module("start", &starting("", body));
+        let mut run = self.run(&module, &[]);
+        run.limits.time = Duration::from_secs(20);
+        run.limits.memory_bytes = 64 << 20;
+        let exit = self.finish(run);
+        fs::remove_file(module).unwrap();
+        exit
+    }
+
+    fn compiled(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.place.path("modules")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+fn starting(more: &str, body: &str) -> String {
+    format!(
+        r#"(module
+            (import "tidemill" "write" (func $write (param i32 i32 i32) (result i32)))
+            (memory (export "memory") 1)
+            (global $next (mut i32) (i32.const 1024))
+            (func (export "tidemill_alloc") (param i32) (result i32)
+                (global.get $next)
+                (global.set $next (i32.and (i32.add (i32.add (global.get $next) (local.get 0)) (i32.const 15)) (i32.const -16))))
+            {more}
+            (func (export "start_kernel") (param $task i32) (result i32) {body}))"#
+    )
+}
+
+const PLACES: &str = include_str!("kernels/places.wat");
+
+#[test]
+fn start_gets_arguments_inputs_and_outputs() {
+    let mill = Mill::new();
+    // Writes the second argument's letter, then both inputs, to the outputs they have the number of.
+    let body = "
+        (drop (call $write (i32.const 0)
+            (i32.load offset=8 (i32.load offset=12 (local.get $task))) (i32.load offset=8 (local.get $task))))
+        (drop (call $write (i32.const 0)
+            (i32.load offset=4 (i32.load offset=20 (local.get $task)))
+            (i32.load offset=8 (i32.load offset=20 (local.get $task)))))
+        (drop (call $write (i32.const 1)
+            (i32.load offset=20 (i32.load offset=20 (local.get $task)))
+            (i32.load offset=24 (i32.load offset=20 (local.get $task)))))
+        (i32.add (i32.load offset=16 (local.get $task)) (i32.mul (i32.load offset=24 (local.get $task)) (i32.const 10)))";
+    for user in users() {
+        let module = mill.module("start", &starting("", body));
+        let mut run = mill.run(&module, &["x", "and"]);
+        run.user = user;
+        let inputs = [
+            mill.place.input(&mut run, "one", "first"),
+            mill.place.input(&mut run, "two", "second"),
+        ];
+        run.outputs = vec!["a".into(), "deep/b".into()];
+        let prepared = mill.launcher.prepare(run).unwrap();
+        let exit = mill.launcher.spawn(&prepared).unwrap().wait().unwrap();
+        assert_eq!(exit.end, End::Code(22), "{}", exit.stderr.text());
+        let folder = &prepared.run().folder;
+        assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "andfirst");
+        assert_eq!(fs::read_to_string(folder.join("deep/b")).unwrap(), "second");
+        fs::remove_file(module).unwrap();
+        inputs
+            .into_iter()
+            .for_each(|input| fs::remove_file(input).unwrap());
+    }
+    assert_eq!(mill.compiled().len(), 1, "one module was compiled once");
+}
+
+#[test]
+fn a_fold_gives_what_its_native_twin_gives() {
+    let mill = Mill::new();
+    let module = mill.module("places", PLACES);
+    let native = compile(&mill.place, "tests/kernels/places.c", "places.so");
+    let inputs = [series(3_000_000, 1), series(0, 2), series(1234, 3)];
+    let of = |code: Code| {
+        Fold {
+            place: &mill.place,
+            launcher: &mill.launcher,
+            code,
+            args: &["7"],
+        }
+        .whole(&inputs)
+    };
+    assert_eq!(of(Code::Wasm(module.clone())), of(Code::Native(native)));
+    let exit = mill.finish(mill.run(&module, &[]));
+    assert_eq!(exit.end, End::Code(1));
+    assert_eq!(exit.stderr.text(), "places: a factor\n");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_law_holds_for_a_module(lengths in prop::collection::vec(0..40_000_usize, 1..3), seed: u64) {
+        let mill = Mill::new();
+        let inputs: Vec<_> = lengths.iter().zip(0..).map(|(length, salt)| series(*length, salt)).collect();
+        let code = Code::Wasm(mill.module("places", PLACES));
+        let fold = Fold { place: &mill.place, launcher: &mill.launcher, code, args: &["3"] };
+        let whole = fold.whole(&inputs);
+        prop_assert_eq!(fold.in_parts(&inputs, &cuts(&inputs, seed), seed), whole);
+    }
+}
+
+#[test]
+fn vectors_are_offered() {
+    let body = "(i32x4.extract_lane 2 (i32x4.add (v128.const i32x4 1 2 3 4) (i32x4.splat (i32.const 40))))";
+    assert_eq!(Mill::new().start(body).end, End::Code(43));
+}
+
+#[test]
+fn what_a_module_must_not_do_stops_it() {
+    let mill = Mill::new();
+    let trapped = |body: &str, words: &str| {
+        let exit = mill.start(body);
+        let said = exit.stderr.text();
+        assert_eq!(exit.end, End::Code(134), "{said}");
+        assert!(said.contains(words), "{said}");
+    };
+    trapped("unreachable", "unreachable");
+    trapped("(i32.load (i32.const -65536))", "out of bounds");
+    trapped("(i32.div_u (i32.const 1) (i32.const 0))", "divide by zero");
+    trapped("(i32.load offset=4 (i32.const -2))", "out of bounds");
+    let module = starting(
+        "(func $deep (param i32) (result i32) (i32.add (i32.const 1) (call $deep (local.get 0))))",
+        "(call $deep (i32.const 0))",
+    );
+    let module = mill.module("deep", &module);
+    let exit = mill.finish(mill.run(&module, &[]));
+    assert!(
+        exit.stderr.text().contains("stack"),
+        "{}",
+        exit.stderr.text()
+    );
+}
+
+#[test]
+fn writing_what_is_not_there_is_an_error_for_the_module() {
+    let mill = Mill::new();
+    let write = |output: i32, at: i32, length: i32| {
+        mill.start(&format!(
+            "(call $write (i32.const {output}) (i32.const {at}) (i32.const {length}))"
+        ))
+        .end
+    };
+    assert_eq!(write(0, 0, 0), End::Code(0));
+    assert_eq!(write(1, 0, 4), End::Code(libc::EINVAL));
+    assert_eq!(write(0, 65535, 2), End::Code(libc::EFAULT));
+    assert_eq!(write(0, -1, -1), End::Code(libc::EFAULT));
+    assert_eq!(write(-1, 0, 1), End::Code(libc::EINVAL));
+}
+
+#[test]
+fn an_endless_loop_meets_the_time_limit() {
+    let mill = Mill::new();
+    let module = mill.module("loop", &starting("", "(loop $on (br $on)) (i32.const 0)"));
+    let mut run = mill.run(&module, &[]);
+    run.limits.time = Duration::from_millis(500);
+    assert_eq!(mill.finish(run).end, End::TimeLimit);
+}
+
+#[test]
+fn memory_ends_at_the_limit() {
+    let mill = Mill::new();
+    let grow = "
+        (block $full (loop $more
+            (br_if $full (i32.eq (memory.grow (i32.const 16)) (i32.const -1)))
+            (memory.fill (i32.shl (i32.sub (memory.size) (i32.const 16)) (i32.const 16)) (i32.const 7) (i32.const 1048576))
+            (br $more)))";
+    let exit = mill.start(&format!("{grow} unreachable"));
+    assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
+    assert!(exit.usage.rss_bytes_max < 128 << 20);
+    // One that is content with what it has goes on.
+    let exit = mill.start(&format!("{grow} (i32.lt_u (memory.size) (i32.const 1024))"));
+    assert_eq!(exit.end, End::Code(1), "{}", exit.stderr.text());
+    let module = mill.module("start", &starting("", "(i32.const 0)"));
+    let mut run = mill.run(&module, &[]);
+    run.limits.memory_bytes = 64 << 20;
+    let path = mill.place.path("large");
+    fs::File::create(&path).unwrap().set_len(5 << 30).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+    if support::is_root() {
+        std::os::unix::fs::chown(&path, Some(support::STORE), Some(support::STORE)).unwrap();
+    }
+    run.inputs.push(RunInput {
+        name: "large".into(),
+        path,
+    });
+    let exit = mill.finish(run);
+    assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
+}
+
+#[test]
+fn what_is_no_kernel_is_refused_with_reasons() {
+    let mill = Mill::new();
+    let bad = mill.place.object("bad", "\0asm but no module");
+    assert!(mill.refused(&bad).contains("no valid module"));
+    let wasi = r#"(module (import "wasi_snapshot_preview1" "fd_write" (func (param i32 i32 i32 i32) (result i32))))"#;
+    let said = mill.refused(&mill.module("wasi", wasi));
+    assert!(
+        said.contains("imports wasi_snapshot_preview1.fd_write"),
+        "{said}"
+    );
+    let memory = r#"(module (import "tidemill" "write" (memory 1)))"#;
+    assert!(
+        mill.refused(&mill.module("import", memory))
+            .contains("imports tidemill.write")
+    );
+    let huge = mill.place.path("huge");
+    fs::File::create(&huge)
+        .unwrap()
+        .set_len((64 << 20) + 1)
+        .unwrap();
+    assert!(mill.refused(&huge).contains("more than 67108864 bytes"));
+    let wrong = |name: &str, text: &str, words: &str| {
+        let module = mill.module(name, text);
+        let exit = mill.finish(mill.run(&module, &[]));
+        assert_eq!(exit.end, End::Code(126));
+        let said = exit.stderr.text();
+        assert!(said.contains(words), "{said}");
+    };
+    let type_of_write =
+        r#"(module (import "tidemill" "write" (func (param i64))) (memory (export "memory") 1))"#;
+    let module = mill.module("type", type_of_write);
+    let said = mill.finish(mill.run(&module, &[])).stderr.text();
+    assert!(said.contains("types incompatible"), "{said}");
+    wrong("none", "(module)", "does not export memory");
+    wrong(
+        "bare",
+        r#"(module (memory (export "memory") 1))"#,
+        "does not export tidemill_alloc",
+    );
+    let idle = r#"(module (memory (export "memory") 1) (func (export "tidemill_alloc") (param i32) (result i32) (i32.const 8)))"#;
+    wrong("idle", idle, "does not export start_kernel");
+    let new = starting(
+        r#"(global (export "tidemill_kernel_abi_version") i32 (i32.const 32)) (data (i32.const 32) "\03")"#,
+        "(i32.const 0)",
+    );
+    wrong("new", &new, "built for version 3 of the interface");
+}
+
+#[test]
+fn a_compiled_module_that_others_can_change_is_not_used() {
+    let mill = Mill::new();
+    let module = mill.module("start", &starting("", "(i32.const 5)"));
+    assert_eq!(mill.finish(mill.run(&module, &[])).end, End::Code(5));
+    let kept = mill.compiled();
+    let [kept] = kept.as_slice() else {
+        panic!("{kept:?}")
+    };
+    assert_eq!(
+        fs::metadata(kept).unwrap().permissions().mode() & 0o777,
+        0o400
+    );
+    let folder = fs::metadata(kept.parent().unwrap()).unwrap();
+    assert_eq!(folder.permissions().mode() & 0o777, 0o700);
+    fs::set_permissions(kept, Permissions::from_mode(0o666)).unwrap();
+    fs::write(kept, "not what was compiled").unwrap();
+    assert_eq!(
+        mill.finish(mill.run(&module, &[])).end,
+        End::Code(5),
+        "it was compiled anew"
+    );
+    let again = mill.compiled();
+    assert_eq!(again.len(), 1);
+    assert_eq!(
+        fs::metadata(&again[0]).unwrap().permissions().mode() & 0o777,
+        0o400
+    );
+}

@@ -1,0 +1,100 @@
+//! The folder of users' kernels (`tidemill_core::job::own`): made for all, and looked into for one user.
+//!
+//! Everybody may make a folder in it, so what lies there under a user's number counts only if it is a folder of
+//! that user into which nobody else can write.
+
+use super::fault::Fault;
+use super::node::{NO_ELEMENT, Node, READ};
+use super::sqlite::SqliteNames;
+use super::transaction::Tx;
+use crate::clock;
+use rusqlite::{Connection, params};
+use tidemill_core::id::Inode;
+use tidemill_core::job::own;
+use tidemill_wire::v1::Kind;
+
+/// As `/tmp`: everybody may make something, and only its owner may take it away.
+const FOLDER_MODE: u32 = 0o1777;
+
+/// A user's kernels that are looked through, all versions counted.
+const KERNELS_MAX: u32 = 100_000;
+
+impl SqliteNames {
+    /// Makes the folder of all users' kernels, or gives it back its owner and mode. What is there and is no folder
+    /// stays: then there are no kernels of users.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn keep_kernels_folder(&self, owner: (u32, u32)) -> Result<(), Fault> {
+        let made = self.database().write(false, move |db| make(db, owner));
+        if made.await? {
+            self.shared().add_files(1);
+        }
+        Ok(())
+    }
+}
+
+/// Whether it was not there.
+fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
+    let name = own::FOLDER.trim_start_matches('/').as_bytes();
+    let now = clock::now_ns();
+    if let Some(mut there) = Node::child(db, Inode::ROOT.0, name)? {
+        if there.is_dir() && (there.mode, there.uid, there.gid) != (FOLDER_MODE, uid, gid) {
+            (there.mode, there.uid, there.gid, there.ctime) = (FOLDER_MODE, uid, gid, now);
+            there.update(db)?;
+        }
+        return Ok(false);
+    }
+    let ino = super::ids::reserve(db, "inode", 1)?;
+    let folder = Node {
+        ino,
+        kind: Kind::Directory,
+        mode: FOLDER_MODE,
+        uid,
+        gid,
+        nlink: 2,
+        size: 4096,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        rdev: 0,
+        version: 0,
+        object: 0,
+        element: NO_ELEMENT,
+        writing: 0,
+        parent: Inode::ROOT.0,
+        target: Vec::new(),
+    };
+    folder.insert(db)?;
+    let root = Inode::ROOT.0.cast_signed();
+    let entry = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
+    db.execute(entry, params![root, name, ino.cast_signed()])?;
+    let above = "UPDATE inode SET nlink = nlink + 1, mtime = ?2, ctime = ?2 WHERE ino = ?1";
+    db.execute(above, params![root, now])?;
+    Ok(true)
+}
+
+impl Tx<'_> {
+    /// The names of the files in a user's folder of kernels, as the caller may list them; none if it is not to be
+    /// trusted.
+    ///
+    /// # Errors
+    /// If there is no such folder, or the caller may not list it.
+    pub(crate) fn own_kernels(&self, uid: u32) -> Result<Vec<String>, Fault> {
+        let path = format!("{}/{uid}", own::FOLDER);
+        let folder = self.resolve(path.as_bytes(), false)?;
+        if !folder.is_dir() || folder.uid != uid || folder.mode & 0o022 != 0 {
+            return Ok(Vec::new());
+        }
+        self.need(&folder, READ, &path)?;
+        let mut names = self
+            .db
+            .prepare_cached("SELECT name FROM dirent WHERE parent = ?1 LIMIT ?2")?;
+        let names = names.query_map(params![folder.ino.cast_signed(), KERNELS_MAX], |row| {
+            row.get::<_, Vec<u8>>(0)
+        })?;
+        let texts =
+            names.filter_map(|name| name.map(|name| String::from_utf8(name).ok()).transpose());
+        Ok(texts.collect::<Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,355 @@
+//! Kernels of one's own: made, built, tried, kept in the array, run by name.
+
+use crate::array::{Array, Said, said};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Somebody else than root.
+const OTHER: u32 = 1234;
+
+fn tidemill(args: &[&str]) -> Said {
+    let output = Command::new(env!("CARGO_BIN_EXE_tidemill"))
+        .args(args)
+        .output();
+    said(output.unwrap())
+}
+
+fn good(args: &[&str]) -> String {
+    let said = tidemill(args);
+    assert!(said.ok, "{args:?}: {}{}", said.out, said.err);
+    said.out
+}
+
+#[test]
+fn a_new_kernel_is_built_and_keeps_the_law() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for language in ["c", "c++", "rust"] {
+        let name = format!("first-{}", language.len());
+        let kernel = path(&name);
+        good(&["kernel", "new", &kernel, "--language", language]);
+        assert!(
+            !tidemill(&["kernel", "new", &kernel]).ok,
+            "nothing is overwritten"
+        );
+        let built: Value =
+            serde_json::from_str(&good(&["--json", "kernel", "build", &kernel])).unwrap();
+        let values = format!("{kernel}/test.f64");
+        for made in built["made"].as_array().unwrap() {
+            let made = made.as_str().unwrap();
+            if made.ends_with(".wasm") && !cfg!(feature = "wasm") {
+                let refused = tidemill(&["kernel", "test", made, &values]);
+                assert!(
+                    !refused.ok && refused.err.contains("built without WASM"),
+                    "{}",
+                    refused.err
+                );
+                continue;
+            }
+            let law = good(&["kernel", "test", made, &values, "--law"]);
+            assert!(law.contains("the law holds"), "{law}");
+            let keep = path("out");
+            good(&[
+                "kernel", "test", made, &values, "--output", "range", "--keep", &keep,
+            ]);
+            let range = std::fs::read(Path::new(&keep).join("range")).unwrap();
+            assert_eq!(
+                range,
+                [(-2.5_f64).to_le_bytes(), 40.0_f64.to_le_bytes()].concat()
+            );
+        }
+        assert_eq!(built["made"][0], format!("{kernel}/{name}.so"));
+        if language == "rust" {
+            let target = Command::new("rustc")
+                .args(["--print", "sysroot"])
+                .output()
+                .unwrap();
+            let sysroot = String::from_utf8(target.stdout).unwrap();
+            let target = format!("{}/lib/rustlib/wasm32-unknown-unknown", sysroot.trim());
+            assert_eq!(
+                built["made"].as_array().unwrap().len(),
+                1 + usize::from(Path::new(&target).exists()),
+                "{built:#}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_build_reaches_nothing_but_its_source_and_errors_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let secret = write("secret", "#define SECRET 1\n");
+    let nosy = write(
+        "nosy.c",
+        &format!("#include \"{secret}\"\nint x = SECRET;\n"),
+    );
+    let said = tidemill(&["kernel", "build", &nosy]);
+    assert!(
+        !said.ok && said.err.contains("Permission denied"),
+        "{}",
+        said.err
+    );
+    let wrong = write("wrong.c", "int start_kernel(void) { return nothing; }\n");
+    let said = tidemill(&["kernel", "build", &wrong]);
+    assert!(!said.ok && said.err.contains("wrong.c:1:"), "{}", said.err);
+    let script = write("script.py", "print()\n");
+    assert!(
+        tidemill(&["kernel", "build", &script])
+            .err
+            .contains("not a source file")
+    );
+    // A sum of floats depends on the order in which parts come together.
+    let sum = "#include <tidemill_kernel.h>
+        TIDEMILL_KERNEL;
+        struct sum { double sum; };
+        TIDEMILL_PLAIN_STATE(struct sum);
+        static struct sum all;
+        void *tidemill_fold_init(const struct tidemill_task *task) { (void)task; return &all; }
+        int tidemill_fold_update(void *s, size_t i, uint64_t o, const void *data, size_t size) {
+            for (size_t at = 0; at < size / 8; at++) all.sum += ((const double *)data)[at];
+            return 0;
+        }
+        int tidemill_fold_merge(void *s, const void *p, size_t n) { return tidemill_fold_update(s, 0, 0, p, n); }
+        int tidemill_fold_finish(void *s, const struct tidemill_task *task) { return tidemill_fold_state(s, task); }";
+    let sum = write("sum.c", sum);
+    good(&["kernel", "build", &sum]);
+    let values: Vec<u8> = (0..20_000_u32)
+        .flat_map(|i| (f64::from(i) * 1e-3 + 1e15 * f64::from(i % 3)).to_le_bytes())
+        .collect();
+    let data = folder.path().join("data");
+    std::fs::write(&data, values).unwrap();
+    let library = sum.replace(".c", ".so");
+    let law = tidemill(&["kernel", "test", &library, data.to_str().unwrap(), "--law"]);
+    assert!(
+        !law.ok && law.out.contains("the law is broken"),
+        "{}{}",
+        law.out,
+        law.err
+    );
+}
+
+/// A script that says which it is.
+fn script(array: &Array, text: &str) -> String {
+    let path = array.path("say.sh");
+    std::fs::write(&path, format!("#!/bin/sh\necho {text} > out\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn job(kernel: &str) -> String {
+    format!(
+        "name = \"own\"; workdir = \"/w\"; tasks = ( {{ name = \"say\"; kernel = \"{kernel}\"; output = [ \"out\" ]; }} );"
+    )
+}
+
+/// Runs a kernel by its name; what it wrote, and the hash of its code in the lineage of that.
+fn run(array: &Array, kernel: &str) -> (String, String) {
+    array.done(array.submit(&job(kernel)));
+    let lineage = array.json(&["lineage", "/w/out"]);
+    let hash = lineage["runs"][0]["kernel_hash"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    (array.sh("cat w/out; rm w/out").trim().to_owned(), hash)
+}
+
+/// All that a command printed.
+fn all(said: &Said) -> String {
+    format!("{}{}", said.out, said.err)
+}
+
+/// `tidemill ARGS` as somebody else.
+fn other(array: &Array, args: &[&str]) -> Said {
+    let program = array.path("tidemill");
+    if !program.exists() {
+        std::fs::copy(env!("CARGO_BIN_EXE_tidemill"), &program).unwrap();
+        let open = |path: &Path| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        open(&program);
+        open(&array.path(""));
+        open(&array.path("server"));
+    }
+    let server = format!("unix:{}", array.path("server/server.sock").display());
+    let mut command = Command::new(program);
+    command.args(["--server", &server, "--json"]).args(args);
+    command
+        .env("HOME", "/tmp")
+        .current_dir("/")
+        .uid(OTHER)
+        .gid(OTHER);
+    said(command.output().unwrap())
+}
+
+#[test]
+fn kernels_are_kept_in_versions_that_run_by_name() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w");
+    let add = |text: &str, more: &[&str]| {
+        let file = script(&array, text);
+        let mut args = vec!["kernel", "add", &file, "--name", "say"];
+        args.extend(more);
+        array.json(&args)
+    };
+    let first = add("one", &[]);
+    assert_eq!(first["path"], "/kernels/0/say@1");
+    let (said, hash) = run(&array, "say");
+    assert_eq!(
+        (said.as_str(), hash.as_str()),
+        ("one", first["hash"].as_str().unwrap())
+    );
+    let again = add("one", &[]);
+    assert_eq!(
+        (&again["path"], &again["new"]),
+        (&first["path"], &Value::Bool(false))
+    );
+    let second = add("two", &[]);
+    assert_eq!(second["path"], "/kernels/0/say@2");
+    assert_eq!(run(&array, "say").0, "two");
+    assert_eq!(run(&array, "say@1"), ("one".to_owned(), hash));
+    assert_eq!(run(&array, "say@2").0, "two");
+    // A file of the working folder comes first.
+    array.sh("printf '#!/bin/sh\\necho here > out\\n' > w/say; chmod +x w/say");
+    assert_eq!(run(&array, "say").0, "here");
+    array.sh("rm w/say");
+
+    let list = array.json(&["kernel", "list"]);
+    let own = list["own"].as_array().unwrap();
+    let files: Vec<_> = own
+        .iter()
+        .map(|one| one["file"].as_str().unwrap())
+        .collect();
+    assert_eq!(files, ["say@1", "say@2"]);
+    assert_eq!(own[1]["hash"], second["hash"]);
+    assert_eq!(
+        (&own[1]["shared"], &own[1]["uid"]),
+        (&Value::Bool(false), &Value::from(0))
+    );
+
+    others_cannot_have_it_unless_allowed(&array);
+
+    array.json(&["kernel", "remove", "say@2"]);
+    assert_eq!(run(&array, "say").0, "one");
+    array.json(&["kernel", "remove", "say"]);
+    let gone = array.try_submit(&job("say"));
+    assert!(
+        !gone.ok && all(&gone).contains("/kernels/0"),
+        "{}",
+        all(&gone)
+    );
+    assert!(!array.run(&["kernel", "remove", "say"]).ok);
+}
+
+fn others_cannot_have_it_unless_allowed(array: &Array) {
+    for script in [
+        "cat kernels/0/say@2",
+        "echo x > kernels/0/say@2",
+        "rm -f kernels/0/say@2",
+        "mv kernels/0/say@1 kernels/0/say@2",
+        "echo x > kernels/0/say@3",
+        "mv kernels/0 kernels/old",
+        "chmod 777 kernels/0",
+    ] {
+        let theirs =
+            format!("setpriv --reuid {OTHER} --regid {OTHER} --clear-groups bash -c '{script}'");
+        assert!(!array.try_sh(&theirs).ok, "{script}");
+    }
+    let home = array.path("say.conf");
+    let theirs = |kernel: &str| {
+        array.sh(&format!(
+            "mkdir -p w/theirs; chown {OTHER}:{OTHER} w/theirs"
+        ));
+        let text = job(kernel).replace("\"/w\"", "\"/w/theirs\"");
+        std::fs::write(&home, text).unwrap();
+        other(array, &["submit", home.to_str().unwrap()])
+    };
+    let private = theirs("/kernels/0/say");
+    assert!(
+        !private.ok && all(&private).contains("may not read"),
+        "{}{}",
+        private.out,
+        private.err
+    );
+    assert!(
+        all(&theirs("say")).contains("was not found"),
+        "names are looked up among one's own"
+    );
+    array.json(&[
+        "kernel",
+        "add",
+        &script(array, "two"),
+        "--name",
+        "say",
+        "--shared",
+    ]);
+    let shared = theirs("/kernels/0/say");
+    assert!(shared.ok, "{}{}", shared.out, shared.err);
+    let accepted: Value = serde_json::from_str(&shared.out).unwrap();
+    array.done(accepted["job"].as_u64().unwrap());
+    assert_eq!(array.sh("cat w/theirs/out; rm w/theirs/out"), "two\n");
+    // Theirs, of the same name, is theirs alone.
+    let added = other(array, &["kernel", "add", "/bin/true", "--name", "say"]);
+    assert!(added.ok, "{}{}", added.out, added.err);
+    assert!(added.out.contains(&format!("/kernels/{OTHER}/say@1")));
+    assert_eq!(run(array, "say").0, "two");
+    // A folder that others can write to counts for nothing, nor does one that somebody made for another.
+    array.sh(&format!("chmod 777 kernels/{OTHER}"));
+    assert!(all(&theirs("say")).contains("was not found"));
+    assert!(
+        other(array, &["kernel", "add", "/bin/false"])
+            .err
+            .contains("only you can write to")
+    );
+    array.sh("mkdir kernels/77; cp kernels/0/say@1 kernels/77/");
+    assert!(all(&theirs("/kernels/77/say")).contains("was not found"));
+}
+
+#[test]
+fn modules_run_by_name_and_are_compiled_once() {
+    if !cfg!(feature = "wasm") {
+        eprintln!("SKIPPED: built without the feature wasm");
+        return;
+    }
+    let Some(array) = Array::start() else { return };
+    let module = array.path("five.wasm");
+    std::fs::write(&module, wat::parse_str(FIVE).unwrap()).unwrap();
+    let module = module.to_str().unwrap();
+    assert_eq!(
+        array.json(&["kernel", "add", module])["path"],
+        "/kernels/0/five@1.wasm"
+    );
+    array.sh("mkdir w; echo some > w/in");
+    let task = |name: &str, kernel: &str| {
+        format!(
+            "{{ name = \"{name}\"; kernel = \"{kernel}\"; input = [ \"in\" ]; output = [ \"{name}.out\" ]; element = 0; }}"
+        )
+    };
+    let tasks = [
+        task("a", "five"),
+        task("b", "five@1"),
+        task("c", "/kernels/0/five.wasm"),
+    ];
+    array.done(array.submit(&format!(
+        "name = \"w\"; workdir = \"/w\"; tasks = ( {} );",
+        tasks.join(", ")
+    )));
+    assert_eq!(
+        array.sh("cat w/a.out w/b.out w/c.out"),
+        "five\nfive\nfive\n"
+    );
+    let hash = &array.json(&["lineage", "/w/b.out"])["runs"][0]["kernel_hash"];
+    assert_eq!(*hash, array.json(&["kernel", "list"])["own"][0]["hash"]);
+    let kept = std::fs::read_dir(array.element_folder(0).join("wasm")).unwrap();
+    assert_eq!(kept.count(), 1);
+}
+
+/// A module whose `start_kernel` writes `five` to output 0.
+const FIVE: &str = include_str!("five.wat");

@@ -36,10 +36,11 @@ from hosts import Network  # noqa: E402
 
 PORT = 7070
 MIB = 1 << 20
-# Kernel, arguments, size of the input, kind of data. Programs are filters.
-KERNELS = [("max", [], 256 * MIB, "numbers"), ("grep", ["-c", "tide"], 256 * MIB, "text"),
-           ("wordcount", [], 256 * MIB, "text"), ("base64", [], 96 * MIB, "text"),
-           ("basenc", ["--base16"], 64 * MIB, "text")]
+REGEX = "(tide|mill|pond).*(water|wheel).*(flour|storage)"
+# Name, kernel, arguments, size of the input, kind of data. Programs are filters.
+KERNELS = [("max", "max", [], 256 * MIB, "numbers"), ("grep", "grep", ["-c", "tide"], 256 * MIB, "text"),
+           ("grep-regex", "grep", ["-c", "-i", REGEX], 256 * MIB, "text"), ("wordcount", "wordcount", [], 256 * MIB, "text"),
+           ("base64", "base64", [], 96 * MIB, "text"), ("basenc", "basenc", ["--base16"], 64 * MIB, "text")]
 BUILTIN = {"max", "grep", "wordcount"}
 # What makes one result of results of parts.
 JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts)),
@@ -117,11 +118,11 @@ def make(path, kind, size):
 class Case:
     """One kernel over one file."""
 
-    def __init__(self, bed, kernel, args, size, kind):
-        self.bed, self.kernel, self.args, self.size, self.kind = bed, kernel, args, size, kind
+    def __init__(self, bed, name, kernel, args, size, kind):
+        self.bed, self.name, self.kernel, self.args, self.size, self.kind = bed, name, kernel, args, size, kind
         self.local = f"{bed.folder}/made"
         make(self.local, kind, size)
-        bed.tidemill("-q", "put", "--element", "0", self.local, f"/{kernel}-input")
+        bed.tidemill("-q", "put", "--element", "0", self.local, f"/{name}-input")
         self.number = 0
 
     def on_host(self, source, out):
@@ -138,7 +139,7 @@ class Case:
     def on_element(self, source, out):
         """Runs the kernel on the element and moves the result to the client."""
         self.number += 1
-        result = f"{self.kernel}-result-{self.number}"
+        result = f"{self.name}-result-{self.number}"
         source = source.lstrip("/")
         streams = "" if self.kernel in BUILTIN else f'stdin = "{source}"; stdout = "{result}";'
         args = ", ".join(f'"{arg}"' for arg in self.args)
@@ -159,9 +160,9 @@ class Case:
                 work(*args)
             except RuntimeError as error:
                 errors.append(error)
-        other = threading.Thread(target=guarded, args=(self.on_element, f"/{self.kernel}-here", outs[0]))
+        other = threading.Thread(target=guarded, args=(self.on_element, f"/{self.name}-here", outs[0]))
         other.start()
-        guarded(self.on_host, f"/{self.kernel}-there", outs[1])
+        guarded(self.on_host, f"/{self.name}-there", outs[1])
         other.join()
         if errors:
             raise errors[0]
@@ -178,14 +179,14 @@ class Case:
             for name, length in (("here", cut), ("there", self.size - cut)):
                 with open(f"{self.local}-{name}", "wb") as part:
                     shutil.copyfileobj(Limited(file, length), part, MIB)
-                self.bed.tidemill("-q", "put", "--element", "0", f"{self.local}-{name}", f"/{self.kernel}-{name}")
+                self.bed.tidemill("-q", "put", "--element", "0", f"{self.local}-{name}", f"/{self.name}-{name}")
 
     def measure(self, runs, split):
         """Seconds of each placement, one list each."""
         out = f"{self.bed.folder}/out"
         os.makedirs(out, exist_ok=True)
-        places = {"host": lambda: self.on_host(f"/{self.kernel}-input", f"{out}/host"),
-                  "element": lambda: self.on_element(f"/{self.kernel}-input", f"{out}/element")}
+        places = {"host": lambda: self.on_host(f"/{self.name}-input", f"{out}/host"),
+                  "element": lambda: self.on_element(f"/{self.name}-input", f"{out}/element")}
         if split is not None:
             self.put_parts(split)
             places["split"] = lambda: self.on_both([f"{out}/here", f"{out}/there"])
@@ -229,20 +230,20 @@ def digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def one(bed, options, element_cores, kernel, args, size, kind):
-    say(f"element of {element_cores} cores: measuring {kernel}")
+def one(bed, options, element_cores, name, kernel, args, size, kind):
+    say(f"element of {element_cores} cores: measuring {name}")
     bed.tidemill("-q", "bench", "kernel", kernel, "--elements", "--data", kind, "--", *args)
-    case = Case(bed, kernel, args, size, kind)
-    advice = bed.ask("plan", "offload", "--no-load", kernel, f"/{kernel}-input")
+    case = Case(bed, name, kernel, args, size, kind)
+    advice = bed.ask("plan", "offload", "--no-load", kernel, f"/{name}-input")
     predicted = {choice["choice"]: choice for choice in advice["choices"] if choice["feasible"]}
     share = predicted["split"]["element_share"] if advice["best"] == "split" else None
-    say(f"element of {element_cores} cores: running {kernel}; the advice is: {advice['best']}")
+    say(f"element of {element_cores} cores: running {name}; the advice is: {advice['best']}")
     times, result_bytes = case.measure(options.runs, share)
     measured = {place: statistics.median(runs) for place, runs in times.items()}
     fastest = min(measured, key=measured.get)
     rounded = lambda values: {key: round(value, 3) for key, value in values.items()}
-    return {"what": "advice against measurement", "kernel": kernel, "bytes": size, "result_bytes": result_bytes,
-            "element_cores": element_cores, "client_cores": options.client_cores, "rate_mbit": options.rate_mbit,
+    return {"what": "advice against measurement", "name": name, "kernel": kernel, "args": args, "bytes": size,
+            "result_bytes": result_bytes, "element_cores": element_cores, "client_cores": options.client_cores, "rate_mbit": options.rate_mbit,
             "result_wanted_on": "host", "host_mb_per_sec": round(advice["host_bytes_per_sec"] / 1e6, 1),
             "element_mb_per_sec": round(advice["element_bytes_per_sec"] / 1e6, 1),
             "link_mb_per_sec": round(advice["link_bytes_per_sec"] / 1e6, 1),
@@ -259,7 +260,7 @@ def main():
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--kernels", default=",".join(kernel for kernel, *_ in KERNELS))
+    parser.add_argument("--kernels", default=",".join(name for name, *_ in KERNELS))
     parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../target/release/tidemill"))
     options = parser.parse_args()
     for cores in map(float, options.element_cores.split(",")):

@@ -13,6 +13,9 @@ Processors that others share run the same kernel a third slower at one time than
 column cpu shows it: how much more processor time the same kernels took in the run than in the calibration, which no
 prediction can know; "at speed" is the error when the calibration's run times are scaled by it.
 
+With --local arrays are those of `tidemill up` instead: processes of one machine that all elements share, one core each, no
+links and no host's element (so no hybrid). Calibrations are then on as many elements as there are processors.
+
 A run whose trace is there is not measured again, so runs may be taken one by one; --predict-only measures nothing. The
 policy random draws from a seed of the server's own: it is predicted by the median over 21 seeds. Needs root.
 Prints a table; OUT/truth.jsonl has a line a run.
@@ -20,12 +23,13 @@ Prints a table; OUT/truth.jsonl has a line a run.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "testbed"))
+sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
 import testbed  # noqa: E402
 
 POLICIES = ["round-robin", "random", "input-locality", "min-wait", "write-amplification", "hybrid"]
@@ -37,13 +41,34 @@ def trace(options, workload, elements, run, number):
     return os.path.join(options.out, f"{os.path.basename(workload)}-{elements}-{run}-{number}.json")
 
 
+class Local:
+    """An array of processes on this machine."""
+
+    def __init__(self, options):
+        os.environ["TIDEMILL"] = options.binary
+        from local_array import Array
+        self.array = Array(elements=options.elements, cores=1, mount=True, folder=options.out)
+        self.ask = self.array.json
+
+    def fill(self, data):
+        shutil.copytree(data, os.path.join(self.array.mount_point, "work"))
+
+    def tidemill(self, *args):
+        done = self.array.run(*args)
+        if done.returncode != 0:
+            raise RuntimeError(f"tidemill {' '.join(args)}: {done.stderr}")
+
+    def close(self):
+        self.array.__exit__()
+
+
 def measure(options, workload, elements, run, number):
     """One run on a fresh array; leaves its trace."""
     path = trace(options, workload, elements, run, number)
     if os.path.exists(path):
         return
     options.elements, options.workload = elements, workload
-    array = testbed.Array(options, os.path.join(options.out, "array"))
+    array = Local(options) if options.local else testbed.Array(options, os.path.join(options.out, "array"))
     try:
         array.fill(os.path.join(workload, "data"))
         policy = "min-wait" if run.startswith(CALIBRATION) else run
@@ -56,8 +81,11 @@ def measure(options, workload, elements, run, number):
 
 
 def compare(options, *args):
-    speed = str(options.host_cores / options.element_cores)
-    command = [options.binary, "--json", "plan", "compare", "--host-speed", speed, *args]
+    if options.local:
+        machine = ["--processors", str(os.cpu_count())]
+    else:
+        machine = ["--host-speed", str(options.host_cores / options.element_cores)]
+    command = [options.binary, "--json", "plan", "compare", *machine, *args]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
@@ -90,9 +118,9 @@ def calibration(elements, policy):
     return f"{CALIBRATION}{elements}-{policy}"
 
 
-def predict(options, workload, elements, run, largest):
+def predict(options, workload, elements, run, calibrated):
     rounds = [[trace(options, workload, elements, run, number),
-               trace(options, workload, largest, calibration(elements, run), number)]
+               trace(options, workload, calibrated, calibration(elements, run), number)]
               for number in range(options.runs)]
     rounds = [paths for paths in rounds if all(map(os.path.exists, paths))]
     if not rounds:
@@ -143,6 +171,7 @@ def main():
     parser.add_argument("--client-cores", type=float, default=1.0)
     parser.add_argument("--host-cores", type=float, default=0.5, help="the server's share, host element included")
     parser.add_argument("--rate-mbit", type=int, default=1000)
+    parser.add_argument("--local", action="store_true")
     parser.add_argument("--measure-only", action="store_true")
     parser.add_argument("--predict-only", action="store_true")
     parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../target/release/tidemill"))
@@ -150,15 +179,17 @@ def main():
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
     sizes = sorted((int(size) for size in options.elements.split(",")), reverse=True)
-    runs = [(size, policy) for size in sizes for policy in options.policies.split(",")]
+    policies = [policy for policy in options.policies.split(",") if not (options.local and policy == "hybrid")]
+    runs = [(size, policy) for size in sizes for policy in policies]
+    calibrated = os.cpu_count() if options.local else sizes[0]
     rows = []
     for workload in options.workloads:
         for number in range(0 if options.predict_only else options.runs):
             for size, run in runs:
-                measure(options, workload, sizes[0], calibration(size, run), number)
+                measure(options, workload, calibrated, calibration(size, run), number)
                 measure(options, workload, size, run, number)
         for size, run in runs if not options.measure_only else []:
-            rows += predict(options, workload, size, run, sizes[0])
+            rows += predict(options, workload, size, run, calibrated)
     if rows:
         with open(os.path.join(options.out, "truth.jsonl"), "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

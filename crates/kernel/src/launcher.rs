@@ -165,8 +165,8 @@ impl Launcher {
     /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
     /// was made until then stays for the caller to remove.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
-        let module = |code| match code {
-            &Code::Wasm(ref path) => Some(self.modules.open(self, path)),
+        let module = |code: &Code| match code {
+            Code::Wasm(path) => Some(self.modules.open(self, path)),
             _ => None,
         };
         let modules = run.code.parts().filter_map(module);

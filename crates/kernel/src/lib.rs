@@ -56,7 +56,8 @@ pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
 pub use program::{builtin_hash, find_program, hash_file, stack_hash};
 pub use run::{
-    Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage, User,
+    Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage,
+    User,
 };
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;

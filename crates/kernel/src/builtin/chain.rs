@@ -95,17 +95,17 @@ impl Link {
         }
         Ok(match kernel.code.make(&options).map_err(failed)? {
             // Where a number lies in text depends on all before.
-            Some((Input::Values, _)) if options.is("dtype", "text") => {
+            (Input::Values, _) if options.is("dtype", "text") => {
                 Box::new(Gathering::new(link, next))
             }
-            Some((_, Made::Stream(stream))) => Box::new(Pushing { link, stream, next }),
-            Some((_, Made::Fold(fold))) => Box::new(Folding {
+            (_, Made::Stream(stream)) => Box::new(Pushing { link, stream, next }),
+            (_, Made::Fold(fold)) => Box::new(Folding {
                 link,
                 fold,
                 offset: 0,
                 next,
             }),
-            None => Box::new(Gathering::new(link, next)),
+            (_, Made::Whole(_)) => Box::new(Gathering::new(link, next)),
         })
     }
 }

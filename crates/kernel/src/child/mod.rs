@@ -11,7 +11,7 @@ mod wasm;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::RawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use native::Call;
 use own_fold::Key;
@@ -113,7 +113,6 @@ pub(crate) fn compiler_arguments() -> Vec<String> {
 ///
 /// An input that is the kernel's own code is not handed to the kernel, nor is an output that takes its
 /// standard output, unless stages are to write it.
-pub(crate) fn arguments(code: &Code, run: &Run) -> Vec<String> {
 pub(crate) fn arguments(
     code: &Code,
     run: &Run,
@@ -145,7 +144,7 @@ pub(crate) fn arguments(
         }
         single => {
             all.extend(words(single, &mut modules));
-            all.push(part_word(run, single.file()));
+            all.push(part_word(run, single.file().map(PathBuf::as_path)));
         }
     }
     for list in [inputs, outputs] {

@@ -488,7 +488,7 @@ impl<T: Real, const N: usize> Pass for Best<'_, T, N> {
             }
             for row in 0..ROWS.min(self.panel.rows - first) {
                 let mut known = least.of_row(row, (T::INFINITY, T::INFINITY));
-                if self.columns.width % N != 0 {
+                if !self.columns.width.is_multiple_of(N) {
                     known = rest.of_row(row, known);
                 }
                 #[allow(

@@ -12,7 +12,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use support::law::{Fold, cuts, series};
 use support::{Place, compile, users};
-use tidemill_kernel::{Code, End, Exit, Launcher, PrepareError, Run, RunInput, Settings};
+use tidemill_kernel::{Code, End, Exit, Launcher, PrepareError, Run, RunInput, Settings, Stage};
 
 /// A workplace with a folder of compiled modules of its own.
 struct Mill {
@@ -321,5 +321,56 @@ fn a_compiled_module_that_others_can_change_is_not_used() {
     assert_eq!(
         fs::metadata(&again[0]).unwrap().permissions().mode() & 0o777,
         0o400
+    );
+}
+
+#[test]
+fn modules_are_stages_of_a_stack() {
+    let mill = Mill::new();
+    // Writes its input, then its argument, which ends with a point.
+    let body = "
+        (drop (call $write (i32.const 0)
+            (i32.load offset=4 (i32.load offset=20 (local.get $task)))
+            (i32.load offset=8 (i32.load offset=20 (local.get $task)))))
+        (call $write (i32.const 0) (i32.load offset=4 (i32.load offset=12 (local.get $task))) (i32.const 3))";
+    let first = mill.module("first.wasm", &starting("", body));
+    let second = mill.module("second.wasm", &starting("(func (export \"other\"))", body));
+    let stage = |code, args: &[&str]| Stage {
+        code,
+        args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+    };
+    let upper = PathBuf::from("/usr/bin/tr");
+    let stages = [
+        stage(Code::Wasm(first.clone()), &["one"]),
+        stage(Code::Program(upper), &["a-z", "A-Z"]),
+        stage(Code::Wasm(second), &["two"]),
+        stage(Code::Wasm(first), &["end"]),
+    ];
+    for user in users() {
+        let mut run = (mill.place).run(Code::Stack(stages.to_vec()), &[]);
+        run.user = user;
+        run.outputs.push("result".into());
+        run.stdout = Some("result".into());
+        let object = mill.place.input(&mut run, "in", "x");
+        let exit = mill.finish(run.clone());
+        assert!(exit.success(), "{}", exit.stderr.text());
+        let result = fs::read_to_string(run.folder.join("result")).unwrap();
+        assert_eq!(result, "XONEtwoend");
+        fs::remove_file(object).unwrap();
+    }
+    let trap = mill.module("trap.wasm", &starting("", "unreachable"));
+    let stages = vec![
+        stage(Code::Builtin("sort".into()), &["dtype=u8"]),
+        stage(Code::Wasm(trap), &[]),
+    ];
+    let mut run = mill.place.run(Code::Stack(stages), &[]);
+    run.outputs.push("result".into());
+    run.stdout = Some("result".into());
+    mill.place.input(&mut run, "in", "x");
+    let exit = mill.finish(run);
+    let said = exit.stderr.text();
+    assert!(
+        said.contains("stage 2 (") && said.contains("unreachable"),
+        "{said}"
     );
 }

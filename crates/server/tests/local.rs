@@ -124,7 +124,8 @@ async fn many_threads_and_both_ways_at_once_lose_nothing() {
     let Answer::Entries(all) = client.one(&root(), op).await.unwrap() else {
         panic!("no listing")
     };
-    assert_eq!(all.entries.len(), 9 * 50);
+    let files = all.entries.iter().filter(|entry| entry.name != b"kernels");
+    assert_eq!(files.count(), 9 * 50);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -67,6 +67,7 @@ pub(crate) struct Element {
     pub(crate) url: Option<String>,
     pub(crate) cores: Option<u32>,
     pub(crate) kernels: Option<KernelPriority>,
+    pub(crate) kernels_memory: Option<Size>,
     pub(crate) capacity: Option<Size>,
     pub(crate) link: Option<Size>,
     pub(crate) pulled: Option<Size>,

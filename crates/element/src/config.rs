@@ -39,6 +39,9 @@ pub struct Config {
     /// Whether kernels run only where nobody else wants the processor, so that reads and writes of clients keep
     /// their latency.
     pub kernels_idle: bool,
+    /// Memory that all its kernels may have together, where the host allows control groups; `None`: seven eighths of the
+    /// host's.
+    pub kernels_memory_bytes: Option<u64>,
     /// Bytes that its objects may take; `None`: all that the device has.
     pub capacity_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
@@ -74,6 +77,7 @@ impl Config {
             credential: None,
             cores: u32::try_from(cores).unwrap_or(1),
             kernels_idle: true,
+            kernels_memory_bytes: None,
             capacity_bytes: None,
             link_bytes_per_sec: None,
             status_period: Duration::from_secs(1),

@@ -191,11 +191,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         store: Arc::new(store),
         db,
         pulls: Arc::new(pulls),
-        runner: Runner::new(
-            config.program.clone(),
-            config.kernels_idle,
-            config.folder.join("wasm"),
-        )?,
+        runner: Runner::new(config)?,
         counters: Arc::new(counters),
         flash,
         reports: Arc::default(),

@@ -1,6 +1,7 @@
 //! Between a task and `tidemill_kernel`: fills in a run, starts it, and turns how it ended into the words of
 //! a label's outcome.
 
+use crate::config::Config;
 use crate::task::failure;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,14 @@ use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_B
 use tidemill_core::time::Span;
 use tidemill_kernel::{
     Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Run, RunInput, Settings, SetupError,
-    SpawnError, Stage, Tail, User,
+    SpawnError, Stage, Tail, Together, User,
 };
+
+/// Processes and threads that all kernels may have together: a bound on what hostile ones of many users can do.
+const THREADS_MAX: u32 = 16_384;
+
+/// The signal that the system ends processes by.
+const KILLED: i32 = 9;
 
 /// Starts kernels of one element.
 #[derive(Debug)]
@@ -95,16 +102,24 @@ impl Control {
 }
 
 impl Runner {
-    /// Looks what this host offers. `program` is what kernels run in that are no programs; with `idle`, kernels
-    /// give way to everything else on the host; compiled modules are kept in the folder `modules`.
+    /// Looks what this host offers.
     ///
     /// # Errors
     /// If kernels can't be confined here.
-    pub fn new(program: PathBuf, idle: bool, modules: PathBuf) -> Result<Self, SetupError> {
+    pub fn new(config: &Config) -> Result<Self, SetupError> {
+        let most = || {
+            let host = rustix::system::sysinfo();
+            let bytes = (host.totalram as u64).saturating_mul(host.mem_unit.into());
+            bytes - bytes / 8
+        };
         let settings = Settings {
-            child: Some(program),
-            modules: Some(modules),
-            idle,
+            child: Some(config.program.clone()),
+            modules: Some(config.folder.join("wasm")),
+            idle: config.kernels_idle,
+            together: Some(Together {
+                memory_bytes: config.kernels_memory_bytes.unwrap_or_else(most),
+                threads: THREADS_MAX,
+            }),
             ..Settings::default()
         };
         let uid = rustix::process::geteuid();
@@ -128,6 +143,9 @@ impl Runner {
         }
         if support.switches_user {
             parts.push("own user".to_owned());
+        }
+        if self.launcher.bounds_together() {
+            parts.push("control group".to_owned());
         }
         parts.join(", ")
     }
@@ -318,6 +336,8 @@ fn judge(exit: &Exit, limits: &Limits) -> Result<(), Failure> {
         End::Code(0) => return Ok(()),
         End::Code(code) => FailureKind::Exit(code),
         End::Signal(signal) => FailureKind::Signal(signal),
+        // Not its own doing alone: it may pass elsewhere, or later.
+        End::GroupLimit => FailureKind::Signal(KILLED),
         End::TimeLimit => FailureKind::Timeout,
         End::MemoryLimit => FailureKind::MemoryLimit,
         End::OutputLimit => FailureKind::OutputLimit,

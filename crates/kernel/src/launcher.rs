@@ -3,17 +3,18 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use seccompiler::BpfProgram;
+use parking_lot::Mutex;
 
 use crate::child::{self, Keeper};
 use crate::error::{PrepareError, SetupError, SpawnError};
+use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
 use crate::prepare::{Prepared, environment, prepare};
 use crate::program;
@@ -21,9 +22,10 @@ use crate::run::{Code, InputsAs, Limits, Run};
 use crate::running::Running;
 use crate::sandbox::calls::{self, Filters};
 use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_path};
+use crate::sandbox::group::{ControlGroup, Together};
 use crate::sandbox::{SandboxSupport, sandbox_support};
 use crate::spare::Spares;
-use crate::spawn::{self, Image, Program};
+use crate::spawn::{self, Image, Process, Program};
 use crate::watch::{self, Watched};
 
 /// Where programs are looked for by default.
@@ -63,6 +65,8 @@ pub struct Settings {
     /// Whether kernels have processors and devices only where nobody else wants them (`SCHED_IDLE`), so that
     /// reads and writes of clients do not wait for them.
     pub idle: bool,
+    /// What all kernels of a launcher may have together, where the host allows control groups.
+    pub together: Option<Together>,
 }
 
 impl Default for Settings {
@@ -74,6 +78,7 @@ impl Default for Settings {
             modules: None,
             allow_weak_sandbox: false,
             idle: true,
+            together: None,
         }
     }
 }
@@ -88,6 +93,9 @@ pub struct Launcher {
     keeper: Arc<Keeper>,
     spares: Spares,
     modules: Modules,
+    group: Option<Arc<ControlGroup>>,
+    /// Started by the first run that it is for.
+    server: Mutex<Option<Arc<ForkServer>>>,
 }
 
 /// Makes processes whose parents ended without waiting for them children of this process, so that what
@@ -130,7 +138,14 @@ impl Launcher {
         let keeper = Arc::new(Keeper::start(&child).map_err(SetupError::Keeper)?);
         adopt_orphans();
         let system = SystemRules::open(&settings.system_paths);
+        let group = settings.together.as_ref().and_then(|together| {
+            let group = ControlGroup::make(together);
+            let warn = |error| tracing::info!(%error, "kernels are not bounded together");
+            group.map_err(warn).ok().map(Arc::new)
+        });
         Ok(Self {
+            group,
+            server: Mutex::default(),
             modules: Modules::new(settings.modules.clone()),
             settings,
             support,
@@ -145,6 +160,12 @@ impl Launcher {
     #[must_use]
     pub fn support(&self) -> SandboxSupport {
         self.support
+    }
+
+    /// Whether all kernels are in one control group that bounds what they have together.
+    #[must_use]
+    pub fn bounds_together(&self) -> bool {
+        self.group.is_some()
     }
 
     /// How it runs kernels.
@@ -225,6 +246,7 @@ impl Launcher {
         let (stderr_reader, stderr) = pipe()?;
         let path = std::env::join_paths(&self.settings.path).unwrap_or_else(|_| PATH.into());
         let variables = environment(run, &path.to_string_lossy());
+        let filter = self.filter(run)?;
         let image = Image {
             program: match &prepared.code {
                 Code::Program(path) => Program::Path(c_path(path)?),
@@ -232,23 +254,25 @@ impl Launcher {
                     Program::File(self.child.as_raw_fd())
                 }
             },
-            args: arguments(prepared)?,
+            args: Vec::new(),
             environment: variables
                 .iter()
                 .map(|(name, value)| c_string(format!("{name}={value}")))
                 .collect::<Result<_, _>>()?,
             streams: [stdin, stdout, stderr],
-            kept: prepared.modules.iter().map(AsRawFd::as_raw_fd).collect(),
+            kept: kept(prepared),
+            doors: self.doors().iter().map(AsRawFd::as_raw_fd).collect(),
             folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
             user: run.user,
             keeper: self.keeper.announce().map_err(SpawnError::Process)?,
             limits: resource_limits(&run.limits, !self.runs_as_root(run)),
             idle: self.settings.idle,
             ruleset: self.ruleset(prepared)?,
-            filter: self.filter(run)?,
+            filter: filter.map(|(owns, filters)| filters.of(owns)),
         };
+        let group = self.group.clone().map(|group| (group.ended(), group));
         let started = Instant::now();
-        let process = spawn::spawn(image)?;
+        let process = self.start(prepared, image, filter.map(|(owns, _)| owns))?;
         let watched = Arc::new(Watched {
             pid: process.pid,
             started,
@@ -256,6 +280,7 @@ impl Launcher {
             folder: run.folder.clone(),
             given: prepared.given.clone(),
             state: Default::default(),
+            group,
             keeper: Arc::clone(&self.keeper),
             stdout: Default::default(),
             stderr: Default::default(),
@@ -274,7 +299,43 @@ impl Launcher {
             .map_or(self.support.switches_user, |user| user.uid == 0)
     }
 
-    fn filter(&self, run: &Run) -> Result<Option<&'static BpfProgram>, SpawnError> {
+    /// Starts what is no program by the server that forks kernels, and all else by executing it.
+    fn start(
+        &self,
+        prepared: &Prepared,
+        mut image: Image,
+        filter: Option<bool>,
+    ) -> Result<Process, SpawnError> {
+        let is_part = !matches!(prepared.code, Code::Program(_)) && !prepared.compiles;
+        if is_part && let Some(server) = self.server() {
+            image.args = arguments(prepared, fork_server::KEPT_FIRST..)?;
+            if let Some(started) = server.spawn(&image, filter) {
+                return started;
+            }
+            // The next run has a new one.
+            *self.server.lock() = None;
+        }
+        image.args = arguments(prepared, kept(prepared))?;
+        spawn::spawn(image)
+    }
+
+    fn doors(&self) -> &[OwnedFd] {
+        let doors = self.group.as_ref().map(|group| group.doors());
+        doors.unwrap_or_default()
+    }
+
+    fn server(&self) -> Option<Arc<ForkServer>> {
+        let mut server = self.server.lock();
+        if server.is_none() {
+            let started = ForkServer::start(&self.child, self.doors());
+            let warn = |error| tracing::warn!(%error, "kernels start slowly: there is no server that forks them");
+            *server = started.map_err(warn).ok().map(Arc::new);
+        }
+        server.clone()
+    }
+
+    /// Whether a run owns its files, and the filters of which it gets one accordingly.
+    fn filter(&self, run: &Run) -> Result<Option<(bool, &'static Filters)>, SpawnError> {
         if !self.support.seccomp {
             return Ok(None);
         }
@@ -283,7 +344,7 @@ impl Launcher {
             .map_or(self.support.switches_user, |user| user.uid == 0);
         let owns_files = root || run.inputs_as == InputsAs::Symlink;
         let filters = filters().map_err(|error| SpawnError::Process(io::Error::other(error)))?;
-        Ok(Some(filters.of(owns_files)))
+        Ok(Some((owns_files, filters)))
     }
 
     fn ruleset(&self, prepared: &Prepared) -> Result<Option<OwnedFd>, SpawnError> {
@@ -324,7 +385,7 @@ static CORES: LazyLock<u32> = LazyLock::new(|| {
 });
 
 /// The filters of system calls, built once.
-fn filters() -> Result<&'static Filters, SetupError> {
+pub(crate) fn filters() -> Result<&'static Filters, SetupError> {
     static FILTERS: LazyLock<Result<Filters, String>> =
         LazyLock::new(|| calls::filters().map_err(|error| error.to_string()));
     FILTERS
@@ -352,7 +413,16 @@ fn c_path(path: &Path) -> Result<CString, SpawnError> {
     c_string(path.as_os_str().as_bytes())
 }
 
-fn arguments(prepared: &Prepared) -> Result<Vec<CString>, SpawnError> {
+/// The compiled modules of a run, open.
+fn kept(prepared: &Prepared) -> Vec<RawFd> {
+    prepared.modules.iter().map(AsRawFd::as_raw_fd).collect()
+}
+
+/// The arguments of a run whose child finds its modules as these descriptors.
+fn arguments(
+    prepared: &Prepared,
+    modules: impl IntoIterator<Item = RawFd>,
+) -> Result<Vec<CString>, SpawnError> {
     let run = &prepared.run;
     let mut all = match &prepared.code {
         Code::Program(path) => vec![c_path(path)?],
@@ -360,7 +430,7 @@ fn arguments(prepared: &Prepared) -> Result<Vec<CString>, SpawnError> {
             .into_iter()
             .map(c_string)
             .collect::<Result<_, _>>()?,
-        code => child::arguments(code, run, prepared.modules.iter().map(AsRawFd::as_raw_fd))
+        code => child::arguments(code, run, modules)
             .into_iter()
             .map(c_string)
             .collect::<Result<Vec<_>, _>>()?,

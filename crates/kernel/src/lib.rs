@@ -32,6 +32,7 @@ pub mod child;
 mod error;
 mod exact;
 mod fold;
+mod fork_server;
 mod launcher;
 mod loops;
 pub mod memory;
@@ -61,4 +62,5 @@ pub use run::{
 };
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;
+pub use sandbox::group::Together;
 pub use sandbox::{SandboxSupport, sandbox_support};

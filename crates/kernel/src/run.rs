@@ -201,6 +201,8 @@ pub enum End {
     OutputLimit,
     /// It had more processes than its limit and was killed.
     ProcessLimit,
+    /// The system ended it since all kernels of its launcher together wanted more memory than they may have.
+    GroupLimit,
     /// [`crate::Control::cancel`] killed it.
     Cancelled,
 }
@@ -293,6 +295,9 @@ impl Exit {
                 "the kernel had more than {} processes at once and was killed",
                 limits.processes
             ),
+            End::GroupLimit => "the kernel was killed: all kernels of this element together wanted more memory than \
+                                they may have (kernels-memory of the element); it may pass when fewer run at once"
+                .into(),
             End::Cancelled => "the run was cancelled".into(),
         }
     }

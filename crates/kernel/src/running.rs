@@ -131,7 +131,10 @@ impl Running {
         let limits = &self.watched.limits;
         let full = written.bytes > limits.output_bytes
             || (status != End::Code(0) && written.longest >= limits.output_bytes);
-        let end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
+        let mut end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
+        if end == End::Signal(libc::SIGKILL) && self.watched.group_ended() {
+            end = End::GroupLimit;
+        }
         Ok(Exit {
             end,
             usage,

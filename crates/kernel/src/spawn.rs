@@ -54,6 +54,8 @@ pub(crate) struct Image {
     pub(crate) streams: [OwnedFd; 3],
     /// Descriptors above those that stay open under their numbers; whoever made this holds them.
     pub(crate) kept: Vec<RawFd>,
+    /// Doors of the control group that it enters; whoever made this holds them.
+    pub(crate) doors: Vec<RawFd>,
     /// Its working directory.
     pub(crate) folder: OwnedFd,
     /// Whose rights it gets.
@@ -108,12 +110,13 @@ const STEPS: &[&str] = &[
     "no new privileges",
     "file rules",
     "system call filter",
+    "control group",
 ];
 const EXECUTING: usize = 0;
 const SESSION: usize = 1;
 const STREAMS: usize = 2;
 const FOLDER: usize = 3;
-const DESCRIPTORS: usize = 4;
+pub(crate) const DESCRIPTORS: usize = 4;
 const LIMITS: usize = 5;
 const PRIORITY: usize = 6;
 const CAPABILITIES: usize = 7;
@@ -121,7 +124,8 @@ const USER: usize = 8;
 const DEATH: usize = 9;
 const PRIVILEGES: usize = 10;
 const FILE_RULES: usize = 11;
-const CALL_FILTER: usize = 12;
+pub(crate) const CALL_FILTER: usize = 12;
+const GROUP: usize = 13;
 
 /// What the child reads, and the one cell that it writes.
 struct Plan<'a> {
@@ -130,10 +134,13 @@ struct Plan<'a> {
     envp: Vec<*const c_char>,
     parent: i32,
     privileged: bool,
+    /// Whether its memory is its own: it goes on without executing a program.
+    copy: bool,
     failure: UnsafeCell<Option<(usize, i32)>>,
 }
 
-type Job = (Image, mpsc::SyncSender<Result<Process, SpawnError>>);
+/// Work for a thread that never ends, which lends it a stack.
+type Job = Box<dyn FnOnce(&mut [u128]) + Send>;
 
 static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
     let (sender, receiver) = mpsc::channel::<Job>();
@@ -156,9 +163,38 @@ static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
 /// If it could not be confined or executed; then nothing of the program ran.
 pub(crate) fn spawn(image: Image) -> Result<Process, SpawnError> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    let gone = || SpawnError::Process(io::Error::other("the threads that start kernels are gone"));
-    SPAWNERS.send((image, sender)).map_err(|_| gone())?;
-    receiver.recv().map_err(|_| gone())?
+    let job: Job = Box::new(move |stack| {
+        let result = start(&image, stack);
+        drop(image);
+        if let Err(mpsc::SendError(Ok(process))) = sender.send(result) {
+            // Nobody waits for it any more.
+            kill_group(process.pid);
+        }
+    });
+    SPAWNERS
+        .send(job)
+        .map_err(|_| SpawnError::Process(gone()))?;
+    receiver.recv().map_err(|_| SpawnError::Process(gone()))?
+}
+
+/// Does this on a thread that never ends, so that what it starts is not told to die with it.
+///
+/// # Errors
+/// If there is no such thread.
+pub(crate) fn on_lasting_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let job: Job = Box::new(move |_| {
+        // Whoever asked waits for it.
+        let _ = sender.send(work());
+    });
+    SPAWNERS.send(job).map_err(|_| gone())?;
+    receiver.recv().map_err(|_| gone())
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the threads that start kernels are gone")
 }
 
 fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {
@@ -172,13 +208,8 @@ fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {
     let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
     loop {
         let job = jobs.lock().recv();
-        let Ok((image, reply)) = job else { return };
-        let result = start(&image, &mut stack);
-        drop(image);
-        if let Err(mpsc::SendError(Ok(process))) = reply.send(result) {
-            // Nobody waits for it any more.
-            kill_group(process.pid);
-        }
+        let Ok(job) = job else { return };
+        job(&mut stack);
     }
 }
 
@@ -196,6 +227,7 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
         envp: pointers(&image.environment),
         parent: rustix::process::getpid().as_raw_nonzero().get(),
         privileged: rustix::process::geteuid().is_root(),
+        copy: false,
         failure: UnsafeCell::new(None),
     };
     // SAFETY: these only read and, below, restore an attribute of this process's memory.
@@ -237,10 +269,33 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
         };
         return Err(SpawnError::Execute { program, source });
     }
-    Err(SpawnError::Sandbox {
-        step: STEPS[step],
-        source,
-    })
+    Err(failed(step, errno))
+}
+
+/// A step of the sandbox that failed.
+pub(crate) fn failed(step: usize, errno: i32) -> SpawnError {
+    SpawnError::Sandbox {
+        step: STEPS.get(step).copied().unwrap_or("unknown"),
+        source: io::Error::from_raw_os_error(errno),
+    }
+}
+
+/// Puts up the sandbox of `image` around this process, whose parent is the element.
+///
+/// # Safety
+/// Only in a process of one thread that is about to run a kernel.
+pub(crate) unsafe fn confine_copy(image: &Image, parent: i32) -> Result<(), (usize, i32)> {
+    let plan = Plan {
+        image,
+        argv: Vec::new(),
+        envp: Vec::new(),
+        parent,
+        privileged: rustix::process::geteuid().is_root(),
+        copy: true,
+        failure: UnsafeCell::new(None),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { confine(&plan) }
 }
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
@@ -257,7 +312,10 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
     // nothing else touches it.
     let plan = unsafe { &*plan.cast::<Plan<'_>>() };
     // SAFETY: runs in a fresh child, as these functions demand.
-    let failure = unsafe { confine(plan).and_then(|()| execute(plan)) };
+    let failure = unsafe {
+        default_signals();
+        confine(plan).and_then(|()| execute(plan))
+    };
     if let Err(failure) = failure {
         // SAFETY: see above; the parent reads the cell only after this process has ended.
         unsafe { *plan.failure.get() = Some(failure) };
@@ -284,11 +342,10 @@ fn errno() -> i32 {
 /// Puts the whole sandbox up.
 ///
 /// # Safety
-/// Only in a child process that is about to execute a program.
+/// Only in a child process that is about to execute a program, or is a copy of its own that is about to run a kernel.
 unsafe fn confine(plan: &Plan<'_>) -> Step {
     // SAFETY: the caller's promise is that of all of them.
     unsafe {
-        default_signals();
         done(SESSION, libc::syscall(libc::SYS_setsid))?;
         #[allow(clippy::cast_possible_truncation, reason = "process ids are ints")]
         let pid = libc::syscall(libc::SYS_getpid) as c_int;
@@ -298,6 +355,13 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             DEATH,
             libc::syscall(libc::SYS_write, keeper, &raw const pid, size),
         )?;
+        for door in &plan.image.doors {
+            let own = b"0";
+            done(
+                GROUP,
+                libc::syscall(libc::SYS_write, *door, own.as_ptr(), own.len()),
+            )?;
+        }
         libc::syscall(libc::SYS_umask, 0o022);
         streams(plan.image)?;
         done(
@@ -472,6 +536,11 @@ unsafe fn rights(plan: &Plan<'_>) -> Step {
             }
             done(USER, libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
             done(USER, libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+        }
+        if plan.copy {
+            // As executing a program would do: it may look at itself.
+            let result = libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+            done(USER, result)?;
         }
         // Version 3 of `struct __user_cap_header_struct` and two empty `__user_cap_data_struct`.
         let header: [u32; 2] = [0x2008_0522, 0];

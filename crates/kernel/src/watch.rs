@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::child::Keeper;
 use crate::run::{End, Limits, Tail};
+use crate::sandbox::group::ControlGroup;
 use crate::spawn::kill_group;
 
 /// How often memory, processes and written bytes are looked at.
@@ -35,6 +36,8 @@ pub(crate) struct Watched {
     pub(crate) given: BTreeSet<(u64, u64)>,
     pub(crate) state: Mutex<State>,
     pub(crate) keeper: Arc<Keeper>,
+    /// The control group that it is in, and how many processes that had lost for memory before.
+    pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
 }
@@ -57,6 +60,12 @@ impl Watched {
         }
         state.cause.get_or_insert(cause);
         kill_group(self.pid);
+    }
+
+    /// Whether the system ended processes of its control group for memory while it ran.
+    pub(crate) fn group_ended(&self) -> bool {
+        let group = self.group.as_ref();
+        group.is_some_and(|(before, group)| group.ended() > *before)
     }
 
     /// Bytes that the kernel has in its folder now.

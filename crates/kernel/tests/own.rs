@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use support::law::{Fold, cuts, series};
-use support::{Place, compile, finish, output, users};
+use support::{LAUNCHER, Place, compile, finish, output, users};
 use tidemill_kernel::child::{PIECE_ALIGN, SLICE_BYTES};
-use tidemill_kernel::{Code, End, Part, Run, RunInput};
+use tidemill_kernel::{Code, End, Launcher, Part, Run, RunInput, Settings};
 
 #[test]
 fn a_map_gets_slices_in_order_and_may_change_them() {
@@ -172,4 +172,82 @@ proptest! {
         let whole = fold.whole(&inputs);
         prop_assert_eq!(fold.in_parts(&inputs, &cuts(&inputs, seed), seed), whole);
     }
+}
+
+#[test]
+fn a_kernel_finds_nothing_around_it_that_is_not_its_own() {
+    let place = Place::new();
+    let code = compile(&place, "tests/kernels/around.c", "around.so");
+    for user in users() {
+        let mut run = place.run(Code::Native(code.clone()), &[]);
+        run.user = user;
+        run.environment = vec![("MINE".into(), "1".into())];
+        let said = output(run);
+        let line = |name: &str| {
+            said.lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap()
+        };
+        assert_eq!(line("descriptors"), " 0 1 2", "{said}");
+        assert_eq!(line("signals"), "", "{said}");
+        assert_eq!(line("leader"), " 1", "{said}");
+        assert_eq!(line("dumpable"), " 1", "{said}");
+        assert!(line("variables").contains(" MINE"), "{said}");
+        // Nothing of this process's own.
+        assert!(!line("variables").contains("CARGO"), "{said}");
+        if let Some(user) = user {
+            let (uid, gid) = (user.uid, user.gid);
+            assert_eq!(line("ids"), format!(" {uid} {uid} {gid}"), "{said}");
+        }
+    }
+}
+
+/// Children of this process that fork kernels.
+fn fork_servers() -> Vec<i32> {
+    let own = std::process::id().to_string();
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|process| {
+            let read = |name: &str| fs::read_to_string(process.path().join(name)).ok();
+            let parent = read("status")?
+                .lines()
+                .find_map(|line| line.strip_prefix("PPid:").map(str::to_owned))?;
+            let is_server = read("cmdline")?.contains("fork-server");
+            let id = process.file_name().to_str()?.parse().ok()?;
+            (is_server && parent.trim() == own).then_some(id)
+        })
+        .collect()
+}
+
+#[test]
+fn kernels_go_on_when_the_process_that_forks_them_is_killed() {
+    let place = Place::new();
+    let count = |launcher: &Launcher| {
+        let mut run = place.run(Code::Builtin("count".into()), &["dtype=u8"]);
+        let object = place.input(&mut run, "in", "12345");
+        let prepared = launcher.prepare(run).unwrap();
+        let exit = launcher.spawn(&prepared).unwrap().wait().unwrap();
+        fs::remove_file(object).unwrap();
+        exit.stdout.text()
+    };
+    // That of the other tests is there before this one's.
+    assert_eq!(count(&LAUNCHER), "5\n");
+    let before = fork_servers();
+    let launcher = Launcher::new(Settings::default()).unwrap();
+    assert_eq!(count(&launcher), "5\n");
+    let mut new = fork_servers();
+    new.retain(|id| !before.contains(id));
+    let [server] = new[..] else {
+        panic!("{before:?} {new:?}")
+    };
+    let killed = std::process::Command::new("kill")
+        .args(["-9", &server.to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    for _ in 0..3 {
+        assert_eq!(count(&launcher), "5\n");
+    }
+    let mut again = fork_servers();
+    again.retain(|id| !before.contains(id) && *id != server);
+    assert_eq!(again.len(), 1, "another one took its place");
 }

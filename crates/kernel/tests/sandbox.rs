@@ -9,7 +9,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use support::{Place, finish, is_root, output, skip_without_root, start, users};
-use tidemill_kernel::{Code, End, InputsAs, PrepareError, RunInput, User, sandbox_support};
+use tidemill_kernel::{
+    Code, End, InputsAs, Launcher, PrepareError, RunInput, Settings, Together, User,
+    sandbox_support,
+};
 
 #[test]
 fn this_host_offers_the_whole_sandbox() {
@@ -435,4 +438,44 @@ fn live_members(group: i32) -> Vec<String> {
         }
     }
     members
+}
+
+#[test]
+fn kernels_have_no_more_memory_together_than_they_may() {
+    let place = Place::new();
+    let together = Some(Together {
+        memory_bytes: 128 << 20,
+        threads: 64,
+    });
+    let launcher = Launcher::new(Settings {
+        together,
+        ..Settings::default()
+    })
+    .unwrap();
+    if !launcher.bounds_together() {
+        eprintln!("SKIPPED: this process may not make control groups for memory");
+        return;
+    }
+    // Each within its own limits.
+    let hungry = "data = b'x' * (100 << 20); import time; time.sleep(20)";
+    let runs = [0, 1].map(|_| {
+        let prepared = launcher.prepare(place.python(hungry)).unwrap();
+        launcher.spawn(&prepared).unwrap()
+    });
+    let controls = [runs[0].control(), runs[1].control()];
+    let ends = runs.map(|run| std::thread::spawn(|| run.wait().unwrap().end));
+    let before = Instant::now();
+    while ends.iter().all(|end| !end.is_finished()) && before.elapsed() < Duration::from_secs(15) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    controls.iter().for_each(tidemill_kernel::Control::cancel);
+    let mut ends: Vec<_> = ends.into_iter().map(|end| end.join().unwrap()).collect();
+    ends.sort_by_key(|end| *end == End::Cancelled);
+    assert_eq!(ends[0], End::GroupLimit, "{ends:?}");
+    // The other goes on; built-in kernels are in the group too.
+    assert_ne!(ends[1], End::Code(0));
+    let mut run = place.run(Code::Builtin("sort".into()), &["dtype=u8"]);
+    place.input(&mut run, "in", vec![7; 1 << 20]);
+    let prepared = launcher.prepare(run).unwrap();
+    assert!(launcher.spawn(&prepared).unwrap().wait().unwrap().success());
 }

@@ -42,6 +42,10 @@ pub(crate) struct Args {
     /// normal (as all others) [default: idle]
     #[arg(long, value_name = "PRIORITY", env = "TIDEMILL_ELEMENT_KERNELS")]
     kernels: Option<config::KernelPriority>,
+    /// Memory that all kernels may have together, such as 48G, where the system has control groups [default: 7/8 of
+    /// the machine's]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_KERNELS_MEMORY")]
+    kernels_memory: Option<Size>,
     /// What it may hold, such as 500G [default: all that its file system has]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
     capacity: Option<Size>,
@@ -103,6 +107,8 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     }
     let kernels = args.kernels.or(file.kernels);
     config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
+    let memory = args.kernels_memory.or(file.kernels_memory);
+    config.kernels_memory_bytes = memory.map(|Size(bytes)| bytes);
     config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
     config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {

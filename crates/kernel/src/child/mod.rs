@@ -17,6 +17,7 @@ use native::Call;
 use own_fold::Key;
 
 use crate::builtin::{BuiltinError, run_builtin};
+use crate::fork_server;
 use crate::program::hash_file;
 use crate::run::{Code, Part, Run};
 
@@ -28,7 +29,7 @@ pub use wasm::WasmError;
 pub(crate) use wasm::compatibility;
 
 /// The hidden first argument.
-const MARK: &str = "__kernel";
+pub(crate) const MARK: &str = "__kernel";
 
 /// Exit code of a kernel that was used wrongly.
 const WRONG_USE: u8 = 2;
@@ -265,18 +266,25 @@ pub fn main_if_child() {
         keeper::keep();
         std::process::exit(0);
     }
+    if args.peek().is_some_and(|kind| kind == fork_server::KIND) {
+        wasm::prepare();
+        fork_server::serve();
+        std::process::exit(0);
+    }
     if args.peek().is_some_and(|kind| kind == COMPILER) {
         std::process::exit(compiler_main().into());
     }
     let text = args.map(|arg| arg.to_string_lossy().into_owned());
-    let code = match Task::parse(text) {
-        Some(task) => task.run(),
-        None => {
-            complain("tidemill: this argument is for the program's own use");
-            WRONG_USE
-        }
+    std::process::exit(run_task(text).into());
+}
+
+/// Runs a kernel as the arguments behind the mark say; gives its exit code.
+pub(crate) fn run_task(args: impl Iterator<Item = String>) -> u8 {
+    let Some(task) = Task::parse(args) else {
+        complain("tidemill: this argument is for the program's own use");
+        return WRONG_USE;
     };
-    std::process::exit(code.into());
+    task.run()
 }
 
 fn builtin_main(stage: &Stage, task: &Task) -> u8 {

@@ -3,11 +3,13 @@
 //!
 //! - `files`: what a kernel can reach in the file system (Landlock).
 //! - `calls`: the system calls that it cannot make (seccomp).
+//! - `group`: what all kernels may have together (control groups).
 //!
 //! Rights of users, capabilities and resource limits are set directly by `spawn`.
 
 pub(crate) mod calls;
 pub(crate) mod files;
+pub(crate) mod group;
 mod tree;
 
 /// `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.

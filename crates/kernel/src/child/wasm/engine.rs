@@ -19,12 +19,18 @@ pub(super) const ERROR: &str = "error";
 /// Time is limited from outside, by killing the process: counting it inside (epochs) costs scans more than half of
 /// their speed.
 pub(super) fn engine() -> Result<Engine, WasmError> {
-    let mut config = Config::new();
-    config.max_wasm_stack(STACK_BYTES);
-    config.wasm_simd(true);
-    // The same result on every processor.
-    config.relaxed_simd_deterministic(true);
-    Engine::new(&config).map_err(|error| invalid(&error))
+    static ENGINE: LazyLock<Result<Engine, String>> = LazyLock::new(|| {
+        let mut config = Config::new();
+        config.max_wasm_stack(STACK_BYTES);
+        config.wasm_simd(true);
+        // The same result on every processor.
+        config.relaxed_simd_deterministic(true);
+        Engine::new(&config).map_err(|error| format!("{error:#}"))
+    });
+    let reason = |reason: &String| WasmError::Invalid {
+        reason: reason.clone(),
+    };
+    ENGINE.as_ref().map_err(reason).cloned()
 }
 
 pub(super) fn invalid(error: &wasmtime::Error) -> WasmError {

@@ -104,3 +104,10 @@ pub(crate) fn compatibility() -> Option<u64> {
     #[cfg(not(feature = "wasm"))]
     None
 }
+
+/// Makes what all runs of modules in this process and in copies of it share.
+pub(super) fn prepare() {
+    #[cfg(feature = "wasm")]
+    // What fails here fails again, and is told, when a module is run.
+    let _ = engine::engine();
+}

@@ -1,0 +1,244 @@
+//! The control group that all kernels of a launcher run in, where this host allows it: what they may have together.
+//!
+//! Bounds of a single run are kept by resource limits and by `watch`. The group is for what those can't see: many
+//! runs that are each within their bounds and together are more than the host has. The operating system then takes
+//! back the group's pages of files, and if that is not enough ends one of its processes, and nobody else's.
+//!
+//! Both versions of control groups are known. Of version 2, a group can only be made below one that holds no process:
+//! a service that is alone in its own (systemd: `Delegate=yes`) moves into one beside that of its kernels.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+/// Names of groups begin so; the process that made them follows.
+const NAME: &str = "tidemill-kernels-";
+
+/// Where a service of its own moves that has to leave its group.
+const SERVICE: &str = "tidemill-element";
+
+/// The controllers that are of use here.
+const CONTROLLERS: [&str; 2] = ["memory", "pids"];
+
+/// What all kernels of a launcher may have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Together {
+    /// Memory, cached pages of files included, in bytes.
+    pub memory_bytes: u64,
+    /// Processes and threads.
+    pub threads: u32,
+}
+
+/// A group that was made. It is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ControlGroup {
+    doors: Vec<OwnedFd>,
+    folders: Vec<PathBuf>,
+    events: Option<PathBuf>,
+}
+
+impl ControlGroup {
+    /// Makes the group.
+    ///
+    /// # Errors
+    /// Where this process may not, or there are no control groups.
+    pub(crate) fn make(together: &Together) -> io::Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let own = fs::read_to_string("/proc/self/cgroup")?;
+        let unified = folder(&mounts, &own, None).filter(|folder| offers(folder, CONTROLLERS[0]));
+        let mut group = Self {
+            doors: Vec::new(),
+            folders: Vec::new(),
+            events: None,
+        };
+        if let Some(folder) = unified {
+            vacate(&folder)?;
+            group.add(&folder, &CONTROLLERS, together, Version::Two)?;
+            return Ok(group);
+        }
+        for controller in CONTROLLERS {
+            if let Some(folder) = folder(&mounts, &own, Some(controller)) {
+                group.add(&folder, &[controller], together, Version::One)?;
+            }
+        }
+        if group.doors.is_empty() {
+            let what = "this host has no control groups for memory";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        Ok(group)
+    }
+
+    fn add(
+        &mut self,
+        below: &Path,
+        controllers: &[&str],
+        together: &Together,
+        version: Version,
+    ) -> io::Result<()> {
+        remove_old(below);
+        let folder = below.join(format!("{NAME}{}", std::process::id()));
+        let number = |path: &str| folder.join(path);
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => self.folders.push(folder.clone()),
+        }
+        for controller in controllers {
+            let (file, value) = match (*controller, version) {
+                ("memory", Version::One) => ("memory.limit_in_bytes", together.memory_bytes),
+                ("memory", Version::Two) => ("memory.max", together.memory_bytes),
+                _ => ("pids.max", together.threads.into()),
+            };
+            fs::write(number(file), value.to_string())?;
+            if *controller == "memory" {
+                self.events = Some(number(match version {
+                    Version::One => "memory.oom_control",
+                    Version::Two => "memory.events",
+                }));
+            }
+        }
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let door = rustix::fs::open(number("cgroup.procs"), flags, Mode::empty())?;
+        self.doors.push(door);
+        Ok(())
+    }
+
+    /// A process that writes `0` to each of these moves into the group.
+    pub(crate) fn doors(&self) -> &[OwnedFd] {
+        &self.doors
+    }
+
+    /// How many of its processes were ended so far because together they wanted too much memory.
+    pub(crate) fn ended(&self) -> u64 {
+        let text = self.events.as_ref().map(fs::read_to_string);
+        let text = text.and_then(Result::ok).unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        for folder in &self.folders {
+            // One whose last process has not quite ended is left to whoever makes the next.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Version {
+    One,
+    Two,
+}
+
+/// The folder of this process's group in the hierarchy of a controller, or in that of version 2.
+fn folder(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> {
+    let has = |list: &str, name: &str| list.split(',').any(|known| known == name);
+    let path = own.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let mine = controller.map_or(controllers.is_empty(), |name| has(controllers, name));
+        mine.then_some(path)
+    })?;
+    mounts.lines().find_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let (root, point) = (place.next()?, place.next()?);
+        let mut kind = kind.split(' ');
+        let mine = match (kind.next()?, controller) {
+            ("cgroup2", None) => true,
+            ("cgroup", Some(name)) => has(kind.nth(1)?, name),
+            _ => false,
+        };
+        let below = Path::new(path).strip_prefix(root).ok()?;
+        mine.then(|| Path::new(point).join(below))
+    })
+}
+
+fn offers(folder: &Path, controller: &str) -> bool {
+    let offered = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
+    offered
+        .split_ascii_whitespace()
+        .any(|name| name == controller)
+}
+
+/// Lets groups below this one, of version 2, have the controllers: this process leaves it if it is the only one there.
+fn vacate(folder: &Path) -> io::Result<()> {
+    let switch = folder.join("cgroup.subtree_control");
+    let wanted: Vec<String> = CONTROLLERS
+        .iter()
+        .filter(|name| offers(folder, name))
+        .map(|name| format!("+{name}"))
+        .collect();
+    let wanted = wanted.join(" ");
+    // The first group of all may hold processes.
+    if !folder.join("cgroup.type").exists() {
+        return fs::write(switch, wanted);
+    }
+    let own = std::process::id().to_string();
+    let there = fs::read_to_string(folder.join("cgroup.procs"))?;
+    if there.trim() != own {
+        let what = "this process shares its control group with others";
+        return Err(io::Error::other(what));
+    }
+    let inner = folder.join(SERVICE);
+    if let Err(error) = fs::create_dir(&inner)
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error);
+    }
+    fs::write(inner.join("cgroup.procs"), &own)?;
+    fs::write(switch, wanted).inspect_err(|_| {
+        // As it was before; a failure here changes nothing that matters.
+        let _ = fs::write(folder.join("cgroup.procs"), &own);
+        let _ = fs::remove_dir(&inner);
+    })
+}
+
+/// Removes groups of processes that are no more.
+fn remove_old(below: &Path) {
+    let entries = fs::read_dir(below).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(NAME));
+        if maker.is_some_and(|maker| !Path::new("/proc").join(maker).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 /docker/7 /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+    const OWN: &str = "4:memory:/docker/7/inner\n2:cpu,cpuacct:/\n1:name=systemd:/\n0::/system.slice/mill.service\n";
+
+    #[test]
+    fn the_own_group_is_found_in_each_hierarchy() {
+        let found = |controller| folder(MOUNTS, OWN, controller);
+        assert_eq!(
+            found(Some("memory")),
+            Some("/sys/fs/cgroup/memory/inner".into())
+        );
+        assert_eq!(
+            found(Some("cpuacct")),
+            Some("/sys/fs/cgroup/cpu,cpuacct/".into())
+        );
+        assert_eq!(
+            found(None),
+            Some("/sys/fs/cgroup/unified/system.slice/mill.service".into())
+        );
+        assert_eq!(found(Some("pids")), None);
+        // Mounted is another part of the hierarchy than the one with this process.
+        assert_eq!(folder(MOUNTS, "4:memory:/other", Some("memory")), None);
+    }
+}

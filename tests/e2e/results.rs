@@ -163,7 +163,7 @@ fn a_result_whose_outputs_are_gone_or_that_reads_nothing_is_made_again() {
 
 /// Two steps; the first computes clearly longer than its few bytes take to hash.
 const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "round-robin"; tasks = (
-  { name = "a"; kernel = "/bin/sh"; input = [ "in", "other" ]; output = [ "mid" ];
+  { name = "a"; kernel = "/bin/sh"; element = 0; input = [ "in", "other" ]; output = [ "mid" ];
     args = [ "-c", "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in other - > mid" ]; },
   { name = "b"; kernel = "/bin/sh"; input = [ "mid" ]; output = [ "out" ];
     args = [ "-c", "date +%s%N | cat mid - > out" ]; } );"#;
@@ -173,16 +173,22 @@ fn equal_bytes_in_another_version_are_the_same_input() {
     let Some(array) = Array::start() else {
         return;
     };
-    array.sh("mkdir w; cd w; seq 10 > in; seq 5 > other");
+    // Where the first step does not run, so that it has to be brought there.
+    array.sh("mkdir w; setfattr -n user.tidemill.element -v 1 w; cd w; seq 10 > in; seq 5 > other");
     let first = array.done(array.submit(STEPS));
     assert!(reused(&first).is_empty(), "{first:#}");
     let result = array.sh("cat w/mid w/out");
 
     // Written over, and another file renamed over it.
-    for rewrite in ["seq 10 > in", "seq 10 > new; mv new in; seq 5 > other"] {
+    let rewrites = [
+        ("seq 10 > in", 21),
+        ("seq 10 > new; mv new in; seq 5 > other", 31),
+    ];
+    for (rewrite, bytes) in rewrites {
         array.sh(&format!("cd w; {rewrite}"));
         let again = array.done(array.submit(STEPS));
         assert_eq!(reused(&again), ["a", "b"], "{rewrite}: {again:#}");
+        assert_eq!(task(&again, "a")["moved_bytes"], bytes);
         assert_eq!(array.sh("cat w/mid w/out"), result);
         let explained = array.run(&["explain", &again["job"].to_string()]).out;
         assert!(

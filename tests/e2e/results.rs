@@ -160,3 +160,61 @@ fn a_result_whose_outputs_are_gone_or_that_reads_nothing_is_made_again() {
     array.done(array.submit(&script("")));
     assert_ne!(array.sh("cat w/out"), once);
 }
+
+/// Two steps; the first computes clearly longer than its few bytes take to hash.
+const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "round-robin"; tasks = (
+  { name = "a"; kernel = "/bin/sh"; element = 0; input = [ "in", "other" ]; output = [ "mid" ];
+    args = [ "-c", "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in other - > mid" ]; },
+  { name = "b"; kernel = "/bin/sh"; input = [ "mid" ]; output = [ "out" ];
+    args = [ "-c", "date +%s%N | cat mid - > out" ]; } );"#;
+
+#[test]
+fn equal_bytes_in_another_version_are_the_same_input() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    // Where the first step does not run, so that it has to be brought there.
+    array.sh("mkdir w; setfattr -n user.tidemill.element -v 1 w; cd w; seq 10 > in; seq 5 > other");
+    let first = array.done(array.submit(STEPS));
+    assert!(reused(&first).is_empty(), "{first:#}");
+    let result = array.sh("cat w/mid w/out");
+
+    // Written over, and another file renamed over it.
+    let rewrites = [
+        ("seq 10 > in", 21),
+        ("seq 10 > new; mv new in; seq 5 > other", 31),
+    ];
+    for (rewrite, bytes) in rewrites {
+        array.sh(&format!("cd w; {rewrite}"));
+        let again = array.done(array.submit(STEPS));
+        assert_eq!(reused(&again), ["a", "b"], "{rewrite}: {again:#}");
+        assert_eq!(task(&again, "a")["moved_bytes"], bytes);
+        assert_eq!(array.sh("cat w/mid w/out"), result);
+        let explained = array.run(&["explain", &again["job"].to_string()]).out;
+        assert!(
+            explained.contains("reused the result of task"),
+            "{explained}"
+        );
+    }
+    // The same length, other bytes.
+    array.sh("cd w; seq 11 20 | head -c 21 > in; test $(wc -c < in) = $(seq 10 | wc -c)");
+    let other = array.done(array.submit(STEPS));
+    assert!(reused(&other).is_empty(), "{other:#}");
+    assert!(array.sh("cat w/out").starts_with("11\n"));
+}
+
+#[test]
+fn a_task_that_costs_less_than_reading_its_input_runs_again() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let script = r#"name = "s"; workdir = "/w"; replace = true; tasks = ( { name = "t"; kernel = "/bin/sh";
+        input = [ "in" ]; output = [ "out" ]; args = [ "-c", "wc -c < in > out" ]; } );"#;
+    array.sh("mkdir w; head -c 64M /dev/zero > w/in");
+    array.done(array.submit(script));
+    let again = array.done(array.submit(script));
+    assert_eq!(reused(&again), ["t"]);
+    array.sh("head -c 64M /dev/zero > w/in");
+    let anew = array.done(array.submit(script));
+    assert!(reused(&anew).is_empty(), "{anew:#}");
+}

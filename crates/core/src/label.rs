@@ -214,6 +214,9 @@ pub struct Outcome {
     pub reused: Option<TaskId>,
     /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
     pub kernel_hash: String,
+    /// BLAKE3 of the content of each input in hexadecimal, empty for inputs that were not hashed; no entries at all
+    /// if none was.
+    pub contents: Vec<String>,
     /// The end of what the kernel wrote to its standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if
     /// that went to an output.
     pub stdout: String,

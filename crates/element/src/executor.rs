@@ -501,6 +501,7 @@ pub(crate) fn failed(start: Time, kind: FailureKind, message: String) -> Outcome
         memory_bytes: 0,
         reused: None,
         kernel_hash: String::new(),
+        contents: Vec::new(),
         stdout: String::new(),
         stderr: String::new(),
     }

@@ -4,6 +4,7 @@
 //! transaction that records the outcome. A label that is run again after the element was killed puts its
 //! outputs in the place of those of its first run, which nobody can have seen.
 
+use crate::content;
 use crate::executor::{Live, Parts, failed};
 use crate::flash_model::FlashModel;
 use crate::pull::{PullError, Pulled};
@@ -93,6 +94,8 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         parts,
         live,
         outcome: failed(live.start, FailureKind::Device, String::new()),
+        inputs: Vec::new(),
+        pulled: Vec::new(),
         made: Vec::new(),
         removed: None,
     };
@@ -108,6 +111,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     run.outcome.result = result;
     run.outcome.end = now();
     run.count();
+    run.hash_inputs();
     Work {
         outcome: run.outcome,
         label: Some(std::sync::Arc::clone(&live.label)),
@@ -139,6 +143,10 @@ struct Running<'a> {
     parts: &'a Parts,
     live: &'a Live,
     outcome: Outcome,
+    /// The inputs that its kernel had: names and files.
+    inputs: Vec<(String, PathBuf)>,
+    /// Keeps pulled inputs from being removed.
+    pulled: Vec<Pulled>,
     made: Vec<ObjectRecord>,
     removed: Option<ObjectId>,
 }
@@ -157,12 +165,13 @@ impl Running<'_> {
     fn analyse(&mut self, analysis: &Analysis, phase: &dyn Fn(&'static str)) -> Done {
         if let Some(memory) = self.live.remembered.clone() {
             phase("fetching");
-            match self.recall(analysis, &memory) {
+            let same = self.compare(analysis, &memory.contents);
+            match same.and_then(|()| self.recall(analysis, &memory)) {
                 Ok(sealed) => return Ok(sealed),
                 Err(error) => {
                     tracing::debug!(label = %self.id(), message = error.message, "a remembered result can't be used");
                     self.discard();
-                    self.outcome.moved_bytes = 0;
+                    self.outcome.moved_bytes = self.pulled.iter().map(|one| one.moved_bytes).sum();
                 }
             }
             if self.live.control.is_cancelled() {
@@ -173,13 +182,10 @@ impl Running<'_> {
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
         }
-        let mut inputs = Vec::with_capacity(analysis.inputs.len());
-        // Keeps pulled inputs from being removed until the kernel has ended.
-        let mut pulled = Vec::new();
         for (index, input) in analysis.inputs.iter().enumerate() {
-            let (path, size) = self.fetch(index, input, &mut pulled)?;
+            let (path, size) = self.fetch(index, input)?;
             self.outcome.read_bytes += size;
-            inputs.push((input.name.clone(), path));
+            self.inputs.push((input.name.clone(), path));
         }
         phase("running");
         self.outcome.kernel_start = now();
@@ -188,7 +194,7 @@ impl Running<'_> {
             analysis,
             owner: self.owner(),
             folder: &folder,
-            inputs: &inputs,
+            inputs: &self.inputs,
             environment: self.environment(analysis),
         };
         let Ran {
@@ -205,8 +211,60 @@ impl Running<'_> {
         self.outcome.stdout = stdout;
         self.outcome.stderr = stderr;
         result?;
-        drop(pulled);
         self.take_outputs(&folder, analysis)
+    }
+
+    /// Whether the inputs have these contents. What its object does not tell is brought here and read.
+    fn compare(&mut self, analysis: &Analysis, expected: &[String]) -> Result<(), Failure> {
+        let other = |what: String| failure(FailureKind::Input, what);
+        if !expected.is_empty() && expected.len() != analysis.inputs.len() {
+            return Err(other("it has another number of inputs".into()));
+        }
+        let expected = expected.iter().enumerate();
+        for (index, expected) in expected.filter(|(_, hash)| !hash.is_empty()) {
+            let input = &analysis.inputs[index];
+            let (path, _) = self.fetch(index, input)?;
+            let hash = tidemill_kernel::hash_file(&path)
+                .map_err(|error| other(format!("input `{}` can't be read: {error}", input.name)))?;
+            let same = hash == *expected;
+            self.note(index, hash);
+            if !same {
+                return Err(other(format!("input `{}` has another content", input.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The content of an input is known.
+    fn note(&mut self, index: usize, hash: String) {
+        let contents = &mut self.outcome.contents;
+        contents.resize(contents.len().max(index + 1), String::new());
+        contents[index] = hash;
+    }
+
+    /// Hashes the data that a task has read if that pays. What can't be read stays unknown.
+    fn hash_inputs(&mut self) {
+        let Operation::Analyse(analysis) = &self.live.label.operation else {
+            return;
+        };
+        let ran = self.outcome.result.is_ok() && self.outcome.reused.is_none();
+        if !ran || !content::pays(self.outcome.cpu, self.inputs.len(), self.outcome.read_bytes) {
+            return;
+        }
+        for (index, (name, path)) in std::mem::take(&mut self.inputs).into_iter().enumerate() {
+            if self.live.control.is_cancelled() {
+                return;
+            }
+            if analysis.kernel.is_in(&name) {
+                continue;
+            }
+            match tidemill_kernel::hash_file(&path) {
+                Ok(hash) => self.note(index, hash),
+                Err(error) => {
+                    tracing::warn!(%error, path = %path.display(), "an input can't be hashed")
+                }
+            }
+        }
     }
 
     /// Takes the outputs of an earlier task for those of this one: links to them, or pulled from where they are.
@@ -300,12 +358,7 @@ impl Running<'_> {
     }
 
     /// Where an input's bytes are, after they have been pulled if need be.
-    fn fetch(
-        &mut self,
-        index: usize,
-        input: &Input,
-        pulled: &mut Vec<Pulled>,
-    ) -> Result<(PathBuf, u64), Failure> {
+    fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
         if let Some(found) = self.local(input) {
             return Ok(found);
         }
@@ -328,7 +381,7 @@ impl Running<'_> {
             Ok(got) => {
                 self.outcome.moved_bytes += got.moved_bytes;
                 let found = (got.path.clone(), got.size);
-                pulled.push(got);
+                self.pulled.push(got);
                 Ok(found)
             }
             Err(error) => Err(pull_failure(&error, |error| {

@@ -290,3 +290,67 @@ async fn objects_are_removed_by_message_and_by_label() {
     }
     element.stop().await;
 }
+
+/// Computes clearly longer than its few bytes take to hash.
+const DEAR: &str = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in - > out";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_is_used_again_if_the_inputs_have_the_contents_that_it_needs() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let dear = |id, input| {
+        program_label(id, SHELL, &["-c", DEAR])
+            .input("in", input, 1)
+            .output("out", 100 + id)
+    };
+    connection.labels(&[dear(1, 1)]);
+    let first = connection.finished(1).await;
+    let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let contents = vec![hash(b"three\nwords\nhere\n")];
+    assert_eq!(first.contents, contents);
+    let result = get(&element, 101).await;
+
+    let remembered = v1::Remembered {
+        task: 1001,
+        kernel_hash: first.kernel_hash,
+        outputs: analyse(&mut dear(9, 101)).inputs.clone(),
+        contents: contents.clone(),
+        ..v1::Remembered::default()
+    };
+    let offered = |id, input, remembered: &v1::Remembered| {
+        let mut label = dear(id, input);
+        analyse(&mut label).remembered = Some(remembered.clone());
+        label
+    };
+    put(&element, 2, b"three\nwords\nhere\n").await;
+    connection.labels(&[offered(2, 2, &remembered)]);
+    let same = connection.finished(2).await;
+    assert_eq!((same.reused_task, &same.contents), (1001, &contents));
+    assert_eq!(get(&element, 102).await, result);
+
+    // Other bytes, and a condition that makes no sense.
+    put(&element, 3, b"seven\nwords\nhere\n").await;
+    let two = v1::Remembered {
+        contents: [contents.clone(), contents].concat(),
+        ..remembered.clone()
+    };
+    connection.labels(&[offered(3, 3, &remembered), offered(4, 2, &two)]);
+    let other = connection.finished(3).await;
+    assert_eq!(other.reused_task, 0);
+    assert_eq!(other.contents, [hash(b"seven\nwords\nhere\n")]);
+    assert!(get(&element, 103).await.starts_with(b"seven"));
+    assert_eq!(connection.finished(4).await.reused_task, 0);
+    assert_ne!(get(&element, 104).await, result);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_cheap_task_reads_is_not_hashed() {
+    let (_folder, _server, element, mut connection) = element().await;
+    put(&element, 2, &vec![0; 64 << 20]).await;
+    let label = program_label(1, SHELL, &["-c", "ls > out"]);
+    connection.labels(&[label.input("in", 2, 1).output("out", 3)]);
+    let outcome = connection.finished(1).await;
+    assert_eq!(outcome.read_bytes, 64 << 20);
+    assert!(outcome.contents.is_empty(), "{:?}", outcome.contents);
+    element.stop().await;
+}

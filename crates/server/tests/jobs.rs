@@ -679,3 +679,77 @@ async fn outputs_that_are_made_again_become_new_versions_of_their_files() {
     assert_eq!(runs_above(&client, "/moved").await[0].name, "make");
     worker.abort();
 }
+
+/// Runs `CHAIN` anew and answers its labels as asked, from memory where a result is offered and `same` says that its
+/// condition holds; gives what was offered for each.
+async fn again(
+    array: (&mut FakeElement, &tidemill_client::Server),
+    contents: [&str; 2],
+    same: bool,
+) -> [Option<v1::Remembered>; 2] {
+    let (element, client) = array;
+    let script = CHAIN.replace("workdir", "replace = true; workdir");
+    let reply = submit(client, 1000, &script).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let mut labels = Vec::new();
+    let mut offers = Vec::new();
+    while offers.len() < 2 {
+        if labels.is_empty() {
+            labels = element.labels().await;
+        }
+        let (label, analyse) = labels.remove(0);
+        let mut outcome = success(&analyse, 5);
+        outcome.contents = vec![contents[offers.len()].to_owned()];
+        if let Some(offer) = analyse.remembered.as_ref().filter(|_| same) {
+            outcome.reused_task = offer.task;
+        }
+        offers.push(analyse.remembered.clone());
+        element.finished(label, outcome).await;
+    }
+    let done = ended(client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done), "{done:?}");
+    [offers[0].clone(), offers[1].clone()]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_bytes_in_another_object_are_recognised() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_input(dir.path()).await;
+    let parent = stat(&client, "/w").await.unwrap().ino;
+    let rewrite = async |size| {
+        unlink(&client, parent, "in").await;
+        write_file(&client, "/w/in", size, 1000).await;
+    };
+    let conditions = |offers: &[Option<v1::Remembered>; 2]| {
+        let conditions = offers.iter().map(|offer| offer.clone().map(|o| o.contents));
+        conditions.collect::<Vec<_>>()
+    };
+    let hashed = ["one", "two"];
+    let nothing: Vec<String> = Vec::new();
+    let first = again((&mut element, &client), hashed, true).await;
+    assert_eq!(first, [None, None]);
+
+    // Another object of that size: what follows is offered on condition that the first is answered from memory.
+    rewrite(100).await;
+    let second = again((&mut element, &client), ["one", ""], true).await;
+    let expected = [Some(vec!["one".to_owned()]), Some(nothing.clone())];
+    assert_eq!(conditions(&second), expected);
+    assert!(!second[1].as_ref().unwrap().if_reused.is_empty());
+    // Now it is known to be the same, and nothing has to be read.
+    let third = again((&mut element, &client), ["", ""], true).await;
+    assert_eq!(conditions(&third), [Some(nothing.clone()), Some(nothing)]);
+    // Other bytes of that size; then that is the newest result, and another size is no candidate.
+    rewrite(100).await;
+    let fourth = again((&mut element, &client), ["three", ""], false).await;
+    assert_eq!(conditions(&fourth)[0], Some(vec!["one".to_owned()]));
+    rewrite(100).await;
+    let fifth = again((&mut element, &client), ["one", "two"], false).await;
+    assert_eq!(conditions(&fifth)[0], Some(vec!["three".to_owned()]));
+    rewrite(101).await;
+    let sixth = again((&mut element, &client), ["", ""], false).await;
+    assert_eq!(sixth[0], None);
+    // That one was not hashed: nothing is read to find out.
+    rewrite(101).await;
+    let seventh = again((&mut element, &client), ["", ""], false).await;
+    assert_eq!(seventh[0], None);
+}

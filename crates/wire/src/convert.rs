@@ -232,6 +232,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
             reused_task: outcome.reused.map_or(0, |task| task.0),
+            contents: outcome.contents.clone(),
         }
     }
 }
@@ -260,6 +261,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             memory_bytes: outcome.memory_bytes,
             reused: (outcome.reused_task != 0).then_some(TaskId(outcome.reused_task)),
             kernel_hash: outcome.kernel_hash.clone(),
+            contents: outcome.contents.clone(),
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
         })

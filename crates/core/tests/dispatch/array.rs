@@ -672,6 +672,7 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
         memory_bytes: 0,
         reused: None,
         kernel_hash: String::new(),
+        contents: Vec::new(),
         stdout: String::new(),
         stderr: String::new(),
     })

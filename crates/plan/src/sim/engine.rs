@@ -486,6 +486,7 @@ impl<'a> Engine<'a> {
             memory_bytes: 0,
             reused: None,
             kernel_hash: String::new(),
+            contents: Vec::new(),
             stdout: String::new(),
             stderr: String::new(),
         };

@@ -599,6 +599,7 @@ impl Driver {
         let unsettled = self.unsettled.get(&label);
         let offered = self.offered.remove(&label).unwrap_or_default();
         let was_reused = unsettled.is_some_and(|unsettled| unsettled.outcome.reused.is_some());
+        let contents = unsettled.map(|unsettled| unsettled.outcome.contents.clone());
         let reused = if was_reused { offered } else { Vec::new() };
         let publishing = Publishing {
             job,
@@ -615,6 +616,7 @@ impl Driver {
             lifetime: of.lifetime,
             replace: memo.replace,
             reused,
+            contents: contents.unwrap_or_default(),
         };
         if was_reused {
             let firsts = self

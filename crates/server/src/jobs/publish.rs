@@ -31,6 +31,8 @@ pub(crate) struct Publishing {
     pub(crate) replace: bool,
     /// The objects that the outputs have their content from, if they were remembered.
     pub(crate) reused: Vec<ObjectId>,
+    /// The hashes of the inputs' contents, as the element told them.
+    pub(crate) contents: Vec<String>,
 }
 
 /// The owner of a job as a caller whose permissions are checked.

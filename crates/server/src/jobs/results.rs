@@ -3,7 +3,12 @@
 //!
 //! An input is the same if it is the same object, which never changes, or if both are outputs that were used again
 //! of one result: `same` has the first object of such. So a workflow that is submitted again finds its way along
-//! remembered results without a byte being read, and whatever ran anew has new objects, so all after it runs anew.
+//! remembered results without a byte being read, and whatever ran anew has new objects.
+//!
+//! Where running a task again costs clearly more than reading its data, its element hashes what it has read. `content`
+//! has the hash by first object, so that an object with the same bytes gets the same first object once it was hashed,
+//! too. For one that was not yet, the newest result of the same shape is offered (what is the same but for the objects
+//! of the data, which have the same sizes) on the condition that the element finds the hashes of its data in the new.
 //!
 //! The key knows a built-in kernel or a program by its name only. The element that is offered a result compares
 //! the hash of the code that it would run with that of the code that made it, and runs the task if they differ.
@@ -15,13 +20,16 @@ use super::spec::StoredTask;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
-use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{Analysis, Kernel, Label, Operation};
 use tidemill_core::object::Placed;
 use tidemill_wire::v1;
 
 /// What a result is found by.
 type Key = [u8; blake3::OUT_LEN];
+
+/// Results of one shape that are looked at.
+const RESULTS_MAX: u32 = 8;
 
 /// What makes the difference between two results.
 #[derive(Debug)]
@@ -31,18 +39,40 @@ struct Identity<'a> {
     args: &'a [String],
     stdin: Option<&'a str>,
     stdout: Option<&'a str>,
-    /// Names, and the first object of each with its content.
-    inputs: Vec<(&'a str, u64)>,
+    inputs: Vec<Read<'a>>,
     outputs: Vec<&'a str>,
 }
 
+/// One input.
+#[derive(Debug)]
+struct Read<'a> {
+    name: &'a str,
+    /// The first object with its content.
+    first: u64,
+    /// Length in bytes, if it is known.
+    size: Option<u64>,
+}
+
 impl Identity<'_> {
+    /// The inputs that are not code.
+    fn data(&self) -> impl Iterator<Item = &Read<'_>> {
+        let data = self.inputs.iter();
+        data.filter(|input| !self.kernel.is_in(input.name))
+    }
+
     /// `None` if nothing but code is read.
     fn key(&self) -> Option<Key> {
-        let mut data = self.inputs.iter();
-        if data.all(|(name, _)| self.kernel.is_in(name)) {
-            return None;
-        }
+        self.digest(|input| Some(input.first))
+    }
+
+    /// The key with sizes of data in place of objects. `None` also if a size is not known.
+    fn shape(&self) -> Option<Key> {
+        let is_code = |input: &Read<'_>| self.kernel.is_in(input.name);
+        self.digest(|input| Some(input.first).filter(|_| is_code(input)).or(input.size))
+    }
+
+    fn digest(&self, of: impl Fn(&Read<'_>) -> Option<u64>) -> Option<Key> {
+        self.data().next()?;
         let mut key = Digest::default();
         key.number(u64::from(self.uid));
         key.kernel(self.kernel);
@@ -50,9 +80,9 @@ impl Identity<'_> {
         key.texts(self.stdin);
         key.texts(self.stdout);
         key.number(self.inputs.len() as u64);
-        for &(name, object) in &self.inputs {
-            key.text(name);
-            key.number(object);
+        for input in &self.inputs {
+            key.text(input.name);
+            key.number(of(input)?);
         }
         key.texts(self.outputs.iter().copied());
         Some(key.0.finalize().into())
@@ -97,15 +127,29 @@ impl Digest {
 /// What is known of labels that are about to be sent together, and of outputs that the database does not have yet.
 #[derive(Debug, Default)]
 pub(super) struct Presumed {
-    /// By object: the first object with its content, and the label that must be answered from memory for that
-    /// to be so.
-    objects: HashMap<u64, (u64, Option<LabelId>)>,
+    objects: HashMap<u64, Presumption>,
+}
+
+/// What is known of an object.
+#[derive(Debug)]
+struct Presumption {
+    /// The first object with its content.
+    first: u64,
+    /// Its length in bytes, if the label that reads it does not have it right.
+    size: Option<u64>,
+    /// The label that must be answered from memory for that to be so.
+    condition: Option<LabelId>,
 }
 
 impl Presumed {
     /// An output that was used again has the content of `first`.
     pub(super) fn known(&mut self, object: ObjectId, first: ObjectId) {
-        self.objects.insert(object.0, (first.0, None));
+        let presumption = Presumption {
+            first: first.0,
+            size: None,
+            condition: None,
+        };
+        self.objects.insert(object.0, presumption);
     }
 }
 
@@ -123,33 +167,28 @@ pub(super) fn recall(
     let mut if_reused = Vec::new();
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {
-        let first = match presumed.objects.get(&input.object.0) {
-            Some(&(first, condition)) => {
-                if_reused.extend(condition.map(|label| label.0));
-                first
-            }
-            None => first(db, input.object.0)?,
+        let known = presumed.objects.get(&input.object.0);
+        if_reused.extend(known.and_then(|known| known.condition).map(|label| label.0));
+        inputs.push(Read {
+            name: &input.name,
+            first: known.map_or_else(|| first(db, input.object.0), |known| Ok(known.first))?,
+            size: known.and_then(|known| known.size).or(Some(input.size)),
+        });
+    }
+    let Some(found) = find(db, &of_label(label, analysis, inputs), up)? else {
+        return Ok(None);
+    };
+    for (output, placed) in analysis.outputs.iter().zip(&found.outputs) {
+        let presumption = Presumption {
+            first: first(db, placed.object.0)?,
+            size: Some(placed.size),
+            condition: Some(label.id),
         };
-        inputs.push((input.name.as_str(), first));
-    }
-    let Some(key) = of_label(label, analysis, inputs).key() else {
-        return Ok(None);
-    };
-    let Some((task, kernel_hash, outputs)) = find(db, &key)? else {
-        return Ok(None);
-    };
-    if outputs.len() != analysis.outputs.len() || !outputs.iter().all(|placed| up(placed.element)) {
-        return Ok(None);
-    }
-    for (output, placed) in analysis.outputs.iter().zip(&outputs) {
-        let first = first(db, placed.object.0)?;
-        presumed
-            .objects
-            .insert(output.object.0, (first, Some(label.id)));
+        presumed.objects.insert(output.object.0, presumption);
     }
     if_reused.sort_unstable();
     if_reused.dedup();
-    let named = outputs.iter().zip(&analysis.outputs);
+    let named = found.outputs.iter().zip(&analysis.outputs);
     let outputs = named.map(|(placed, output)| v1::Input {
         name: output.name.clone(),
         object: placed.object.0,
@@ -158,18 +197,15 @@ pub(super) fn recall(
         capability: Vec::new(),
     });
     Ok(Some(v1::Remembered {
-        task: task.0,
-        kernel_hash,
+        task: found.result.task.cast_unsigned(),
+        kernel_hash: found.result.kernel_hash,
         outputs: outputs.collect(),
         if_reused,
+        contents: found.contents,
     }))
 }
 
-fn of_label<'a>(
-    label: &Label,
-    analysis: &'a Analysis,
-    inputs: Vec<(&'a str, u64)>,
-) -> Identity<'a> {
+fn of_label<'a>(label: &Label, analysis: &'a Analysis, inputs: Vec<Read<'a>>) -> Identity<'a> {
     Identity {
         uid: label.owner.uid,
         kernel: &analysis.kernel,
@@ -191,34 +227,153 @@ fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
     Ok(found.map_or(object, i64::cast_unsigned))
 }
 
-/// A task with this key, the hash of its code, and its outputs, if all are still there.
-fn find(db: &Connection, key: &Key) -> Result<Option<(TaskId, String, Vec<Placed>)>, Fault> {
-    let sql = "SELECT result.task, kernel_hash FROM result JOIN task ON task.task = result.task WHERE key = ?1";
-    let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?));
-    let found = db.prepare_cached(sql)?.query_row([key.as_slice()], row);
-    let Some((task, kernel_hash)) = found.optional()? else {
+/// The hash of an object's content, if it was hashed.
+fn content(db: &Connection, object: u64) -> Result<Option<String>, Fault> {
+    let sql = "SELECT hash FROM content WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let found = statement.query_row([object.cast_signed()], |row| row.get(0));
+    Ok(found.optional()?)
+}
+
+/// An object was hashed, and so was the first one with its content.
+fn learn(db: &Connection, object: u64, hash: &str) -> Result<(), Fault> {
+    let first_before = first(db, object)?;
+    if content(db, first_before)?.is_some() {
+        return Ok(());
+    }
+    let sql = "SELECT min(object) FROM content WHERE hash = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let known: Option<i64> = statement.query_row([hash], |row| row.get(0))?;
+    let row = params![first_before.cast_signed(), hash];
+    db.prepare_cached("INSERT INTO content VALUES (?1, ?2)")?
+        .execute(row)?;
+    match known {
+        Some(known) if first_before == object => {
+            put_same(db, object, first(db, known.cast_unsigned())?)
+        }
+        // What others have as their first object stays so; that the hashes are the same is enough for `missing`.
+        _ => Ok(()),
+    }
+}
+
+fn put_same(db: &Connection, object: u64, first: u64) -> Result<(), Fault> {
+    let row = params![object.cast_signed(), first.cast_signed()];
+    db.prepare_cached("INSERT OR REPLACE INTO same VALUES (?1, ?2)")?
+        .execute(row)?;
+    Ok(())
+}
+
+/// A task whose result is remembered.
+#[derive(Debug)]
+struct Made {
+    task: i64,
+    /// Of its code.
+    kernel_hash: String,
+}
+
+/// A result that can be had.
+#[derive(Debug)]
+struct Found {
+    result: Made,
+    outputs: Vec<Placed>,
+    /// The hashes that the inputs must have; empty if all are known to be the same.
+    contents: Vec<String>,
+}
+
+/// The result of a task with the same inputs, or with inputs that may turn out to be the same.
+fn find(
+    db: &Connection,
+    identity: &Identity<'_>,
+    up: &dyn Fn(ElementId) -> bool,
+) -> Result<Option<Found>, Fault> {
+    for (column, value) in [("key", identity.key()), ("shape", identity.shape())] {
+        let Some(value) = value else { continue };
+        for result in made(db, column, &value)? {
+            let Some(contents) = missing(db, identity, &result)? else {
+                continue;
+            };
+            let outputs = outputs(db, &result)?;
+            let right = outputs.len() == identity.outputs.len();
+            if right && outputs.iter().all(|placed| up(placed.element)) {
+                return Ok(Some(Found {
+                    result,
+                    outputs,
+                    contents,
+                }));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The newest results with this key or shape.
+fn made(db: &Connection, column: &str, value: &Key) -> Result<Vec<Made>, Fault> {
+    let sql = format!(
+        "SELECT result.task, kernel_hash FROM result JOIN task ON task.task = result.task \
+         WHERE {column} = ?1 ORDER BY result.task DESC LIMIT {RESULTS_MAX}"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let rows = statement.query_map([value.as_slice()], |row| {
+        Ok(Made {
+            task: row.get(0)?,
+            kernel_hash: row.get(1)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// The hashes that the inputs must have to be those of this result: empty for those that are known to be the same,
+/// no list if all are. `None` if they are others, or can't be told.
+fn missing(
+    db: &Connection,
+    identity: &Identity<'_>,
+    result: &Made,
+) -> Result<Option<Vec<String>>, Fault> {
+    let sql = "SELECT object FROM task_input WHERE task = ?1 ORDER BY seq";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([result.task], |row| row.get::<_, i64>(0))?;
+    let objects: Vec<i64> = rows.collect::<Result<_, _>>()?;
+    if objects.len() != identity.inputs.len() {
         return Ok(None);
-    };
+    }
+    let mut contents = Vec::with_capacity(objects.len());
+    for (input, object) in identity.inputs.iter().zip(objects) {
+        let theirs = first(db, object.cast_unsigned())?;
+        if theirs == input.first {
+            contents.push(String::new());
+            continue;
+        }
+        let Some(hash) = content(db, theirs)? else {
+            return Ok(None);
+        };
+        match content(db, input.first)? {
+            Some(known) if known == hash => contents.push(String::new()),
+            Some(_) => return Ok(None),
+            None => contents.push(hash),
+        }
+    }
+    if contents.iter().all(String::is_empty) {
+        contents.clear();
+    }
+    Ok(Some(contents))
+}
+
+/// The outputs of a result; none if one is not there any more.
+fn outputs(db: &Connection, result: &Made) -> Result<Vec<Placed>, Fault> {
     let sql = "SELECT output.object, version.element, version.size, version.removed FROM task_output AS output \
                JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([task], |row| {
+    let rows = statement.query_map([result.task], |row| {
         let placed = Placed {
             object: ObjectId(row.get::<_, i64>(0)?.cast_unsigned()),
             element: ElementId(row.get(1)?),
             size: row.get::<_, i64>(2)?.cast_unsigned(),
         };
-        Ok((placed, row.get::<_, bool>(3)?))
+        let removed: bool = row.get(3)?;
+        Ok((!removed).then_some(placed))
     })?;
-    let mut outputs = Vec::new();
-    for row in rows {
-        let (placed, removed) = row?;
-        if removed {
-            return Ok(None);
-        }
-        outputs.push(placed);
-    }
-    Ok(Some((TaskId(task.cast_unsigned()), kernel_hash, outputs)))
+    let there: Option<Vec<Placed>> = rows.collect::<Result<_, _>>()?;
+    Ok(there.unwrap_or_default())
 }
 
 /// Remembers what a task that ended well has made of the inputs in its journal, in the transaction that gives it its
@@ -230,12 +385,11 @@ pub(super) fn remember(
 ) -> Result<(), Fault> {
     let outputs = publishing.outputs.iter();
     for ((_, placed), of) in outputs.zip(&publishing.reused) {
-        let row = params![
-            placed.object.0.cast_signed(),
-            first(db, of.0)?.cast_signed()
-        ];
-        db.prepare_cached("INSERT OR REPLACE INTO same VALUES (?1, ?2)")?
-            .execute(row)?;
+        put_same(db, placed.object.0, first(db, of.0)?)?;
+    }
+    let hashed = journaled.inputs.iter().zip(&publishing.contents);
+    for ((_, object), hash) in hashed.filter(|(_, hash)| !hash.is_empty()) {
+        learn(db, *object, hash)?;
     }
     let task = publishing.task.0.cast_signed();
     let text: String = db
@@ -249,7 +403,11 @@ pub(super) fn remember(
     };
     let mut inputs = Vec::with_capacity(journaled.inputs.len());
     for (name, object) in &journaled.inputs {
-        inputs.push((name.as_str(), first(db, *object)?));
+        inputs.push(Read {
+            name,
+            first: first(db, *object)?,
+            size: size(db, *object)?,
+        });
     }
     let identity = Identity {
         uid: publishing.owner.uid,
@@ -260,15 +418,123 @@ pub(super) fn remember(
         inputs,
         outputs: spec.outputs.iter().map(|o| o.name.as_str()).collect(),
     };
-    if let Some(key) = identity.key() {
-        db.prepare_cached("INSERT OR REPLACE INTO result VALUES (?1, ?2)")?
-            .execute(params![key.as_slice(), task])?;
+    let Some(key) = identity.key() else {
+        return Ok(());
+    };
+    let mut hashed = true;
+    for input in identity.data() {
+        hashed = hashed && content(db, input.first)?.is_some();
     }
+    // Without all hashes it can't be recognised by content, and nothing is read to try.
+    let shape = identity.shape().filter(|_| hashed);
+    let shape = shape.as_ref().map(Key::as_slice);
+    db.prepare_cached("INSERT OR REPLACE INTO result VALUES (?1, ?2, ?3)")?
+        .execute(params![key.as_slice(), task, shape])?;
     Ok(())
+}
+
+/// The length of a version in bytes.
+fn size(db: &Connection, object: u64) -> Result<Option<u64>, Fault> {
+    let sql = "SELECT size FROM version WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let found = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
+    Ok(found.optional()?.map(i64::cast_unsigned))
 }
 
 /// The first objects with the contents of these.
 pub(super) fn firsts(db: &Connection, objects: &[ObjectId]) -> Result<Vec<ObjectId>, Fault> {
     let first = |object: &ObjectId| first(db, object.0).map(ObjectId);
     objects.iter().map(first).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::schema;
+
+    const ONE: &str = "one";
+
+    fn database() -> (tempfile::TempDir, Connection) {
+        let folder = tempfile::tempdir().unwrap();
+        let db = schema::open_writer(&folder.path().join("server.db")).unwrap();
+        (folder, db)
+    }
+
+    fn identity<'a>(kernel: &'a Kernel, code: u64, data: (u64, u64)) -> Identity<'a> {
+        let read = |name, first, size| Read { name, first, size };
+        Identity {
+            uid: 1,
+            kernel,
+            args: &[],
+            stdin: None,
+            stdout: None,
+            inputs: vec![
+                read("code", code, Some(1)),
+                read("data", data.0, Some(data.1)),
+            ],
+            outputs: vec!["out"],
+        }
+    }
+
+    #[test]
+    fn a_shape_has_sizes_of_data_and_objects_of_code() {
+        let kernel = Kernel::Stored {
+            input: "code".into(),
+        };
+        let of = |code, data| identity(&kernel, code, data);
+        let one = of(1, (2, 100));
+        assert_ne!(one.key(), of(1, (3, 100)).key());
+        assert_eq!(one.shape(), of(1, (3, 100)).shape());
+        assert_ne!(one.shape(), of(1, (2, 101)).shape());
+        assert_ne!(one.shape(), of(4, (2, 100)).shape());
+        let mut unknown = of(1, (2, 100));
+        unknown.inputs[1].size = None;
+        assert_eq!((unknown.shape(), unknown.key()), (None, one.key()));
+        unknown.inputs.pop();
+        assert_eq!(unknown.key(), None);
+    }
+
+    #[test]
+    fn objects_with_one_hash_get_one_first_object() {
+        let (_folder, db) = database();
+        learn(&db, 5, ONE).unwrap();
+        learn(&db, 3, ONE).unwrap();
+        learn(&db, 9, ONE).unwrap();
+        learn(&db, 8, "two").unwrap();
+        let firsts = |objects: [u64; 4]| objects.map(|object| first(&db, object).unwrap());
+        assert_eq!(firsts([5, 3, 9, 8]), [5, 5, 5, 8]);
+        // What was made of nothing that was hashed, and used again, has its own first object, and keeps it.
+        put_same(&db, 11, 10).unwrap();
+        learn(&db, 11, ONE).unwrap();
+        assert_eq!(firsts([10, 11, 9, 8]), [10, 10, 5, 8]);
+        assert_eq!(content(&db, 10).unwrap().as_deref(), Some(ONE));
+        learn(&db, 12, ONE).unwrap();
+        assert_eq!(first(&db, 12).unwrap(), 5);
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_the_same_must_have_the_hash() {
+        let (_folder, db) = database();
+        let kernel = Kernel::Builtin("max".into());
+        let result = Made {
+            task: 1,
+            kernel_hash: String::new(),
+        };
+        let sql = "INSERT INTO task_input VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
+        db.execute_batch(sql).unwrap();
+        let of = |data| missing(&db, &identity(&kernel, 1, (data, 7)), &result).unwrap();
+        assert_eq!(of(2), Some(vec![]));
+        assert_eq!(of(3), None);
+        learn(&db, 2, ONE).unwrap();
+        assert_eq!(of(3), Some(vec![String::new(), ONE.into()]));
+        learn(&db, 3, "two").unwrap();
+        assert_eq!(of(3), None);
+        // Known by its hash, though it has another first object.
+        put_same(&db, 5, 4).unwrap();
+        learn(&db, 5, ONE).unwrap();
+        assert_eq!(of(4), Some(vec![]));
+        let short = "DELETE FROM task_input WHERE seq = 0";
+        db.execute_batch(short).unwrap();
+        assert_eq!(of(2), None);
+    }
 }

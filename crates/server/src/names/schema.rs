@@ -44,7 +44,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -119,6 +119,13 @@ ALTER TABLE job ADD COLUMN cache INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE job ADD COLUMN replacing INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE result(key BLOB PRIMARY KEY, task INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE same(object INTEGER PRIMARY KEY, first INTEGER NOT NULL);
+";
+
+const CONTENTS: &str = "
+CREATE TABLE content(object INTEGER PRIMARY KEY, hash TEXT NOT NULL);
+CREATE INDEX content_hash ON content(hash);
+ALTER TABLE result ADD COLUMN shape BLOB;
+CREATE INDEX result_shape ON result(shape, task) WHERE shape IS NOT NULL;
 ";
 
 /// Opens the database for writing, making or migrating it first.
@@ -216,6 +223,10 @@ mod tests {
                 let sql = "INSERT INTO task(task, job, spec, state, changed, stderr) VALUES (1, 1, '', 6, 1, 'why')";
                 old.execute_batch(sql).unwrap();
             }
+            if version == 5 {
+                old.execute_batch("INSERT INTO result VALUES (x'01', 7)")
+                    .unwrap();
+            }
             drop(old);
             let new = open_writer(&path).unwrap();
             let found: i64 = new
@@ -230,6 +241,11 @@ mod tests {
                 said.ok(),
                 (version == 2).then(|| (String::new(), "why".into()))
             );
+            let result: Result<(u64, Option<Vec<u8>>), _> =
+                new.query_row("SELECT task, shape FROM result", [], |row| {
+                    Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))
+                });
+            assert_eq!(result.ok(), (version == 5).then_some((7, None)));
         }
     }
 }

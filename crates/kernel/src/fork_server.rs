@@ -122,7 +122,7 @@ impl ForkServer {
             filter,
             ruleset: image.ruleset.is_some(),
         };
-        let order = postcard::to_stdvec(&order).ok()?;
+        let order = postcard::to_allocvec(&order).ok()?;
         if order.len() > ORDER_BYTES_MAX {
             return None;
         }
@@ -365,7 +365,7 @@ mod tests {
             filter: Some(false),
             ruleset: true,
         };
-        let bytes = postcard::to_stdvec(&order).unwrap();
+        let bytes = postcard::to_allocvec(&order).unwrap();
         let back: Order = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(format!("{order:?}"), format!("{back:?}"));
     }

@@ -92,7 +92,10 @@ impl ForkServer {
             command.spawn()
         })??;
         for door in doors {
-            rustix::io::write(door, process.id().to_string().as_bytes())?;
+            let entered = rustix::io::write(door, process.id().to_string().as_bytes());
+            if let Err(error) = entered {
+                tracing::warn!(%error, "kernels are not bounded together");
+            }
         }
         Ok(Self {
             socket: Some(own),

@@ -11,10 +11,11 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Names of groups begin so; the process that made them follows.
+/// Names of groups begin so; the process that made them and a number follow.
 const NAME: &str = "tidemill-kernels-";
 
 /// Where a service of its own moves that has to leave its group.
@@ -35,6 +36,7 @@ pub struct Together {
 /// A group that was made. It is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
+    name: String,
     doors: Vec<OwnedFd>,
     folders: Vec<PathBuf>,
     events: Option<PathBuf>,
@@ -49,7 +51,11 @@ impl ControlGroup {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let unified = folder(&mounts, &own, None).filter(|folder| offers(folder, CONTROLLERS[0]));
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{NAME}{}-{number}", std::process::id());
         let mut group = Self {
+            name,
             doors: Vec::new(),
             folders: Vec::new(),
             events: None,
@@ -79,7 +85,7 @@ impl ControlGroup {
         version: Version,
     ) -> io::Result<()> {
         remove_old(below);
-        let folder = below.join(format!("{NAME}{}", std::process::id()));
+        let folder = below.join(&self.name);
         let number = |path: &str| folder.join(path);
         match fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -203,7 +209,9 @@ fn remove_old(below: &Path) {
     let entries = fs::read_dir(below).into_iter().flatten().flatten();
     for entry in entries {
         let name = entry.file_name();
-        let maker = name.to_str().and_then(|name| name.strip_prefix(NAME));
+        let maker = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(NAME)?.split('-').next());
         if maker.is_some_and(|maker| !Path::new("/proc").join(maker).exists()) {
             let _ = fs::remove_dir(entry.path());
         }

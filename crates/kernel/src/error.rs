@@ -103,13 +103,10 @@ pub enum PrepareError {
     },
     /// Modules cannot be run here.
     #[error(
-        "this element was built without WASM, so it cannot run {path}; build `tidemill` with `--features wasm`, \
+        "this element was built without WASM, so it cannot run modules; build `tidemill` with `--features wasm`, \
          or use the kernel as a shared object"
     )]
-    NoWasm {
-        /// The module.
-        path: PathBuf,
-    },
+    NoWasm,
     /// A module cannot be compiled.
     #[error("the module {path} cannot be used: {reason}")]
     Module {

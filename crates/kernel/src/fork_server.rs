@@ -12,8 +12,7 @@ use std::ffi::CString;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use parking_lot::Mutex;
 use rustix::net::{
@@ -23,7 +22,7 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::child::{MARK, run_task};
+use crate::child::{run_task, serving};
 use crate::error::SpawnError;
 use crate::launcher::filters;
 use crate::run::User;
@@ -80,17 +79,8 @@ impl ForkServer {
             None,
         );
         let (own, other) = pair?;
-        let path = format!("/proc/self/fd/{}", program.as_raw_fd());
-        let process = spawn::on_lasting_thread(move || {
-            let mut command = Command::new(path);
-            command.args([MARK, KIND]).env_clear().current_dir("/");
-            command
-                .stdin(other)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .process_group(0);
-            command.spawn()
-        })??;
+        let mut command = serving(program.as_raw_fd(), KIND, other);
+        let process = spawn::on_lasting_thread(move || command.spawn())??;
         for door in doors {
             let entered = rustix::io::write(door, process.id().to_string().as_bytes());
             if let Err(error) = entered {

@@ -70,7 +70,7 @@ impl Modules {
         if !module.is_absolute() {
             return Err(PrepareError::NotAbsolute(path()));
         }
-        let engine = child::compatibility().ok_or_else(|| PrepareError::NoWasm { path: path() })?;
+        let engine = child::compatibility().ok_or(PrepareError::NoWasm)?;
         let hash = hash_file(module).map_err(code)?;
         self.make_folder()?;
         let kept = self.folder.join(format!("{hash}-{engine:016x}.{ENDING}"));

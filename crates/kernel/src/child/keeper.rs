@@ -8,12 +8,11 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use parking_lot::Mutex;
 
-use super::MARK;
+use super::serving;
 use crate::spawn::kill_group;
 
 /// What the child is told to be.
@@ -32,14 +31,7 @@ impl Keeper {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         // A keeper that is stuck must not hold up kernels.
         rustix::io::ioctl_fionbio(&writer, true)?;
-        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-        command.args([MARK, KIND]).env_clear().current_dir("/");
-        command
-            .stdin(reader)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0);
-        let process = Mutex::new(command.spawn()?);
+        let process = Mutex::new(serving(program.as_raw_fd(), KIND, reader).spawn()?);
         Ok(Self {
             pipe: Some(writer),
             process,

@@ -10,8 +10,10 @@ mod wasm;
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use native::Call;
 use own_fold::Key;
@@ -29,7 +31,7 @@ pub use wasm::WasmError;
 pub(crate) use wasm::compatibility;
 
 /// The hidden first argument.
-pub(crate) const MARK: &str = "__kernel";
+const MARK: &str = "__kernel";
 
 /// Exit code of a kernel that was used wrongly.
 const WRONG_USE: u8 = 2;
@@ -252,6 +254,19 @@ fn list(args: &mut impl Iterator<Item = String>) -> Option<Vec<String>> {
     let count: usize = args.next()?.parse().ok()?;
     let list: Vec<_> = args.take(count).collect();
     (list.len() == count).then_some(list)
+}
+
+/// A child that is no kernel but serves this process: started from `program`, an open file, told what it is to be, with
+/// its orders on standard input.
+pub(crate) fn serving(program: RawFd, kind: &str, orders: OwnedFd) -> Command {
+    let mut command = Command::new(format!("/proc/self/fd/{program}"));
+    command.args([MARK, kind]).env_clear().current_dir("/");
+    command
+        .stdin(orders)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0);
+    command
 }
 
 /// Runs a kernel and ends the process, if this process was started for that. A program whose children run

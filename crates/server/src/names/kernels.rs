@@ -4,14 +4,13 @@
 //! that user into which nobody else can write.
 
 use super::fault::Fault;
-use super::node::{NO_ELEMENT, Node, READ};
+use super::node::{Node, READ};
 use super::sqlite::SqliteNames;
 use super::transaction::Tx;
 use crate::clock;
 use rusqlite::{Connection, params};
 use tidemill_core::id::Inode;
 use tidemill_core::job::own;
-use tidemill_wire::v1::Kind;
 
 /// As `/tmp`: everybody may make something, and only its owner may take it away.
 const FOLDER_MODE: u32 = 0o1777;
@@ -46,25 +45,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
         return Ok(false);
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
-    let folder = Node {
-        ino,
-        kind: Kind::Directory,
-        mode: FOLDER_MODE,
-        uid,
-        gid,
-        nlink: 2,
-        size: 4096,
-        atime: now,
-        mtime: now,
-        ctime: now,
-        rdev: 0,
-        version: 0,
-        object: 0,
-        element: NO_ELEMENT,
-        writing: 0,
-        parent: Inode::ROOT.0,
-        target: Vec::new(),
-    };
+    let folder = Node::folder(ino, FOLDER_MODE, (uid, gid), now);
     folder.insert(db)?;
     let root = Inode::ROOT.0.cast_signed();
     let entry = "INSERT INTO dirent VALUES (?1, ?2, ?3)";

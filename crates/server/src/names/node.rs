@@ -2,6 +2,7 @@
 
 use super::fault::Fault;
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Set-group-id bit.
@@ -60,6 +61,29 @@ macro_rules! select_nodes {
 pub(crate) use select_nodes;
 
 impl Node {
+    /// An empty folder in the root, or the root itself.
+    pub(crate) fn folder(ino: u64, mode: u32, (uid, gid): (u32, u32), now: i64) -> Self {
+        Self {
+            ino,
+            kind: Kind::Directory,
+            mode,
+            uid,
+            gid,
+            nlink: 2,
+            size: 4096,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            rdev: 0,
+            version: 0,
+            object: 0,
+            element: NO_ELEMENT,
+            writing: 0,
+            parent: Inode::ROOT.0,
+            target: Vec::new(),
+        }
+    }
+
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == Kind::Directory
     }

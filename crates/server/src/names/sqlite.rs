@@ -5,7 +5,7 @@ use super::changes::{Changes, Teller};
 use super::commit::Database;
 use super::fault::Fault;
 use super::ids;
-use super::node::{Caller, NO_ELEMENT, Node};
+use super::node::{Caller, Node};
 use super::schema::OpenError;
 use super::shared::Shared;
 use super::transaction::Tx;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::Inode;
 use tidemill_wire::capability::Key;
-use tidemill_wire::v1::{self, Kind};
+use tidemill_wire::v1;
 
 /// See the module.
 #[derive(Debug)]
@@ -111,26 +111,7 @@ impl SqliteNames {
 /// Makes what a new database needs: the root directory and the key; gives the key.
 fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     if Node::find(db, Inode::ROOT.0)?.is_none() {
-        let now = clock::now_ns();
-        let root = Node {
-            ino: Inode::ROOT.0,
-            kind: Kind::Directory,
-            mode: 0o755,
-            uid,
-            gid,
-            nlink: 2,
-            size: 4096,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            rdev: 0,
-            version: 0,
-            object: 0,
-            element: NO_ELEMENT,
-            writing: 0,
-            parent: Inode::ROOT.0,
-            target: Vec::new(),
-        };
+        let root = Node::folder(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
         root.insert(db)?;
         let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
         db.execute(

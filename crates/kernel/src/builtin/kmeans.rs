@@ -16,7 +16,7 @@ use super::table::{Arg, Code, INPUT, Kernel, Options};
 use super::values::{FORMAT, Numbers, ORDER, OUT, missing, with_dtype};
 use crate::loops::nearest::{Centres, Nearest};
 use crate::loops::number::decimal;
-use crate::loops::product::{Computed, PADDING, Panel, Real, add_rows};
+use crate::loops::product::{Computed, Panel, Real, add_rows};
 use crate::loops::simd::{Level, Pass, run};
 use crate::threads::{Pile, in_threads};
 
@@ -524,11 +524,9 @@ impl<R: Real> Pass for Gather<'_, R> {
         let rows = self.panel.values.chunks_exact(width);
         for (row, cluster) in rows.zip(self.clusters) {
             let sums = &mut self.sums[*cluster as usize * width..][..width];
-            let row = row.as_chunks::<PADDING>().0.iter();
-            for (sums, row) in sums.as_chunks_mut::<PADDING>().0.iter_mut().zip(row) {
-                for lane in 0..PADDING {
-                    sums[lane] += row[lane].wide();
-                }
+            // Compilers find vectors for this, but not all do for rows in pieces of fixed length.
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum += value.wide();
             }
         }
     }

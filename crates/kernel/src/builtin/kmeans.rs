@@ -2,8 +2,8 @@
 //! (Arthur and Vassilvitskii, 2007, §2.2) chooses among at most 65 536 rows, spread over all, or that an input holds.
 //!
 //! Rows are computed with in `f32` if that is their type and in `f64` else, less the mean of all rows. The nearest centre c of a row x is
-//! that with the largest x·c - |c|²/2; of equal ones the first. Sums for new centres are in `f64`, over fixed parts of the rows that
-//! are put together in order, so the result depends neither on `threads=` nor on the processor. A centre that no row is nearest
+//! that with the largest x·c - |c|²/2, summed fused from -|c|²/2 on; of equal ones the first. Sums for new centres are in `f64`, over
+//! fixed parts of the rows that are put together in order, so the result depends neither on `threads=` nor on the processor. A centre that no row is nearest
 //! to stays where it is.
 //!
 //! Rows with a missing value are passed over; their label is -1. A NaN or infinite value that is not missing is an error.
@@ -14,15 +14,16 @@ use super::BuiltinError;
 use super::matrix::{Matrix, any, not_finite};
 use super::table::{Arg, Code, INPUT, Kernel, Options};
 use super::values::{FORMAT, Numbers, ORDER, OUT, missing, with_dtype};
+use crate::loops::nearest::{Centres, Nearest};
 use crate::loops::number::decimal;
-use crate::loops::product::{Columns, Computed, Panel, Real, add_rows, best};
+use crate::loops::product::{Computed, Panel, Real, add_rows};
 use crate::loops::simd::{Level, Pass, run};
 use crate::threads::{Pile, in_threads};
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "kmeans",
-    revision: 1,
+    revision: 2,
     help: "rows of a matrix in clusters around centres",
     args: &[KMEANS, FORMAT, OUT, ORDER],
     usage: None,
@@ -85,10 +86,10 @@ const COLUMNS_MAX: usize = 4096;
 const CLUSTERS_MAX: usize = 65_536;
 
 /// Rows whose sums are put together in order.
-const PART_ROWS: usize = 1 << 15;
+const PART_ROWS: usize = 1 << 13;
 
 /// Values that are computed with at a time, about; they stay in the first-level cache.
-const PANEL_VALUES: usize = 1 << 12;
+const PANEL_VALUES: usize = 1 << 11;
 
 /// Rows among which k-means++ chooses.
 const SAMPLE_ROWS: usize = 1 << 16;
@@ -129,23 +130,28 @@ struct Part {
     /// Of the rows of each cluster.
     sums: Vec<f64>,
     counts: Vec<u64>,
-    /// The squares of all distances from the centres.
+    /// The squares of all distances from the centres, if they are looked for.
     squares: f64,
+    /// If they are looked for.
     labels: Vec<i32>,
 }
 
-/// What a pass looks for besides sums.
+/// What a pass looks for besides how many rows clusters have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
+    Counts,
     Sums,
-    /// Labels and distances.
-    All,
+    Labels,
+    Squares,
 }
 
 impl<T: Computed> Task<'_, T> {
     fn run(mut self, options: &Options, k: usize, out: &mut dyn Write) -> Result<(), BuiltinError> {
         let columns = self.matrix.columns();
-        let (rows, mean, variance) = self.overview()?;
+        let most = options.number("iterations", "a whole number")?;
+        let most: u64 = most.unwrap_or_default();
+        let tolerance: f64 = options.number("tolerance", "a number")?.unwrap_or(0.0);
+        let (rows, mean, variance) = self.overview(tolerance > 0.0)?;
         if rows < k as u64 {
             let (kernel, needed) = ("kmeans", k as u64);
             return Err(BuiltinError::TooFewRows {
@@ -165,9 +171,7 @@ impl<T: Computed> Task<'_, T> {
                     .unwrap_or_default(),
             ),
         };
-        let most = options.number("iterations", "a whole number")?;
-        let most: u64 = most.unwrap_or_default();
-        let tolerance = options.number("tolerance", "a number")?.unwrap_or(0.0) * variance;
+        let tolerance = tolerance * variance;
         let (mut iterations, mut converged) = (0, false);
         while iterations < most && !converged {
             let found = self.pass(&centres, Look::Sums);
@@ -189,7 +193,12 @@ impl<T: Computed> Task<'_, T> {
             iterations += 1;
             converged = moved <= tolerance;
         }
-        let found = self.pass(&centres, Look::All);
+        let look = match options.text("show") {
+            Some("labels") => Look::Labels,
+            Some("summary") => Look::Squares,
+            _ => Look::Counts,
+        };
+        let found = self.pass(&centres, look);
         self.show(options, &centres, &found, iterations, converged, out)
     }
 
@@ -227,21 +236,27 @@ impl<T: Computed> Task<'_, T> {
         done.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// How many rows count, the mean of each column, and the mean of their variances.
+    /// How many rows count, the mean of each column, and the mean of their variances, if that is wanted.
     #[allow(clippy::cast_precision_loss, reason = "counts are divisors here")]
-    fn overview(&mut self) -> Result<(u64, Vec<f64>, f64), BuiltinError> {
+    fn overview(&self, variance: bool) -> Result<(u64, Vec<f64>, f64), BuiltinError> {
         let columns = self.matrix.columns();
         let zeros = vec![0.0; columns];
-        let bad = self.parts(|first, part| {
-            let bad = not_finite::<T>(part, columns, |row| self.passed(row));
-            bad.map(|(row, column)| (first + row, column))
-        });
-        if let Some((row, column)) = bad.into_iter().flatten().next() {
-            let (row, column) = (row as u64, column as u64);
-            return Err(BuiltinError::NotFinite { row, column });
-        }
         let (rows, sums) = self.column_sums(&zeros, |distance| distance);
+        // A value that is not finite leaves no sum so.
+        if !sums.iter().all(|sum| sum.is_finite()) {
+            let bad = self.parts(|first, part| {
+                let bad = not_finite::<T>(part, columns, |row| self.passed(row));
+                bad.map(|(row, column)| (first + row, column))
+            });
+            if let Some((row, column)) = bad.into_iter().flatten().next() {
+                let (row, column) = (row as u64, column as u64);
+                return Err(BuiltinError::NotFinite { row, column });
+            }
+        }
         let mean: Vec<_> = sums.iter().map(|sum| sum / rows.max(1) as f64).collect();
+        if !variance {
+            return Ok((rows, mean, 0.0));
+        }
         let (_, squares) = self.column_sums(&mean, |distance| distance * distance);
         let variance = squares.iter().sum::<f64>() / rows.max(1) as f64 / columns as f64;
         Ok((rows, mean, variance))
@@ -349,48 +364,42 @@ impl<T: Computed> Task<'_, T> {
     fn pass(&self, centres: &[f64], look: Look) -> Part {
         let columns = self.matrix.columns();
         let k = centres.len() / columns;
-        let narrow: Vec<_> = centres.iter().map(|value| T::Real::of(*value)).collect();
-        let penalties: Vec<_> = narrow
-            .chunks_exact(columns)
-            .map(|centre| {
-                T::Real::of(
-                    centre
-                        .iter()
-                        .map(|value| value.wide() * value.wide())
-                        .sum::<f64>()
-                        / 2.0,
-                )
-            })
-            .collect();
-        let packed = Columns::new(&narrow, columns);
+        let packed = Centres::<T::Real>::new(centres, columns);
         let parts = self.parts(|_, part| {
             let mut found = Part {
-                sums: vec![0.0; centres.len()],
                 counts: vec![0; k],
                 ..Part::default()
             };
-            let (mut panel, mut nearest) = (Panel::default(), Vec::new());
+            let (mut panel, mut nearest) = (Panel::default(), Nearest::default());
+            let (mut clusters, mut sums) = (Vec::new(), Vec::new());
             let level = Level::best();
             self.panels(part, |bytes, passed| {
                 panel.load::<T>(level, bytes, &self.shift);
-                best(level, &panel, &packed, &penalties, &mut nearest);
-                let (panel, nearest) = (&panel, &nearest[..]);
-                let (sums, counts) = (&mut found.sums[..], &mut found.counts[..]);
-                run(
-                    level,
-                    Gather {
-                        panel,
-                        nearest,
-                        columns,
-                        sums,
-                        counts,
-                    },
-                );
-                if look == Look::All {
-                    found.squares += squares(panel, nearest, centres, columns);
-                    label(nearest, passed, &mut found.labels);
+                nearest.find(level, &panel, &packed, &mut clusters);
+                let (panel, clusters) = (&panel, &clusters[..]);
+                for cluster in clusters {
+                    found.counts[*cluster as usize] += 1;
+                }
+                match look {
+                    Look::Counts => {}
+                    Look::Sums => {
+                        sums.resize(k * panel.width, 0.0);
+                        let sums = &mut sums[..];
+                        run(
+                            level,
+                            Gather {
+                                panel,
+                                clusters,
+                                sums,
+                            },
+                        );
+                    }
+                    Look::Labels => label(clusters, passed, &mut found.labels),
+                    Look::Squares => found.squares += squares(panel, clusters, centres, columns),
                 }
             });
+            let sums = sums.chunks_exact(panel.width.max(1));
+            found.sums = sums.flat_map(|sums| &sums[..columns]).copied().collect();
             found
         });
         parts.into_iter().reduce(Part::with).unwrap_or_default()
@@ -499,13 +508,11 @@ fn distance<R: Real>(row: &[R], centre: &[f64]) -> f64 {
         .sum()
 }
 
-/// Adds rows to the sums of their clusters.
+/// Adds rows to the sums of their clusters, which are as wide as the panel.
 struct Gather<'a, R> {
     panel: &'a Panel<R>,
-    nearest: &'a [u32],
-    columns: usize,
+    clusters: &'a [u32],
     sums: &'a mut [f64],
-    counts: &'a mut [u64],
 }
 
 impl<R: Real> Pass for Gather<'_, R> {
@@ -513,18 +520,14 @@ impl<R: Real> Pass for Gather<'_, R> {
 
     #[inline(always)]
     fn run(self) {
-        for (row, cluster) in self
-            .panel
-            .values
-            .chunks_exact(self.panel.width)
-            .zip(self.nearest)
-        {
-            let cluster = *cluster as usize;
-            self.counts[cluster] += 1;
-            let sums = &mut self.sums[cluster * self.columns..][..self.columns];
-            sums.iter_mut()
-                .zip(row)
-                .for_each(|(sum, value)| *sum += value.wide());
+        let width = self.panel.width;
+        let rows = self.panel.values.chunks_exact(width);
+        for (row, cluster) in rows.zip(self.clusters) {
+            let sums = &mut self.sums[*cluster as usize * width..][..width];
+            // Compilers find vectors for this, but not all do for rows in pieces of fixed length.
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum += value.wide();
+            }
         }
     }
 }

@@ -6,6 +6,11 @@
 //! it, so how far values are from 0 does not matter: with s and t the standard deviations of two columns, the error of their covariance
 //! is at most 2¹⁴ × 2⁻⁵³ × s × t.
 //!
+//! **Values of type `f32`**, less the value nearby, are multiplied in `f32`, and products are summed in it over runs of at most 256 rows, whose
+//! sums are in `f64`: that error is at most 2⁻¹² × s × t then. (A run has one rounding a row, so at most 2⁸ × 2⁻²⁴ of the squares around
+//! the value nearby, the mean of the first of eight runs, and those are at most eight times the squares around the mean.) Blocks with
+//! squares that are near the ends of what `f32` holds are computed with in `f64`.
+//!
 //! **Rows** with a missing value are passed over. A NaN or infinite value that is not missing is an error, which names the first.
 
 use std::collections::BTreeMap;
@@ -18,14 +23,15 @@ use super::matrix::{Matrix, any, not_finite};
 use super::table::{Arg, Code, Input, Kernel, Made, Options};
 use super::values::{FORMAT, ORDER, OUT, Take, fold_of_dtype, missing, with_dtype};
 use crate::loops::eigen::eigen;
+use crate::loops::gram::{Groups, gram};
 use crate::loops::number::{Number, decimal};
-use crate::loops::product::{Columns, Panel, add_rows, gram, multiply};
+use crate::loops::product::{Columns, Computed, Panel, Real, multiply};
 use crate::loops::simd::Level;
 
 /// This group's part of the table.
 pub(super) const KERNELS: &[Kernel] = &[Kernel {
     name: "pca",
-    revision: 1,
+    revision: 2,
     help: "principal components of the rows of a matrix",
     args: &[PCA, FORMAT, OUT, ORDER],
     usage: None,
@@ -62,11 +68,21 @@ const PCA: &[Arg] = &[
 /// Most columns: covariances of as many are 8 MiB.
 const COLUMNS_MAX: usize = 1024;
 
-/// Values of a block, about; it stays in the second-level cache.
-const BLOCK_VALUES: usize = 1 << 15;
+/// Values of a run, about, whose products are summed in the type that values are computed with in.
+const RUN_VALUES: usize = 1 << 13;
 
-/// Rows of a block, at least and at most.
-const BLOCK_ROWS: (usize, usize) = (128, 4096);
+/// Rows of a run, at least and at most.
+const RUN_ROWS: (usize, usize) = (128, 256);
+
+/// Runs of a block.
+const RUNS: usize = 8;
+
+/// Mean squares that are computed in `f32`: their sums do not overflow, and products that count are not so small that digits are lost.
+const NARROW: (f64, f64) = (1e-30, 1e34);
+
+fn run_rows(columns: usize) -> usize {
+    (RUN_VALUES / columns).clamp(RUN_ROWS.0, RUN_ROWS.1)
+}
 
 fn columns(options: &Options) -> Result<(usize, usize), BuiltinError> {
     let columns = options.needed("columns", options.positive("columns")?)?;
@@ -157,10 +173,67 @@ impl Moments {
     }
 }
 
+/// Squares are too small or too large for the type.
+struct Unfit;
+
+/// Mean and scatter of a block, computed in `R`.
+#[allow(clippy::cast_precision_loss, reason = "a block has few rows")]
+fn moments_in<T: Number, R: Real>(
+    values: &[u8],
+    columns: usize,
+    groups: &mut Groups<R>,
+    products: &mut Vec<f64>,
+) -> Result<Moments, Unfit> {
+    let row = columns * T::SIZE;
+    let rows = values.len() / row;
+    let mut moments = Moments {
+        rows: rows as u64,
+        near: vec![0.0; columns],
+        off: vec![0.0; columns],
+        scatter: Vec::with_capacity(columns * (columns + 1) / 2),
+    };
+    let (level, zeros) = (Level::best(), vec![R::default(); columns]);
+    let mut runs = values.chunks(run_rows(columns) * row).peekable();
+    let Some(first) = runs.peek() else {
+        return Ok(moments);
+    };
+    groups.load::<T>(level, first, &zeros, &mut moments.near);
+    let count = (first.len() / row) as f64;
+    let near: Vec<R> = moments.near.iter().map(|sum| R::of(sum / count)).collect();
+    moments.near = near.iter().map(|near| near.wide()).collect();
+    products.clear();
+    products.resize(groups.width() * groups.width(), 0.0);
+    for run in runs {
+        groups.load::<T>(level, run, &near, &mut moments.off);
+        gram(level, groups, products);
+    }
+    let of_column = |first: usize| &products[first * groups.width()..][first..columns];
+    if size_of::<R>() == 4 {
+        let column = |column: usize| {
+            let rows = values.chunks_exact(row);
+            rows.map(move |row| T::read(&row[column * T::SIZE..]).to_f64())
+        };
+        let same = |at: usize| column(at).all(|value| value.total_cmp(&moments.near[at]).is_eq());
+        let fits = |square: f64| (NARROW.0..NARROW.1).contains(&(square / rows as f64));
+        if !(0..columns).all(|column| fits(of_column(column)[0]) || same(column)) {
+            return Err(Unfit);
+        }
+    }
+    moments.off.iter_mut().for_each(|sum| *sum /= rows as f64);
+    for first in 0..columns {
+        let (off, weight) = (&moments.off[first..], rows as f64 * moments.off[first]);
+        let sums = of_column(first).iter().zip(off);
+        moments
+            .scatter
+            .extend(sums.map(|(sum, off)| sum - weight * off));
+    }
+    Ok(moments)
+}
+
 /// What was found so far.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
-struct Covariances<T: Number> {
+struct Covariances<T: Computed> {
     #[serde(skip)]
     settings: Settings,
     #[serde(skip)]
@@ -174,16 +247,16 @@ struct Covariances<T: Number> {
     /// Of `2^level` blocks each: level, which of them, and they.
     nodes: BTreeMap<(u8, u64), Moments>,
     #[serde(skip)]
-    panel: Panel<f64>,
+    groups: Groups<T::Real>,
     #[serde(skip)]
-    scatter: Vec<f64>,
+    products: Vec<f64>,
 }
 
-impl<T: Number> Covariances<T> {
+impl<T: Computed> Covariances<T> {
     /// Values of a block.
     fn block_values(&self) -> usize {
         let columns = self.settings.columns;
-        (BLOCK_VALUES / columns).clamp(BLOCK_ROWS.0, BLOCK_ROWS.1) * columns
+        RUNS * run_rows(columns) * columns
     }
 
     /// Takes in a block, all rows of which are whole.
@@ -193,10 +266,6 @@ impl<T: Number> Covariances<T> {
         let passed =
             |row: &[u8]| missing.is_some_and(|missing| any(row, |value: T| value.same(missing)));
         let columns = self.settings.columns;
-        if let Some((row, column)) = not_finite::<T>(values, columns, passed) {
-            let index = first + (row * columns + column) as u64;
-            self.bad = Some(self.bad.map_or(index, |known| known.min(index)));
-        }
         let moments = if missing.is_some() {
             let rows = values.chunks_exact(columns * T::SIZE);
             let kept: Vec<u8> = rows.filter(|row| !passed(row)).flatten().copied().collect();
@@ -204,44 +273,25 @@ impl<T: Number> Covariances<T> {
         } else {
             self.moments(values)
         };
+        // A value that is not finite leaves no sum so.
+        if moments.off.iter().any(|off| !off.is_finite())
+            && let Some((row, column)) = not_finite::<T>(values, columns, passed)
+        {
+            let index = first + (row * columns + column) as u64;
+            self.bad = Some(self.bad.map_or(index, |known| known.min(index)));
+        }
         self.insert(0, number, moments);
     }
 
     /// Mean and scatter of a block.
-    #[allow(clippy::cast_precision_loss, reason = "a block has few rows")]
     fn moments(&mut self, values: &[u8]) -> Moments {
         let columns = self.settings.columns;
-        let rows = values.len() / T::SIZE / columns;
-        let mut near = vec![0.0; columns];
-        if rows > 0 {
-            let level = Level::best();
-            self.panel.load::<T>(level, values, &near);
-            add_rows(level, &self.panel, &mut near, |value| value);
-            near.iter_mut().for_each(|sum| *sum /= rows as f64);
-            self.panel.load::<T>(level, values, &near);
-        }
-        let mut off = vec![0.0; columns];
-        let mut scatter = Vec::with_capacity(columns * (columns + 1) / 2);
-        if rows > 0 {
-            add_rows(Level::best(), &self.panel, &mut off, |value| value);
-            off.iter_mut().for_each(|sum| *sum /= rows as f64);
-            let width = self.panel.width;
-            self.scatter.clear();
-            self.scatter.resize(width * width, 0.0);
-            gram(Level::best(), &self.panel, &mut self.scatter);
-            for first in 0..columns {
-                let sums = &self.scatter[first * width + first..(first * width) + columns];
-                let rounded = sums.iter().zip(&off[first..]);
-                scatter.extend(rounded.map(|(sum, far)| sum - rows as f64 * off[first] * far));
-            }
-        }
-        let rows = rows as u64;
-        Moments {
-            rows,
-            near,
-            off,
-            scatter,
-        }
+        let (groups, products) = (&mut self.groups, &mut self.products);
+        let moments = moments_in::<T, T::Real>(values, columns, groups, products);
+        moments.unwrap_or_else(|Unfit| {
+            let moments = moments_in::<T, f64>(values, columns, &mut Groups::default(), products);
+            moments.unwrap_or_default()
+        })
     }
 
     /// Adds what was found in `2^level` blocks, and puts it together with its pair as far as that is there.
@@ -304,7 +354,7 @@ impl<T: Number> Covariances<T> {
     }
 }
 
-impl<T: Number> Take<T> for Covariances<T> {
+impl<T: Computed> Take<T> for Covariances<T> {
     fn take(&mut self, first: u64, mut values: &[u8]) {
         self.values += (values.len() / T::SIZE) as u64;
         let most = self.block_values();
@@ -409,7 +459,7 @@ fn project(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<
     with_dtype!(options, |T| project_values::<T>(options, &matrix, out))
 }
 
-fn project_values<T: Number>(
+fn project_values<T: Computed>(
     options: &Options,
     matrix: &Matrix,
     out: &mut dyn Write,

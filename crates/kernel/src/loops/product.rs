@@ -1,9 +1,10 @@
-//! Products of small matrices, for kernels that look at rows of many columns: sums of products are kept in registers, four
-//! rows by some vectors at a time. Each sum adds its products in order, unfused, so all vectors give the same bits.
+//! Rows of many columns, and their products with the columns of a small matrix: sums are kept in registers, four rows by some vectors at
+//! a time. Each sum adds its products in order, unfused, so all vectors give the same bits.
 
 use std::fmt::Debug;
 use std::ops::{Add, Mul, Sub};
 
+use super::lanes::{Lanes, Plain};
 use super::number::Number;
 use super::simd::{Level, Pass, run};
 
@@ -20,14 +21,27 @@ pub(crate) trait Real:
     + Mul<Output = Self>
     + 'static
 {
-    const INFINITY: Self;
+    /// Vectors of AVX-512: a whole line of the cache.
+    #[cfg(target_arch = "x86_64")]
+    type Wide: Lanes<Number = Self>;
+    /// Vectors of AVX2: half a line.
+    #[cfg(target_arch = "x86_64")]
+    type Half: Lanes<Number = Self>;
+    /// As many numbers as in half a line.
+    type Plain: Lanes<Number = Self>;
     /// The nearest number of this type.
     fn of(value: f64) -> Self;
     fn wide(self) -> f64;
+    /// `self + a * b`, rounded once.
+    fn fused(self, a: Self, b: Self) -> Self;
 }
 
 impl Real for f64 {
-    const INFINITY: Self = f64::INFINITY;
+    #[cfg(target_arch = "x86_64")]
+    type Wide = std::arch::x86_64::__m512d;
+    #[cfg(target_arch = "x86_64")]
+    type Half = std::arch::x86_64::__m256d;
+    type Plain = Plain<Self, 4>;
     #[inline(always)]
     fn of(value: f64) -> Self {
         value
@@ -36,10 +50,18 @@ impl Real for f64 {
     fn wide(self) -> f64 {
         self
     }
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        a.mul_add(b, self)
+    }
 }
 
 impl Real for f32 {
-    const INFINITY: Self = f32::INFINITY;
+    #[cfg(target_arch = "x86_64")]
+    type Wide = std::arch::x86_64::__m512;
+    #[cfg(target_arch = "x86_64")]
+    type Half = std::arch::x86_64::__m256;
+    type Plain = Plain<Self, 8>;
     #[allow(clippy::cast_possible_truncation, reason = "rounding is meant")]
     #[inline(always)]
     fn of(value: f64) -> Self {
@@ -48,6 +70,10 @@ impl Real for f32 {
     #[inline(always)]
     fn wide(self) -> f64 {
         f64::from(self)
+    }
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        a.mul_add(b, self)
     }
 }
 
@@ -68,6 +94,9 @@ computed!(f32: f32, f64: f64, i8: f64, i16: f64, i32: f64, i64: f64, u8: f64, u1
 
 /// Widths are multiples of this: what is beside the columns is zero.
 pub(crate) const PADDING: usize = 8;
+
+/// The same for the number of rows.
+const ROWS_PADDED: usize = 64;
 
 /// Rows that are taken together.
 const ROWS: usize = 4;
@@ -134,8 +163,8 @@ pub(crate) struct Panel<T> {
 }
 
 impl<T: Real> Panel<T> {
-    /// Takes little-endian values, `shift.len()` in a row, less a shift for each column. Rows are filled up to a multiple of four with
-    /// zeros.
+    /// Takes little-endian values, `shift.len()` in a row, less a shift for each column. Behind the last row are rows of zeros, up to a
+    /// multiple of 64.
     pub(crate) fn load<N: Number>(&mut self, level: Level, bytes: &[u8], shift: &[T]) {
         let rows = bytes.len() / N::SIZE / shift.len();
         if (rows, shift.len()) != (self.rows, self.columns) {
@@ -143,7 +172,7 @@ impl<T: Real> Panel<T> {
             self.columns = shift.len();
             self.width = shift.len().next_multiple_of(PADDING);
             self.values.clear();
-            let all = rows.next_multiple_of(ROWS) * self.width;
+            let all = rows.next_multiple_of(ROWS_PADDED) * self.width;
             self.values.resize(all, T::default());
         }
         let (values, width) = (&mut self.values, self.width);
@@ -214,60 +243,6 @@ impl<F: Fn(f64) -> f64> Pass for AddRows<'_, F> {
         for row in rows.take(self.panel.rows) {
             for (sum, value) in self.sums.iter_mut().zip(row) {
                 *sum += (self.of)(*value);
-            }
-        }
-    }
-}
-
-/// Adds to `to`, row-major with the panel's width squared, the sums over all rows of products of any two columns; only for
-/// those whose first is not behind the second, and some others near.
-pub(crate) fn gram(level: Level, panel: &Panel<f64>, to: &mut [f64]) {
-    with_width!(level, f64, |N| run(level, Gram::<N> { panel, to }));
-}
-
-struct Gram<'a, const N: usize> {
-    panel: &'a Panel<f64>,
-    to: &'a mut [f64],
-}
-
-impl<const N: usize> Gram<'_, N> {
-    #[inline(always)]
-    fn block<const M: usize>(&mut self, first: usize, second: usize) {
-        let Panel {
-            values,
-            width,
-            rows,
-            ..
-        } = self.panel;
-        let sums = tile::<f64, M>(
-            &values[first..],
-            (1, *width),
-            &values[second..],
-            *width,
-            *rows,
-        );
-        for (row, sums) in sums.iter().enumerate() {
-            let to = &mut self.to[(first + row) * width + second..][..M];
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum);
-        }
-    }
-}
-
-impl<const N: usize> Pass for Gram<'_, N> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(mut self) {
-        let width = self.panel.width;
-        for first in (0..width).step_by(ROWS) {
-            let mut second = first / PADDING * PADDING;
-            while second + N <= width {
-                self.block::<N>(first, second);
-                second += N;
-            }
-            while second < width {
-                self.block::<PADDING>(first, second);
-                second += PADDING;
             }
         }
     }
@@ -359,149 +334,6 @@ impl<T: Real, const N: usize> Pass for Multiply<'_, T, N> {
     }
 }
 
-/// For each row, the column whose product with it is largest when `penalties`, one for each column, are taken off; of equal ones the
-/// first.
-pub(crate) fn best<T: Real>(
-    level: Level,
-    panel: &Panel<T>,
-    columns: &Columns<T>,
-    penalties: &[T],
-    to: &mut Vec<u32>,
-) {
-    let mut padded = penalties.to_vec();
-    padded.resize(columns.width, T::INFINITY);
-    to.clear();
-    with_width!(level, T, |N| run(
-        level,
-        Best::<T, N> {
-            panel,
-            columns,
-            penalties: &padded,
-            to
-        }
-    ));
-}
-
-struct Best<'a, T, const N: usize> {
-    panel: &'a Panel<T>,
-    columns: &'a Columns<T>,
-    penalties: &'a [T],
-    to: &'a mut Vec<u32>,
-}
-
-/// The least of `N` residue classes of columns so far, for four rows: the penalty less the product, and the first of the columns
-/// that the lane was at.
-struct Least<T, const N: usize> {
-    value: [[T; N]; ROWS],
-    place: [[T; N]; ROWS],
-}
-
-impl<T: Real, const N: usize> Least<T, N> {
-    #[inline(always)]
-    fn new() -> Self {
-        Self {
-            value: [[T::INFINITY; N]; ROWS],
-            place: [[T::default(); N]; ROWS],
-        }
-    }
-
-    #[inline(always)]
-    fn take(&mut self, sums: &[[T; N]; ROWS], penalties: &[T; N], at: T) {
-        let known = self.value.iter_mut().zip(&mut self.place);
-        for ((least, place), sums) in known.zip(sums) {
-            for lane in 0..N {
-                let value = penalties[lane] - sums[lane];
-                let less = value < least[lane];
-                least[lane] = if less { value } else { least[lane] };
-                place[lane] = if less { at } else { place[lane] };
-            }
-        }
-    }
-
-    /// The least of all lanes of a row, and its column; or what is known, if that is less.
-    #[inline(always)]
-    fn of_row(&self, row: usize, known: (T, T)) -> (T, T) {
-        let (mut value, mut column) = (self.value[row], self.place[row]);
-        for (lane, column) in column.iter_mut().enumerate() {
-            #[allow(clippy::cast_precision_loss, reason = "there are few lanes")]
-            let lane = T::of(lane as f64);
-            *column = *column + lane;
-        }
-        let mut half = N / 2;
-        while half > 0 {
-            for lane in 0..half {
-                let (a, b) = (
-                    (value[lane], column[lane]),
-                    (value[lane + half], column[lane + half]),
-                );
-                (value[lane], column[lane]) = lesser(a, b);
-            }
-            half /= 2;
-        }
-        lesser(known, (value[0], column[0]))
-    }
-}
-
-/// That of the lesser value; of equal ones, that of the lesser column.
-#[inline(always)]
-fn lesser<T: Real>(a: (T, T), b: (T, T)) -> (T, T) {
-    let second = (b.0 < a.0) | ((b.0 == a.0) & (b.1 < a.1));
-    if second { b } else { a }
-}
-
-impl<T: Real, const N: usize> Best<'_, T, N> {
-    #[inline(always)]
-    fn block<const M: usize>(&self, first: usize, column: usize, least: &mut Least<T, M>) {
-        let (panel, columns) = (self.panel, self.columns);
-        let a = &panel.values[first * panel.width..];
-        let b = &columns.values[column..];
-        let sums = tile::<T, M>(a, (panel.width, 1), b, columns.width, columns.length());
-        let penalties = self.penalties[column..].first_chunk::<M>();
-        #[allow(
-            clippy::cast_precision_loss,
-            reason = "there are far fewer columns than 2^24"
-        )]
-        least.take(
-            &sums,
-            penalties.expect("the width is padded"),
-            T::of(column as f64),
-        );
-    }
-}
-
-impl<T: Real, const N: usize> Pass for Best<'_, T, N> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for first in self.panel.fours() {
-            let mut least = Least::<T, N>::new();
-            let mut rest = Least::<T, PADDING>::new();
-            let mut column = 0;
-            while column + N <= self.columns.width {
-                self.block::<N>(first, column, &mut least);
-                column += N;
-            }
-            while column < self.columns.width {
-                self.block::<PADDING>(first, column, &mut rest);
-                column += PADDING;
-            }
-            for row in 0..ROWS.min(self.panel.rows - first) {
-                let mut known = least.of_row(row, (T::INFINITY, T::INFINITY));
-                if !self.columns.width.is_multiple_of(N) {
-                    known = rest.of_row(row, known);
-                }
-                #[allow(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "it was made of a column's number"
-                )]
-                self.to.push(known.1.wide() as u32);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(
     clippy::float_cmp,
@@ -536,45 +368,11 @@ mod tests {
             })
             .collect();
         let columns = Columns::new(centres, length);
-        let penalties: Vec<T> = (0..columns.count)
-            .map(|place| T::of((place % 5) as f64))
-            .collect();
-        let (mut panel, mut found, mut nearest) = (Panel::default(), Vec::new(), Vec::new());
+        let (mut panel, mut found) = (Panel::default(), Vec::new());
         for level in Level::available() {
             panel.load::<T>(level, &bytes(rows), &vec![T::default(); length]);
             multiply(level, &panel, &columns, &mut found);
             assert!(found == products, "{level:?}");
-            best(level, &panel, &columns, &penalties, &mut nearest);
-            for (row, nearest) in products.chunks(columns.count).zip(&nearest) {
-                let mut scores = row
-                    .iter()
-                    .zip(&penalties)
-                    .map(|(product, penalty)| *penalty - *product);
-                let least = scores
-                    .clone()
-                    .fold(T::INFINITY, |a, b| if b < a { b } else { a });
-                let wanted = scores.position(|score| score == least);
-                assert_eq!(Some(*nearest as usize), wanted, "{level:?}");
-            }
-        }
-    }
-
-    fn check_gram(rows: &[f64], length: usize) {
-        let rows = &rows[..rows.len() / length * length];
-        let mut panel = Panel::default();
-        for level in Level::available() {
-            panel.load::<f64>(level, &bytes(rows), &vec![0.0; length]);
-            let mut found = vec![0.0; panel.width * panel.width];
-            gram(level, &panel, &mut found);
-            for first in 0..length {
-                for second in first..length {
-                    let wanted = dot(rows.chunks(length).map(|row| (row[first], row[second])));
-                    assert!(
-                        found[first * panel.width + second] == wanted,
-                        "{level:?} {first} {second}"
-                    );
-                }
-            }
         }
     }
 
@@ -590,7 +388,6 @@ mod tests {
             check(&rows, length, &centres);
             let narrow = |values: &[f64]| values.iter().map(|value| f32::of(*value)).collect::<Vec<_>>();
             check(&narrow(&rows), length, &narrow(&centres));
-            check_gram(&rows, length);
         }
     }
 }

@@ -35,10 +35,12 @@ impl Level {
             let bits = is_x86_feature_detected!("popcnt")
                 && is_x86_feature_detected!("bmi1")
                 && is_x86_feature_detected!("bmi2");
-            if bits && is_x86_feature_detected!("avx2") {
+            let fused = is_x86_feature_detected!("fma");
+            if bits && fused && is_x86_feature_detected!("avx2") {
                 levels.push(Self::Avx2);
             }
             let wide = bits
+                && fused
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
@@ -77,7 +79,7 @@ pub(crate) fn run<P: Pass>(level: Level, pass: P) -> P::Output {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma")]
 fn avx2<P: Pass>(pass: P) -> P::Output {
     pass.run()
 }

@@ -2,6 +2,7 @@ use num_bigint::BigInt;
 
 use super::*;
 use crate::exact;
+use crate::loops::product::Real;
 
 fn numbers(text: &str) -> Vec<Vec<f64>> {
     let line = |line: &str| line.split(' ').map(|word| word.parse().unwrap()).collect();
@@ -72,21 +73,69 @@ fn covariances_far_from_zero_keep_their_bound() {
     let centres = [[1e9, -3e9, 5e8], [1e9 + 2.0, -3e9, 5e8 - 1.0]];
     let values = rows(12_345, &centres);
     let found = run("pca", &["columns=3"], &[doubles(&values)]).unwrap();
-    let found = numbers(&found);
-    // The covariances again, from variances and directions.
+    keep_bound(
+        &numbers(&found),
+        &values,
+        f64::from(1 << 14) * f64::EPSILON / 2.0,
+    );
+}
+
+/// Checks covariances, which follow from variances and directions, against exact ones.
+fn keep_bound(found: &[Vec<f64>], values: &[f64], bound: f64) {
     for first in 0..3 {
         for second in 0..3 {
             let sum: f64 = found
                 .iter()
                 .map(|row| row[0] * row[2 + first] * row[2 + second])
                 .sum();
-            let wanted = covariance(&values, 3, first, second);
+            let wanted = covariance(values, 3, first, second);
             let spread =
-                covariance(&values, 3, first, first) * covariance(&values, 3, second, second);
-            let bound = f64::from(1 << 14) * f64::EPSILON / 2.0 * spread.sqrt();
-            assert!((sum - wanted).abs() <= bound, "{sum} {wanted}");
+                covariance(values, 3, first, first) * covariance(values, 3, second, second);
+            assert!(
+                (sum - wanted).abs() <= bound * spread.sqrt(),
+                "{sum} {wanted}"
+            );
         }
     }
+}
+
+#[test]
+#[allow(clippy::cast_possible_truncation, reason = "narrower values are meant")]
+fn covariances_of_narrow_values_keep_their_bound() {
+    let narrow = |scale: f32, off: f64| -> Vec<f32> {
+        let values = rows(12_345, &[[off, -off, 0.0], [off + 2.0, -off, 3.0]]);
+        values.iter().map(|value| *value as f32 * scale).collect()
+    };
+    // In `f32`, and where squares of that type would vanish or overflow.
+    for (scale, off) in [
+        (1.0, 0.0),
+        (1.0, 5e4),
+        (1e-12, 0.0),
+        (1e-24, 1.0),
+        (1e24, 1.0),
+    ] {
+        let values = narrow(scale, off);
+        let bytes = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        let found = run("pca", &["columns=3", "dtype=f32"], &[bytes]).unwrap();
+        let unscale = 1.0 / f64::from(scale);
+        let values: Vec<f64> = values
+            .iter()
+            .map(|value| f64::from(*value) * unscale)
+            .collect();
+        let mut found = numbers(&found);
+        found.iter_mut().for_each(|row| row[0] *= unscale * unscale);
+        keep_bound(&found, &values, 1.0 / 4096.0);
+    }
+    // A column that never changes has no square, which is no reason for another type.
+    let same: Vec<u8> = narrow(1.0, 0.0)
+        .chunks(2)
+        .flat_map(|pair| [pair[0], 0.1].map(f32::to_le_bytes).concat())
+        .collect();
+    let found = run("pca", &["columns=2", "dtype=f32"], &[same]).unwrap();
+    assert_eq!(numbers(&found)[1][..2], [0.0, 0.0]);
 }
 
 #[test]
@@ -161,7 +210,13 @@ proptest! {
         let columns = format!("columns={columns}");
         law("pca", &[&columns], &doubles(values), &cuts);
         law("pca", &[&columns, "show=mean", "missing=2"], &doubles(values), &cuts);
+        let columns_of_narrow = columns.clone();
         let columns = format!("{columns}0");
+        let narrow: Vec<u8> = values
+            .iter()
+            .flat_map(|value| f32::of(*value).to_le_bytes())
+            .collect();
+        law("pca", &[&columns_of_narrow, "dtype=f32"], &narrow, &cuts);
         law("pca", &[&columns, "dtype=i16", "order=big"], &doubles(&values[..values.len() / 5 * 5]), &cuts);
     }
 }

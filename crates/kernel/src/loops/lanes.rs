@@ -1,0 +1,274 @@
+//! Vectors of floating-point numbers for loops that keep many of them in registers, which compilers do not find by themselves. Products
+//! are added fused, with one rounding, by all: so all give the same bits.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    __m256, __m256d, __m512, __m512d, _CMP_GT_OQ, _mm256_blendv_pd, _mm256_blendv_ps,
+    _mm256_cmp_pd, _mm256_cmp_ps, _mm256_fmadd_pd, _mm256_fmadd_ps, _mm256_loadu_pd,
+    _mm256_loadu_ps, _mm256_set1_pd, _mm256_set1_ps, _mm256_storeu_pd, _mm256_storeu_ps,
+    _mm512_cmp_pd_mask, _mm512_cmp_ps_mask, _mm512_fmadd_pd, _mm512_fmadd_ps, _mm512_loadu_pd,
+    _mm512_loadu_ps, _mm512_mask_mov_pd, _mm512_mask_mov_ps, _mm512_set1_pd, _mm512_set1_ps,
+    _mm512_storeu_pd, _mm512_storeu_ps,
+};
+
+use super::product::Real;
+
+/// A vector of numbers. Its instructions must be there wherever it is used, which [`super::simd::run`] sees to.
+pub(crate) trait Lanes: Copy {
+    type Number: Real;
+    /// Numbers in it.
+    const COUNT: usize;
+
+    /// # Safety
+    /// The processor has the instructions, and `COUNT` numbers are there.
+    unsafe fn load(from: *const Self::Number) -> Self;
+
+    /// # Safety
+    /// The processor has the instructions, and there is room for `COUNT` numbers.
+    unsafe fn store(self, to: *mut Self::Number);
+
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn all(value: Self::Number) -> Self;
+
+    /// `self + a * b`, rounded once.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn fused(self, a: Self, b: Self) -> Self;
+
+    /// Takes `value` and `place` where that value is greater than this, whose place is `known`.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn greater(&mut self, known: &mut Self, value: Self, place: Self);
+}
+
+/// Numbers one by one; where there are vectors of half their size (NEON), compilers use those.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plain<T, const N: usize>([T; N]);
+
+impl<T: Real, const N: usize> Lanes for Plain<T, N> {
+    type Number = T;
+    const COUNT: usize = N;
+
+    #[inline(always)]
+    unsafe fn load(from: *const T) -> Self {
+        // SAFETY: as the caller's.
+        Self(unsafe { from.cast::<[T; N]>().read() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut T) {
+        // SAFETY: as the caller's.
+        unsafe { to.cast::<[T; N]>().write(self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn all(value: T) -> Self {
+        Self([value; N])
+    }
+
+    #[inline(always)]
+    unsafe fn fused(mut self, a: Self, b: Self) -> Self {
+        for lane in 0..N {
+            self.0[lane] = self.0[lane].fused(a.0[lane], b.0[lane]);
+        }
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn greater(&mut self, known: &mut Self, value: Self, place: Self) {
+        for lane in 0..N {
+            let greater = value.0[lane] > self.0[lane];
+            self.0[lane] = if greater { value.0[lane] } else { self.0[lane] };
+            known.0[lane] = if greater {
+                place.0[lane]
+            } else {
+                known.0[lane]
+            };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! vector {
+    ($vector:ty, $number:ty, $load:ident, $store:ident, $all:ident, $fused:ident, |$self:ident, $value:ident| $mask:expr,
+        |$old:ident, $new:ident, $by:ident| $choose:expr) => {
+        // SAFETY: of all blocks: as the caller's.
+        impl Lanes for $vector {
+            type Number = $number;
+            const COUNT: usize = size_of::<$vector>() / size_of::<$number>();
+
+            #[inline(always)]
+            unsafe fn load(from: *const $number) -> Self {
+                // SAFETY: as the caller's.
+                unsafe { $load(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, to: *mut $number) {
+                // SAFETY: as the caller's.
+                unsafe { $store(to, self) }
+            }
+
+            #[inline(always)]
+            unsafe fn all(value: $number) -> Self {
+                // SAFETY: as the caller's.
+                unsafe { $all(value) }
+            }
+
+            #[inline(always)]
+            unsafe fn fused(self, a: Self, b: Self) -> Self {
+                // SAFETY: as the caller's.
+                unsafe { $fused(a, b, self) }
+            }
+
+            #[inline(always)]
+            unsafe fn greater(&mut self, known: &mut Self, value: Self, place: Self) {
+                // SAFETY: as the caller's.
+                unsafe {
+                    let ($self, $value) = (*self, value);
+                    let $by = $mask;
+                    let ($old, $new) = (*self, value);
+                    *self = $choose;
+                    let ($old, $new) = (*known, place);
+                    *known = $choose;
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+vector!(
+    __m512d,
+    f64,
+    _mm512_loadu_pd,
+    _mm512_storeu_pd,
+    _mm512_set1_pd,
+    _mm512_fmadd_pd,
+    |known, value| _mm512_cmp_pd_mask::<_CMP_GT_OQ>(value, known),
+    |old, new, by| _mm512_mask_mov_pd(old, by, new)
+);
+#[cfg(target_arch = "x86_64")]
+vector!(
+    __m512,
+    f32,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_set1_ps,
+    _mm512_fmadd_ps,
+    |known, value| _mm512_cmp_ps_mask::<_CMP_GT_OQ>(value, known),
+    |old, new, by| _mm512_mask_mov_ps(old, by, new)
+);
+#[cfg(target_arch = "x86_64")]
+vector!(
+    __m256d,
+    f64,
+    _mm256_loadu_pd,
+    _mm256_storeu_pd,
+    _mm256_set1_pd,
+    _mm256_fmadd_pd,
+    |known, value| _mm256_cmp_pd::<_CMP_GT_OQ>(value, known),
+    |old, new, by| _mm256_blendv_pd(old, new, by)
+);
+#[cfg(target_arch = "x86_64")]
+vector!(
+    __m256,
+    f32,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    _mm256_set1_ps,
+    _mm256_fmadd_ps,
+    |known, value| _mm256_cmp_ps::<_CMP_GT_OQ>(value, known),
+    |old, new, by| _mm256_blendv_ps(old, new, by)
+);
+
+/// The sum of products of `M` numbers, from `a` on, with the numbers of `C` vectors, those at `b`, over `steps` steps, each as far
+/// from the last as `step` says; added in order to what `sums` holds.
+///
+/// # Safety
+/// The processor has the instructions, and all these numbers are there.
+#[inline(always)]
+pub(crate) unsafe fn tile<V: Lanes, const M: usize, const C: usize>(
+    sums: &mut [[V; C]; M],
+    (mut a, mut b): (*const V::Number, [*const V::Number; C]),
+    step: (usize, usize),
+    steps: usize,
+) {
+    let mut held = *sums;
+    for _ in 0..steps {
+        // SAFETY: as the caller's.
+        unsafe {
+            let others = b.map(|b| V::load(b));
+            for (row, sums) in held.iter_mut().enumerate() {
+                let factor = V::all(*a.add(row));
+                for (sum, other) in sums.iter_mut().zip(others) {
+                    *sum = sum.fused(factor, other);
+                }
+            }
+        }
+        a = a.wrapping_add(step.0);
+        b = b.map(|b| b.wrapping_add(step.1));
+    }
+    *sums = held;
+}
+
+/// Bytes of a line of the processor's caches.
+const LINE_BYTES: usize = 64;
+
+/// Numbers that begin where a line of the cache does.
+#[derive(Debug, Default)]
+pub(crate) struct Lines<T> {
+    memory: Vec<T>,
+    start: usize,
+    count: usize,
+}
+
+impl<T: Real> Lines<T> {
+    /// Makes room for so many numbers. Those that are there mean nothing.
+    pub(crate) fn resize(&mut self, count: usize) {
+        if count == self.count {
+            return;
+        }
+        self.memory.clear();
+        self.memory
+            .resize(count + LINE_BYTES / size_of::<T>(), T::default());
+        let start = self.memory.as_ptr().align_offset(LINE_BYTES);
+        // An offset that is not known is only slower.
+        self.start = start.min(LINE_BYTES / size_of::<T>());
+        self.count = count;
+    }
+
+    pub(crate) fn values(&self) -> &[T] {
+        &self.memory[self.start..][..self.count]
+    }
+
+    pub(crate) fn values_mut(&mut self) -> &mut [T] {
+        &mut self.memory[self.start..][..self.count]
+    }
+}
+
+/// Does `$body` with `$V` as the vectors of `$level` for numbers of type `$T`.
+macro_rules! with_lanes {
+    ($level:expr, $T:ty, |$V:ident| $body:expr) => {
+        match $level {
+            #[cfg(target_arch = "x86_64")]
+            $crate::loops::simd::Level::Avx512 | $crate::loops::simd::Level::Ifma => {
+                type $V<T> = <T as $crate::loops::product::Real>::Wide;
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::loops::simd::Level::Avx2 => {
+                type $V<T> = <T as $crate::loops::product::Real>::Half;
+                $body
+            }
+            $crate::loops::simd::Level::Portable => {
+                type $V<T> = <T as $crate::loops::product::Real>::Plain;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_lanes;

@@ -184,6 +184,10 @@ fn vacate(folder: &Path) -> io::Result<()> {
     if !folder.join("cgroup.type").exists() {
         return fs::write(switch, wanted);
     }
+    if !is_delegated(folder) {
+        let what = "this process's control group is not its own (systemd: Delegate=yes)";
+        return Err(io::Error::other(what));
+    }
     let own = std::process::id().to_string();
     let there = fs::read_to_string(folder.join("cgroup.procs"))?;
     if there.trim() != own {
@@ -202,6 +206,17 @@ fn vacate(folder: &Path) -> io::Result<()> {
         let _ = fs::write(folder.join("cgroup.procs"), &own);
         let _ = fs::remove_dir(&inner);
     })
+}
+
+/// Whether a group was left to the processes in it. Where there is no systemd nobody else looks after it.
+fn is_delegated(folder: &Path) -> bool {
+    let says = |name: &&str| {
+        let mut value = [0];
+        rustix::fs::getxattr(folder, *name, &mut value).is_ok_and(|length| length == 1)
+            && value == *b"1"
+    };
+    let marks = ["trusted.delegate", "user.delegate"];
+    !Path::new("/run/systemd/system").exists() || marks.iter().any(says)
 }
 
 /// Removes groups of processes that are no more.

@@ -80,7 +80,7 @@ impl ForkServer {
         );
         let (own, other) = pair?;
         let mut command = serving(program.as_raw_fd(), KIND, other);
-        let process = spawn::on_lasting_thread(move || command.spawn())??;
+        let process = spawn::on_lasting_thread(move |_| command.spawn())??;
         for door in doors {
             let entered = rustix::io::write(door, process.id().to_string().as_bytes());
             if let Err(error) = entered {
@@ -254,15 +254,16 @@ pub(crate) fn serve() {
     }
 }
 
-/// A step's number as it is sent.
-fn step(number: usize) -> i32 {
-    i32::try_from(number).unwrap_or(0)
-}
-
 fn answer(reply: &OwnedFd, answer: Answer) {
     let bytes: Vec<u8> = answer.into_iter().flat_map(i32::to_ne_bytes).collect();
     // An element that does not listen is gone, and this process goes with it.
     let _ = rustix::io::write(reply, &bytes);
+}
+
+/// A child says which step of its sandbox failed, and why, and ends.
+fn refuse(reply: &OwnedFd, pid: i32, (step, errno): (usize, i32)) -> ! {
+    answer(reply, [pid, i32::try_from(step).unwrap_or(0), errno]);
+    std::process::exit(1)
 }
 
 /// A child's part: puts up the sandbox and runs the kernel.
@@ -275,8 +276,7 @@ fn child(
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let (reply, args, environment, kept) = {
         let Ok(order) = postcard::from_bytes::<Order>(order) else {
-            answer(&descriptors[0], [pid, 0, libc::EBADMSG]);
-            std::process::exit(1);
+            refuse(&descriptors[0], pid, (0, libc::EBADMSG));
         };
         let mut all = descriptors.into_iter();
         let mut next = || all.next().expect("the server counts them");
@@ -301,24 +301,20 @@ fn child(
                 .map(|(filters, owns)| filters.of(owns)),
         };
         if order.filter.is_some() && filters.is_none() {
-            answer(&reply, [pid, step(spawn::CALL_FILTER), libc::ENOSYS]);
-            std::process::exit(1);
+            refuse(&reply, pid, (spawn::CALL_FILTER, libc::ENOSYS));
         }
-        let mut rest = all.collect::<Vec<_>>().into_iter();
-        image.ruleset = if order.ruleset { rest.next() } else { None };
-        let kept: Vec<OwnedFd> = rest.collect();
+        image.ruleset = if order.ruleset { all.next() } else { None };
+        let kept: Vec<OwnedFd> = all.collect();
         let places = KEPT_FIRST..;
         for (place, kept) in places.zip(&kept) {
             // SAFETY: nothing here has these numbers.
             if unsafe { libc::dup2(kept.as_raw_fd(), place) } < 0 {
-                answer(&reply, [pid, step(spawn::DESCRIPTORS), libc::EMFILE]);
-                std::process::exit(1);
+                refuse(&reply, pid, (spawn::DESCRIPTORS, libc::EMFILE));
             }
         }
         // SAFETY: this is a fresh process with one thread.
-        if let Err((at, errno)) = unsafe { spawn::confine_copy(&image, parent) } {
-            answer(&reply, [pid, step(at), errno]);
-            std::process::exit(1);
+        if let Err(failure) = unsafe { spawn::confine_copy(&image, parent) } {
+            refuse(&reply, pid, failure);
         }
         // They are closed all at once.
         let count = kept.len();

@@ -162,39 +162,24 @@ static SPAWNERS: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
 /// # Errors
 /// If it could not be confined or executed; then nothing of the program ran.
 pub(crate) fn spawn(image: Image) -> Result<Process, SpawnError> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let job: Job = Box::new(move |stack| {
-        let result = start(&image, stack);
-        drop(image);
-        if let Err(mpsc::SendError(Ok(process))) = sender.send(result) {
-            // Nobody waits for it any more.
-            kill_group(process.pid);
-        }
-    });
-    SPAWNERS
-        .send(job)
-        .map_err(|_| SpawnError::Process(gone()))?;
-    receiver.recv().map_err(|_| SpawnError::Process(gone()))?
+    on_lasting_thread(move |stack| start(&image, stack)).map_err(SpawnError::Process)?
 }
 
-/// Does this on a thread that never ends, so that what it starts is not told to die with it.
+/// Does this on a thread that never ends, so that what it starts is not told to die with it, and waits for the answer.
 ///
 /// # Errors
 /// If there is no such thread.
 pub(crate) fn on_lasting_thread<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
+    work: impl FnOnce(&mut [u128]) -> T + Send + 'static,
 ) -> io::Result<T> {
+    let gone = || io::Error::other("the threads that start kernels are gone");
     let (sender, receiver) = mpsc::sync_channel(1);
-    let job: Job = Box::new(move |_| {
+    let job: Job = Box::new(move |stack| {
         // Whoever asked waits for it.
-        let _ = sender.send(work());
+        let _ = sender.send(work(stack));
     });
     SPAWNERS.send(job).map_err(|_| gone())?;
     receiver.recv().map_err(|_| gone())
-}
-
-fn gone() -> io::Error {
-    io::Error::other("the threads that start kernels are gone")
 }
 
 fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {

@@ -7,9 +7,10 @@
 //! Both versions of control groups are known. Of version 2, a group can only be made below one that holds no process:
 //! a service that is alone in its own (systemd: `Delegate=yes`) moves into one beside that of its kernels.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +21,9 @@ const NAME: &str = "tidemill-kernels-";
 
 /// Where a service of its own moves that has to leave its group.
 const SERVICE: &str = "tidemill-element";
+
+/// More than what a system writes to a file of events.
+const EVENTS_BYTES_MAX: usize = 1024;
 
 /// The controllers that are of use here.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
@@ -39,7 +43,8 @@ pub(crate) struct ControlGroup {
     name: String,
     doors: Vec<OwnedFd>,
     folders: Vec<PathBuf>,
-    events: Option<PathBuf>,
+    /// Counts, among others, processes that were ended for memory. Kept open, as it is read at each start.
+    events: Option<File>,
 }
 
 impl ControlGroup {
@@ -99,10 +104,10 @@ impl ControlGroup {
             };
             fs::write(number(file), value.to_string())?;
             if *controller == "memory" {
-                self.events = Some(number(match version {
+                self.events = Some(File::open(number(match version {
                     Version::One => "memory.oom_control",
                     Version::Two => "memory.events",
-                }));
+                }))?);
             }
         }
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -118,8 +123,12 @@ impl ControlGroup {
 
     /// How many of its processes were ended so far because together they wanted too much memory.
     pub(crate) fn ended(&self) -> u64 {
-        let text = self.events.as_ref().map(fs::read_to_string);
-        let text = text.and_then(Result::ok).unwrap_or_default();
+        let mut bytes = [0; EVENTS_BYTES_MAX];
+        let read = self
+            .events
+            .as_ref()
+            .and_then(|events| events.read_at(&mut bytes, 0).ok());
+        let text = str::from_utf8(&bytes[..read.unwrap_or(0)]).unwrap_or_default();
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|count| count.parse().ok()).unwrap_or(0)
     }

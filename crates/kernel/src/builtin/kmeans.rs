@@ -15,7 +15,7 @@ use super::matrix::{Matrix, any, not_finite};
 use super::table::{Arg, Code, INPUT, Kernel, Options};
 use super::values::{FORMAT, Numbers, ORDER, OUT, missing, with_dtype};
 use crate::loops::nearest::{Centres, Nearest};
-use crate::loops::number::decimal;
+use crate::loops::number::{Number, decimal};
 use crate::loops::product::{Computed, Panel, Real, add_rows};
 use crate::loops::simd::{Level, Pass, run};
 use crate::threads::{Pile, in_threads};
@@ -329,7 +329,7 @@ impl<T: Computed> Task<'_, T> {
         for row in centres.chunks_exact_mut(columns) {
             row.iter_mut()
                 .zip(&self.shift)
-                .for_each(|(value, shift)| *value -= shift.wide());
+                .for_each(|(value, shift)| *value -= shift.to_f64());
         }
         Ok(centres)
     }
@@ -353,7 +353,7 @@ impl<T: Computed> Task<'_, T> {
             if turn == picked {
                 let row = self.matrix.little(row, &mut swapped);
                 panel.load::<T>(Level::Portable, row, &self.shift);
-                sample.extend(panel.values[..columns].iter().map(|value| value.wide()));
+                sample.extend(panel.values[..columns].iter().map(|value| value.to_f64()));
             }
             turn += 1;
         }
@@ -449,7 +449,7 @@ impl<T: Computed> Task<'_, T> {
                         centre
                             .iter()
                             .zip(&self.shift)
-                            .map(|(value, shift)| value + shift.wide()),
+                            .map(|(value, shift)| value + shift.to_f64()),
                     );
                     Numbers::floats(row).write(raw, out)?;
                 }
@@ -504,7 +504,7 @@ fn squares<R: Real>(panel: &Panel<R>, nearest: &[u32], centres: &[f64], columns:
 fn distance<R: Real>(row: &[R], centre: &[f64]) -> f64 {
     let pairs = row.iter().zip(centre);
     pairs
-        .map(|(value, centre)| (value.wide() - centre) * (value.wide() - centre))
+        .map(|(value, centre)| (value.to_f64() - centre) * (value.to_f64() - centre))
         .sum()
 }
 
@@ -526,7 +526,7 @@ impl<R: Real> Pass for Gather<'_, R> {
             let sums = &mut self.sums[*cluster as usize * width..][..width];
             // Compilers find vectors for this, but not all do for rows in pieces of fixed length.
             for (sum, value) in sums.iter_mut().zip(row) {
-                *sum += value.wide();
+                *sum += value.to_f64();
             }
         }
     }

@@ -200,7 +200,7 @@ fn moments_in<T: Number, R: Real>(
     groups.load::<T>(level, first, &zeros, &mut moments.near);
     let count = (first.len() / row) as f64;
     let near: Vec<R> = moments.near.iter().map(|sum| R::of(sum / count)).collect();
-    moments.near = near.iter().map(|near| near.wide()).collect();
+    moments.near = near.iter().map(|near| near.to_f64()).collect();
     products.clear();
     products.resize(groups.width() * groups.width(), 0.0);
     for run in runs {

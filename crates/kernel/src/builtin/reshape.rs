@@ -19,7 +19,7 @@ use crate::fold::Stream;
 use crate::loops;
 use crate::loops::affine::{self, By};
 use crate::loops::convert::{Convert, Made, Wide, convert};
-use crate::loops::number::decimal;
+use crate::loops::number::{bytes_of, decimal};
 use crate::loops::pages;
 use crate::loops::simd::Level;
 use crate::loops::sort::sort_in_slices;
@@ -214,12 +214,6 @@ fn sort_text(
 fn memory_limit() -> usize {
     let limit = getrlimit(Resource::Data).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 5 * 2).unwrap_or(usize::MAX)
-}
-
-/// The bytes of integers.
-fn bytes_of<K>(keys: &[K]) -> &[u8] {
-    // SAFETY: keys are integers, all bytes of which are set.
-    unsafe { std::slice::from_raw_parts(keys.as_ptr().cast(), size_of_val(keys)) }
 }
 
 type Each = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;

@@ -108,7 +108,7 @@ impl<const W: usize, T: Real, N: Number> InLines<W, Load<'_, T, N>> {
                 to[lane] = values[lane] - shift[lane];
             }
             for lane in 0..W {
-                sums[lane] += to[lane].wide();
+                sums[lane] += to[lane].to_f64();
             }
         }
         all.sums[column..][..count].copy_from_slice(&sums[..count]);
@@ -182,7 +182,7 @@ impl<V: Lanes> Gram<'_, V> {
                 // SAFETY: as above, and there is room.
                 unsafe { sums.store(some.as_mut_ptr()) };
                 for (to, sum) in to.iter_mut().zip(some) {
-                    *to += sum.wide();
+                    *to += sum.to_f64();
                 }
             }
         }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn check<T: Real + Number>(values: &[T], columns: usize) {
+    fn check<T: Real>(values: &[T], columns: usize) {
         let values = &values[..values.len() / columns * columns];
         let mut bytes = vec![0; values.len() * T::SIZE];
         for (value, to) in values.iter().zip(bytes.chunks_exact_mut(T::SIZE)) {
@@ -245,13 +245,13 @@ mod tests {
                 rows.map(move |row| row[column] - shift)
             };
             for first in 0..columns {
-                let wanted = column(first).fold(0.0, |sum, value| sum + value.wide());
+                let wanted = column(first).fold(0.0, |sum, value| sum + value.to_f64());
                 assert!(sums[first] == wanted, "{level:?} {first}");
                 for second in first..columns {
                     let pairs = column(first).zip(column(second));
                     let wanted = pairs.fold(T::default(), |sum, (a, b)| sum.fused(a, b));
                     assert!(
-                        found[first * width + second] == 1.0 + wanted.wide(),
+                        found[first * width + second] == 1.0 + wanted.to_f64(),
                         "{level:?} {first} {second}"
                     );
                 }

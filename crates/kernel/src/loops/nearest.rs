@@ -5,6 +5,7 @@
 use std::marker::PhantomData;
 
 use super::lanes::{Lanes, Lines, tile, with_lanes};
+use super::number::bytes_of;
 use super::product::{Panel, Real};
 use super::simd::{Level, Pass, run};
 use super::transpose::{Part, transpose};
@@ -36,7 +37,7 @@ impl<T: Real> Centres<T> {
             for (column, number) in numbers.iter().enumerate() {
                 let number = T::of(*number);
                 values[start + column * CENTRES] = number;
-                squares += number.wide() * number.wide();
+                squares += number.to_f64() * number.to_f64();
             }
             penalties[centre] = T::of(-squares / 2.0);
         }
@@ -71,7 +72,7 @@ impl<T: Real> Nearest<T> {
         self.places.resize(band);
         for first in (0..panel.rows).step_by(band) {
             let part = Part {
-                from: bytes(&panel.values[first * panel.width..][..band * panel.width]),
+                from: bytes_of(&panel.values[first * panel.width..][..band * panel.width]),
                 size: size_of::<T>(),
                 rows: band,
                 width: panel.width,
@@ -97,15 +98,10 @@ impl<T: Real> Nearest<T> {
             to.extend(
                 places[..band.min(panel.rows - first)]
                     .iter()
-                    .map(|place| place.wide() as u32),
+                    .map(|place| place.to_f64() as u32),
             );
         }
     }
-}
-
-fn bytes<T: Real>(values: &[T]) -> &[u8] {
-    // SAFETY: numbers are bytes without gaps.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 fn bytes_mut<T: Real>(values: &mut [T]) -> &mut [u8] {
@@ -180,16 +176,15 @@ impl<V: Lanes> Pass for Find<'_, V> {
 )]
 mod tests {
     use super::*;
-    use crate::loops::number::Number;
     use proptest::prelude::*;
 
-    fn check<T: Real + Number>(rows: &[T], columns: usize, centres: &[f64]) {
+    fn check<T: Real>(rows: &[T], columns: usize, centres: &[f64]) {
         let rows = &rows[..rows.len() / columns * columns];
         let centres = &centres[..centres.len() / columns * columns];
         let score = |row: &[T], centre: &[f64]| {
             let squares: f64 = centre
                 .iter()
-                .map(|x| T::of(*x).wide() * T::of(*x).wide())
+                .map(|x| T::of(*x).to_f64() * T::of(*x).to_f64())
                 .fold(0.0, |sum, square| sum + square);
             let pairs = row.iter().zip(centre);
             pairs.fold(T::of(-squares / 2.0), |sum, (a, b)| {
@@ -211,7 +206,7 @@ mod tests {
         let (mut panel, mut nearest, mut found) =
             (Panel::default(), Nearest::default(), Vec::new());
         for level in Level::available() {
-            panel.load::<T>(level, bytes(rows), &vec![T::default(); columns]);
+            panel.load::<T>(level, bytes_of(rows), &vec![T::default(); columns]);
             nearest.find(level, &panel, &packed, &mut found);
             assert_eq!(found, wanted, "{level:?}");
         }

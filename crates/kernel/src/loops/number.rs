@@ -79,6 +79,12 @@ pub(crate) trait Number:
     fn same(self, other: Self) -> bool;
 }
 
+/// The bytes of numbers as they are in memory.
+pub(crate) fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
+    // SAFETY: numbers are bytes without gaps.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
 macro_rules! float {
     ($type:ty, $tally:ty) => {
         impl Number for $type {

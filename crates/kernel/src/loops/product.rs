@@ -1,7 +1,6 @@
 //! Rows of many columns, and their products with the columns of a small matrix: sums are kept in registers, four rows by some vectors at
 //! a time. Each sum adds its products in order, unfused, so all vectors give the same bits.
 
-use std::fmt::Debug;
 use std::ops::{Add, Mul, Sub};
 
 use super::lanes::{Lanes, Plain};
@@ -10,16 +9,7 @@ use super::simd::{Level, Pass, run};
 
 /// A floating-point number to compute in.
 pub(crate) trait Real:
-    Copy
-    + Default
-    + PartialOrd
-    + Debug
-    + Send
-    + Sync
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + 'static
+    Number + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
     /// Vectors of AVX-512: a whole line of the cache.
     #[cfg(target_arch = "x86_64")]
@@ -31,7 +21,6 @@ pub(crate) trait Real:
     type Plain: Lanes<Number = Self>;
     /// The nearest number of this type.
     fn of(value: f64) -> Self;
-    fn wide(self) -> f64;
     /// `self + a * b`, rounded once.
     fn fused(self, a: Self, b: Self) -> Self;
 }
@@ -45,10 +34,6 @@ impl Real for f64 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value
-    }
-    #[inline(always)]
-    fn wide(self) -> f64 {
-        self
     }
     #[inline(always)]
     fn fused(self, a: Self, b: Self) -> Self {
@@ -66,10 +51,6 @@ impl Real for f32 {
     #[inline(always)]
     fn of(value: f64) -> Self {
         value as f32
-    }
-    #[inline(always)]
-    fn wide(self) -> f64 {
-        f64::from(self)
     }
     #[inline(always)]
     fn fused(self, a: Self, b: Self) -> Self {
@@ -357,7 +338,7 @@ mod tests {
         pairs.fold(T::default(), |sum, (a, b)| sum + a * b)
     }
 
-    fn check<T: Real + Number>(rows: &[T], length: usize, centres: &[T]) {
+    fn check<T: Real>(rows: &[T], length: usize, centres: &[T]) {
         let rows = &rows[..rows.len() / length * length];
         let centres = &centres[..centres.len() / length * length];
         let products: Vec<T> = rows

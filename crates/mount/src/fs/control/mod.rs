@@ -14,7 +14,6 @@
 
 mod submit;
 mod text;
-mod users;
 
 use super::backend::credentials;
 use super::{Caller, Found, Fs, Key, Pace};
@@ -24,7 +23,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::Error as ClientError;
+use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -294,8 +293,11 @@ impl Fs {
         let named = |name: String, special| (name.into_bytes(), self.control.found(special));
         Ok(match self.control.special(number)? {
             Special::Folder => {
-                let mut seen = self.control.users.lock();
-                seen.insert(caller.uid);
+                let seen = {
+                    let mut seen = self.control.users.lock();
+                    seen.insert(caller.uid);
+                    seen.clone()
+                };
                 let mut entries: Vec<_> = seen
                     .iter()
                     .map(|uid| named(users::name(*uid), Special::User(*uid)))

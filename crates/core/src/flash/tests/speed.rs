@@ -1,18 +1,21 @@
 //! How fast the flash model is, and what its figures in `docs/flash.md` are:
-//! `cargo run --release -p tidemill-plan --example flash_speed`.
-#![expect(clippy::print_stdout, reason = "it prints a table")]
+//! `cargo test --release -p tidemill-core --lib flash::tests::speed -- --ignored --nocapture --test-threads=1`.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the measurement needs a clock; what is measured does not"
+)]
 
+use super::super::ftl::{Config, Ftl};
+use super::super::gc::Collector;
+use super::super::geometry::{Geometry, GeometryError, Spec};
+use super::super::ledger::{Ledger, LedgerError};
+use super::model::analysis::{Analysis, Mode};
+use super::model::closed_form;
+use super::model::device::{Kind, run};
+use super::model::workload::poisson;
+use crate::random::Source;
+use crate::time::{Span, Time};
 use std::time::Instant;
-
-use tidemill_core::time::{Span, Time};
-use tidemill_plan::flash::analysis::{Analysis, Mode};
-use tidemill_plan::flash::closed_form;
-use tidemill_plan::flash::device::{Kind, run};
-use tidemill_plan::flash::ftl::{Config, Ftl};
-use tidemill_plan::flash::gc::Collector;
-use tidemill_plan::flash::geometry::{Geometry, GeometryError, Spec};
-use tidemill_plan::flash::ledger::{Ledger, LedgerError};
-use tidemill_plan::flash::workload::{Source, poisson};
 
 const PAGE: u64 = 8192;
 
@@ -50,6 +53,8 @@ fn random_writes(ftl: &mut Ftl, source: &mut Source, count: u32) {
 }
 
 /// Page writes per second, as the host counts them.
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
 fn translation() -> Result<(), GeometryError> {
     for (name, blocks) in [("1 GiB", 18), ("64 GiB", 1096)] {
         let over_provisioning = if blocks < 100 { 0.25 } else { 0.07 };
@@ -97,6 +102,8 @@ fn translation() -> Result<(), GeometryError> {
 
 /// Simulated against closed form, on one chip of 4 096 blocks (few are kept free or open) and on 32 chips of
 /// 137 (many are).
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
 fn amplification() -> Result<(), GeometryError> {
     println!("\nover-provisioning  chips  collector    simulated  closed form: in use   nominal");
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
@@ -154,6 +161,8 @@ fn steady_state(spec: Spec, collector: Collector) -> Result<(f64, f64), Geometry
     Ok((found, in_use))
 }
 
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
 fn requests() -> Result<(), GeometryError> {
     let mut ftl = device(1096, 0.07, Collector::Greedy)?;
     ftl.write(0, 1 << 30).expect("inside the device");
@@ -177,6 +186,8 @@ fn requests() -> Result<(), GeometryError> {
     Ok(())
 }
 
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
 fn ledger() -> Result<(), LedgerError> {
     let mut ledger = Ledger::new(1 << 40)?;
     let mut source = Source::seeded(4);
@@ -202,13 +213,5 @@ fn ledger() -> Result<(), LedgerError> {
     let bytes = ledger.save();
     println!("    {:?}", ledger.report());
     println!("    snapshot: {} bytes", bytes.len());
-    Ok(())
-}
-
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    translation()?;
-    requests()?;
-    ledger()?;
-    amplification()?;
     Ok(())
 }

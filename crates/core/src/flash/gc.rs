@@ -5,7 +5,7 @@ use super::ftl::{Ftl, Operation, Slot, Stream};
 
 /// Which closed block is collected next. Ties go to the block that was left alone longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Collector {
+pub(super) enum Collector {
     /// The one with the fewest valid pages: the least work now.
     Greedy,
     /// The one with the greatest age · (1 − u) / 2u, u its share of valid pages and age the time since a
@@ -35,7 +35,7 @@ impl Ftl {
     /// is none, and erases it once it is empty. False if no block is worth it, so nothing was done.
     ///
     /// An idle device calls this in small steps; a write that finds too few free blocks does it by itself.
-    pub fn collect(&mut self, pages: u32, observe: &mut impl FnMut(Operation)) -> bool {
+    pub(super) fn collect(&mut self, pages: u32, observe: &mut impl FnMut(Operation)) -> bool {
         let Some(mut slot) = self.victim.take().or_else(|| self.choose()) else {
             return false;
         };

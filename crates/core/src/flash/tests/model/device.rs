@@ -7,15 +7,16 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use tidemill_core::time::{Span, Time};
+use crate::time::{Span, Time};
 
 use super::analysis::{Analysis, Mode, Pending};
-use super::ftl::{Counts, Ftl, RangeError};
+use super::host::RangeError;
 use super::timeline::{Timeline, time_of};
+use crate::flash::ftl::{Counts, Ftl};
 
 /// What a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Data from the device.
     Read,
     /// Data to the device. It is done when it is in flash.
@@ -24,20 +25,20 @@ pub enum Kind {
 
 /// One request of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// When it comes.
-    pub arrival: Time,
+    pub(crate) arrival: Time,
     /// What it wants.
-    pub kind: Kind,
+    pub(crate) kind: Kind,
     /// First byte.
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// Bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Why a run can't be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RunError {
+pub(crate) enum RunError {
     /// A request is not inside the device.
     #[error("request {index}: {source}")]
     Request {
@@ -59,41 +60,40 @@ pub enum RunError {
 
 /// How requests fared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Latency {
+pub(crate) struct Latency {
     /// Requests served.
-    pub requests: u64,
+    pub(crate) requests: u64,
     /// From arrival until done: mean.
-    pub mean: Span,
+    pub(crate) mean: Span,
     /// The same: 99 of 100 took at most this.
-    pub p99: Span,
+    pub(crate) p99: Span,
     /// The same: the longest.
-    pub max: Span,
+    pub(crate) max: Span,
     /// Requests that found the core computing and were the first to do so in that slice.
-    pub preemptions: u64,
+    pub(crate) preemptions: u64,
     /// Their mean wait for the slice to end, to be held against B / 2T.
-    pub preemption_mean: Span,
+    pub(crate) preemption_mean: Span,
     /// The longest wait for a slice to end.
-    pub preemption_max: Span,
+    pub(crate) preemption_max: Span,
 }
 
 /// How the analysis fared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Analysed {
+pub(crate) struct Analysed {
     /// Bytes analysed.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Of these, bytes that were still in the controller's memory.
-    pub bytes_in_memory: u64,
+    pub(crate) bytes_in_memory: u64,
     /// When there first was something to do.
-    pub started: Time,
+    pub(crate) started: Time,
     /// When nothing was left to do.
-    pub finished: Time,
+    pub(crate) finished: Time,
 }
 
 impl Analysed {
     /// Bytes per second from first data to the end; 0 if there were none.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-    pub fn bytes_per_s(&self) -> f64 {
+    pub(crate) fn bytes_per_s(&self) -> f64 {
         let seconds = self.finished.since(self.started).as_secs_f64();
         if seconds > 0.0 {
             self.bytes as f64 / seconds
@@ -105,30 +105,30 @@ impl Analysed {
 
 /// Collection during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
+pub(crate) struct Collected {
     /// Pages copied in idle time.
-    pub background_pages: u64,
+    pub(crate) background_pages: u64,
     /// Pages copied while a write waited.
-    pub forced_pages: u64,
+    pub(crate) forced_pages: u64,
     /// Analysis slices begun while collection was wanted and had to wait.
-    pub yields: u64,
+    pub(crate) yields: u64,
     /// Pages copied in idle time after the analysis was done: what was put off and then caught up.
-    pub postponed_pages: u64,
+    pub(crate) postponed_pages: u64,
 }
 
 /// What a run gave.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub(crate) struct Report {
     /// How requests fared.
-    pub latency: Latency,
+    pub(crate) latency: Latency,
     /// How the analysis fared.
-    pub analysed: Analysed,
+    pub(crate) analysed: Analysed,
     /// Collection.
-    pub collected: Collected,
+    pub(crate) collected: Collected,
     /// When the last thing was done.
-    pub ended: Time,
+    pub(crate) ended: Time,
     /// What the translation layer did during the run.
-    pub counts: Counts,
+    pub(crate) counts: Counts,
 }
 
 /// Serves `requests` (by arrival; those at the same time in the order given) on `ftl`, with an analysis
@@ -138,7 +138,7 @@ pub struct Report {
 /// # Errors
 /// [`RunError`] if a request or range is not inside the device or the analysis has a zero; then nothing is
 /// done.
-pub fn run(
+pub(crate) fn run(
     ftl: &mut Ftl,
     requests: &[Request],
     analysis: Option<&Analysis>,

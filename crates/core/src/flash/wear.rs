@@ -10,9 +10,6 @@ use super::ftl::{Ftl, Operation};
 /// Erases between two moves of cold data, so that levelling costs little while it catches up.
 const ERASES_BETWEEN_MOVES: u64 = 16;
 
-/// Seconds in a year of 365 days.
-const YEAR_S: f64 = 365.0 * 86_400.0;
-
 /// Erase counts over all blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wear {
@@ -30,7 +27,7 @@ impl Ftl {
     /// Erase counts at present.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
-    pub fn wear(&self) -> Wear {
+    pub(super) fn wear(&self) -> Wear {
         let (erases_min, erases_max) = self.blocks.wear_range();
         let erases_mean = self.counts.erases as f64 / f64::from(self.geometry.blocks());
         Wear {
@@ -38,32 +35,6 @@ impl Ftl {
             erases_mean,
             erases_max,
             used: erases_mean / f64::from(self.geometry.spec().endurance_erases),
-        }
-    }
-
-    /// How often each block was erased.
-    pub fn erases(&self) -> impl Iterator<Item = u32> + '_ {
-        self.blocks.iter().map(|(_, block)| block.erases)
-    }
-
-    /// Bytes that the host can still write before the mean block is worn out, at the write amplification
-    /// so far.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    pub fn endurance_left_bytes(&self) -> f64 {
-        let cycles = f64::from(self.geometry.spec().endurance_erases);
-        let left = (1.0 - self.wear().used).max(0.0) * cycles;
-        let bytes = f64::from(self.geometry.blocks()) * self.geometry.block_bytes() as f64;
-        left * bytes / self.write_amplification()
-    }
-
-    /// Years of 365 days until then if the host goes on at `bytes_per_s`; infinite if it does not write.
-    #[must_use]
-    pub fn endurance_left_years(&self, bytes_per_s: f64) -> f64 {
-        if bytes_per_s > 0.0 {
-            self.endurance_left_bytes() / bytes_per_s / YEAR_S
-        } else {
-            f64::INFINITY
         }
     }
 

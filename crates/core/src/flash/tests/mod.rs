@@ -5,6 +5,8 @@ mod amplification;
 mod device;
 mod ftl;
 mod ledger;
+mod model;
+mod speed;
 mod wear;
 
 use super::ftl::{Config, Ftl};

@@ -1,37 +1,37 @@
 //! What a flash device is made of: how many chips, blocks and pages, how fast and how durable. A
 //! [`Geometry`] exists only if it makes sense; the translation layer relies on that.
 
-use tidemill_core::time::Span;
+use crate::time::Span;
 
 /// A physical or logical page number that stands for "none", so at most `u32::MAX - 1` pages fit.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A device as its user describes it. [`Geometry::new`] checks it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spec {
+pub(super) struct Spec {
     /// Independent buses between controller and chips.
-    pub channels: u32,
+    pub(super) channels: u32,
     /// Chips on one channel. A chip does one operation at a time; count dies where they work alone.
-    pub chips_per_channel: u32,
+    pub(super) chips_per_channel: u32,
     /// Erase blocks in one chip.
-    pub blocks_per_chip: u32,
+    pub(super) blocks_per_chip: u32,
     /// Pages in one erase block.
-    pub pages_per_block: u32,
+    pub(super) pages_per_block: u32,
     /// Bytes in one page, the unit of reading and programming.
-    pub page_bytes: u32,
+    pub(super) page_bytes: u32,
     /// (physical − logical) / logical capacity; 0.07 is what a device sold in powers of ten has over its
     /// powers of two.
-    pub over_provisioning: f64,
+    pub(super) over_provisioning: f64,
     /// Time the chip takes to read a page into its register.
-    pub read: Span,
+    pub(super) read: Span,
     /// Time the chip takes to program a page from its register.
-    pub program: Span,
+    pub(super) program: Span,
     /// Time the chip takes to erase a block.
-    pub erase: Span,
+    pub(super) erase: Span,
     /// Bytes per second of one channel.
-    pub channel_bytes_per_s: u64,
+    pub(super) channel_bytes_per_s: u64,
     /// Erase cycles a block endures.
-    pub endurance_erases: u32,
+    pub(super) endurance_erases: u32,
 }
 
 impl Default for Spec {
@@ -52,27 +52,6 @@ impl Default for Spec {
             erase: Span(3_800_000),
             channel_bytes_per_s: 40 << 20,
             endurance_erases: 5_000,
-        }
-    }
-}
-
-impl Spec {
-    /// The Active Flash paper's prototype (§6, Table 6): 64 GiB and reads of 32 KiB. One read takes
-    /// 0.75 ms, as in Table 7 (100 MB in 2.4 s); how that splits into chip and channel is not published,
-    /// nor are the counts of chips and blocks: they are ours.
-    #[must_use]
-    pub fn prototype() -> Self {
-        Self {
-            channels: 4,
-            chips_per_channel: 4,
-            blocks_per_chip: 1096,
-            pages_per_block: 128,
-            page_bytes: 32 << 10,
-            read: Span(100_000),
-            program: Span(1_300_000),
-            erase: Span(3_800_000),
-            channel_bytes_per_s: 50_412_308,
-            ..Self::default()
         }
     }
 }
@@ -118,7 +97,7 @@ pub enum GeometryError {
 
 /// A checked [`Spec`] with the sizes that follow from it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Geometry {
+pub(super) struct Geometry {
     spec: Spec,
     blocks: u32,
     logical_pages: u32,
@@ -129,7 +108,7 @@ impl Geometry {
     ///
     /// # Errors
     /// [`GeometryError`] names the setting that is zero, out of range or inconsistent with the others.
-    pub fn new(spec: Spec) -> Result<Self, GeometryError> {
+    pub(super) fn new(spec: Spec) -> Result<Self, GeometryError> {
         for (field, value) in [
             ("channels", u64::from(spec.channels)),
             ("chips_per_channel", u64::from(spec.chips_per_channel)),
@@ -199,64 +178,52 @@ impl Geometry {
 
     /// The description it was made from.
     #[must_use]
-    pub fn spec(&self) -> &Spec {
+    pub(super) fn spec(&self) -> &Spec {
         &self.spec
     }
 
     /// Chips in the device. Chip `c` is on channel `c % channels`, so going through chips in order spreads
     /// over channels first.
     #[must_use]
-    pub fn chips(&self) -> u32 {
+    pub(super) fn chips(&self) -> u32 {
         self.spec.channels * self.spec.chips_per_channel
     }
 
     /// Erase blocks in the device. Block `b` is in chip `b % chips`.
     #[must_use]
-    pub fn blocks(&self) -> u32 {
+    pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }
 
     /// Pages the device has.
     #[must_use]
-    pub fn physical_pages(&self) -> u32 {
+    pub(super) fn physical_pages(&self) -> u32 {
         self.blocks * self.spec.pages_per_block
     }
 
     /// Pages the host sees: physical / (1 + over-provisioning).
     #[must_use]
-    pub fn logical_pages(&self) -> u32 {
+    pub(super) fn logical_pages(&self) -> u32 {
         self.logical_pages
-    }
-
-    /// Bytes the host sees.
-    #[must_use]
-    pub fn logical_bytes(&self) -> u64 {
-        u64::from(self.logical_pages) * u64::from(self.spec.page_bytes)
     }
 
     /// Bytes in an erase block.
     #[must_use]
-    pub fn block_bytes(&self) -> u64 {
+    pub(super) fn block_bytes(&self) -> u64 {
         u64::from(self.spec.pages_per_block) * u64::from(self.spec.page_bytes)
     }
 
     /// Free blocks below which a write must wait for collection: the collector may open one block on each
     /// chip before it frees the first.
     #[must_use]
-    pub fn reserve(&self) -> u32 {
+    pub(super) fn reserve(&self) -> u32 {
         self.chips().saturating_add(2)
     }
 
     /// The block a physical page is in.
     #[must_use]
-    pub fn block_of(&self, page: u32) -> u32 {
+    pub(super) fn block_of(&self, page: u32) -> u32 {
         page / self.spec.pages_per_block
-    }
-
-    /// The chip a physical page is in.
-    #[must_use]
-    pub fn chip_of(&self, page: u32) -> u32 {
-        self.block_of(page) % self.chips()
     }
 }
 

@@ -1,10 +1,10 @@
 //! Simulated write amplification of uniform random writes against the closed forms.
 
-use super::super::closed_form;
 use super::super::ftl::{Config, Ftl};
 use super::super::gc::Collector;
 use super::super::geometry::{Geometry, Spec};
-use super::super::workload::Source;
+use super::model::closed_form;
+use crate::random::Source;
 
 const PAGES_PER_BLOCK: u32 = 64;
 

@@ -1,13 +1,15 @@
 //! Requests and analysis on one device: what the paper promises of delay, and what the modes change.
 
+use crate::time::{Span, Time};
 use proptest::prelude::*;
-use tidemill_core::time::{Span, Time};
 
-use super::super::analysis::{Analysis, Mode};
-use super::super::device::{Kind, Report, Request, RunError, run};
-use super::super::ftl::{Config, Ftl, RangeError};
+use super::super::ftl::{Config, Ftl};
 use super::super::geometry::{Geometry, Spec};
-use super::super::workload::{Source, poisson};
+use super::model::analysis::{Analysis, Mode};
+use super::model::device::{Kind, Report, Request, RunError, run};
+use super::model::host::RangeError;
+use super::model::workload::poisson;
+use crate::random::Source;
 
 const MIB: u64 = 1 << 20;
 

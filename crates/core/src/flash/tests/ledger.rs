@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::super::closed_form;
 use super::super::ftl::{Config, Ftl};
 use super::super::gc::Collector;
 use super::super::ledger::{Ledger, LedgerError, PAGES_MAX, SECTOR_BYTES};
 use super::super::snapshot::SnapshotError;
-use super::super::workload::Source;
+use super::model::closed_form;
 use super::small;
+use crate::random::Source;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

@@ -18,13 +18,13 @@ use super::gc::Collection;
 use super::geometry::{Geometry, GeometryError, Spec};
 use super::snapshot::{Reader, SnapshotError, VERSION, Writer, ensure};
 use super::wear::Wear;
-use super::workload::Source;
+use crate::random::Source;
 
 /// Bytes of the smallest unit that a device programs; objects are rounded up to it.
-pub const SECTOR_BYTES: u64 = 4096;
+pub(super) const SECTOR_BYTES: u64 = 4096;
 
 /// The most pages the ledger keeps a map of, 4 MiB of memory in all.
-pub const PAGES_MAX: u64 = 1 << 18;
+pub(super) const PAGES_MAX: u64 = 1 << 18;
 
 const PAGES_PER_BLOCK: u64 = 64;
 const OVER_PROVISIONING_PERCENT: u64 = 7;
@@ -299,7 +299,7 @@ impl Ledger {
         self.ftl.encode(&mut writer);
         writer.put(self.host_bytes);
         writer.put(self.sectors_written);
-        writer.put(self.source.state);
+        writer.put(self.source.state());
         let unflushed = (0u64..).zip(&self.unflushed).filter(|&(_, &n)| n > 0);
         writer.put(unflushed.clone().count() as u64);
         for (page, &sectors) in unflushed {

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::ftl::{Config, Ftl, Operation, RangeError};
+use super::super::ftl::{Config, Ftl, Operation};
 use super::super::gc::Collector;
-use super::super::workload::Source;
+use super::model::host::RangeError;
 use super::small;
+use crate::random::Source;
 
 /// What each physical page holds: (logical page, version).
 struct Flash {

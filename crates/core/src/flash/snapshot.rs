@@ -3,7 +3,7 @@
 //! What follows from the rest is not stored: lists, counts of valid pages, owners. What is read is checked,
 //! so that damaged bytes give an error and not a device that fails later.
 
-use tidemill_core::time::Span;
+use crate::time::Span;
 
 use super::blocks::{Blocks, State};
 use super::ftl::{Config, Counts, Frontier, Ftl, Slot};
@@ -11,7 +11,7 @@ use super::gc::Collector;
 use super::geometry::{Geometry, GeometryError, NONE, Spec};
 
 /// Version of the layout. Another one is refused.
-pub const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 1;
 
 /// Why bytes can't be restored.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -126,27 +126,6 @@ pub(super) fn ensure(holds: bool, field: &'static str) -> Result<(), SnapshotErr
 }
 
 impl Ftl {
-    /// Its state as bytes.
-    #[must_use]
-    pub fn save(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.put(VERSION);
-        self.encode(&mut writer);
-        writer.into_bytes()
-    }
-
-    /// The layer that [`Ftl::save`] saved; it goes on exactly as the saved one would have.
-    ///
-    /// # Errors
-    /// [`SnapshotError`] if the bytes are not what `save` of this version gives.
-    pub fn restore(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let mut reader = Reader::new(bytes);
-        reader.version()?;
-        let ftl = Self::decode(&mut reader, NONE)?;
-        reader.end()?;
-        Ok(ftl)
-    }
-
     pub(super) fn encode(&self, writer: &mut Writer) {
         encode_spec(self.geometry.spec(), writer);
         writer.put(match self.config.collector {

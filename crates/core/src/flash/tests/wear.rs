@@ -1,8 +1,8 @@
-//! Levelling, and the endurance that is left.
+//! Levelling.
 
 use super::super::ftl::{Config, Ftl};
-use super::super::workload::Source;
 use super::small;
+use crate::random::Source;
 
 /// Half of the device is written once and stays; the rest is written over and over.
 fn half_cold(level_above: u32) -> Ftl {
@@ -55,27 +55,4 @@ fn wear_adds_up() {
     let counts = half_cold(u32::MAX).counts();
     let kept = counts.flash_pages().checked_sub(counts.erases * 8);
     assert!(kept.is_some_and(|kept| kept <= 1024), "{counts:?}");
-}
-
-#[test]
-fn endurance_counts_down() {
-    let mut ftl = small(0.25, Config::default());
-    let physical = 1024.0 * 512.0;
-    let cycles = f64::from(ftl.geometry().spec().endurance_erases);
-    assert!((ftl.endurance_left_bytes() - physical * cycles).abs() < 1.0);
-    let all = ftl.geometry().logical_bytes();
-    for _ in 0..1000 {
-        ftl.write(0, all).unwrap();
-    }
-    // Sequential writes are not amplified, so what was written is what is gone, up to one device.
-    let gone = physical * cycles - ftl.endurance_left_bytes();
-    let written = f64::from(u32::try_from(ftl.counts().host_bytes).unwrap());
-    assert!(
-        gone <= written && written - gone <= physical,
-        "{gone} {written}"
-    );
-    let year = 365.0 * 86_400.0;
-    let years = ftl.endurance_left_years(1000.0);
-    assert!((years - ftl.endurance_left_bytes() / 1000.0 / year).abs() < 1e-9);
-    assert!(ftl.endurance_left_years(0.0).is_infinite());
 }

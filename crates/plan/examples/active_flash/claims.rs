@@ -1,15 +1,14 @@
 //! Sentences of the Active Flash paper that its equations can confirm or refute.
 
-use super::corrections::Corrections;
-use super::feasible;
-use super::paper::{Claim, application, kernel};
-use super::report::{Approach, EnergyRow, energy_row, keeps_up};
-use super::site::{Application, Kernel, Site};
-use super::{prototype, published, staging};
-use crate::units::{Bytes, Joules, Seconds, significant};
+use crate::paper::{Claim, application, kernel};
+use crate::{prototype, published};
+use tidemill_plan::model::report::{EnergyRow, energy_row, keeps_up};
+use tidemill_plan::model::site::{Application, Kernel};
+use tidemill_plan::model::{Approach, Corrections, Site, feasible, staging};
+use tidemill_plan::units::{Bytes, Joules, Seconds, significant};
 
 /// All of them.
-pub(super) fn claims(site: &Site, corrections: &Corrections) -> Vec<Claim> {
+pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<Claim> {
     let mut claims = vec![gtc_output(site)];
     claims.extend(throughput(site, corrections));
     claims.extend(ratios(site, corrections));
@@ -381,7 +380,8 @@ fn prototype_claims() -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tests::site;
+    use crate::paper::TABLE_5;
+    use tidemill_plan::model::jaguar as site;
 
     /// Those that don't hold: two contradict another sentence of the paper, one confuses the two halves of Fig. 3b.
     #[test]
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn savings_of_s3d_with_fingerprinting() {
-        let claims = fingerprint_of_s3d(&site(), &Corrections::TABLE_5);
+        let claims = fingerprint_of_s3d(&site(), &TABLE_5);
         assert_eq!(claims[0].computed, "840.9 kWh");
         assert_eq!(claims[1].computed, "2589 kWh");
     }

@@ -4,22 +4,26 @@
 //! rounds to the printed digits, as *close* within a percent, and else as not reproduced; each row says which reading
 //! or correction it was computed with.
 
-use super::corrections::Corrections;
-use super::report::{Approach, EnergyRow, cost_row, energy_row, energy_table};
-use super::setting::Stage;
-use super::site::{Application, Kernel, Site};
-use super::staging::{self, Constraint};
-use super::text::{self, Part, Table};
-use super::{claims, cost, prototype, published};
-use crate::units::{Bytes, Dollars, significant};
-use serde::Serialize;
+use crate::{claims, prototype, published};
 use std::fmt;
-use std::path::Path;
+use tidemill_plan::model::report::cost_row;
+use tidemill_plan::model::setting::Stage;
+use tidemill_plan::model::site::{Application, Kernel};
+use tidemill_plan::model::staging::{self, Constraint, whole_devices};
+use tidemill_plan::model::{Approach, Corrections, Site, cost, decimals, jaguar};
+use tidemill_plan::units::{Bytes, Dollars, Seconds, significant};
+
+/// What the bills of Table 5 come out with: draining without the link, and the pair that can't be done in time
+/// (S3D with k-means on flash) counted with its negative idle energy.
+pub(crate) const TABLE_5: Corrections = Corrections {
+    drain_over_link: false,
+    overload_infeasible: false,
+    ..Corrections::CORRECTED
+};
 
 /// How near a computed number comes to the printed one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
     /// It rounds to the printed digits.
     Exact,
     /// It is within one percent.
@@ -42,30 +46,29 @@ impl fmt::Display for Verdict {
 const CLOSE_PERCENT: f64 = 1.0;
 
 /// A number that the paper prints.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Row {
     /// The table, figure or section.
-    pub source: &'static str,
+    pub(crate) source: &'static str,
     /// What it is, with its unit.
-    pub item: String,
+    pub(crate) item: String,
     /// As printed.
-    pub published: f64,
+    pub(crate) published: f64,
     /// As computed.
-    pub computed: f64,
+    pub(crate) computed: f64,
     /// How much the computed number is above the printed one.
-    pub difference_percent: f64,
+    pub(crate) difference_percent: f64,
     /// How near that is.
-    pub verdict: Verdict,
+    pub(crate) verdict: Verdict,
     /// With which reading or correction.
-    pub reading: String,
+    pub(crate) reading: String,
     /// Digits behind the point to show.
-    #[serde(skip)]
     decimals: usize,
 }
 
 impl Row {
     /// `published` is the number as it is printed, since its digits say how exact it is.
-    pub(super) fn new(
+    pub(crate) fn new(
         source: &'static str,
         item: String,
         published: &str,
@@ -73,11 +76,11 @@ impl Row {
         reading: String,
     ) -> Self {
         let number: f64 = published.parse().expect("published numbers are numbers");
-        let decimals = published
+        let digits = published
             .split_once('.')
-            .map_or(0, |(_, decimals)| decimals.len());
+            .map_or(0, |(_, behind)| behind.len());
         let difference_percent = (computed / number - 1.0) * 100.0;
-        let verdict = if text::decimals(computed, decimals) == published {
+        let verdict = if decimals(computed, digits) == published {
             Verdict::Exact
         } else if difference_percent.abs() <= CLOSE_PERCENT {
             Verdict::Close
@@ -92,77 +95,58 @@ impl Row {
             difference_percent,
             verdict,
             reading,
-            decimals,
+            decimals: digits,
         }
     }
 }
 
 /// A sentence of the paper, checked.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Claim {
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Claim {
     /// Where it is.
-    pub source: &'static str,
+    pub(crate) source: &'static str,
     /// What it says, in our words.
-    pub claim: &'static str,
+    pub(crate) claim: &'static str,
     /// What the equations give.
-    pub computed: String,
+    pub(crate) computed: String,
     /// Whether that is the same.
-    pub holds: bool,
+    pub(crate) holds: bool,
 }
 
 /// The paper beside the models.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PaperReport {
-    /// Corrections of what has no reading of its own.
-    pub corrections: Corrections,
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PaperReport {
     /// Numbers.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// Sentences.
-    pub claims: Vec<Claim>,
-    /// Fig. 4, for which the paper prints no numbers, at its staging ratio.
-    pub figure_4: Vec<EnergyRow>,
-}
-
-const JAGUAR: &str = include_str!("../../../../examples/site/jaguar.toml");
-
-/// The paper's site, as in `examples/site/jaguar.toml`.
-pub fn jaguar() -> Site {
-    Site::parse(JAGUAR, Path::new("examples/site/jaguar.toml")).expect("the tests read this site")
+    pub(crate) claims: Vec<Claim>,
 }
 
 /// Computes what the paper prints.
 ///
-/// `corrections` are those of Fig. 4 and of the claims. Table 5 is always computed twice: with the reading that its bills
+/// `corrections` are those of the claims. Table 5 is always computed twice: with the reading that its bills
 /// come out with, and with `corrections`.
-pub fn paper(corrections: &Corrections) -> PaperReport {
+pub(crate) fn paper(corrections: &Corrections) -> PaperReport {
     let site = jaguar();
     let mut rows = table_4(&site);
     rows.extend(figure_3a(&site));
-    rows.extend(table_5(&site, &Corrections::TABLE_5));
+    rows.extend(table_5(&site, &TABLE_5));
     rows.extend(table_5(&site, corrections));
     rows.extend(table_7());
-    let pairs = site
-        .applications
-        .iter()
-        .flat_map(|application| site.kernels.iter().map(move |kernel| (application, kernel)));
-    let figure_4 =
-        pairs.map(|(application, kernel)| energy_row(&site, application, kernel, corrections));
     PaperReport {
-        corrections: *corrections,
         rows,
         claims: claims::claims(&site, corrections),
-        figure_4: figure_4.collect(),
     }
 }
 
-pub(super) fn application<'a>(site: &'a Site, name: &str) -> &'a Application {
+pub(crate) fn application<'a>(site: &'a Site, name: &str) -> &'a Application {
     let mut applications = site.applications.iter();
     applications
         .find(|it| it.name() == name)
         .expect("the paper's site has the paper's applications")
 }
 
-pub(super) fn kernel<'a>(site: &'a Site, name: &str) -> &'a Kernel {
+pub(crate) fn kernel<'a>(site: &'a Site, name: &str) -> &'a Kernel {
     let mut kernels = site.kernels.iter();
     kernels
         .find(|it| it.name() == name)
@@ -223,9 +207,9 @@ fn constrained(site: &Site, name: &str, stage: &Stage, constraint: Constraint) -
 /// A ratio rounded as Table 4 rounds its rows, and how.
 fn as_table_4(site: &Site, constraint: Constraint, ratio: f64, reading: &str) -> (f64, String) {
     let rounded = if constraint == Constraint::Capacity {
-        staging::whole_device_ratio(site.machine.nodes.get(), ratio)
+        whole_device_ratio(site.machine.nodes.get(), ratio)
     } else {
-        staging::whole_ratio(ratio)
+        whole_ratio(ratio)
     };
     let how = match constraint {
         Constraint::Capacity => "2 checkpoints kept, whole devices bought",
@@ -240,6 +224,17 @@ fn as_table_4(site: &Site, constraint: Constraint, ratio: f64, reading: &str) ->
         );
     }
     (rounded, how.to_owned())
+}
+
+/// A capacity as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A 1 may
+/// hide that the application does not fit.
+fn whole_device_ratio(nodes: f64, ratio: f64) -> f64 {
+    (nodes / whole_devices(nodes, ratio)).floor().max(1.0)
+}
+
+/// Any other row as Table 4 prints it: rounded down, and never below 1.
+fn whole_ratio(ratio: f64) -> f64 {
+    ratio.floor().max(1.0)
 }
 
 fn figure_3a(site: &Site) -> Vec<Row> {
@@ -314,7 +309,7 @@ fn figure_3a(site: &Site) -> Vec<Row> {
 }
 
 /// The kernel that the bills of Table 5 come out with; the paper does not name it.
-pub(super) const TABLE_5_KERNEL: &str = "k-means";
+pub(crate) const TABLE_5_KERNEL: &str = "k-means";
 
 fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
     let kernel = kernel(site, TABLE_5_KERNEL);
@@ -423,65 +418,50 @@ fn table_7() -> Vec<Row> {
     rows
 }
 
-fn seconds(value: f64) -> crate::units::Seconds {
-    crate::units::Seconds::new(value)
+fn seconds(value: f64) -> Seconds {
+    Seconds::new(value)
 }
 
-impl PaperReport {
-    /// All of it for people.
-    pub fn parts(&self) -> Vec<Part> {
-        let header = [
-            "",
-            "ITEM",
-            "PRINTED",
-            "COMPUTED",
-            "DIFFERENCE",
-            "",
-            "READING",
-        ];
-        let mut table = Table::new(&header, &[2, 3, 4]);
+impl fmt::Display for PaperReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for row in &self.rows {
-            table.add_row([
-                row.source.to_owned(),
-                row.item.clone(),
-                text::decimals(row.published, row.decimals),
-                text::decimals(row.computed, row.decimals),
-                format!("{} %", text::decimals(row.difference_percent, 2)),
+            writeln!(
+                formatter,
+                "{:8} {:52} {:>10} {:>10} {:>8} %  {:14} {}",
+                row.source,
+                row.item,
+                decimals(row.published, row.decimals),
+                decimals(row.computed, row.decimals),
+                decimals(row.difference_percent, 2),
                 row.verdict.to_string(),
-                row.reading.clone(),
-            ]);
+                row.reading
+            )?;
         }
         let count = |verdict| {
-            self.rows
-                .iter()
-                .filter(|row| row.verdict == verdict)
-                .count()
+            let rows = self.rows.iter();
+            rows.filter(|row| row.verdict == verdict).count()
         };
-        let mut out = format!(
-            "\n{} rows: {} exact (to the printed digits), {} close (within 1 %), {} not reproduced\n",
+        writeln!(
+            formatter,
+            "\n{} rows: {} exact (to the printed digits), {} close (within 1 %), {} not reproduced\n\nWhat the text says",
             self.rows.len(),
             count(Verdict::Exact),
             count(Verdict::Close),
             count(Verdict::NotReproduced)
-        );
-        out += "\nWhat the text says\n";
+        )?;
         for claim in &self.claims {
             let holds = if claim.holds {
                 "holds"
             } else {
                 "DOES NOT HOLD"
             };
-            out += &format!(
-                "  {}: {}\n    {holds}: {}\n",
+            writeln!(
+                formatter,
+                "  {}: {}\n    {holds}: {}",
                 claim.source, claim.claim, claim.computed
-            );
+            )?;
         }
-        out += &format!(
-            "\nFig. 4, for which no numbers are printed: kWh a run at ratio 10, with {}\n",
-            self.corrections.describe()
-        );
-        let figure_4 = energy_table(&self.figure_4);
-        vec![Part::Table(table), Part::Text(out), Part::Table(figure_4)]
+        Ok(())
     }
 }
 
@@ -593,7 +573,15 @@ mod tests {
     #[test]
     fn the_bills_do_not_come_out_as_printed() {
         let site = jaguar();
-        let rows = table_5(&site, &Corrections::AS_PRINTED);
+        let as_printed = Corrections {
+            drain_at_share: false,
+            idle_divided_once: false,
+            overload_infeasible: false,
+            hop_energy_per_bit: false,
+            all_processors: false,
+            ..Corrections::CORRECTED
+        };
+        let rows = table_5(&site, &as_printed);
         let bill = rows
             .iter()
             .find(|row| row.item == "analysis nodes at ratio 10, energy, $")
@@ -614,18 +602,20 @@ mod tests {
         assert_eq!(verdict("-19131", 19_131.0), Verdict::NotReproduced);
     }
 
+    /// The numbers of the table in docs/models.md.
     #[test]
-    fn text_and_json_say_the_same() {
-        let report = paper(&Corrections::default());
-        let text = super::super::text::plain(&report.parts());
-        let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json["rows"].as_array().unwrap().len(), report.rows.len());
-        for row in &report.rows {
-            assert!(text.contains(&row.item), "{}", row.item);
-        }
-        assert!(text.contains("NOT REPRODUCED"));
+    fn the_sum_of_it() {
+        let text = paper(&Corrections::default()).to_string();
         let sum =
             "111 rows: 76 exact (to the printed digits), 28 close (within 1 %), 7 not reproduced";
-        assert!(text.contains(sum), "docs/models.md has a table of these");
+        assert!(text.contains(sum), "{text}");
+        assert!(text.contains("NOT REPRODUCED"), "{text}");
+    }
+
+    /// By hand: 18 000 nodes need 493 devices at ratio 36.55, so 36 to each.
+    #[test]
+    fn ratios_are_rounded_as_table_4_rounds_them() {
+        assert!((whole_device_ratio(18_000.0, 67_108_864.0 / 1_836_000.0) - 36.0).abs() < 1e-9);
+        assert!((whole_ratio(0.58) - 1.0).abs() < 1e-9);
     }
 }

@@ -1,26 +1,26 @@
 //! What the Active Flash paper prints: figures only, as they stand there. Nothing here is computed.
 
-use super::report::Approach;
-use super::staging::Constraint;
+use tidemill_plan::model::Approach;
+use tidemill_plan::model::staging::Constraint;
 
 /// The applications, in the order of Tables 1 and 4.
-pub(super) const APPLICATIONS: [&str; 6] = ["CHIMERA", "VULCAN", "POP", "S3D", "GTC", "GYRO"];
+pub(crate) const APPLICATIONS: [&str; 6] = ["CHIMERA", "VULCAN", "POP", "S3D", "GTC", "GYRO"];
 
 /// A row of Table 4.
 #[derive(Debug)]
-pub(super) struct Table4Row {
+pub(crate) struct Table4Row {
     /// Where output is staged.
-    pub(super) approach: Approach,
+    pub(crate) approach: Approach,
     /// What limits.
-    pub(super) constraint: Constraint,
+    pub(crate) constraint: Constraint,
     /// The capacity in GB, where it is one of capacity.
-    pub(super) capacity: Option<&'static str>,
+    pub(crate) capacity: Option<&'static str>,
     /// The ratio of each application.
-    pub(super) ratios: [&'static str; 6],
+    pub(crate) ratios: [&'static str; 6],
 }
 
 /// Table 4.
-pub(super) const TABLE_4: [Table4Row; 9] = [
+pub(crate) const TABLE_4: [Table4Row; 9] = [
     Table4Row {
         approach: Approach::ActiveFlash,
         constraint: Constraint::Capacity,
@@ -79,21 +79,21 @@ pub(super) const TABLE_4: [Table4Row; 9] = [
 
 /// A row of Table 5, in dollars.
 #[derive(Debug)]
-pub(super) struct Table5Row {
+pub(crate) struct Table5Row {
     /// Where analysis runs.
-    pub(super) approach: Approach,
+    pub(crate) approach: Approach,
     /// The staging ratio.
-    pub(super) ratio: f64,
+    pub(crate) ratio: f64,
     /// What is bought.
-    pub(super) infrastructure: &'static str,
+    pub(crate) infrastructure: &'static str,
     /// What energy costs.
-    pub(super) energy: &'static str,
+    pub(crate) energy: &'static str,
     /// Both, as printed.
-    pub(super) total: &'static str,
+    pub(crate) total: &'static str,
 }
 
 /// Table 5. At ratios 30 and 300 it has no figures for active flash: no application is feasible.
-pub(super) const TABLE_5: [Table5Row; 4] = [
+pub(crate) const TABLE_5: [Table5Row; 4] = [
     Table5Row {
         approach: Approach::ActiveFlash,
         ratio: 10.0,
@@ -126,24 +126,24 @@ pub(super) const TABLE_5: [Table5Row; 4] = [
 
 /// One side of a row of Table 7.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// Seconds of I/O and of computing: inputs, since they were measured.
-    pub(super) seconds: (f64, f64),
+    pub(crate) seconds: (f64, f64),
     /// MB/s.
-    pub(super) throughput: &'static str,
+    pub(crate) throughput: &'static str,
     /// Joules.
-    pub(super) energy: &'static str,
+    pub(crate) energy: &'static str,
 }
 
 /// A row of Table 7: 100 MB through one kernel.
 #[derive(Debug)]
-pub(super) struct Table7Row {
+pub(crate) struct Table7Row {
     /// The kernel.
-    pub(super) kernel: &'static str,
+    pub(crate) kernel: &'static str,
     /// On the device.
-    pub(super) device: Measured,
+    pub(crate) device: Measured,
     /// On the host.
-    pub(super) host: Measured,
+    pub(crate) host: Measured,
 }
 
 const fn measured(seconds: (f64, f64), throughput: &'static str, energy: &'static str) -> Measured {
@@ -155,7 +155,7 @@ const fn measured(seconds: (f64, f64), throughput: &'static str, energy: &'stati
 }
 
 /// Table 7.
-pub(super) const TABLE_7: [Table7Row; 4] = [
+pub(crate) const TABLE_7: [Table7Row; 4] = [
     Table7Row {
         kernel: "max",
         device: measured((2.4, 19.8), "4.5", "31"),
@@ -179,10 +179,10 @@ pub(super) const TABLE_7: [Table7Row; 4] = [
 ];
 
 /// Input of Table 7.
-pub(super) const TABLE_7_INPUT: &str = "100 MB";
+pub(crate) const TABLE_7_INPUT: &str = "100 MB";
 /// Power of the prototype while it analyses (§6.3).
-pub(super) const PROTOTYPE_POWER: &str = "1.4 W";
+pub(crate) const PROTOTYPE_POWER: &str = "1.4 W";
 /// Power of its host while it analyses (§6.3).
-pub(super) const HOST_POWER: &str = "96 W";
+pub(crate) const HOST_POWER: &str = "96 W";
 /// Bytes between looks for requests (§6.2).
-pub(super) const PREEMPTION_PIECE: &str = "32 KB";
+pub(crate) const PREEMPTION_PIECE: &str = "32 KB";

@@ -1,56 +1,58 @@
-//! Bars: in groups beside each other, stacked, or both.
+//! Charts of bars: in groups beside each other, stacked, or both.
 
-use super::axis::tick_label;
-use super::line::{axis_width, vertical_axis};
-use super::{
-    Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, canvas, color, legend, levels, levels_width,
+use tidemill_plan::chart::{
+    Anchor, Area, Axis, Canvas, HEIGHT, Level, WIDTH, axis_width, color, legend, levels,
+    levels_width, text_width, tick_label, vertical_axis,
 };
+
+/// Height of a chart within a grid.
+const CELL_HEIGHT: f64 = 330.0;
 
 /// A piece of a bar.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Part {
+pub(crate) struct Part {
     /// Which series it belongs to.
-    pub series: usize,
+    pub(crate) series: usize,
     /// How high it is; none draws a small cross, for what there is not.
-    pub value: Option<f64>,
+    pub(crate) value: Option<f64>,
 }
 
 /// A bar. Its parts are stacked: those above zero upwards, those below it downwards.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Bar {
+pub(crate) struct Bar {
     /// Written below the bar, if anything.
-    pub label: Option<String>,
+    pub(crate) label: Option<String>,
     /// What it is made of.
-    pub parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
 }
 
 /// Bars that stand together.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Group {
+pub(crate) struct Group {
     /// Below the group.
-    pub label: String,
+    pub(crate) label: String,
     /// Its bars, from the left.
-    pub bars: Vec<Bar>,
+    pub(crate) bars: Vec<Bar>,
 }
 
 /// A chart of bars; its axis should be linear, for a bar starts at zero.
 #[derive(Debug, Clone, PartialEq)]
-pub struct BarChart {
+pub(crate) struct BarChart {
     /// Above the chart.
-    pub title: String,
+    pub(crate) title: String,
     /// The vertical axis.
-    pub y: Axis,
+    pub(crate) y: Axis,
     /// Names of the series that parts refer to.
-    pub series: Vec<String>,
+    pub(crate) series: Vec<String>,
     /// The groups, from the left.
-    pub groups: Vec<Group>,
+    pub(crate) groups: Vec<Group>,
     /// Horizontal lines with a name.
-    pub levels: Vec<Level>,
+    pub(crate) levels: Vec<Level>,
 }
 
 impl BarChart {
     /// As an SVG document.
-    pub fn to_svg(&self) -> String {
+    pub(crate) fn to_svg(&self) -> String {
         let mut canvas = Canvas::new(WIDTH, HEIGHT);
         canvas.title(&self.title);
         let top = 42.0 + legend(&mut canvas, 24.0, 50.0, WIDTH - 48.0, &self.series, false);
@@ -65,7 +67,7 @@ impl BarChart {
     }
 
     /// Draws title and plot into a part of a canvas, without a legend.
-    pub(super) fn draw(&self, canvas: &mut Canvas, area: Area) {
+    fn draw(&self, canvas: &mut Canvas, area: Area) {
         let middle = area.x + area.width / 2.0 + 20.0;
         canvas.text((middle, area.y + 22.0), &self.title, 13.0, Anchor::Middle);
         let below = Area {
@@ -82,7 +84,7 @@ impl BarChart {
         let labels = self
             .groups
             .iter()
-            .map(|group| canvas::text_width(&group.label, 11.0));
+            .map(|group| text_width(&group.label, 11.0));
         let widest = labels.fold(0.0, f64::max);
         let width = area.width - left - levels_width(&self.levels);
         let slot = width / self.groups.len().max(1) as f64;
@@ -170,6 +172,41 @@ impl BarChart {
             extremes.push(values().filter(|value| *value < 0.0).sum());
         }
         extremes
+    }
+}
+
+/// Several bar charts side by side, each with its own scale, under one title and one legend.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Grid {
+    /// Above all.
+    pub(crate) title: String,
+    /// Charts in a row.
+    pub(crate) columns: usize,
+    /// The charts, row by row; the legend is that of the first.
+    pub(crate) charts: Vec<BarChart>,
+}
+
+impl Grid {
+    /// As an SVG document.
+    pub(crate) fn to_svg(&self) -> String {
+        let columns = self.columns.max(1);
+        let rows = self.charts.len().div_ceil(columns);
+        let mut canvas = Canvas::new(WIDTH * 1.25, 64.0 + rows as f64 * CELL_HEIGHT);
+        canvas.title(&self.title);
+        if let Some(first) = self.charts.first() {
+            legend(&mut canvas, 24.0, 50.0, WIDTH * 1.2, &first.series, false);
+        }
+        let cell = canvas.width() / columns as f64;
+        for (index, chart) in self.charts.iter().enumerate() {
+            let area = Area {
+                x: (index % columns) as f64 * cell,
+                y: 64.0 + (index / columns) as f64 * CELL_HEIGHT,
+                width: cell,
+                height: CELL_HEIGHT,
+            };
+            chart.draw(&mut canvas, area);
+        }
+        canvas.finish()
     }
 }
 

@@ -1,19 +1,19 @@
 //! The models' charts: required throughput (the paper's Fig. 3b), energy (Fig. 4) and cost (Fig. 3a, Table 5).
 
-use super::corrections::Corrections;
-use super::report::{Approach, SiteReport, report};
-use super::site::Site;
-use super::{cost, feasible, staging};
-use crate::chart::{Axis, Bar, BarChart, Grid, Group, Level, Line, LineChart, Part};
-use crate::units::{BytesPerSecond, Dollars, significant, thousands};
+use crate::bar::{Bar, BarChart, Grid, Group, Part};
+use tidemill_plan::chart::{Axis, Level, Line, LineChart};
+use tidemill_plan::model::{
+    Approach, Corrections, Site, SiteReport, cost, feasible, report, staging,
+};
+use tidemill_plan::units::{BytesPerSecond, Dollars, significant, thousands};
 
 /// A drawing and the name that its file should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chart {
+pub(crate) struct Chart {
     /// `required-throughput-device.svg` and so on.
-    pub file_name: &'static str,
+    pub(crate) file_name: &'static str,
     /// The document.
-    pub svg: String,
+    pub(crate) svg: String,
 }
 
 /// Staging ratios that get a dot.
@@ -24,7 +24,7 @@ const HIGHEST_RATIO: f64 = 1000.0;
 const STEPS: i32 = 120;
 
 /// Draws everything there is about a site.
-pub fn charts(site: &Site, corrections: &Corrections) -> Vec<Chart> {
+pub(crate) fn charts(site: &Site, corrections: &Corrections) -> Vec<Chart> {
     let report = report(site, corrections);
     let throughput = |approach| required_throughput(site, approach, corrections).to_svg();
     [
@@ -273,7 +273,25 @@ fn total_cost(report: &SiteReport) -> BarChart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tests::site;
+    use tidemill_plan::model::jaguar as site;
+
+    /// A machine a thousand times larger or smaller has charts too.
+    #[test]
+    fn charts_of_other_machines_hold_numbers_only() {
+        for factor in [1e-3, 1e3] {
+            let mut site = site();
+            site.device.capacity = site.device.capacity * factor;
+            site.machine.file_system = site.machine.file_system * (1.0 / factor);
+            for chart in charts(&site, &Corrections::default()) {
+                let svg = &chart.svg;
+                assert!(
+                    !svg.contains("NaN") && !svg.contains("\"inf"),
+                    "{}",
+                    chart.file_name
+                );
+            }
+        }
+    }
 
     #[test]
     fn every_chart_is_whole_and_named_once() {

@@ -1,24 +1,24 @@
 //! One device measured: time, throughput, energy and preemption of a kernel (Eq. 35, §6.2 and Table 7).
 
-use crate::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
+use tidemill_plan::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
 
 /// t (Eq. 35): reading, then computing; they don't overlap.
-pub fn kernel_time(io: Seconds, compute: Seconds) -> Seconds {
+pub(crate) fn kernel_time(io: Seconds, compute: Seconds) -> Seconds {
     io + compute
 }
 
 /// The throughput of Table 7.
-pub fn throughput(input: Bytes, time: Seconds) -> BytesPerSecond {
+pub(crate) fn throughput(input: Bytes, time: Seconds) -> BytesPerSecond {
     input / time
 }
 
 /// The energy of Table 7: `power` for all of the time.
-pub fn energy(power: Watts, time: Seconds) -> Joules {
+pub(crate) fn energy(power: Watts, time: Seconds) -> Joules {
     power * time
 }
 
 /// Delay_k (§6.2): how long a request waits on average for a kernel that looks for requests every `piece` bytes.
-pub fn mean_delay(piece: Bytes, throughput: BytesPerSecond) -> Seconds {
+pub(crate) fn mean_delay(piece: Bytes, throughput: BytesPerSecond) -> Seconds {
     piece / throughput * 0.5
 }
 

@@ -11,6 +11,8 @@ mod lineage;
 mod offload;
 mod plan;
 mod remote;
+#[path = "../require.rs"]
+mod require;
 mod results;
 mod scripts;
 mod traces;

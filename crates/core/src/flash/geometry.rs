@@ -56,7 +56,7 @@ impl Default for Spec {
     }
 }
 
-/// Why a [`Spec`] can't be a device.
+/// Why what is described can't be a device.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GeometryError {
     /// A count, size or rate is zero.

@@ -103,8 +103,8 @@ pub struct Ledger {
 
 impl Ledger {
     /// A new device of `capacity` bytes with 7 % over-provisioning (more if it is tiny) and the endurance
-    /// of [`Spec::default`]. Its page is the power of two from 4 KiB on with which there are at most
-    /// [`PAGES_MAX`]: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
+    /// of the default device. Its page is the power of two from 4 KiB on with which there are at most
+    /// 2¹⁸: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
     ///
     /// # Errors
     /// [`LedgerError::Capacity`] for 0 bytes or more than 512 TiB.

@@ -1,10 +1,10 @@
 //! The flash below a storage element, as bookkeeping: what the element wrote and removed, and what that does to a
 //! device of its capacity.
 //!
-//! - [`ledger`] keeps the element's objects on a device; [`snapshot`] keeps it over a restart;
-//! - [`ftl`] is that device's translation layer: it maps logical to physical pages, [`blocks`] knows its blocks,
-//!   [`gc`] collects garbage for it and [`wear`] levels it;
-//! - [`geometry`] says what the device is made of, checked.
+//! - `ledger` keeps the element's objects on a device; `snapshot` keeps it over a restart;
+//! - `ftl` is that device's translation layer: it maps logical to physical pages, `blocks` knows its blocks,
+//!   `gc` collects garbage for it and `wear` levels it;
+//! - `geometry` says what the device is made of, checked.
 //!
 //! The same input gives the same result. The tests hold the layer against published write amplification, and serve
 //! requests and an analysis on it in virtual time. `docs/flash.md` tells the model's sources, checks and limits.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::{Credential, users};
 use tidemill_wire::v1;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
@@ -168,11 +169,18 @@ impl Access {
         {
             return groups.clone();
         }
-        // Others need not wait while the name service is asked.
-        let groups = users::groups(uid);
+        let groups = asked(uid);
         let known = (Instant::now(), groups.clone());
         self.groups.lock().insert(uid, known);
         groups
+    }
+}
+
+/// What the name service says, which may take as long as its network: nobody else waits meanwhile.
+fn asked(uid: u32) -> Vec<u32> {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(|| users::groups(uid)),
+        _ => users::groups(uid),
     }
 }
 

@@ -4,6 +4,7 @@
 //! Knows formats only: no connection is opened here.
 
 pub mod capability;
+pub mod control;
 pub mod convert;
 pub mod local;
 pub mod route;

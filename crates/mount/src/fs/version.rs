@@ -184,10 +184,8 @@ impl Fs {
             time,
             ..v1::Create::default()
         };
-        let asked = self.table.tick();
-        let answer = self.backend.one_placed(caller, &Op::Create(create));
-        let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))?
-        else {
+        let change = self.table.begin(&[(parent, name)]);
+        let Answer::Opened(opened) = self.backend.one_placed(caller, &Op::Create(create))? else {
             return Err(ClientError::Answer("Create").into());
         };
         let object = match self.writable(caller, &opened) {
@@ -225,7 +223,7 @@ impl Fs {
             attr,
             ..v1::Entry::default()
         };
-        let (node, found) = self.learn(parent, name, entry, asked, true)?;
+        let found = self.learn_made(parent, name, entry, change)?;
         Ok((node, object, found))
     }
 

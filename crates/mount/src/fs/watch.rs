@@ -71,6 +71,8 @@ impl Notices {
 impl Fs {
     /// Listens to the server until the runtime ends.
     pub(crate) async fn watch(self: Arc<Self>, notices: Notices, first: mpsc::Sender<()>) {
+        self.on_everything(u64::MAX, &notices);
+        let mut hears = false;
         loop {
             let request = v1::WatchRequest {
                 session: self.backend.session(),
@@ -81,6 +83,7 @@ impl Fs {
                     while let Some(Ok(message)) = stream.next().await {
                         if message.session != 0 {
                             self.backend.set_session(message.session);
+                            // From here on the server tells of all that others change.
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
                         }
@@ -90,8 +93,10 @@ impl Fs {
                 }
                 Err(status) => tracing::debug!("no stream of changes: {status}"),
             }
-            // What changed meanwhile is not known.
-            self.on_everything(&notices);
+            // What changes from now on is not told: nothing is believed until it is again.
+            if std::mem::take(&mut hears) {
+                self.on_everything(u64::MAX, &notices);
+            }
             self.backend.forget_elements();
             tokio::time::sleep(PAUSE).await;
         }
@@ -99,25 +104,23 @@ impl Fs {
 
     fn on_invalidation(&self, message: &v1::Invalidation, notices: &Notices) {
         if message.everything {
-            self.on_everything(notices);
+            self.on_everything(self.table.tick(), notices);
         }
         if message.ino != 0 {
-            self.on_inode(message.ino, notices);
+            let gate = self.table.gate.write();
+            self.table.foreign_change(message.ino);
+            drop(gate);
+            self.notice_inode(message.ino, notices);
         }
         if message.parent != 0 {
             let gate = self.table.gate.write();
-            self.table.foreign_change(message.parent, true);
-            self.table.unname(message.parent, &message.name);
+            self.table.foreign_entry(message.parent, &message.name);
             drop(gate);
-            self.on_inode(message.parent, notices);
             notices.send(Notice::Entry(message.parent, message.name.clone()));
         }
     }
 
-    fn on_inode(&self, ino: u64, notices: &Notices) {
-        let gate = self.table.gate.write();
-        self.table.foreign_change(ino, false);
-        drop(gate);
+    fn notice_inode(&self, ino: u64, notices: &Notices) {
         let alias = self
             .table
             .get(ino)
@@ -125,10 +128,13 @@ impl Fs {
         notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
     }
 
-    fn on_everything(&self, notices: &Notices) {
-        let (inodes, entries) = self.table.forget_all();
+    /// Nothing that was asked before `heard` is believed any more.
+    fn on_everything(&self, heard: u64, notices: &Notices) {
+        let gate = self.table.gate.write();
+        let (inodes, entries) = self.table.doubt(heard);
+        drop(gate);
         for ino in inodes {
-            self.on_inode(ino, notices);
+            self.notice_inode(ino, notices);
         }
         for (parent, name) in entries {
             notices.send(Notice::Entry(parent, name));

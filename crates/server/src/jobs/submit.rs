@@ -174,7 +174,8 @@ fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
     for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
         for (output, issued) in task.outputs.iter().zip(&issued.outputs) {
             let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
-            if !seen.insert(dir) {
+            // At the root the name itself may be refused.
+            if !seen.insert(dir) && !dir.is_empty() {
                 continue;
             }
             if let Ok(Some(message)) = publish::obstacle(tx, &output.path, issued.inode.0) {

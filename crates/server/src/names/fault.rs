@@ -40,6 +40,9 @@ pub enum Fault {
     /// A name with a slash, a zero byte, or a reserved one.
     #[error("{0:?} can't be a name")]
     BadName(String),
+    /// A name at the root that mounts have for their control folder.
+    #[error("/{0}: the name belongs to the control folder of mounts; choose another")]
+    Reserved(String),
     /// A directory moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
     IntoItself(String),
@@ -98,7 +101,10 @@ impl Fault {
             Self::IsDirectory(_) => Errno::ISDIR,
             Self::NotEmpty(_) => Errno::NOTEMPTY,
             Self::Denied(..) => Errno::ACCESS,
-            Self::NotOwner(_) | Self::DirectoryLink(_) | Self::AttributeReadOnly(_) => Errno::PERM,
+            Self::NotOwner(_)
+            | Self::DirectoryLink(_)
+            | Self::AttributeReadOnly(_)
+            | Self::Reserved(_) => Errno::PERM,
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Loop(_) => Errno::LOOP,
             Self::BadName(_) | Self::IntoItself(_) | Self::Malformed(_) | Self::BadElement(_) => {

@@ -1,13 +1,14 @@
 //! What others change: the server tells, the caches here and in the kernel forget.
 
-use super::Fs;
+use super::table::Phase;
+use super::{Caller, Fs, control};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_wire::v1;
+use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
@@ -84,7 +85,11 @@ impl Fs {
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
                         }
-                        self.on_invalidation(&message, &notices);
+                        if message.question != 0 {
+                            self.on_question(message.question, message.ino);
+                        } else {
+                            self.on_invalidation(&message, &notices);
+                        }
                     }
                     tracing::info!("the server's stream of changes ended; opening it again");
                 }
@@ -95,6 +100,44 @@ impl Fs {
             self.backend.forget_elements();
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Somebody elsewhere asks for a file that is being written here. What was closed is sealed; if it is open,
+    /// the server is told.
+    fn on_question(self: &Arc<Self>, question: u64, ino: u64) {
+        let fs = self.clone();
+        // A thread of its own: those that wait for servers may all be waiting for this answer.
+        let spawned = std::thread::Builder::new()
+            .name("question".into())
+            .spawn(move || fs.answer(question, ino));
+        if let Err(error) = spawned {
+            tracing::warn!(ino, "a question of the server can't be answered: {error}");
+        }
+    }
+
+    fn answer(&self, question: u64, ino: u64) {
+        self.hear_releases(question);
+        let phase = self.table.get(ino).and_then(|node| {
+            let state = node.state.lock();
+            state.writing.as_ref().map(|writing| writing.phase)
+        });
+        if phase == Some(Phase::Sealing) {
+            return self.sealer.hurry();
+        }
+        let open = phase.is_some();
+        let op = Op::Answer(v1::Answer { question, open });
+        if let Err(error) = self.backend.one(Caller::default(), op) {
+            tracing::debug!(ino, "a question of the server was not answered: {error}");
+        }
+    }
+
+    /// Waits until every close that returned before is known here: the kernel hands over requests in their
+    /// order, so it is when a later one has come, here a look-up of a name that nobody has asked for.
+    fn hear_releases(&self, question: u64) {
+        let name = OsStr::from_bytes(control::FOLDER);
+        let elements = self.mountpoint.join(name).join("elements");
+        // It does not exist. If the file system is not attached any more, nobody can have closed anything.
+        let _ = std::fs::symlink_metadata(elements.join(format!("question-{question}")));
     }
 
     fn on_invalidation(&self, message: &v1::Invalidation, notices: &Notices) {

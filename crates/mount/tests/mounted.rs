@@ -402,7 +402,10 @@ fn what_was_closed_is_seen_by_all() {
         fs::write(writes.join(&name), &text).unwrap();
         for other in &others {
             assert_eq!(fs::read_to_string(other.join(&name)).unwrap(), text);
-            assert_eq!(fs::metadata(other.join(&name)).unwrap().len(), text.len() as u64);
+            assert_eq!(
+                fs::metadata(other.join(&name)).unwrap().len(),
+                text.len() as u64
+            );
             assert_eq!(fs::read(other.join("open")).unwrap(), b"");
         }
     }

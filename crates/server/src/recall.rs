@@ -1,8 +1,9 @@
-//! Files that a mount has open for writing: who else asks for one is not answered before that mount has said
-//! whether it is still open there. A mount seals shortly *after* `close` has returned; whoever looks in between
-//! gets what was closed all the same, or an error if nobody can say.
+//! Files that a mount has open for writing. When it opens one, the other mounts are told before it goes on, so
+//! that nobody believes any more what was known of that file. Who asks for it then is not answered before the
+//! writing mount has said whether it is still open there: a mount seals shortly *after* `close` has returned;
+//! whoever looks in between gets what was closed all the same, or an error if nobody can say.
 //!
-//! Costs nothing where nobody else looks at a file that is being written.
+//! Costs nothing where there is one mount and nobody else looks at a file that is being written.
 
 use crate::names::{Change, Changes, Fault, Names, Request, Written};
 use futures_util::future::join_all;
@@ -20,6 +21,8 @@ use tonic::Status;
 /// How long somebody waits for a mount's word, or for the seal of what it has closed. A mount that died is
 /// given up, and what it wrote is sealed, in less.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a mount may take to forget a file that another one opens for writing. One that takes longer hangs.
+const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
 /// Questions under way at once; who comes beyond is told to try again.
 const QUESTIONS_MAX: usize = 4096;
 
@@ -121,7 +124,9 @@ impl Recalls {
             return answered;
         }
         let again = asks(&request).then(|| request.clone());
+        let opening = self.opening(&request);
         let results = self.0.names.apply(request).await?;
+        self.tell_others(&opening).await;
         match again {
             Some(request) => self.settled(request, results).await,
             None => Ok(results),
@@ -134,13 +139,53 @@ impl Recalls {
             return answered;
         }
         let again = asks(&request).then(|| request.clone());
+        let opening = self.opening(&request);
         let results = self.0.names.apply_blocking(request)?;
+        if !opening.is_empty() {
+            self.0.runtime.block_on(self.tell_others(&opening));
+        }
         match again {
             Some(request) if written(&results).next().is_some() => {
                 self.0.runtime.block_on(self.settled(request, results))
             }
             _ => Ok(results),
         }
+    }
+
+    /// The files that a request opens for writing, and the mounts that have to know before it is answered.
+    fn opening(&self, request: &Request) -> Vec<(u64, Line)> {
+        let opens = |op: &v1::NameOp| match op.op {
+            Some(Op::NewVersion(new)) => Some(new.ino),
+            _ => None,
+        };
+        let mut inodes = request.ops.iter().filter_map(opens).peekable();
+        if inodes.peek().is_none() {
+            return Vec::new();
+        }
+        let lines = self.0.lines.lock();
+        let others = lines
+            .iter()
+            .filter(|(session, _)| **session != request.session);
+        let others: Vec<&Line> = others.map(|(_, (_, line))| line).collect();
+        inodes
+            .flat_map(|ino| others.iter().map(move |&line| (ino, line.clone())))
+            .collect()
+    }
+
+    /// Waits until other mounts have forgotten what they knew of files that are about to be written.
+    async fn tell_others(&self, opening: &[(u64, Line)]) {
+        let receipts = opening.iter().map(|(ino, line)| async move {
+            let message = |receipt| v1::Invalidation {
+                receipt,
+                ino: *ino,
+                ..v1::Invalidation::default()
+            };
+            // A mount whose stream is full hangs, or is told to forget everything.
+            if let Ok(Some(mut question)) = self.send(*ino, line, message) {
+                let _ = tokio::time::timeout(RECEIPT_PATIENCE, &mut question.answer).await;
+            }
+        });
+        join_all(receipts).await;
     }
 
     /// Takes a mount's answer, if the request is one.
@@ -251,6 +296,21 @@ impl Recalls {
         let Some(line) = line else {
             return Ok(None);
         };
+        let message = |question| v1::Invalidation {
+            question,
+            ino,
+            ..v1::Invalidation::default()
+        };
+        self.send(ino, &line, message)
+    }
+
+    /// Sends a mount a message with a number that it is to answer. `None`: it does not read its stream.
+    fn send(
+        &self,
+        ino: u64,
+        line: &Line,
+        message: impl Fn(u64) -> v1::Invalidation,
+    ) -> Result<Option<Question<'_>>, Fault> {
         let number = self.number();
         let (sender, answer) = oneshot::channel();
         {
@@ -265,13 +325,10 @@ impl Recalls {
             number,
             answer,
         };
-        let message = v1::Invalidation {
-            question: number,
-            ino,
-            ..v1::Invalidation::default()
-        };
-        // A mount that does not read its stream is asked again when it comes back.
-        Ok(line.try_send(Ok(message)).is_ok().then_some(question))
+        Ok(line
+            .try_send(Ok(message(number)))
+            .is_ok()
+            .then_some(question))
     }
 }
 

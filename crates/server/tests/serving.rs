@@ -208,7 +208,8 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
     let running = Running::start(dir.path()).await;
     let _element = running.element(0).await;
     let client = running.client().await;
-    let watch = client.names().watch(v1::WatchRequest { session: 0 });
+    let mut names = client.names();
+    let watch = names.watch(v1::WatchRequest { session: 0 });
     let mut stream = watch.await.unwrap().into_inner();
     let session = stream.message().await.unwrap().unwrap().session;
     let mount = async |op| {
@@ -275,7 +276,10 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
         element: None,
         steal: false,
     };
-    assert!(matches!(mount(Op::NewVersion(new)).await, Answer::Opened(_)));
+    assert!(matches!(
+        mount(Op::NewVersion(new)).await,
+        Answer::Opened(_)
+    ));
     let asked = ask(content);
     assert!(stream.message().await.unwrap().unwrap().question != 0);
     drop(stream);

@@ -28,6 +28,8 @@ pub(crate) trait Kernel: Send + 'static {
 enum Notice {
     Entry(u64, Vec<u8>),
     Inode(u64),
+    /// The server wants to know that all before this has been told.
+    Receipt(u64),
 }
 
 /// Notices on their way to the kernel.
@@ -39,7 +41,10 @@ pub(crate) struct Notices {
 
 impl Notices {
     /// Starts the thread that talks to the kernel. It ends with the last [`Notices`].
-    pub(crate) fn start(kernel: impl Kernel) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        kernel: impl Kernel,
+        receipt: impl Fn(u64) + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (queue, notices) = std::sync::mpsc::sync_channel::<Notice>(NOTICES_MAX);
         let waiting: Arc<Mutex<HashSet<Notice>>> = Arc::default();
         let taken = waiting.clone();
@@ -51,6 +56,7 @@ impl Notices {
                         kernel.forget_entry(parent, OsStr::from_bytes(&name));
                     }
                     Notice::Inode(number) => kernel.forget_inode(number),
+                    Notice::Receipt(number) => receipt(number),
                 }
             }
         };
@@ -124,11 +130,19 @@ impl Fs {
         if phase == Some(Phase::Sealing) {
             return self.sealer.hurry();
         }
-        let open = phase.is_some();
-        let op = Op::Answer(v1::Answer { question, open });
-        if let Err(error) = self.backend.one(Caller::default(), op) {
-            tracing::debug!(ino, "a question of the server was not answered: {error}");
-        }
+        self.tell(question, phase.is_some());
+    }
+
+    /// Answers a message of the server that has a number.
+    pub(crate) fn tell(&self, question: u64, open: bool) {
+        let backend = self.backend.clone();
+        self.backend.runtime.spawn(async move {
+            let op = Op::Answer(v1::Answer { question, open });
+            let asked = backend.apply_async(Caller::default(), vec![op], false);
+            if let Err(error) = asked.await {
+                tracing::debug!("the server was not answered: {error}");
+            }
+        });
     }
 
     /// Waits until every close that returned before is known here: the kernel hands over requests in their
@@ -146,6 +160,9 @@ impl Fs {
         }
         if message.ino != 0 {
             self.on_inode(message.ino, notices);
+        }
+        if message.receipt != 0 {
+            notices.send(Notice::Receipt(message.receipt));
         }
         if message.parent != 0 {
             let gate = self.table.gate.write();

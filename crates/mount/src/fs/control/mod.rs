@@ -266,7 +266,10 @@ impl Fs {
         match special {
             Special::Lineage(ino) | Special::LineageOf(ino) => {
                 pace.wait()?;
-                let op = Op::GetAttr(v1::GetAttr { ino });
+                let op = Op::GetAttr(v1::GetAttr {
+                    ino,
+                    content: false,
+                });
                 let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
                 self.mirror(&attr).ok_or_else(|| Errno::STALE.into())
             }
@@ -434,7 +437,10 @@ impl Fs {
     }
 
     fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
-        let op = Op::GetAttr(v1::GetAttr { ino });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino,
+            content: false,
+        });
         let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
         if attr.object == 0 {
             return Ok("not sealed yet: it has no lineage\n".into());

@@ -1,13 +1,14 @@
 //! What others change: the server tells, the caches here and in the kernel forget.
 
 use super::table::Phase;
-use super::{Caller, Fs, control};
+use super::{Caller, Fs};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_wire::control::FOLDER;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
@@ -153,7 +154,7 @@ impl Fs {
     /// Waits until every close that returned before is known here: the kernel hands over requests in their
     /// order, so it is when a later one has come, here a look-up of a name that nobody has asked for.
     fn hear_releases(&self, question: u64) {
-        let name = OsStr::from_bytes(control::FOLDER);
+        let name = OsStr::from_bytes(FOLDER);
         let elements = self.mountpoint.join(name).join("elements");
         // It does not exist. If the file system is not attached any more, nobody can have closed anything.
         let _ = std::fs::symlink_metadata(elements.join(format!("question-{question}")));

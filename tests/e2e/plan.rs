@@ -99,7 +99,7 @@ fn a_wrong_site_is_refused_with_file_and_line() {
     assert!(err.contains(&format!("site.toml:{line}:")), "{err}");
     let (code, _, err) = refused(&["plan", "model", "cost", "--site", "none.toml"]);
     assert!(code == Some(1) && err.contains("none.toml"), "{err}");
-    let (code, _, err) = refused(&["plan", "model", "paper", "--without", "gravity"]);
+    let (code, _, err) = refused(&["plan", "model", "all", "--without", "gravity"]);
     assert!(code == Some(2) && err.contains("drain-at-share"), "{err}");
 }
 

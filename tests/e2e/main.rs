@@ -12,6 +12,8 @@ mod names;
 mod offload;
 mod plan;
 mod remote;
+#[path = "../require.rs"]
+mod require;
 mod results;
 mod scripts;
 mod traces;

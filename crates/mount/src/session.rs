@@ -97,7 +97,9 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     let fs = Arc::new(Fs::new(backend, bare.path().to_owned(), config.attr_ttl));
 
     let caches = Caches::default();
-    let notices = Notices::start(caches.clone()).map_err(at)?;
+    let told = fs.clone();
+    let receipt = move |number| told.tell(number, false);
+    let notices = Notices::start(caches.clone(), receipt).map_err(at)?;
     let (first, mut ready) = mpsc::channel(1);
     runtime.spawn(fs.clone().watch(notices, first));
     // Without a session the mount would be told of its own changes: slower, but right.

@@ -70,7 +70,14 @@ impl Tree {
     }
 
     async fn stat(&self, ino: u64) -> v1::Attr {
-        attr(&self.root(Op::GetAttr(v1::GetAttr { ino })).await)
+        attr(
+            &self
+                .root(Op::GetAttr(v1::GetAttr {
+                    ino,
+                    content: false,
+                }))
+                .await,
+        )
     }
 }
 
@@ -132,7 +139,10 @@ async fn nobody_reaches_others_files_by_name_or_number() {
             parent: home,
             name: bytes("secret"),
         }),
-        Op::GetAttr(v1::GetAttr { ino: secret }),
+        Op::GetAttr(v1::GetAttr {
+            ino: secret,
+            content: false,
+        }),
         Op::Open(v1::Open {
             ino: secret,
             version: 0,
@@ -675,7 +685,12 @@ mod versions {
         };
         opened(by(&client, session, Op::Create(create)).await);
         by(&client, session, unlink(1, "f")).await.unwrap();
-        let get = || Op::GetAttr(v1::GetAttr { ino: ino.0 });
+        let get = || {
+            Op::GetAttr(v1::GetAttr {
+                ino: ino.0,
+                content: false,
+            })
+        };
         let Ok(Answer::Attr(attr)) = by(&client, session, get()).await else {
             panic!("gone while open")
         };

@@ -214,7 +214,10 @@ impl Fs {
         }
         pace.wait()?;
         let asked = self.table.now();
-        let op = Op::GetAttr(v1::GetAttr { ino: node.ino });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino: node.ino,
+            content: false,
+        });
         match self.backend.one(caller, op).and_then(attr_of) {
             Ok(attr) => {
                 let mut state = node.state.lock();
@@ -685,7 +688,10 @@ impl Fs {
 
     /// Makes everything that was acknowledged survive power loss.
     pub(crate) fn sync_names(&self, caller: Caller) -> Result<(), Error> {
-        let op = Op::GetAttr(v1::GetAttr { ino: Inode::ROOT.0 });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino: Inode::ROOT.0,
+            content: false,
+        });
         self.backend.apply(caller, vec![op], true).map(drop)
     }
 }

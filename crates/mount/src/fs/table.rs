@@ -174,6 +174,11 @@ impl State {
         self.writing.is_some()
     }
 
+    /// Whether another mount or a client is writing a version, as far as is known.
+    pub(crate) fn is_written_elsewhere(&self) -> bool {
+        self.attr.writing && self.writing.is_none()
+    }
+
     /// An open object with this id.
     pub(crate) fn open_object(&mut self, id: u64) -> Option<Arc<Object>> {
         self.objects.retain(|weak| weak.strong_count() > 0);

@@ -1,13 +1,15 @@
 //! What others change: the server tells, the caches here and in the kernel forget.
 
-use super::Fs;
+use super::table::Phase;
+use super::{Caller, Fs};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_wire::v1;
+use tidemill_wire::control::FOLDER;
+use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
@@ -27,6 +29,8 @@ pub(crate) trait Kernel: Send + 'static {
 enum Notice {
     Entry(u64, Vec<u8>),
     Inode(u64),
+    /// The server wants to know that all before this has been told.
+    Receipt(u64),
 }
 
 /// Notices on their way to the kernel.
@@ -38,7 +42,10 @@ pub(crate) struct Notices {
 
 impl Notices {
     /// Starts the thread that talks to the kernel. It ends with the last [`Notices`].
-    pub(crate) fn start(kernel: impl Kernel) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        kernel: impl Kernel,
+        receipt: impl Fn(u64) + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (queue, notices) = std::sync::mpsc::sync_channel::<Notice>(NOTICES_MAX);
         let waiting: Arc<Mutex<HashSet<Notice>>> = Arc::default();
         let taken = waiting.clone();
@@ -50,6 +57,7 @@ impl Notices {
                         kernel.forget_entry(parent, OsStr::from_bytes(&name));
                     }
                     Notice::Inode(number) => kernel.forget_inode(number),
+                    Notice::Receipt(number) => receipt(number),
                 }
             }
         };
@@ -89,7 +97,11 @@ impl Fs {
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
                         }
-                        self.on_invalidation(&message, &notices);
+                        if message.question != 0 {
+                            self.on_question(message.question, message.ino);
+                        } else {
+                            self.on_invalidation(&message, &notices);
+                        }
                     }
                     tracing::info!("the server's stream of changes ended; opening it again");
                 }
@@ -104,6 +116,52 @@ impl Fs {
         }
     }
 
+    /// Somebody elsewhere asks for a file that is being written here. What was closed is sealed; if it is open,
+    /// the server is told.
+    fn on_question(self: &Arc<Self>, question: u64, ino: u64) {
+        let fs = self.clone();
+        // A thread of its own: those that wait for servers may all be waiting for this answer.
+        let spawned = std::thread::Builder::new()
+            .name("question".into())
+            .spawn(move || fs.answer(question, ino));
+        if let Err(error) = spawned {
+            tracing::warn!(ino, "a question of the server can't be answered: {error}");
+        }
+    }
+
+    fn answer(&self, question: u64, ino: u64) {
+        self.hear_releases(question);
+        let phase = self.table.get(ino).and_then(|node| {
+            let state = node.state.lock();
+            state.writing.as_ref().map(|writing| writing.phase)
+        });
+        if phase == Some(Phase::Sealing) {
+            return self.sealer.hurry();
+        }
+        self.tell(question, phase.is_some());
+    }
+
+    /// Answers a message of the server that has a number.
+    pub(crate) fn tell(&self, question: u64, open: bool) {
+        let backend = self.backend.clone();
+        self.backend.runtime.spawn(async move {
+            let op = Op::Answer(v1::Answer { question, open });
+            let asked = backend.apply_async(Caller::default(), vec![op], false);
+            if let Err(error) = asked.await {
+                tracing::debug!("the server was not answered: {error}");
+            }
+        });
+    }
+
+    /// Waits until every close that returned before is known here: the kernel hands over requests in their
+    /// order, so it is when a later one has come, here a look-up of a name that nobody has asked for.
+    fn hear_releases(&self, question: u64) {
+        let name = OsStr::from_bytes(FOLDER);
+        let elements = self.mountpoint.join(name).join("elements");
+        // It does not exist. If the file system is not attached any more, nobody can have closed anything.
+        let _ = std::fs::symlink_metadata(elements.join(format!("question-{question}")));
+    }
+
     fn on_invalidation(&self, message: &v1::Invalidation, notices: &Notices) {
         if message.everything {
             self.on_everything(self.table.tick(), notices);
@@ -113,6 +171,9 @@ impl Fs {
             self.table.foreign_change(message.ino);
             drop(gate);
             self.notice_inode(message.ino, notices);
+        }
+        if message.receipt != 0 {
+            notices.send(Notice::Receipt(message.receipt));
         }
         if message.parent != 0 {
             let gate = self.table.gate.write();

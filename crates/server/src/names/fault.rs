@@ -52,6 +52,12 @@ pub enum Fault {
     /// Somebody else is writing the file.
     #[error("inode {0} is being written by somebody else; try again when it is closed")]
     Busy(u64),
+    /// A mount has written the file and may have closed it, and nobody can say.
+    #[error(
+        "inode {0} was written by a mount that does not answer, or can't be sealed because its element is away; \
+         try again, or see `tidemill status`"
+    )]
+    Unsettled(u64),
     /// The object is not the one being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
@@ -111,6 +117,7 @@ impl Fault {
                 Errno::INVAL
             }
             Self::Busy(_) => Errno::TXTBSY,
+            Self::Unsettled(_) => Errno::TIMEDOUT,
             Self::Stale(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
             Self::NoAttribute(_) => Errno::NODATA,

@@ -14,7 +14,6 @@
 
 mod submit;
 mod text;
-mod users;
 
 use super::backend::credentials;
 use super::directory::Listed;
@@ -25,7 +24,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::Error as ClientError;
+use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
 use tidemill_wire::control::{FOLDER, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
@@ -267,7 +266,10 @@ impl Fs {
         match special {
             Special::Lineage(ino) | Special::LineageOf(ino) => {
                 pace.wait()?;
-                let op = Op::GetAttr(v1::GetAttr { ino });
+                let op = Op::GetAttr(v1::GetAttr {
+                    ino,
+                    content: false,
+                });
                 let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
                 self.mirror(&attr).ok_or_else(|| Errno::STALE.into())
             }
@@ -292,8 +294,11 @@ impl Fs {
         let named = |name: String, special| (name.into_bytes(), self.control.found(special));
         Ok(match self.control.special(number)? {
             Special::Folder => {
-                let mut seen = self.control.users.lock();
-                seen.insert(caller.uid);
+                let seen = {
+                    let mut seen = self.control.users.lock();
+                    seen.insert(caller.uid);
+                    seen.clone()
+                };
                 let mut entries: Vec<_> = seen
                     .iter()
                     .map(|uid| named(users::name(*uid), Special::User(*uid)))
@@ -432,7 +437,10 @@ impl Fs {
     }
 
     fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
-        let op = Op::GetAttr(v1::GetAttr { ino });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino,
+            content: false,
+        });
         let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
         if attr.object == 0 {
             return Ok("not sealed yet: it has no lineage\n".into());

@@ -40,10 +40,14 @@ impl Up {
 
     /// Kills one of its processes and does not wait for its end.
     fn kill(&self, part: &str) {
+        self.signal(part, rustix::process::Signal::KILL);
+    }
+
+    fn signal(&self, part: &str, signal: rustix::process::Signal) {
         let text = std::fs::read_to_string(self.path(&format!("run/{part}.pid"))).unwrap();
         let pid: i32 = text.split_whitespace().next().unwrap().parse().unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
     }
 }
 
@@ -83,6 +87,30 @@ fn killed_parts_are_started_again_at_once() {
     }
     up.ok(&["up"]);
     assert_eq!(std::fs::read(mnt.join("server0")).unwrap(), b"x");
+}
+
+/// What a mount knows it says by itself: a server that has stopped is not missed.
+#[test]
+fn what_is_known_needs_no_server() {
+    use rustix::process::Signal;
+    let Some(up) = Up::new() else { return };
+    up.ok(&["up", "--elements", "1"]);
+    let made = up.path("mnt/d");
+    std::fs::create_dir(&made).unwrap();
+    for name in ["a", "b", "old"] {
+        std::fs::write(made.join(name), "x").unwrap();
+    }
+    std::fs::rename(made.join("old"), made.join("new")).unwrap();
+    std::fs::remove_file(made.join("b")).unwrap();
+    std::fs::hard_link(made.join("a"), made.join("c")).unwrap();
+    up.signal("server", Signal::STOP);
+    let found = ["a", "c", "new"].map(|name| std::fs::metadata(made.join(name)).is_ok());
+    let missing = ["b", "old", "never"].map(|name| {
+        let error = std::fs::metadata(made.join(name)).unwrap_err();
+        error.kind() == std::io::ErrorKind::NotFound
+    });
+    up.signal("server", Signal::CONT);
+    assert_eq!((found, missing), ([true; 3], [true; 3]));
 }
 
 #[test]
@@ -232,8 +260,8 @@ fn nothing_gets_the_names_of_the_control_folder() {
         }
         for output in [name, &below] {
             let said = array.try_submit(&format!(
-                "name = \"s\"; workdir = \"/w\"; tasks = ( {{ name = \"t\"; kernel = \"/bin/sh\"; \
-                 args = [\"-c\", \"cat in > out\"]; input = [\"in\"]; output = [\"{output}\"]; }} );"
+                "name = \"s\"; workdir = \"/\"; tasks = ( {{ name = \"t\"; kernel = \"/bin/sh\"; \
+                 args = [\"-c\", \"cat w/in > out\"]; input = [\"w/in\"]; output = [\"{output}\"]; }} );"
             ));
             assert!(!said.ok, "{output}: {}", said.out);
             assert!(

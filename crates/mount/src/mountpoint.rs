@@ -117,11 +117,14 @@ fn gone(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a file system of an array is mounted exactly there.
+/// Whether a file system of an array is mounted exactly there, and not left by a process that has ended.
 #[must_use]
 pub fn is_mounted(path: &Path) -> bool {
-    let mounts = real(path).and_then(|path| mounts_at(&path));
-    mounts.is_ok_and(|mounts| mounts.last().is_some_and(Mounted::is_tidemill))
+    let mounted = |path: &PathBuf| {
+        let mounts = mounts_at(path).unwrap_or_default();
+        mounts.last().is_some_and(Mounted::is_tidemill) && !is_dead(path)
+    };
+    real(path).is_ok_and(|path| mounted(&path))
 }
 
 /// Whether the process behind what is mounted there has ended. Asked from a thread of its own: a process that

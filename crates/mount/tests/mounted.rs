@@ -551,7 +551,7 @@ fn a_mount_that_starts_while_another_writes_is_sound() {
         scope.spawn(|| {
             for number in (0_u32..).take_while(|_| !over.load(std::sync::atomic::Ordering::Relaxed))
             {
-                std::os::unix::fs::symlink("nowhere", busy.join(&number.to_string())).unwrap();
+                std::os::unix::fs::symlink("nowhere", busy.join(number.to_string())).unwrap();
             }
         });
         for _ in 0..20 {

@@ -236,7 +236,7 @@ fn a_name_is_made_once() {
     two_mounts(|one, two| {
         let made = |mounted: &Mounted| -> Vec<bool> {
             (0..200)
-                .map(|number| File::create_new(mounted.join(&format!("x{number}"))).is_ok())
+                .map(|number| File::create_new(mounted.join(format!("x{number}"))).is_ok())
                 .collect()
         };
         let (mine, theirs) = scope(|scope| {

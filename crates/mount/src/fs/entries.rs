@@ -210,6 +210,14 @@ impl Entries {
     }
 
     fn set(&mut self, directory: u64, name: &[u8], truth: Known) {
+        if let Known::Is(ino) = truth
+            && self.known(directory, name) == truth
+            && self
+                .name_of(ino)
+                .is_some_and(|(d, n)| *d == directory && n == name)
+        {
+            return;
+        }
         let folder = self.folders.entry(directory).or_default();
         let room = folder.entries.len() < ENTRIES_MAX || folder.entries.contains_key(name);
         let new = match truth {

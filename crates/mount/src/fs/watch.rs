@@ -92,6 +92,8 @@ impl Fs {
                         if message.session != 0 {
                             self.backend.set_session(message.session);
                             // From here on the server tells of all that others change.
+                            self.on_everything(self.table.tick(), &notices);
+                            hears = true;
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
                         }

@@ -22,6 +22,17 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The mount ends before all that was closed is sealed.
+    #[error(
+        "{versions} closed files could not be sealed before the mount ended ({why}); the server seals what \
+         reached their elements: see `tidemill status`"
+    )]
+    Unsealed {
+        /// How many.
+        versions: usize,
+        /// Why the last try failed.
+        why: String,
+    },
     /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
@@ -37,6 +48,7 @@ impl Error {
             Self::File(source) | Self::Mount { source, .. } => {
                 source.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
             }
+            Self::Unsealed { .. } => Errno::IO.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),
         }
     }

@@ -15,8 +15,11 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Threads for operations that wait for a server.
-const WAITING_THREADS_MAX: usize = 128;
+/// Threads for operations that wait for a server or an element: as many as may wait for one that is away
+/// before those for others wait, too.
+const WAITING_THREADS_MAX: usize = 1024;
+/// Pause before a server that is away is looked for again.
+const SERVER_PAUSE: Duration = Duration::from_millis(300);
 /// How long the first contact to the server may take.
 const FIRST_CONTACT: Duration = Duration::from_secs(10);
 /// How long open files may hold up an unmount.
@@ -67,10 +70,10 @@ pub struct Session {
     runtime: Runtime,
 }
 
-/// Mounts the file system. It works when this returns.
+/// Mounts the file system. It works when this returns. Waits for a server that is not there yet.
 ///
 /// # Errors
-/// If the server can't be reached or the mountpoint can't be used.
+/// If the server refuses or can't be trusted, or the mountpoint can't be used.
 pub fn mount(config: &Config) -> Result<Session, Error> {
     let at = |source| Error::Mount {
         path: config.mountpoint.display().to_string(),
@@ -85,8 +88,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         .enable_all()
         .build()
         .map_err(at)?;
-    let connect = Server::connect(&config.endpoint, config.credential.as_ref());
-    let server = runtime.block_on(connect)?;
+    let server = runtime.block_on(connect(config))?;
     let backend = Arc::new(Backend::new(
         server,
         runtime.handle().clone(),
@@ -113,6 +115,23 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         mountpoint,
         runtime,
     })
+}
+
+/// Connects to the server, however long it is away.
+async fn connect(config: &Config) -> Result<Server, Error> {
+    let mut told = false;
+    loop {
+        let connect = Server::connect(&config.endpoint, config.credential.as_ref());
+        let why = match tokio::time::timeout(FIRST_CONTACT, connect).await {
+            Ok(Err(error)) if error.is_lost() => error.to_string(),
+            Ok(other) => return Ok(other?),
+            Err(_) => format!("the server at {} does not answer", config.endpoint),
+        };
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!("waiting for the server to mount its array: {why}");
+        }
+        tokio::time::sleep(SERVER_PAUSE).await;
+    }
 }
 
 fn options(config: &Config) -> fuser::Config {
@@ -209,7 +228,7 @@ impl Session {
             Ok(()) | Err(rustix::io::Errno::INVAL) => {}
             // Only root may do it directly.
             Err(rustix::io::Errno::PERM) => {
-                return self.finish(move || fuse.umount_and_join()).map_err(at);
+                return self.finish(move || fuse.umount_and_join().map_err(at));
             }
             Err(errno) => return Err(at(errno.into())),
         }
@@ -217,10 +236,9 @@ impl Session {
             drop(fuse);
             Ok(())
         })
-        .map_err(at)
     }
 
-    fn finish(&self, end: impl FnOnce() -> std::io::Result<()>) -> std::io::Result<()> {
+    fn finish(&self, end: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let deadline = Instant::now() + CLOSE_PATIENCE;
         while self.fs.writers() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
@@ -234,10 +252,9 @@ impl Session {
         }
         let sealed = self.fs.drain(SEAL_PATIENCE);
         end()?;
-        if sealed {
-            Ok(())
-        } else {
-            Err(std::io::ErrorKind::TimedOut.into())
-        }
+        sealed.map_err(|left| Error::Unsealed {
+            versions: left.versions,
+            why: left.why,
+        })
     }
 }

@@ -510,7 +510,7 @@ impl Fs {
             new_name: to.1.to_vec(),
             no_replace: how.no_replace,
             exchange: how.exchange,
-            time: 0,
+            time: now_ns(),
         });
         self.backend.one(caller, op)?;
         self.outdate(from.0);

@@ -78,21 +78,30 @@ impl Fs {
             match self.backend.server.names().watch(request).await {
                 Ok(stream) => {
                     let mut stream = stream.into_inner();
-                    while let Some(Ok(message)) = stream.next().await {
+                    loop {
+                        let message = tokio::select! {
+                            message = stream.next() => message,
+                            // What is believed may be wrong: as if the stream had broken.
+                            () = self.backend.doubted() => break,
+                        };
+                        let Some(Ok(message)) = message else { break };
                         if message.session != 0 {
                             self.backend.set_session(message.session);
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
+                            // What was asked before the stream began was not followed by it.
+                            self.on_everything(&notices);
+                            self.sealer.retry();
                         }
                         self.on_invalidation(&message, &notices);
                     }
                     tracing::info!("the server's stream of changes ended; opening it again");
+                    // What changes meanwhile is not known.
+                    self.on_everything(&notices);
+                    self.backend.forget_elements();
                 }
                 Err(status) => tracing::debug!("no stream of changes: {status}"),
             }
-            // What changed meanwhile is not known.
-            self.on_everything(&notices);
-            self.backend.forget_elements();
             tokio::time::sleep(PAUSE).await;
         }
     }

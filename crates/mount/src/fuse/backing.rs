@@ -1,6 +1,7 @@
 //! Files that the kernel reads and writes by itself: one backing per inode, shared by all who have it open.
 
 use super::convert::{attr_of, errno};
+use super::waiting::Waiting;
 use crate::error::Error;
 use crate::fs::file::Opened;
 use crate::fs::{Caller, Found, Fs};
@@ -17,6 +18,7 @@ const IN_PLACE: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) fs: Arc<Fs>,
+    pub(super) waiting: Waiting,
     /// Whether the kernel takes object files to read and write by itself.
     passthrough: AtomicBool,
     backings: Mutex<Backings>,
@@ -35,6 +37,7 @@ impl Inner {
     pub(super) fn new(fs: Arc<Fs>) -> Self {
         Self {
             fs,
+            waiting: Waiting::default(),
             passthrough: AtomicBool::new(true),
             backings: Mutex::default(),
         }

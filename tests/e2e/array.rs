@@ -191,6 +191,11 @@ impl Array {
     }
 
     pub(crate) fn start_mount(&mut self) {
+        self.spawn_mount();
+        self.wait_for_mount();
+    }
+
+    pub(crate) fn spawn_mount(&mut self) {
         std::fs::create_dir_all(self.path("mnt")).unwrap();
         let mut command = self.tidemill();
         command.arg("mount").arg("--path").arg(self.path("mnt"));
@@ -198,6 +203,9 @@ impl Array {
             command.args(["--in-place", "false"]);
         }
         self.mount = Some(spawn(&mut command, &self.path("mount.log")));
+    }
+
+    pub(crate) fn wait_for_mount(&self) {
         wait("the file system is mounted", || {
             let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
             let path = self.path("mnt");
@@ -216,6 +224,14 @@ impl Array {
     pub(crate) fn kill_mount(&mut self) {
         kill_hard(self.mount.take());
         detach(&self.path("mnt"));
+    }
+
+    pub(crate) fn signal_server(&self, signal: rustix::process::Signal) {
+        send(self.server.as_ref(), signal);
+    }
+
+    pub(crate) fn signal_element(&self, index: usize, signal: rustix::process::Signal) {
+        send(self.elements[index].as_ref(), signal);
     }
 
     fn tidemill(&self) -> Command {
@@ -363,6 +379,11 @@ fn kill_hard(child: Option<Child>) {
         child.kill().unwrap();
         child.wait().unwrap();
     }
+}
+
+fn send(child: Option<&Child>, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child.unwrap());
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 fn detach(path: &Path) {

@@ -121,12 +121,16 @@ impl Error {
 }
 
 /// The innermost cause of an error, which says most.
-pub(crate) fn deepest(error: &dyn std::error::Error) -> String {
+pub(crate) fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
         last = source;
     }
-    last.to_string()
+    // The text of a status is its name and all that came with it.
+    match last.downcast_ref::<tonic::Status>() {
+        Some(status) => status.message().to_owned(),
+        None => last.to_string(),
+    }
 }
 
 impl From<tonic::Status> for Error {

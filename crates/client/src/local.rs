@@ -1,16 +1,20 @@
 //! Namespace requests to a server on this host by threads that wait for the answer: no runtime, no HTTP.
 
 use crate::{Endpoint, Error};
-use std::io::BufReader;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 use tidemill_wire::{PROTOCOL_VERSION, local};
 
 /// How long a request may take before its connection counts as lost.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// What is waited at least, so that a server that is there can answer.
+const WAIT_MIN: Duration = Duration::from_millis(10);
 /// Connections kept for later.
 const KEPT_MAX: usize = 32;
 
@@ -26,10 +30,13 @@ pub struct LocalNames {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// There is no connection to be had this way, or it broke before an answer came: ask by
-    /// [`Server::apply`](crate::Server::apply). The request may have been carried out.
+    /// There is no connection to be had this way, and nothing was asked: ask by
+    /// [`Server::apply`](crate::Server::apply).
     #[error("no connection to the namespace: {0}")]
-    Lost(#[from] std::io::Error),
+    Absent(io::Error),
+    /// No answer came, because the connection broke or the time was over. The request may have been carried out.
+    #[error("no answer from the namespace: {0}")]
+    Lost(io::Error),
     /// The server does not do it, or speaks another version.
     #[error(transparent)]
     Refused(#[from] Error),
@@ -49,25 +56,21 @@ impl LocalNames {
         }
     }
 
-    /// Carries out namespace operations as [`Server::apply`](crate::Server::apply) does.
+    /// Carries out namespace operations as [`Server::apply`](crate::Server::apply) does; waits for the answer
+    /// until then, and no longer than a server takes that is there.
     ///
     /// # Errors
     /// See [`LocalError`].
-    pub fn apply(&self, request: &v1::NameRequest) -> Result<Vec<Answer>, LocalError> {
-        let kept = self.idle().pop();
-        let mut connection = match kept {
-            Some(connection) if !closed(&connection) => connection,
-            Some(_) => {
-                // The server was started again: so were all others.
-                self.idle().clear();
-                self.connect()?
-            }
-            None => self.connect()?,
-        };
-        local::send(connection.get_mut(), &[], request)?;
-        let frame = local::receive(&mut connection)?.ok_or_else(cut)?;
-        let reply = local::reply(&frame)?;
-        {
+    pub fn apply(
+        &self,
+        request: &v1::NameRequest,
+        until: Instant,
+    ) -> Result<Vec<Answer>, LocalError> {
+        let left = until.saturating_duration_since(Instant::now());
+        let patience = left.clamp(WAIT_MIN, REQUEST_TIMEOUT);
+        let mut connection = self.connection(patience)?;
+        let reply = ask(&mut connection, request).map_err(LocalError::Lost)?;
+        if patience == REQUEST_TIMEOUT {
             let mut idle = self.idle();
             if idle.len() < KEPT_MAX {
                 idle.push(connection);
@@ -79,27 +82,50 @@ impl LocalNames {
         Ok(answers.collect::<Result<_, _>>()?)
     }
 
-    fn connect(&self) -> Result<BufReader<UnixStream>, LocalError> {
-        let mut stream = UnixStream::connect(&self.path)?;
-        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-        stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
-        local::send_bytes(&mut stream, &[], &local::greeting())?;
-        let mut connection = BufReader::new(stream);
-        let frame = local::receive(&mut connection)?.ok_or_else(cut)?;
-        let (&status, rest) = frame.split_first().ok_or_else(cut)?;
-        if status == local::WRONG_VERSION {
-            let theirs = local::greeted(rest).unwrap_or(0);
-            return Err(Error::Version {
-                theirs,
+    /// A connection that was used before, if it is still good, or a new one.
+    fn connection(&self, patience: Duration) -> Result<BufReader<UnixStream>, LocalError> {
+        let kept = self.idle().pop();
+        match kept {
+            Some(connection) if !closed(&connection) => {
+                if patience < REQUEST_TIMEOUT {
+                    let set = connection.get_ref().set_read_timeout(Some(patience));
+                    set.map_err(LocalError::Absent)?;
+                }
+                return Ok(connection);
+            }
+            // The server was started again: so were all others.
+            Some(_) => self.idle().clear(),
+            None => {}
+        }
+        let mut connection = self.connect(patience).map_err(LocalError::Absent)?;
+        let greeting = local::receive(&mut connection).and_then(|frame| frame.ok_or_else(cut));
+        let greeting = greeting.map_err(LocalError::Absent)?;
+        match greeting.split_first() {
+            Some((&local::OK, _)) => Ok(connection),
+            Some((&local::WRONG_VERSION, rest)) => Err(Error::Version {
+                theirs: local::greeted(rest).unwrap_or(0),
                 ours: PROTOCOL_VERSION,
             }
-            .into());
+            .into()),
+            Some((_, reason)) => {
+                let reason = String::from_utf8_lossy(reason).into_owned();
+                Err(LocalError::Absent(io::Error::other(reason)))
+            }
+            None => Err(LocalError::Absent(cut())),
         }
-        if status != local::OK {
-            let reason = String::from_utf8_lossy(rest).into_owned();
-            return Err(std::io::Error::other(reason).into());
-        }
-        Ok(connection)
+    }
+
+    fn connect(&self, patience: Duration) -> io::Result<BufReader<UnixStream>> {
+        // A server that has stopped takes no connections: the wait for that has an end, too.
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.path)?)?;
+        let mut stream = UnixStream::from(socket);
+        local::send_bytes(&mut stream, &[], &local::greeting())?;
+        Ok(BufReader::new(stream))
     }
 
     fn refused(&self, (status, message): (u8, String)) -> Error {
@@ -117,8 +143,16 @@ impl LocalNames {
     }
 }
 
-fn cut() -> std::io::Error {
-    std::io::ErrorKind::UnexpectedEof.into()
+fn ask(
+    connection: &mut BufReader<UnixStream>,
+    request: &v1::NameRequest,
+) -> io::Result<Result<v1::NameReply, (u8, String)>> {
+    local::send(connection.get_mut(), &[], request)?;
+    local::reply(&local::receive(connection)?.ok_or_else(cut)?)
+}
+
+fn cut() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
 }
 
 /// Whether the server has ended a connection while nobody used it: it never speaks first.

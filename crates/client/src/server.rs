@@ -94,13 +94,7 @@ impl Server {
             endpoint: Arc::new(endpoint.clone()),
             trust,
         };
-        let status = match server.status().await {
-            // Not the server's word: what answered does not speak the protocol.
-            Err(Error::Refused(status)) if status.source().is_some() => {
-                return Err(lost(endpoint, &*status));
-            }
-            other => other?,
-        };
+        let status = server.status().await?;
         let theirs = status.version;
         if theirs != PROTOCOL_VERSION {
             return Err(Error::Version {
@@ -226,7 +220,7 @@ impl Server {
     /// Makes an error of a status; a lost connection says where it went.
     #[must_use]
     pub fn explain(&self, status: tonic::Status) -> Error {
-        if status.code() == tonic::Code::Unavailable {
+        if is_lost(&status) {
             return lost(&self.endpoint, &status);
         }
         status.into()
@@ -271,6 +265,19 @@ async fn open(
             endpoint.connect_with_connector(connector).await
         }
     }
+}
+
+/// What the gRPC library says if a stream ended well but without an answer.
+const NO_ANSWER: &str = "Missing response message.";
+
+/// Whether a status is not the server's own word on the request. It is not if this side made it of another
+/// error: a status that came over the wire has no source. A server that goes away says that it is unavailable,
+/// or ends its streams before it has answered.
+fn is_lost(status: &tonic::Status) -> bool {
+    use tonic::Code;
+    status.source().is_some()
+        || status.code() == Code::Unavailable
+        || (status.code() == Code::Internal && status.message() == NO_ANSWER)
 }
 
 /// Makes an error of a connection that can't be had or broke.

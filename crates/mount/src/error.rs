@@ -43,6 +43,17 @@ pub enum Error {
         /// One of them.
         name: String,
     },
+    /// The mount ends before all that was closed is sealed.
+    #[error(
+        "{versions} closed files could not be sealed before the mount ended ({why}); the server seals what \
+         reached their elements: see `tidemill status`"
+    )]
+    Unsealed {
+        /// How many.
+        versions: usize,
+        /// Why the last try failed.
+        why: String,
+    },
     /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
@@ -60,6 +71,7 @@ impl Error {
             }
             Self::Taken { .. } => Errno::BUSY.raw_os_error(),
             Self::Files { .. } => Errno::NOTEMPTY.raw_os_error(),
+            Self::Unsealed { .. } => Errno::IO.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),
         }
     }

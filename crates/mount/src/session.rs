@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::fs::Fs;
 use crate::fs::backend::Backend;
+use crate::fs::unsealed::Standing;
 use crate::fs::watch::Notices;
 use crate::fuse::{Adapter, Caches};
 use crate::mountpoint::{Bare, Own, SOURCE};
@@ -15,8 +16,11 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Threads for operations that wait for a server.
-const WAITING_THREADS_MAX: usize = 128;
+/// Threads for operations that wait for a server or an element: as many as may wait for one that is away
+/// before those for others wait, too.
+const WAITING_THREADS_MAX: usize = 1024;
+/// Pause before a server that is away is looked for again.
+const SERVER_PAUSE: Duration = Duration::from_millis(300);
 /// How long the first contact to the server may take.
 const FIRST_CONTACT: Duration = Duration::from_secs(10);
 /// How long open files may hold up an unmount.
@@ -69,10 +73,10 @@ pub struct Session {
     runtime: Runtime,
 }
 
-/// Mounts the file system. It works when this returns.
+/// Mounts the file system. It works when this returns. Waits for a server that is not there yet.
 ///
 /// # Errors
-/// If the server can't be reached or the mountpoint can't be used.
+/// If the server refuses or can't be trusted, or the mountpoint can't be used.
 pub fn mount(config: &Config) -> Result<Session, Error> {
     let at = |source| Error::Mount {
         path: config.mountpoint.display().to_string(),
@@ -86,8 +90,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         .enable_all()
         .build()
         .map_err(at)?;
-    let connect = Server::connect(&config.endpoint, config.credential.as_ref());
-    let server = runtime.block_on(connect)?;
+    let server = runtime.block_on(connect(config))?;
     let backend = Arc::new(Backend::new(
         server,
         runtime.handle().clone(),
@@ -118,6 +121,23 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         gone: false,
         runtime,
     })
+}
+
+/// Connects to the server, however long it is away.
+async fn connect(config: &Config) -> Result<Server, Error> {
+    let mut told = false;
+    loop {
+        let connect = Server::connect(&config.endpoint, config.credential.as_ref());
+        let why = match tokio::time::timeout(FIRST_CONTACT, connect).await {
+            Ok(Err(error)) if error.is_lost() => error.to_string(),
+            Ok(other) => return Ok(other?),
+            Err(_) => format!("the server at {} does not answer", config.endpoint),
+        };
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!("waiting for the server to mount its array: {why}");
+        }
+        tokio::time::sleep(SERVER_PAUSE).await;
+    }
 }
 
 fn options(config: &Config) -> fuser::Config {
@@ -194,11 +214,10 @@ impl Session {
             source,
         };
         detached.map_err(at)?;
-        if sealed {
-            Ok(())
-        } else {
-            Err(at(std::io::ErrorKind::TimedOut.into()))
-        }
+        sealed.map_err(|left| Error::Unsealed {
+            versions: left.versions,
+            why: left.why,
+        })
     }
 
     /// Takes the mount away, unless others have.
@@ -209,8 +228,8 @@ impl Session {
         if gone { Ok(()) } else { self.mounted.detach() }
     }
 
-    /// Ends what is being written; says whether all of it could be sealed.
-    fn finish(&self) -> bool {
+    /// Ends what is being written; gives what could not be sealed.
+    fn finish(&self) -> Result<(), Standing> {
         let deadline = Instant::now() + CLOSE_PATIENCE;
         while self.fs.writers() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));

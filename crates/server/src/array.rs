@@ -13,7 +13,7 @@ use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::rights;
@@ -23,6 +23,10 @@ use tonic::Status;
 
 /// Messages that wait for one element; an element that reads slower loses its connection and comes back.
 const OUTBOX_MAX: usize = 4096;
+
+/// How long an element that is up may tell no status, which it does every second, before new files are placed
+/// elsewhere.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// What an element reported, for the dispatcher's driver.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ type Programs = (u32, Vec<String>);
 #[derive(Debug)]
 struct Slot {
     status: v1::Element,
+    /// When it last told its status.
+    heard: Instant,
     connection: Option<Connection>,
     /// Counts its connections, so that the end of an old one is not taken for the end of the new.
     epoch: u64,
@@ -102,6 +108,7 @@ impl Array {
         let away = |status: v1::Element| {
             let slot = Slot {
                 status,
+                heard: Instant::now(),
                 connection: None,
                 epoch: 0,
             };
@@ -243,6 +250,7 @@ impl Array {
                 id,
                 Slot {
                     status: element.clone(),
+                    heard: Instant::now(),
                     connection,
                     epoch,
                 },
@@ -320,6 +328,7 @@ impl Array {
                         return;
                     };
                     slot.status = status.clone();
+                    slot.heard = Instant::now();
                 }
                 self.refresh();
                 self.report(Report::Status { element: status });
@@ -397,7 +406,8 @@ impl Array {
         let _ = self.reports.send(Incoming::Report(Box::new(report)));
     }
 
-    /// Tells the namespace what room there is.
+    /// Tells the namespace what room there is. An element that is up but has said nothing for a while gets no
+    /// new files; the others' statuses bring that out.
     fn refresh(&self) {
         let mut rooms = Rooms::default();
         for slot in self.slots.lock().values() {
@@ -405,6 +415,9 @@ impl Array {
                 continue;
             }
             rooms.capacity_bytes += slot.status.capacity_bytes;
+            if slot.heard.elapsed() > SILENCE_MAX {
+                continue;
+            }
             let element = ElementId(slot.status.element);
             rooms.store.push(Room {
                 element,

@@ -7,6 +7,7 @@ use array::{Running, file_op, root};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tidemill_client::local::LocalError;
 use tidemill_client::{Endpoint, Error, LocalNames};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -34,8 +35,18 @@ fn lookup(name: &str) -> Op {
     })
 }
 
-fn names(running: &Running) -> LocalNames {
-    LocalNames::new(&Endpoint::Unix(running.server().socket().into())).unwrap()
+/// The namespace by its plain socket, asked as a mount does.
+struct Local(LocalNames);
+
+impl Local {
+    fn apply(&self, request: &v1::NameRequest) -> Result<Vec<Answer>, LocalError> {
+        self.0
+            .apply(request, Instant::now() + Duration::from_secs(60))
+    }
+}
+
+fn names(running: &Running) -> Local {
+    Local(LocalNames::new(&Endpoint::Unix(running.server().socket().into())).unwrap())
 }
 
 fn greeted(dir: &Path) -> UnixStream {
@@ -81,7 +92,7 @@ async fn both_ways_lead_to_the_same_names() {
     running.crash().await;
     assert!(matches!(
         names.apply(&request(vec![lookup("a")])),
-        Err(LocalError::Lost(_))
+        Err(LocalError::Absent(_))
     ));
     let running = Running::start(dir.path()).await;
     let found = names.apply(&request(vec![lookup("a")])).unwrap();
@@ -185,7 +196,7 @@ async fn too_many_connections_are_refused_until_one_ends() {
     let names = names(&running);
     assert!(matches!(
         names.apply(&request(vec![lookup("a")])),
-        Err(LocalError::Lost(_))
+        Err(LocalError::Absent(_))
     ));
     held.pop();
     // The server notices the end a moment later.

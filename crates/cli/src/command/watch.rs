@@ -102,15 +102,8 @@ async fn follow_stream(
 }
 
 fn is_passing(error: &anyhow::Error) -> bool {
-    use tonic::Code;
-    match error.downcast_ref::<Error>() {
-        Some(Error::Unreachable { .. }) => true,
-        Some(Error::Refused(status)) => matches!(
-            status.code(),
-            Code::Unknown | Code::Cancelled | Code::Internal
-        ),
-        _ => false,
-    }
+    let error = error.downcast_ref::<Error>();
+    error.is_some_and(|error| matches!(error, Error::Unreachable { .. }))
 }
 
 fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {

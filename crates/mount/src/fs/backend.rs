@@ -1,5 +1,8 @@
-//! The mount's connection to the server: namespace operations with bounded patience, and where elements are.
+//! The mount's connection to the server: namespace operations that wait for a server that is away, and where
+//! elements are.
 
+use super::patience::{self, Pauses};
+use super::repeat;
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -11,20 +14,15 @@ use std::time::{Duration, Instant};
 use tidemill_client::ids::Ids;
 use tidemill_client::local::{LocalError, LocalNames};
 use tidemill_client::{Error as ClientError, Objects, Server};
+use tidemill_core::id::ElementId;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 /// How long one request may take before it is sent again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long an operation waits for a server that can't be reached.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The first pause before a request is sent again; doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the list of elements is believed when something is missing from it.
 const ELEMENTS_TTL: Duration = Duration::from_millis(200);
-/// How long an operation waits for an element that is away.
-const ELEMENT_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Whether an operation may wait for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +64,8 @@ pub(crate) struct Place {
     /// Who owns the folder: what is made there is given to them.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
+    /// It may have come back elsewhere.
+    stale: bool,
 }
 
 /// Server and elements as the mount uses them. Calls block; they may not be made from async code.
@@ -80,6 +80,8 @@ pub(crate) struct Backend {
     session: AtomicU64,
     in_place: bool,
     elements: Mutex<Elements>,
+    /// Told when a request was left without an answer.
+    doubt: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +101,7 @@ impl Backend {
             session: AtomicU64::new(0),
             in_place,
             elements: Mutex::default(),
+            doubt: Notify::new(),
         }
     }
 
@@ -113,12 +116,31 @@ impl Backend {
 
     /// A new inode and a new object id.
     pub(crate) fn ids(&self) -> Result<(u64, u64), Error> {
-        let (inode, object) = self.runtime.block_on(self.patiently(|| self.ids.take()))?;
+        let (inode, object) = self.ask_server(|| self.ids.take())?;
         Ok((inode.0, object.0))
     }
 
+    /// Asks the server something that can be asked again, until this thread's operation has no time left.
+    pub(crate) fn ask_server<T, F>(&self, request: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, ClientError>>,
+    {
+        let until = Some(patience::deadline());
+        Ok(self.runtime.block_on(self.patiently(until, request))?)
+    }
+
+    /// The outcome of what can't be asked again, as long as this thread's operation has time.
+    pub(crate) fn ask_once<T>(
+        &self,
+        work: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        let timed = tokio::time::timeout_at(patience::deadline().into(), work);
+        let outcome = self.runtime.block_on(timed);
+        outcome.unwrap_or_else(|_| Err(self.lost("it does not answer".into())))
+    }
+
     /// Carries out one namespace operation.
-    pub(crate) fn one(&self, caller: Caller, op: Op) -> Result<Answer, Error> {
+    pub(crate) fn one(self: &Arc<Self>, caller: Caller, op: Op) -> Result<Answer, Error> {
         match self.apply(caller, vec![op], false)?.pop() {
             Some(Answer::Error(error)) => Err(ClientError::from(error).into()),
             Some(answer) => Ok(answer),
@@ -126,10 +148,10 @@ impl Backend {
         }
     }
 
-    /// As [`Self::one`], for what needs an element to be placed on: waits a while if there is none, as after
-    /// a restart of the server.
-    pub(crate) fn one_placed(&self, caller: Caller, op: &Op) -> Result<Answer, Error> {
-        let deadline = Instant::now() + ELEMENT_PATIENCE;
+    /// As [`Self::one`], for what needs an element to be placed on: waits if there is none, as after a restart
+    /// of the server.
+    pub(crate) fn one_placed(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<Answer, Error> {
+        let deadline = patience::deadline();
         loop {
             match self.one(caller, op.clone()) {
                 Err(error) if error.is(Errno::HOSTUNREACH) && Instant::now() < deadline => {
@@ -140,25 +162,100 @@ impl Backend {
         }
     }
 
-    /// Carries out operations in order; the answer ends with the first error.
+    /// Carries out operations in order; the answer ends with the first error. While the server is away the
+    /// request is sent again, until this thread's operation has no time left.
     pub(crate) fn apply(
-        &self,
+        self: &Arc<Self>,
         caller: Caller,
         ops: Vec<Op>,
         durable: bool,
     ) -> Result<Vec<Answer>, Error> {
         let request = self.request(caller, ops, durable);
-        if let Some(local) = &self.local {
-            match local.apply(&request) {
-                Ok(answers) => return Ok(answers),
-                // The server may be starting again.
-                Err(LocalError::Refused(ClientError::Unreachable { .. })) => {}
-                Err(LocalError::Refused(error)) => return Err(error.into()),
-                Err(LocalError::Lost(error)) => tracing::debug!("no answer on this host: {error}"),
+        let until = patience::deadline();
+        let mut pauses = Pauses::until(Some(until));
+        let mut repeated = false;
+        loop {
+            let error = match self.attempt(caller, &request, repeated, until) {
+                Err(error @ ClientError::Unreachable { .. }) => error,
+                other => return Ok(other?),
+            };
+            let Some(pause) = pauses.next() else {
+                self.unanswered(caller, &request);
+                return Err(error.into());
+            };
+            std::thread::sleep(pause);
+            repeated = true;
+        }
+    }
+
+    /// Sends a request once. If it was sent before, the first try may have been carried out.
+    fn attempt(
+        &self,
+        caller: Caller,
+        request: &v1::NameRequest,
+        repeated: bool,
+        until: Instant,
+    ) -> Result<Vec<Answer>, ClientError> {
+        if let Some(op) = single(request)
+            && repeated
+            && let Some(question) = repeat::question(op)
+        {
+            let found = self.send(&self.request(caller, question, false), until)?;
+            if let Some(answer) = repeat::done(op, &found) {
+                return Ok(vec![answer]);
             }
         }
-        let asked = self.patiently(|| self.server.apply(request.clone()));
-        Ok(self.runtime.block_on(asked)?)
+        self.send(request, until)
+    }
+
+    fn send(&self, request: &v1::NameRequest, until: Instant) -> Result<Vec<Answer>, ClientError> {
+        if let Some(local) = &self.local {
+            match local.apply(request, until) {
+                Ok(answers) => return Ok(answers),
+                Err(LocalError::Refused(error)) => return Err(error),
+                Err(LocalError::Absent(error)) => tracing::debug!("no way on this host: {error}"),
+                // Not by the other way at once: what is sent again is looked at before.
+                Err(error @ LocalError::Lost(_)) => return Err(self.lost(error.to_string())),
+            }
+        }
+        let sent = self.in_time(Some(until), self.server.apply(request.clone()));
+        self.runtime.block_on(sent)
+    }
+
+    /// A request whose answer nobody waits for any longer. If it began a version, nobody would end it; and
+    /// what is believed here may be wrong if it is carried out after all.
+    fn unanswered(self: &Arc<Self>, caller: Caller, request: &v1::NameRequest) {
+        if let Some(op) = single(request) {
+            self.undo(caller, op);
+        }
+        self.doubt.notify_one();
+    }
+
+    /// Undoes a request that began a version of which nothing is to become, before another one is begun.
+    pub(crate) fn take_back(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<(), Error> {
+        let ops = repeat::undoing(op).unwrap_or_default();
+        let undone = self.apply(caller, ops, false);
+        undone.map(drop).inspect_err(|_| self.undo(caller, op))
+    }
+
+    /// Undoes, in the background and for as long as it takes, a request that began a version of which nothing
+    /// became.
+    pub(crate) fn undo(self: &Arc<Self>, caller: Caller, op: &Op) {
+        let Some(ops) = repeat::undoing(op) else {
+            return;
+        };
+        let backend = self.clone();
+        self.runtime.spawn(async move {
+            match backend.apply_async(caller, ops, None).await {
+                Ok(answers) => tracing::debug!("undone: {:?}", answers.last()),
+                Err(error) => tracing::warn!("a version that was begun in vain stays: {error}"),
+            }
+        });
+    }
+
+    /// Ends when a request was left without an answer.
+    pub(crate) async fn doubted(&self) {
+        self.doubt.notified().await;
     }
 
     fn request(&self, caller: Caller, ops: Vec<Op>, durable: bool) -> v1::NameRequest {
@@ -173,99 +270,139 @@ impl Backend {
         }
     }
 
-    /// As [`Self::apply`], from async code.
+    /// As [`Self::apply`], from async code, for operations that can be repeated as they are. Without an end they
+    /// are repeated for as long as the mount lives.
     pub(crate) async fn apply_async(
         &self,
         caller: Caller,
         ops: Vec<Op>,
-        durable: bool,
+        until: Option<Instant>,
     ) -> Result<Vec<Answer>, ClientError> {
-        let request = self.request(caller, ops, durable);
-        self.patiently(|| self.server.apply(request.clone())).await
+        let request = self.request(caller, ops, false);
+        self.patiently(until, || self.server.apply(request.clone()))
+            .await
     }
 
-    /// Repeats a request while the server can't be reached, for a bounded time. Requests can be repeated:
-    /// what makes something carries ids reserved for it.
-    async fn patiently<T, F>(&self, request: impl Fn() -> F) -> Result<T, ClientError>
+    /// Repeats a request while the server can't be reached.
+    async fn patiently<T, F>(
+        &self,
+        until: Option<Instant>,
+        request: impl Fn() -> F,
+    ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let start = Instant::now();
-        let mut pause = PAUSE_MIN;
+        let mut pauses = Pauses::until(until);
         loop {
-            let answer = tokio::time::timeout(REQUEST_TIMEOUT, request()).await;
-            let error = match answer {
-                Ok(Err(error @ ClientError::Unreachable { .. })) => error,
-                Ok(answer) => return answer,
-                Err(_) => ClientError::Unreachable {
-                    endpoint: self.server.endpoint().to_string(),
-                    reason: format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()),
-                },
+            let error = match self.in_time(until, request()).await {
+                Err(error @ ClientError::Unreachable { .. }) => error,
+                answer => return answer,
             };
-            if start.elapsed() + pause > PATIENCE {
+            let Some(pause) = pauses.next() else {
                 return Err(error);
-            }
+            };
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    /// Where an element is; asks the server if that is not known here, and waits a while for an element
-    /// that is away: it may be about to come back.
+    /// The answer to a request, or that there was none in time.
+    async fn in_time<T>(
+        &self,
+        until: Option<Instant>,
+        request: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        let last = Instant::now() + REQUEST_TIMEOUT;
+        let end = until.map_or(last, |until| until.min(last));
+        let answer = tokio::time::timeout_at(end.into(), request).await;
+        answer.unwrap_or_else(|_| Err(self.lost("it does not answer".into())))
+    }
+
+    fn lost(&self, reason: String) -> ClientError {
+        ClientError::Unreachable {
+            endpoint: self.server.endpoint().to_string(),
+            reason,
+        }
+    }
+
+    /// Where an element is; asks the server if that is not known here, and waits for an element that is away:
+    /// it may be about to come back.
     pub(crate) fn place(&self, element: u32, pace: Pace) -> Result<Place, Error> {
-        let deadline = Instant::now() + ELEMENT_PATIENCE;
+        if let Some(place) = self.known(element) {
+            return Ok(place);
+        }
+        pace.wait()?;
+        let found = self.find(element, Some(patience::deadline()));
+        Ok(self.runtime.block_on(found)?)
+    }
+
+    fn known(&self, element: u32) -> Option<Place> {
+        let known = self.elements.lock().places.get(&element).cloned();
+        known.filter(|place| !place.stale && (place.up || place.folder.is_some()))
+    }
+
+    /// Where an element was when it was last heard of: a server that has just started may not know yet.
+    pub(crate) fn last_url(&self, element: u32) -> Option<Arc<str>> {
+        let elements = self.elements.lock();
+        Some(elements.places.get(&element)?.url.clone())
+    }
+
+    /// As [`Self::place`], from async code. Without an end it is waited for as long as the mount lives.
+    pub(crate) async fn find(
+        &self,
+        element: u32,
+        until: Option<Instant>,
+    ) -> Result<Place, ClientError> {
+        let mut pauses = Pauses::until(until);
         loop {
-            let known = self.elements.lock().places.get(&element).cloned();
-            if let Some(place) = known.filter(|place| place.up || place.folder.is_some()) {
+            if let Some(place) = self.known(element) {
                 return Ok(place);
             }
-            pace.wait()?;
-            let recent = self
-                .elements
-                .lock()
-                .asked
-                .is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
-            if Instant::now() > deadline {
-                let id = tidemill_core::id::ElementId(element);
-                return Err(ClientError::ElementDown(id).into());
-            }
-            if recent {
-                std::thread::sleep(ELEMENTS_TTL / 4);
+            let asked = self.elements.lock().asked;
+            let recently = asked.is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
+            let refreshed = if recently {
+                Ok(())
             } else {
-                self.refresh_elements()?;
+                self.refresh(until).await
+            };
+            match refreshed {
+                Ok(()) | Err(ClientError::Unreachable { .. }) => {}
+                Err(error) => return Err(error),
             }
+            if let Some(place) = self.known(element) {
+                return Ok(place);
+            }
+            let Some(pause) = pauses.next() else {
+                let down = ClientError::ElementDown(ElementId(element));
+                return Err(refreshed.err().unwrap_or(down));
+            };
+            tokio::time::sleep(pause.min(ELEMENTS_TTL)).await;
         }
     }
 
-    /// As [`Self::place`], from async code: the element's URL.
-    pub(crate) async fn url(self: &Arc<Self>, element: u32) -> Result<Arc<str>, ClientError> {
-        if let Ok(place) = self.place(element, Pace::Now) {
-            return Ok(place.url);
-        }
-        let backend = self.clone();
-        let ask = move || backend.place(element, Pace::MayWait);
-        let place = tokio::task::spawn_blocking(ask)
-            .await
-            .unwrap_or(Err(Error::Later));
-        let down = ClientError::ElementDown(tidemill_core::id::ElementId(element));
-        Ok(place.map_err(|_| down)?.url)
-    }
-
-    /// Forgets where an element is: it may have come back elsewhere.
+    /// Asks again where an element is before it is used: it may have come back elsewhere.
     pub(crate) fn forget_element(&self, element: u32) {
-        self.elements.lock().places.remove(&element);
+        if let Some(place) = self.elements.lock().places.get_mut(&element) {
+            place.stale = true;
+        }
     }
 
-    /// Forgets where elements are: they may have come back elsewhere.
+    /// Asks again where elements are before they are used.
     pub(crate) fn forget_elements(&self) {
-        *self.elements.lock() = Elements::default();
+        let mut elements = self.elements.lock();
+        elements.asked = None;
+        for place in elements.places.values_mut() {
+            place.stale = true;
+        }
     }
 
     /// Asks the server for its elements.
     pub(crate) fn refresh_elements(&self) -> Result<(), Error> {
-        let status = self
-            .runtime
-            .block_on(self.patiently(|| self.server.status()))?;
+        let refreshed = self.refresh(Some(patience::deadline()));
+        Ok(self.runtime.block_on(refreshed)?)
+    }
+
+    async fn refresh(&self, until: Option<Instant>) -> Result<(), ClientError> {
+        let status = self.in_time(until, self.server.status()).await?;
         let host = tidemill_client::host::id();
         let places = status.elements.into_iter().map(|element| {
             let folder = (self.in_place && element.host == host)
@@ -276,6 +413,7 @@ impl Backend {
                 owner: folder.as_deref().and_then(foreign_owner),
                 folder,
                 up: element.up,
+                stale: false,
             };
             (element.element, place)
         });
@@ -283,6 +421,14 @@ impl Backend {
         elements.places = places.collect();
         elements.asked = Some(Instant::now());
         Ok(())
+    }
+}
+
+/// The operation of a request that has only one.
+fn single(request: &v1::NameRequest) -> Option<&Op> {
+    match request.ops.as_slice() {
+        [op] => op.op.as_ref(),
+        _ => None,
     }
 }
 

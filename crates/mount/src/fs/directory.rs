@@ -66,7 +66,11 @@ impl Fs {
             .get(&handle)
             .cloned()
             .ok_or(Errno::BADF)?;
-        let mut pages = listing.pages.lock();
+        // It is held while the server is asked.
+        let mut pages = match pace {
+            Pace::Now => listing.pages.try_lock().ok_or(Error::Later)?,
+            Pace::MayWait => listing.pages.lock(),
+        };
         let known = from < pages.entries.len() || pages.complete;
         if !known || from == 0 {
             pace.wait()?;

@@ -11,7 +11,8 @@
 //! | `names` | operations on the namespace |
 //! | `file` | open files |
 //! | `version` | beginning and ending versions |
-//! | `seal` | sealing what was closed, in batches |
+//! | `seal`, `unsealed` | sealing what was closed, in batches, and what is not sealed yet |
+//! | `patience`, `repeat` | how long an operation waits, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
 //! | `directory` | listings |
 //! | `watch` | what others changed |
@@ -24,10 +25,13 @@ pub(crate) mod entries;
 pub(crate) mod file;
 pub(crate) mod names;
 pub(crate) mod object;
+pub(crate) mod patience;
 pub(crate) mod remote;
+mod repeat;
 pub(crate) mod right;
 pub(crate) mod seal;
 pub(crate) mod table;
+pub(crate) mod unsealed;
 pub(crate) mod version;
 pub(crate) mod watch;
 
@@ -78,7 +82,7 @@ impl Fs {
         let table = Arc::new(table::Table::default());
         table.hold(Inode::ROOT.0);
         Self {
-            sealer: seal::Sealer::start(backend.clone(), table.clone()),
+            sealer: seal::Sealer::new(backend.clone(), table.clone()),
             control: control::Control::default(),
             backend,
             table,
@@ -154,8 +158,8 @@ impl Fs {
         self.table.get_or_make(ino)
     }
 
-    /// Waits until everything that was closed is sealed, for a bounded time; says whether it is.
-    pub(crate) fn drain(&self, timeout: Duration) -> bool {
+    /// Waits until everything that was closed is sealed, for a bounded time, or gives what is not.
+    pub(crate) fn drain(&self, timeout: Duration) -> Result<(), unsealed::Standing> {
         self.sealer.drain(timeout)
     }
 }

@@ -494,9 +494,14 @@ impl Fs {
         });
         let change = self.table.begin(&[(parent, name)]);
         let asked = change.asked;
-        let attr = self.backend.one(caller, op).and_then(attr_of)?;
+        let answer = self.backend.one(caller, op)?;
         self.touched(parent, time, -i32::from(directory));
         change.settle(&[Known::Nothing]);
+        if matches!(answer, Answer::Empty(_)) {
+            // An earlier try did it, whose answer was lost.
+            return Ok(());
+        }
+        let attr = attr_of(answer)?;
         self.changed_names(attr, asked);
         Ok(())
     }
@@ -530,8 +535,11 @@ impl Fs {
         let names = [from, to];
         let change = self.table.begin(if same { &names[..1] } else { &names });
         let asked = change.asked;
-        let Answer::Entries(answer) = self.backend.one(caller, op)? else {
-            return Err(ClientError::Answer("Rename").into());
+        let answer = match self.backend.one(caller, op)? {
+            Answer::Entries(answer) => answer,
+            // An earlier try did it, whose answer was lost: what is what has to be asked for.
+            Answer::Empty(_) => return Ok(()),
+            _ => return Err(ClientError::Answer("Rename").into()),
         };
         // What was moved, and what was replaced by it or exchanged for it, as both are now.
         let mut attrs = answer.entries.into_iter().filter_map(|entry| entry.attr);

@@ -101,6 +101,14 @@ impl Object {
         }
     }
 
+    /// As [`Self::flush`], for as long as the mount lives.
+    pub(crate) async fn flushed(&self) -> Result<(), Error> {
+        match &self.data {
+            Data::Remote(remote) => remote.flushed().await,
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the bytes written so far survive power loss.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         match &self.data {

@@ -4,14 +4,16 @@
 
 use super::backend::Backend;
 use super::object::Stat;
+use super::patience;
 use super::right::Right;
 use crate::error::Error;
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::task::JoinHandle;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tidemill_client::objects::Remote as Address;
+use tokio::sync::Notify;
 
 /// Largest piece that is asked for or sent at once.
 const PIECE_BYTES_MAX: u64 = 4 << 20;
@@ -32,8 +34,18 @@ pub(crate) struct Remote {
     backend: Arc<Backend>,
     element: u32,
     right: Arc<Right>,
-    writing: Mutex<Writing>,
+    out: Arc<Out>,
     reading: Mutex<Reading>,
+}
+
+/// What is on its way to the element. Nobody holds the lock while waiting for it.
+#[derive(Debug)]
+struct Out {
+    writing: Mutex<Writing>,
+    /// Signalled when something arrived or failed.
+    changed: Condvar,
+    /// The same, for async code.
+    settled: Notify,
 }
 
 #[derive(Debug)]
@@ -42,16 +54,20 @@ struct Writing {
     mtime: i64,
     start: u64,
     buffer: Vec<u8>,
-    in_flight: VecDeque<InFlight>,
+    in_flight: Vec<InFlight>,
+    next: u64,
+    /// An operation has waited in vain since anything arrived: others are told so without another wait.
+    stalled: bool,
     /// The first failure: later calls repeat it, since bytes were lost.
     failed: Option<i32>,
 }
 
+/// A piece that is sent until it has arrived, however long its element is away.
 #[derive(Debug)]
 struct InFlight {
     start: u64,
     end: u64,
-    task: JoinHandle<Result<(), tidemill_client::Error>>,
+    number: u64,
 }
 
 #[derive(Debug, Default)]
@@ -82,20 +98,26 @@ impl Remote {
             backend,
             element,
             right,
-            writing: Mutex::new(Writing {
-                size,
-                mtime: now_ns(),
-                start: 0,
-                buffer: Vec::new(),
-                in_flight: VecDeque::new(),
-                failed: None,
+            out: Arc::new(Out {
+                writing: Mutex::new(Writing {
+                    size,
+                    mtime: now_ns(),
+                    start: 0,
+                    buffer: Vec::new(),
+                    in_flight: Vec::new(),
+                    next: 0,
+                    stalled: false,
+                    failed: None,
+                }),
+                changed: Condvar::new(),
+                settled: Notify::new(),
             }),
             reading: Mutex::default(),
         }
     }
 
     pub(crate) fn stat(&self) -> Stat {
-        let writing = self.writing.lock();
+        let writing = self.out.writing.lock();
         Stat {
             size: writing.size,
             mtime: writing.mtime,
@@ -104,84 +126,109 @@ impl Remote {
     }
 
     pub(crate) fn set_mtime(&self, mtime: i64) {
-        self.writing.lock().mtime = mtime;
+        self.out.writing.lock().mtime = mtime;
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        let mut writing = self.writing.lock();
-        writing.check()?;
-        let end = offset + bytes.len() as u64;
-        let buffered = writing.start + writing.buffer.len() as u64;
-        if offset >= writing.start && end <= buffered {
-            let at = usize::try_from(offset - writing.start).unwrap_or(0);
-            writing.buffer[at..at + bytes.len()].copy_from_slice(bytes);
-        } else {
-            let follows = offset == buffered
-                && writing.buffer.len() as u64 + bytes.len() as u64 <= PIECE_BYTES_MAX;
-            if !follows {
-                self.send(&mut writing)?;
-                writing.start = offset;
+        let mut writing = self.out.writing.lock();
+        loop {
+            writing.check()?;
+            if writing.take(offset, bytes) {
+                break;
             }
-            writing.buffer.extend_from_slice(bytes);
+            self.send(&mut writing)?;
         }
-        writing.size = writing.size.max(end);
+        writing.size = writing.size.max(offset + bytes.len() as u64);
         writing.mtime = now_ns();
         drop(writing);
         self.reading.lock().pieces.clear();
         Ok(())
     }
 
-    /// Sends what is buffered, without waiting for its arrival.
-    fn send(&self, writing: &mut Writing) -> Result<(), Error> {
-        if writing.buffer.is_empty() {
-            return Ok(());
+    /// Sends what is buffered, without waiting for its arrival. May let go of the lock.
+    fn send(&self, writing: &mut MutexGuard<'_, Writing>) -> Result<(), Error> {
+        while !writing.buffer.is_empty() {
+            writing.check()?;
+            if writing.has_room() {
+                self.dispatch(writing);
+            } else {
+                self.wait(writing)?;
+            }
         }
-        let buffer = std::mem::take(&mut writing.buffer);
+        Ok(())
+    }
+
+    /// Waits for something to arrive, as long as the operation has time.
+    fn wait(&self, writing: &mut MutexGuard<'_, Writing>) -> Result<(), Error> {
+        let before = writing.in_flight.len();
+        let began = Instant::now();
+        let in_vain = writing.stalled || {
+            let changed = &self.out.changed;
+            changed
+                .wait_until(writing, patience::deadline())
+                .timed_out()
+        };
+        if in_vain {
+            writing.stalled |= began.elapsed() > patience::PATIENCE / 2;
+            // Nothing is lost: what is on its way goes on trying.
+            return Err(rustix::io::Errno::HOSTUNREACH.into());
+        }
+        if writing.in_flight.len() < before {
+            patience::renew();
+        }
+        Ok(())
+    }
+
+    /// Sends the buffer.
+    fn dispatch(&self, writing: &mut Writing) {
+        let buffer = Bytes::from(std::mem::take(&mut writing.buffer));
         let (start, end) = (writing.start, writing.start + buffer.len() as u64);
-        let overlaps = writing
-            .in_flight
-            .iter()
-            .any(|f| f.start < end && start < f.end);
-        let leave = if overlaps { 0 } else { IN_FLIGHT_MAX - 1 };
-        self.settle(writing, leave)?;
+        let number = writing.enter(start, end);
         let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
-        let buffer = Bytes::from(buffer);
-        let task = self.backend.runtime.spawn(async move {
+        let out = self.out.clone();
+        self.backend.runtime.spawn(async move {
             let objects = &backend.objects;
             let write = |address| {
                 let piece = buffer.clone();
                 async move { objects.write(&address, start, piece).await }
             };
-            right.ask(&backend, element, write).await
+            let outcome = right.ask(&backend, element, None, write).await;
+            if let Err(error) = &outcome {
+                tracing::warn!(element, "a write failed: {error}");
+            }
+            out.arrived(number, outcome.err().map(|error| error.errno()));
         });
-        writing.in_flight.push_back(InFlight { start, end, task });
-        Ok(())
     }
 
-    /// Waits until no more than `leave` pieces are on their way.
-    fn settle(&self, writing: &mut Writing, leave: usize) -> Result<(), Error> {
-        while writing.in_flight.len() > leave {
-            let Some(first) = writing.in_flight.pop_front() else {
-                break;
-            };
-            let outcome = match self.backend.runtime.block_on(first.task) {
-                Ok(outcome) => outcome.map_err(Error::from),
-                Err(_) => Err(rustix::io::Errno::IO.into()),
-            };
-            if let Err(error) = outcome {
-                tracing::warn!(element = self.element, "a write failed: {error}");
-                writing.failed = Some(error.errno());
-                return Err(error);
-            }
+    /// Sends what is buffered and waits until it has arrived, as long as the operation has time.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        let mut writing = self.out.writing.lock();
+        self.send(&mut writing)?;
+        while !writing.in_flight.is_empty() {
+            self.wait(&mut writing)?;
         }
         writing.check()
     }
 
-    pub(crate) fn flush(&self) -> Result<(), Error> {
-        let mut writing = self.writing.lock();
-        writing.check()?;
-        self.send(&mut writing)?;
-        self.settle(&mut writing, 0)
+    /// As [`Self::flush`], for as long as the mount lives.
+    pub(crate) async fn flushed(&self) -> Result<(), Error> {
+        loop {
+            let arrived = self.out.settled.notified();
+            tokio::pin!(arrived);
+            // Before the look, so that no arrival can fall between.
+            arrived.as_mut().enable();
+            {
+                let mut writing = self.out.writing.lock();
+                writing.check()?;
+                if !writing.buffer.is_empty() && writing.has_room() {
+                    self.dispatch(&mut writing);
+                }
+                if writing.buffer.is_empty() && writing.in_flight.is_empty() {
+                    return Ok(());
+                }
+            }
+            arrived.await;
+        }
     }
 
     /// Sends what is buffered and has the element make it durable.
@@ -189,34 +236,54 @@ impl Remote {
         self.flush()?;
         let objects = &self.backend.objects;
         let sync = |address| async move { objects.sync(&address).await };
-        let asked = self.right.ask(&self.backend, self.element, sync);
+        self.ask_now(sync)
+    }
+
+    /// Makes a request that this thread's operation waits for.
+    fn ask_now<T, F>(&self, request: impl Fn(Address) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, tidemill_client::Error>>,
+    {
+        let until = Some(patience::deadline());
+        let asked = self.right.ask(&self.backend, self.element, until, request);
         Ok(self.backend.runtime.block_on(asked)?)
     }
 
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
-        let mut writing = self.writing.lock();
-        writing.check()?;
-        self.send(&mut writing)?;
-        self.settle(&mut writing, 0)?;
+        let number = {
+            let mut writing = self.out.writing.lock();
+            self.send(&mut writing)?;
+            while !writing.in_flight.is_empty() {
+                self.wait(&mut writing)?;
+            }
+            writing.check()?;
+            // What is written meanwhile goes after it.
+            writing.enter(0, u64::MAX)
+        };
         let objects = &self.backend.objects;
         let truncate = |address| async move { objects.truncate(&address, size).await };
-        let asked = self.right.ask(&self.backend, self.element, truncate);
-        self.backend.runtime.block_on(asked)?;
-        writing.size = size;
-        writing.mtime = now_ns();
-        drop(writing);
+        let outcome = self.ask_now(truncate);
+        {
+            let mut writing = self.out.writing.lock();
+            if outcome.is_ok() {
+                writing.size = size;
+                writing.mtime = now_ns();
+            }
+        }
+        self.out.arrived(number, None);
         self.reading.lock().pieces.clear();
-        Ok(())
+        outcome
     }
 
     pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
         let size = {
-            let mut writing = self.writing.lock();
-            if !writing.buffer.is_empty() || !writing.in_flight.is_empty() {
-                self.send(&mut writing)?;
-                self.settle(&mut writing, 0)?;
+            let writing = self.out.writing.lock();
+            let pending = !writing.buffer.is_empty() || !writing.in_flight.is_empty();
+            drop(writing);
+            if pending {
+                self.flush()?;
             }
-            writing.size
+            self.out.writing.lock().size
         };
         let end = offset.saturating_add(length as u64).min(size);
         let mut out = Vec::with_capacity(length);
@@ -281,10 +348,11 @@ impl Remote {
         }
         let (backend, right, element) = (self.backend.clone(), self.right.clone(), self.element);
         let asked = piece.clone();
+        let until = Some(patience::deadline());
         self.backend.runtime.spawn(async move {
             let objects = &backend.objects;
             let read = |address| async move { objects.read(&address, start, length).await };
-            let answer = right.ask(&backend, element, read).await;
+            let answer = right.ask(&backend, element, until, read).await;
             let answer = answer.map_err(|error| {
                 tracing::warn!(element, "a read failed: {error}");
                 error.errno()
@@ -310,7 +378,57 @@ impl Drop for Remote {
     }
 }
 
+impl Out {
+    /// A piece is where it belongs, or never will be.
+    fn arrived(&self, number: u64, failed: Option<i32>) {
+        let mut writing = self.writing.lock();
+        writing.in_flight.retain(|piece| piece.number != number);
+        writing.stalled = false;
+        writing.failed = writing.failed.or(failed);
+        drop(writing);
+        self.changed.notify_all();
+        self.settled.notify_waiters();
+    }
+}
+
 impl Writing {
+    /// Takes bytes into the buffer, if they belong to what is there.
+    fn take(&mut self, offset: u64, bytes: &[u8]) -> bool {
+        if self.buffer.is_empty() {
+            self.start = offset;
+        }
+        let (end, buffered) = (
+            offset + bytes.len() as u64,
+            self.start + self.buffer.len() as u64,
+        );
+        if offset >= self.start && end <= buffered {
+            let at = usize::try_from(offset - self.start).unwrap_or(0);
+            self.buffer[at..at + bytes.len()].copy_from_slice(bytes);
+            return true;
+        }
+        let small = (self.buffer.len() + bytes.len()) as u64 <= PIECE_BYTES_MAX;
+        if offset != buffered || !(small || self.buffer.is_empty()) {
+            return false;
+        }
+        self.buffer.extend_from_slice(bytes);
+        true
+    }
+
+    /// Whether the buffer may be sent now: pieces of the same bytes go one after the other.
+    fn has_room(&self) -> bool {
+        let (start, end) = (self.start, self.start + self.buffer.len() as u64);
+        let overlaps = |piece: &InFlight| piece.start < end && start < piece.end;
+        self.in_flight.len() < IN_FLIGHT_MAX && !self.in_flight.iter().any(overlaps)
+    }
+
+    /// Notes that something is on its way; gives its number.
+    fn enter(&mut self, start: u64, end: u64) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.in_flight.push(InFlight { start, end, number });
+        number
+    }
+
     fn check(&self) -> Result<(), Error> {
         match self.failed {
             Some(errno) => Err(rustix::io::Errno::from_raw_os_error(errno).into()),
@@ -328,7 +446,13 @@ impl Piece {
                 Some(Err(errno)) => {
                     return Err(rustix::io::Errno::from_raw_os_error(*errno).into());
                 }
-                None => self.ready.wait(&mut data),
+                None => {
+                    let waited = self.ready.wait_until(&mut data, patience::deadline());
+                    if waited.timed_out() {
+                        return Err(rustix::io::Errno::HOSTUNREACH.into());
+                    }
+                    patience::renew();
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use super::Caller;
 use super::backend::Backend;
+use super::patience::{PATIENCE, Pauses};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +12,8 @@ use tidemill_client::objects::Remote as Address;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// How long a request to an element that can't be reached is repeated.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Pause before that, doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long an element may take to answer before it counts as one that can't be reached.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A right to one object.
 #[derive(Debug)]
@@ -57,7 +55,11 @@ impl Right {
     }
 
     /// Asks the server again.
-    pub(crate) async fn renew(&self, backend: &Backend) -> Result<(), ClientError> {
+    pub(crate) async fn renew(
+        &self,
+        backend: &Backend,
+        until: Option<Instant>,
+    ) -> Result<(), ClientError> {
         let op = match self.version {
             Some(version) => Op::Open(v1::Open {
                 ino: self.ino,
@@ -72,7 +74,7 @@ impl Right {
             }),
         };
         match backend
-            .apply_async(self.caller, vec![op], false)
+            .apply_async(self.caller, vec![op], until)
             .await?
             .pop()
         {
@@ -89,7 +91,8 @@ impl Right {
     pub(crate) async fn release(&self, backend: &Backend) {
         let (ino, object) = (self.ino, self.object);
         let op = Op::Release(v1::Release { ino, object });
-        if let Err(error) = backend.apply_async(self.caller, vec![op], false).await {
+        let until = Some(Instant::now() + PATIENCE);
+        if let Err(error) = backend.apply_async(self.caller, vec![op], until).await {
             tracing::debug!(
                 object,
                 "the server keeps an object until this mount ends: {error}"
@@ -97,40 +100,68 @@ impl Right {
         }
     }
 
-    /// Makes a request to the element that holds the object; repeats it if the element is away for a moment
-    /// or the right has run out.
+    /// Makes a request to the element that holds the object; repeats it if the element is away or the right has
+    /// run out. Without an end it is repeated for as long as the mount lives.
     pub(crate) async fn ask<T, F>(
         &self,
-        backend: &Arc<Backend>,
+        backend: &Backend,
         element: u32,
+        until: Option<Instant>,
         request: impl Fn(Address) -> F,
     ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let start = Instant::now();
-        let mut pause = PAUSE_MIN;
+        let mut pauses = Pauses::until(until);
         let mut renewed = false;
         loop {
-            let address = Address {
-                element: ElementId(element),
-                url: backend.url(element).await?,
-                object: ObjectId(self.object),
-                capability: self.capability(),
-            };
-            match request(address).await {
+            let error = match self.attempt(backend, element, until, &request).await {
+                Ok(answer) => return Ok(answer),
                 Err(ClientError::ElementRefused { status: 403, .. }) if !renewed => {
                     renewed = true;
-                    self.renew(backend).await?;
+                    self.renew(backend, until).await?;
+                    continue;
                 }
-                Err(error) if error.is_lost() && start.elapsed() < PATIENCE => {
-                    tracing::debug!("waiting for an element: {error}");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
-                    backend.forget_element(element);
-                }
-                other => return other,
-            }
+                Err(error) if error.is_lost() => error,
+                Err(error) => return Err(error),
+            };
+            let Some(pause) = pauses.next() else {
+                return Err(error);
+            };
+            tracing::debug!("waiting for an element: {error}");
+            tokio::time::sleep(pause).await;
+            backend.forget_element(element);
         }
+    }
+
+    async fn attempt<T, F>(
+        &self,
+        backend: &Backend,
+        element: u32,
+        until: Option<Instant>,
+        request: &impl Fn(Address) -> F,
+    ) -> Result<T, ClientError>
+    where
+        F: Future<Output = Result<T, ClientError>>,
+    {
+        let url = backend.find(element, until).await?.url;
+        let address = Address {
+            element: ElementId(element),
+            url: url.clone(),
+            object: ObjectId(self.object),
+            capability: self.capability(),
+        };
+        let last = Instant::now() + REQUEST_TIMEOUT;
+        let end = until.map_or(last, |until| until.min(last));
+        let answer = tokio::time::timeout_at(end.into(), request(address)).await;
+        answer.unwrap_or_else(|_| Err(silent(&url)))
+    }
+}
+
+/// An element that was asked and does not answer.
+pub(super) fn silent(url: &str) -> ClientError {
+    ClientError::Element {
+        url: url.to_owned(),
+        reason: "it does not answer".into(),
     }
 }

@@ -1,14 +1,20 @@
 //! Seals versions after their last close, many at a time: first the element, which keeps the bytes, then the
 //! server, which switches the name.
+//!
+//! A version that can't be sealed is tried again, for as long as the mount lives. Only the server's word that
+//! the version is not to be sealed any more ends that. Until then the files of this mount are read as they were
+//! written. Every element has a lane of its own, so that one that is away holds up nobody else's files.
 
 use super::Caller;
 use super::backend::Backend;
 use super::object::Object;
+use super::right;
 use super::table::Table;
-use std::collections::BTreeMap;
+use super::unsealed::{Standing, Unsealed};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_core::id::ElementId;
@@ -20,11 +26,13 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 const BATCH_MAX: usize = 256;
 /// How long a version waits for others to be sealed with it, unless somebody waits for it.
 const GATHER: Duration = Duration::from_millis(8);
-/// Batches under way at once.
+/// Batches of one element under way at once.
 const BATCHES_MAX: usize = 2;
-/// How long an element that can't be reached is asked again.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Pause before that, doubled up to [`PAUSE_MAX`].
+/// How long an element or the server may take for a batch before it is tried again.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// How long it is asked where an element is that is away, before the pause.
+const FIND: Duration = Duration::from_secs(1);
+/// Pause before a version is tried again, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -47,78 +55,123 @@ pub(crate) enum Ending {
     Abandon,
 }
 
-/// The task that seals.
+/// The tasks that seal.
 #[derive(Debug)]
-pub(crate) struct Sealer {
-    jobs: mpsc::UnboundedSender<Job>,
-    pending: Arc<AtomicUsize>,
-    hurry: Arc<Notify>,
-}
+pub(crate) struct Sealer(Arc<Worker>);
 
+#[derive(Debug)]
 struct Worker {
     backend: Arc<Backend>,
     table: Arc<Table>,
-    pending: Arc<AtomicUsize>,
+    unsealed: Unsealed,
+    /// One for each element, and one for what only the server has to be told.
+    lanes: Mutex<HashMap<Option<u32>, Lane>>,
+    /// Wakes what pauses before it is tried again.
+    again: Notify,
 }
 
-/// A job whose bytes are final.
-struct Ready {
+/// Versions that are sealed with each other.
+#[derive(Clone, Debug)]
+struct Lane {
+    versions: mpsc::UnboundedSender<Version>,
+    hurry: Arc<Notify>,
+}
+
+/// A job on its way.
+#[derive(Debug)]
+struct Version {
     job: Job,
-    /// Length and mtime; `None` if the version is dropped.
+    /// Length and mtime, once the element has sealed it; `None` before, and of what is dropped.
     sealed: Option<(u64, i64)>,
+    /// The pause before it is tried again.
+    pause: Duration,
+    /// It is asked for in a request of its own: one with others was refused.
+    alone: bool,
 }
 
 impl Sealer {
-    pub(crate) fn start(backend: Arc<Backend>, table: Arc<Table>) -> Self {
-        // Unbounded: what is in it is bounded by the open files of this host.
-        let (jobs, queue) = mpsc::unbounded_channel();
-        let pending = Arc::new(AtomicUsize::new(0));
-        let worker = Worker {
-            backend: backend.clone(),
+    pub(crate) fn new(backend: Arc<Backend>, table: Arc<Table>) -> Self {
+        Self(Arc::new(Worker {
+            backend,
             table,
-            pending: pending.clone(),
-        };
-        let hurry = Arc::new(Notify::new());
-        backend.runtime.spawn(worker.run(queue, hurry.clone()));
-        Self {
-            jobs,
-            pending,
-            hurry,
-        }
+            unsealed: Unsealed::default(),
+            lanes: Mutex::default(),
+            again: Notify::new(),
+        }))
     }
 
     /// Somebody waits for what was submitted.
     pub(crate) fn hurry(&self) {
-        self.hurry.notify_one();
+        for lane in self.0.lanes.lock().values() {
+            lane.hurry.notify_one();
+        }
+    }
+
+    /// What was away is back: what could not be sealed is tried again at once.
+    pub(crate) fn retry(&self) {
+        self.0.again.notify_waiters();
     }
 
     pub(crate) fn submit(&self, job: Job) {
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        if self.jobs.send(job).is_err() {
-            self.pending.fetch_sub(1, Ordering::AcqRel);
-            tracing::error!(
-                "a version was closed after the end of the mount: the server will seal it"
-            );
+        self.0.unsealed.enter(job.object.id, job.ino);
+        let version = Version {
+            job,
+            sealed: None,
+            pause: PAUSE_MIN,
+            alone: false,
+        };
+        if version.job.object.waits() && version.job.ending == Ending::Seal {
+            // Bytes on their way must not hold up what has arrived.
+            let worker = self.0.clone();
+            self.0.backend.runtime.spawn(worker.arrive(version));
+        } else {
+            self.0.queue(version);
         }
     }
 
-    /// Waits until everything submitted is done; says whether it is.
-    pub(crate) fn drain(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
+    /// What is not sealed yet.
+    pub(crate) fn standing(&self) -> Standing {
+        self.0.unsealed.standing()
+    }
+
+    /// Waits until everything submitted is done, or gives what is not.
+    pub(crate) fn drain(&self, timeout: Duration) -> Result<(), Standing> {
         self.hurry();
-        while self.pending.load(Ordering::Acquire) > 0 {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        true
+        self.retry();
+        self.0.unsealed.wait(timeout)
+    }
+
+    /// The errno for an operation that has waited in vain for the seal of this inode.
+    pub(crate) fn errno(&self, ino: u64) -> rustix::io::Errno {
+        self.0.unsealed.errno(ino)
     }
 }
 
 impl Worker {
-    async fn run(self, mut queue: mpsc::UnboundedReceiver<Job>, hurry: Arc<Notify>) {
-        let worker = Arc::new(self);
+    /// Puts a version in its lane.
+    fn queue(self: &Arc<Self>, version: Version) {
+        let element = version.element();
+        let lane = {
+            let mut lanes = self.lanes.lock();
+            let lane = lanes.entry(element).or_insert_with(|| self.lane());
+            lane.clone()
+        };
+        if lane.versions.send(version).is_err() {
+            tracing::debug!("a version was closed after the end of the mount: the server seals it");
+        }
+    }
+
+    fn lane(self: &Arc<Self>) -> Lane {
+        // Unbounded: what is in it is bounded by the open files of this host.
+        let (versions, queue) = mpsc::unbounded_channel();
+        let hurry = Arc::new(Notify::new());
+        self.backend
+            .runtime
+            .spawn(self.clone().run(queue, hurry.clone()));
+        Lane { versions, hurry }
+    }
+
+    async fn run(self: Arc<Self>, mut queue: mpsc::UnboundedReceiver<Version>, hurry: Arc<Notify>) {
         let mut batch = Vec::new();
         // With few batches under way at once, batches grow with the load.
         let turns = Arc::new(Semaphore::new(BATCHES_MAX));
@@ -130,95 +183,89 @@ impl Worker {
             {
                 queue.recv_many(&mut batch, BATCH_MAX).await;
             }
-            // Remote bytes have to be sent first: those must not hold up the rest.
-            let (slow, fast): (Vec<_>, Vec<_>) = std::mem::take(&mut batch)
-                .into_iter()
-                .partition(|job| job.object.waits());
-            for job in slow {
-                tokio::spawn(worker.clone().remote(job));
-            }
-            if fast.is_empty() {
-                continue;
-            }
             let Ok(turn) = turns.clone().acquire_owned().await else {
                 return;
             };
-            let worker = worker.clone();
+            let worker = self.clone();
+            let versions = std::mem::take(&mut batch);
             tokio::spawn(async move {
-                worker.local(fast).await;
+                worker.end(versions).await;
                 drop(turn);
             });
         }
     }
 
-    /// Ends the version of a file on another host.
-    async fn remote(self: Arc<Self>, job: Job) {
-        if job.ending == Ending::Seal {
-            let object = job.object.clone();
-            let flushed = tokio::task::spawn_blocking(move || object.flush()).await;
-            if !matches!(flushed, Ok(Ok(()))) {
-                tracing::warn!(
-                    ino = job.ino,
-                    "a file is sealed at the length that reached its element"
-                );
-            }
+    /// Waits until the bytes of a file on another host are there.
+    async fn arrive(self: Arc<Self>, version: Version) {
+        if version.job.object.flushed().await.is_err() {
+            // Whoever wrote them was told so, at the write, `fsync` or close.
+            let path = self.path(&version.job);
+            tracing::warn!(
+                path,
+                "a file is sealed at the length that reached its element"
+            );
         }
-        self.local(vec![job]).await;
+        self.queue(version);
     }
 
-    /// Ends versions whose bytes are where they belong.
-    async fn local(&self, jobs: Vec<Job>) {
-        let mut ready = Vec::with_capacity(jobs.len());
-        let mut by_element: BTreeMap<u32, Vec<(Job, i64)>> = BTreeMap::new();
-        for job in jobs {
-            if job.ending == Ending::Abandon {
-                ready.push(Ready { job, sealed: None });
-            } else {
-                // Before the seal: the element's own change of the file must not count.
-                let mtime = job.object.stat().unwrap_or_default().mtime;
-                by_element
-                    .entry(job.object.element)
-                    .or_default()
-                    .push((job, mtime));
-            }
+    /// Ends versions whose bytes are where they belong. What was refused with others is asked for alone.
+    async fn end(self: &Arc<Self>, versions: Vec<Version>) {
+        let (alone, together): (Vec<_>, Vec<_>) = versions.into_iter().partition(|v| v.alone);
+        self.end_batch(together).await;
+        for version in alone {
+            self.end_batch(vec![version]).await;
         }
-        for (element, jobs) in by_element {
-            self.at_element(element, jobs, &mut ready).await;
+    }
+
+    async fn end_batch(self: &Arc<Self>, versions: Vec<Version>) {
+        let mut ready = Vec::new();
+        match versions.first().and_then(Version::element) {
+            Some(element) => self.at_element(element, versions, &mut ready).await,
+            None => ready = versions,
         }
         self.at_server(ready).await;
     }
 
     /// Lets an element seal objects. Rights that have run out are got anew once.
-    async fn at_element(&self, element: u32, jobs: Vec<(Job, i64)>, ready: &mut Vec<Ready>) {
-        let mut refused = self.seal_all(element, jobs, ready).await;
+    async fn at_element(
+        self: &Arc<Self>,
+        element: u32,
+        versions: Vec<Version>,
+        ready: &mut Vec<Version>,
+    ) {
+        let refused = self.seal_all(element, versions, ready).await;
         if refused.is_empty() {
             return;
         }
-        for (job, _) in &refused {
-            if let Err(error) = job.object.right.renew(&self.backend).await {
+        let until = Some(Instant::now() + ATTEMPT);
+        for version in &refused {
+            let job = &version.job;
+            if let Err(error) = job.object.right.renew(&self.backend, until).await {
                 tracing::debug!(ino = job.ino, "no new right to seal: {error}");
             }
         }
-        refused = self.seal_all(element, refused, ready).await;
-        for (job, _) in &refused {
-            self.give_up(job, "the element refuses its capability");
-        }
+        let refused = self.seal_all(element, refused, ready).await;
+        self.later(
+            refused,
+            &refusal(element, 403, "it refuses the right to seal"),
+        );
     }
 
     /// Lets an element seal objects; gives back those whose capability it refuses.
     async fn seal_all(
-        &self,
+        self: &Arc<Self>,
         element: u32,
-        jobs: Vec<(Job, i64)>,
-        ready: &mut Vec<Ready>,
-    ) -> Vec<(Job, i64)> {
-        let items: Vec<_> = jobs.iter().map(|(job, _)| self.item(job)).collect();
+        versions: Vec<Version>,
+        ready: &mut Vec<Version>,
+    ) -> Vec<Version> {
+        // Before the seal: the element's own change of the file must not count.
+        let stats = versions.iter().map(|v| v.job.object.stat());
+        let stats: Vec<_> = stats.map(Result::unwrap_or_default).collect();
+        let items: Vec<_> = versions.iter().map(|v| self.item(&v.job)).collect();
         let results = match self.ask_element(element, &items).await {
             Ok(results) => results,
             Err(error) => {
-                for (job, _) in &jobs {
-                    self.give_up(job, &error.to_string());
-                }
+                self.later(versions, &error);
                 return Vec::new();
             }
         };
@@ -227,15 +274,21 @@ impl Worker {
             .map(|result| (result.object, result))
             .collect();
         let mut refused = Vec::new();
-        for (job, mtime) in jobs {
-            match results.get(&job.object.id) {
+        for (mut version, stat) in versions.into_iter().zip(stats) {
+            match results.get(&version.job.object.id) {
                 Some(result) if result.status == 200 => {
-                    let sealed = Some((result.size, mtime));
-                    ready.push(Ready { job, sealed });
+                    if result.size < stat.size {
+                        self.say_lost(&version.job, &format!("it has {} bytes there", result.size));
+                    }
+                    version.sealed = Some((result.size, stat.mtime));
+                    ready.push(version);
                 }
-                Some(result) if result.status == 403 => refused.push((job, mtime)),
-                Some(result) => self.give_up(&job, &result.message),
-                None => self.give_up(&job, "the element did not answer for it"),
+                Some(result) if result.status == 403 => refused.push(version),
+                Some(result) => {
+                    let why = refusal(element, result.status, &result.message);
+                    self.later(vec![version], &why);
+                }
+                None => self.later(vec![version], &ClientError::Answer("seal")),
             }
         }
         refused
@@ -262,92 +315,125 @@ impl Worker {
         }
     }
 
-    /// Asks an element, for a while if it can't be reached: it may be about to come back, elsewhere perhaps.
     async fn ask_element(
         &self,
         element: u32,
         items: &[SealItem],
     ) -> Result<Vec<SealResult>, ClientError> {
-        let start = Instant::now();
-        let mut pause = PAUSE_MIN;
-        loop {
-            let url = self.backend.url(element).await?;
-            match self
-                .backend
-                .objects
-                .seal_all(ElementId(element), &url, items)
-                .await
-            {
-                Err(error) if error.is_lost() && start.elapsed() < PATIENCE => {
-                    tracing::debug!("waiting for an element to seal: {error}");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
-                    self.backend.forget_element(element);
-                }
-                other => return other,
-            }
+        let end = Instant::now() + ATTEMPT;
+        let url = match self
+            .backend
+            .find(element, Some(Instant::now() + FIND))
+            .await
+        {
+            Ok(place) => place.url,
+            // A server that has just started may not know it yet.
+            Err(error) => self.backend.last_url(element).ok_or(error)?,
+        };
+        let objects = &self.backend.objects;
+        let asked = objects.seal_all(ElementId(element), &url, items);
+        let answer = tokio::time::timeout_at(end.into(), asked).await;
+        let answer = answer.unwrap_or_else(|_| Err(right::silent(&url)));
+        if answer.as_ref().is_err_and(ClientError::is_lost) {
+            // It may come back elsewhere.
+            self.backend.forget_element(element);
         }
-    }
-
-    fn give_up(&self, job: &Job, why: &str) {
-        tracing::error!(
-            ino = job.ino,
-            "a version could not be sealed; its bytes stay on its element until the server recovers \
-             them: {why}"
-        );
-        self.finish(job, None);
+        answer
     }
 
     /// Tells the server. An operation that fails ends its request, so the rest is sent again without it.
-    async fn at_server(&self, ready: Vec<Ready>) {
-        let mut rest = ready;
+    async fn at_server(self: &Arc<Self>, versions: Vec<Version>) {
+        let mut rest = versions;
         while !rest.is_empty() {
-            let ops = rest.iter().map(Ready::op).collect();
-            let answers = match self
-                .backend
-                .apply_async(rest[0].job.caller, ops, false)
-                .await
-            {
-                Ok(answers) => answers,
-                Err(error) => {
-                    tracing::error!("versions could not be named at the server: {error}");
-                    for Ready { job, .. } in rest {
-                        self.finish(&job, None);
-                    }
-                    return;
-                }
+            let ops = rest.iter().map(Version::op).collect();
+            let until = Some(Instant::now() + ATTEMPT);
+            let caller = rest[0].job.caller;
+            let answers = match self.backend.apply_async(caller, ops, until).await {
+                Ok(answers) if !answers.is_empty() => answers,
+                Ok(_) => return self.later(rest, &ClientError::Answer("Apply")),
+                Err(error) => return self.later(rest, &error),
             };
-            let done = answers.len().clamp(1, rest.len());
-            let later = rest.split_off(done);
-            for (ready, answer) in rest.into_iter().zip(answers) {
-                if let Answer::Error(error) = &answer {
-                    tracing::debug!(ino = ready.job.ino, "not sealed: {}", error.message);
-                }
-                self.conclude(ready, answer);
+            let later = rest.split_off(answers.len().min(rest.len()));
+            for (version, answer) in rest.into_iter().zip(answers) {
+                self.conclude(version, answer);
             }
             rest = later;
         }
     }
 
-    fn conclude(&self, ready: Ready, answer: Answer) {
-        let attr = match (&ready.sealed, answer) {
-            (_, Answer::Error(_)) | (None, _) => None,
+    fn conclude(self: &Arc<Self>, version: Version, answer: Answer) {
+        let attr = match (version.sealed, answer) {
+            (_, Answer::Error(error)) if !is_final(error.errno) => {
+                return self.later(vec![version], &ClientError::from(error));
+            }
+            (sealed, Answer::Error(error)) => {
+                // A file that was removed meanwhile needs no seal.
+                if sealed.is_some() && error.errno != libc::ENOENT {
+                    self.say_lost(&version.job, &error.message);
+                }
+                None
+            }
+            (None, _) => None,
             (Some(_), Answer::Attr(attr)) => Some(attr),
             (Some((size, mtime)), _) => {
-                let mut attr = self
-                    .table
-                    .get(ready.job.ino)
-                    .map_or(ready.job.attr, |node| node.state.lock().attr);
-                attr.object = ready.job.object.id;
-                attr.element = ready.job.object.element;
-                attr.size = *size;
-                attr.mtime = *mtime;
+                let job = &version.job;
+                let known = self.table.get(job.ino);
+                let mut attr = known.map_or(job.attr, |node| node.state.lock().attr);
+                attr.object = job.object.id;
+                attr.element = job.object.element;
+                attr.size = size;
+                attr.mtime = mtime;
                 attr.version += 1;
                 attr.writing = false;
                 Some(attr)
             }
         };
-        self.finish(&ready.job, attr);
+        self.finish(&version.job, attr);
+    }
+
+    /// Tries again after a pause, or when something is back that was away.
+    fn later(self: &Arc<Self>, mut versions: Vec<Version>, why: &ClientError) {
+        let Some(pause) = versions.iter().map(|version| version.pause).max() else {
+            return;
+        };
+        // One of them may be what is not taken.
+        let alone = versions.len() > 1 && !why.is_lost();
+        for version in &mut versions {
+            version.alone |= alone;
+            version.pause = (version.pause * 2).min(PAUSE_MAX);
+            let first = self.unsealed.failed(version.job.object.id, why);
+            if first {
+                let path = self.path(&version.job);
+                tracing::warn!(
+                    path,
+                    "closed files can't be sealed now; they are tried again (see .tidemill/status): {why}"
+                );
+            }
+        }
+        let worker = self.clone();
+        self.backend.runtime.spawn(async move {
+            let _ = tokio::time::timeout(pause, worker.again.notified()).await;
+            for version in versions {
+                worker.queue(version);
+            }
+        });
+    }
+
+    /// Bytes that `close` acknowledged will never be seen.
+    fn say_lost(&self, job: &Job, why: &str) {
+        tracing::error!(
+            path = self.path(job),
+            object = format_args!("{:016x}", job.object.id),
+            element = job.object.element,
+            "what was written to a file is not all in the array: {why}"
+        );
+    }
+
+    fn path(&self, job: &Job) -> String {
+        match self.table.path(job.ino) {
+            Some(path) => String::from_utf8_lossy(&path).into_owned(),
+            None => format!("inode {}", job.ino),
+        }
     }
 
     /// Ends the writing of a version in the table; the attributes are asked for again if unknown.
@@ -374,11 +460,38 @@ impl Worker {
             node.changed.notify_all();
         }
         self.table.drop_unused(job.ino);
-        self.pending.fetch_sub(1, Ordering::AcqRel);
+        self.unsealed.done(job.object.id);
     }
 }
 
-impl Ready {
+fn refusal(element: u32, status: u16, message: &str) -> ClientError {
+    ClientError::ElementRefused {
+        url: format!("number {element}"),
+        status,
+        message: message.to_owned(),
+    }
+}
+
+/// Whether this is the server's last word on a version: another writer has taken over, the file is gone, or the
+/// seal is nothing that it could ever carry out. Anything else may be different later.
+fn is_final(errno: i32) -> bool {
+    [
+        libc::ESTALE,
+        libc::ENOENT,
+        libc::EACCES,
+        libc::EPERM,
+        libc::EINVAL,
+    ]
+    .contains(&errno)
+}
+
+impl Version {
+    /// The element that has to seal it first.
+    fn element(&self) -> Option<u32> {
+        let unsealed = self.job.ending == Ending::Seal && self.sealed.is_none();
+        unsealed.then_some(self.job.object.element)
+    }
+
     fn op(&self) -> Op {
         let (ino, object) = (self.job.ino, self.job.object.id);
         match self.sealed {

@@ -2,6 +2,7 @@
 
 use super::backend::attr_of;
 use super::object::{Data, Object};
+use super::patience;
 use super::remote::{Remote, now_ns};
 use super::right::Right;
 use super::seal::{Ending, Job};
@@ -22,8 +23,10 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 const WRITER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a busy file is asked for again.
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
-/// How long an operation waits for a seal of this mount.
-const SEAL_PATIENCE: Duration = Duration::from_secs(60);
+/// How long an element that is to take a new file may be silent before another is asked for.
+const PASS_OVER: Duration = Duration::from_secs(3);
+/// The same, if it was chosen again: the server is about to notice.
+const PASS_AGAIN: Duration = Duration::from_secs(1);
 /// Bytes copied at once from a version that is not on this host.
 const COPY_BYTES: usize = 4 << 20;
 /// An mtime younger than this can't tell whether a copy was written to: clocks of file systems are coarse.
@@ -187,31 +190,24 @@ impl Fs {
         name: &[u8],
         mode: u32,
     ) -> Result<(Arc<Node>, Arc<Object>, Found), Error> {
-        let (ino, object) = self.backend.ids()?;
         let time = now_ns();
-        let create = v1::Create {
-            parent,
-            name: name.to_vec(),
-            kind: Kind::File.into(),
-            mode,
-            ino,
-            object,
-            uid: caller.uid,
-            gid: caller.gid,
-            time,
-            ..v1::Create::default()
+        let create = |ino, object| {
+            Op::Create(v1::Create {
+                parent,
+                name: name.to_vec(),
+                kind: Kind::File.into(),
+                mode,
+                ino,
+                object,
+                uid: caller.uid,
+                gid: caller.gid,
+                time,
+                ..v1::Create::default()
+            })
         };
         let change = self.table.begin(&[(parent, name)]);
-        let Answer::Opened(opened) = self.backend.one_placed(caller, &Op::Create(create))? else {
-            return Err(ClientError::Answer("Create").into());
-        };
-        let object = match self.writable(caller, &opened) {
-            Ok(object) => Arc::new(object),
-            Err(error) => {
-                self.undo_create(caller, parent, name, &opened);
-                return Err(error);
-            }
-        };
+        let (opened, object) = self.begin_somewhere(caller, create)?;
+        let (ino, object) = (opened.attr.map_or(0, |attr| attr.ino), Arc::new(object));
         let node = self.node(ino);
         {
             let mut state = node.state.lock();
@@ -244,23 +240,43 @@ impl Fs {
         Ok((node, object, found))
     }
 
-    fn undo_create(&self, caller: Caller, parent: u64, name: &[u8], opened: &v1::Opened) {
-        let ino = opened.attr.map_or(0, |attr| attr.ino);
-        let ops = vec![
-            Op::Abandon(v1::Abandon {
-                ino,
-                object: opened.object,
-            }),
-            Op::Unlink(v1::Unlink {
-                parent,
-                name: name.to_vec(),
-                directory: false,
-                time: 0,
-            }),
-        ];
-        if let Err(error) = self.backend.apply(caller, ops, false) {
-            tracing::warn!(ino, "a file that can't be written was left empty: {error}");
+    /// Begins a version by an operation with new ids. If the element that was chosen does not answer, it is
+    /// begun anew: the server places it elsewhere, unless the folder asks for that element. Nothing has been
+    /// written yet.
+    fn begin_somewhere(
+        &self,
+        caller: Caller,
+        begin: impl Fn(u64, u64) -> Op,
+    ) -> Result<(v1::Opened, Object), Error> {
+        let deadline = patience::deadline();
+        let mut limit = PASS_OVER;
+        loop {
+            let (ino, object) = self.backend.ids()?;
+            let op = begin(ino, object);
+            let opened = self.ask_version(caller, &op)?;
+            let error = match patience::at_most(limit, || self.writable(caller, &opened)) {
+                Ok(object) => return Ok((opened, object)),
+                Err(error) => error,
+            };
+            self.backend.take_back(caller, &op)?;
+            if !error.is(Errno::HOSTUNREACH) || Instant::now() >= deadline {
+                return Err(error);
+            }
+            let element = opened.element;
+            tracing::info!(element, "a new version looks for another element: {error}");
+            limit = PASS_AGAIN;
         }
+    }
+
+    /// Nothing becomes of a version that was begun.
+    fn drop_version(&self, caller: Caller, ino: u64, object: u64) {
+        let new = v1::NewVersion {
+            ino,
+            object,
+            element: None,
+            steal: false,
+        };
+        self.backend.undo(caller, &Op::NewVersion(new));
     }
 
     /// Opens a file for writing: joins the version being written here or begins one.
@@ -308,7 +324,7 @@ impl Fs {
         truncate: bool,
         pace: Pace,
     ) -> Result<Option<Arc<Object>>, Error> {
-        let deadline = Instant::now() + SEAL_PATIENCE;
+        let deadline = patience::deadline();
         loop {
             if key.alias != state.alias {
                 return Err(Errno::STALE.into());
@@ -324,7 +340,9 @@ impl Fs {
                         writing.writers += 1;
                     }
                     if truncate {
-                        object.truncate(0)?;
+                        // As a writer, so that it stays open; nobody may have to wait for the state meanwhile.
+                        let cut = || object.truncate(0);
+                        parking_lot::MutexGuard::unlocked(state, cut)?;
                     }
                     return Ok(Some(object));
                 }
@@ -332,7 +350,7 @@ impl Fs {
                     pace.wait()?;
                     self.sealer.hurry();
                     if node.changed.wait_until(state, deadline).timed_out() {
-                        return Err(Errno::TXTBSY.into());
+                        return Err(self.sealer.errno(node.ino).into());
                     }
                 }
                 None => {
@@ -360,45 +378,36 @@ impl Fs {
     ) -> Result<(Arc<Object>, Option<i64>), Error> {
         self.fetch(caller, node, Pace::MayWait)?;
         let attr = node.state.lock().attr;
-        let (_, id) = self.backend.ids()?;
-        let new = v1::NewVersion {
-            ino: node.ino,
-            object: id,
-            element: (keep.is_some() && attr.object != 0).then_some(attr.element),
-            steal: false,
+        let new = |_, object| {
+            Op::NewVersion(v1::NewVersion {
+                ino: node.ino,
+                object,
+                element: (keep.is_some() && attr.object != 0).then_some(attr.element),
+                steal: false,
+            })
         };
-        let opened = self.ask_version(caller, new)?;
+        let (opened, object) = self.begin_somewhere(caller, new)?;
         // The answer is newer than what was known: somebody else may have sealed a version meanwhile.
         let base = opened.attr.unwrap_or(attr);
-        let copied = self
-            .writable(caller, &opened)
-            .and_then(|object| match keep {
-                Some(bytes) => {
-                    self.copy_base(caller, &base, bytes.min(base.size), &object)?;
-                    Ok(object)
-                }
-                None => Ok(object),
-            });
-        let object = copied.inspect_err(|_| {
-            let (ino, object) = (node.ino, id);
-            let _ = self
-                .backend
-                .one(caller, Op::Abandon(v1::Abandon { ino, object }));
-        })?;
+        if let Some(bytes) = keep {
+            let copied = self.copy_base(caller, &base, bytes.min(base.size), &object);
+            copied.inspect_err(|_| self.drop_version(caller, node.ino, object.id))?;
+        }
         let whole = keep.is_some_and(|bytes| bytes >= base.size) && base.object != 0;
         let old = now_ns() - base.mtime > MTIME_GRAIN_NS;
         let untouched = (whole && old).then_some(base.mtime);
         if let Some(mtime) = untouched {
-            object.set_mtime(mtime)?;
+            let set = object.set_mtime(mtime);
+            set.inspect_err(|_| self.drop_version(caller, node.ino, object.id))?;
         }
         Ok((Arc::new(object), untouched))
     }
 
     /// Asks to write a version; another writer may be about to finish.
-    fn ask_version(&self, caller: Caller, new: v1::NewVersion) -> Result<v1::Opened, Error> {
-        let deadline = Instant::now() + WRITER_PATIENCE;
+    fn ask_version(&self, caller: Caller, op: &Op) -> Result<v1::Opened, Error> {
+        let deadline = patience::deadline().min(Instant::now() + WRITER_PATIENCE);
         loop {
-            match self.backend.one_placed(caller, &Op::NewVersion(new)) {
+            match self.backend.one_placed(caller, op) {
                 Ok(Answer::Opened(opened)) => return Ok(opened),
                 Ok(_) => return Err(ClientError::Answer("NewVersion").into()),
                 Err(error) if error.is(Errno::TXTBSY) && Instant::now() < deadline => {
@@ -449,17 +458,19 @@ impl Fs {
     ) -> Result<(), Error> {
         {
             let mut state = node.state.lock();
-            let deadline = Instant::now() + SEAL_PATIENCE;
+            let deadline = patience::deadline();
             loop {
                 if key.alias != state.alias && !state.bound.contains_key(&key.alias) {
                     return Err(Errno::STALE.into());
                 }
                 match state.writing.as_ref().map(|w| (w.phase, w.object.clone())) {
-                    Some((Phase::Open, Some(object))) => return object.truncate(size),
+                    Some((Phase::Open, Some(object))) => {
+                        return self.truncate_open(caller, node, &mut state, &object, size);
+                    }
                     Some(_) => {
                         self.sealer.hurry();
                         if node.changed.wait_until(&mut state, deadline).timed_out() {
-                            return Err(Errno::TXTBSY.into());
+                            return Err(self.sealer.errno(node.ino).into());
                         }
                     }
                     None => break,
@@ -475,8 +486,9 @@ impl Fs {
         let begun = self
             .begin(caller, node, Some(size))
             .and_then(|(object, _)| {
-                object.truncate(size)?;
-                object.set_mtime(now_ns())?;
+                let set = object.truncate(size);
+                let set = set.and_then(|()| object.set_mtime(now_ns()));
+                set.inspect_err(|_| self.drop_version(caller, node.ino, object.id))?;
                 Ok(object)
             });
         let mut state = node.state.lock();
@@ -493,16 +505,39 @@ impl Fs {
         Ok(())
     }
 
+    /// Sets the size of the version being written, as a writer: it stays open, and nobody has to wait for the
+    /// state meanwhile.
+    fn truncate_open(
+        &self,
+        caller: Caller,
+        node: &Node,
+        state: &mut parking_lot::MutexGuard<'_, State>,
+        object: &Object,
+        size: u64,
+    ) -> Result<(), Error> {
+        if let Some(writing) = state.writing.as_mut() {
+            writing.writers += 1;
+        }
+        let cut = || object.truncate(size);
+        let outcome = parking_lot::MutexGuard::unlocked(state, cut);
+        self.writer_left(caller, node, state);
+        outcome
+    }
+
     /// A handle that could write was closed.
     pub(super) fn close_writer(&self, caller: Caller, node: &Node, alias: u16) {
         let mut state = node.state.lock();
         state.unbind(alias);
+        self.writer_left(caller, node, &mut state);
+    }
+
+    fn writer_left(&self, caller: Caller, node: &Node, state: &mut State) {
         let Some(writing) = state.writing.as_mut() else {
             return;
         };
         writing.writers = writing.writers.saturating_sub(1);
         if writing.writers == 0 {
-            self.end_writing(caller, node, &mut state, None);
+            self.end_writing(caller, node, state, None);
         }
     }
 
@@ -588,7 +623,7 @@ impl Fs {
 
     /// Waits until a version that was closed here is sealed.
     pub(super) fn wait_sealed(&self, node: &Node) -> Result<(), Error> {
-        let deadline = Instant::now() + SEAL_PATIENCE;
+        let deadline = patience::deadline();
         let mut state = node.state.lock();
         self.sealer.hurry();
         while state
@@ -597,7 +632,7 @@ impl Fs {
             .is_some_and(|w| w.phase == Phase::Sealing)
         {
             if node.changed.wait_until(&mut state, deadline).timed_out() {
-                return Err(Errno::IO.into());
+                return Err(self.sealer.errno(node.ino).into());
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_wire::control::FOLDER;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::mpsc;
@@ -15,6 +15,8 @@ use tokio_stream::StreamExt;
 
 /// Pause before a lost stream is opened again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long the server's questions are worth an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 /// Notices to the kernel that may wait; beyond that everything is forgotten instead.
 const NOTICES_MAX: usize = 65_536;
 
@@ -88,7 +90,13 @@ impl Fs {
             match self.backend.server.names().watch(request).await {
                 Ok(stream) => {
                     let mut stream = stream.into_inner();
-                    while let Some(Ok(message)) = stream.next().await {
+                    loop {
+                        let message = tokio::select! {
+                            message = stream.next() => message,
+                            // What is believed may be wrong: as if the stream had broken.
+                            () = self.backend.doubted() => break,
+                        };
+                        let Some(Ok(message)) = message else { break };
                         if message.session != 0 {
                             self.backend.set_session(message.session);
                             // From here on the server tells of all that others change.
@@ -96,6 +104,7 @@ impl Fs {
                             hears = true;
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
+                            self.sealer.retry();
                         }
                         if message.question != 0 {
                             self.on_question(message.question, message.ino);
@@ -144,9 +153,10 @@ impl Fs {
     /// Answers a message of the server that has a number.
     pub(crate) fn tell(&self, question: u64, open: bool) {
         let backend = self.backend.clone();
+        let until = Instant::now() + ANSWER_PATIENCE;
         self.backend.runtime.spawn(async move {
             let op = Op::Answer(v1::Answer { question, open });
-            let asked = backend.apply_async(Caller::default(), vec![op], false);
+            let asked = backend.apply_async(Caller::default(), vec![op], Some(until));
             if let Err(error) = asked.await {
                 tracing::debug!("the server was not answered: {error}");
             }

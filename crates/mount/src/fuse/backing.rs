@@ -4,6 +4,7 @@
 //! inode have the same backing; nobody is given a sealed file to write to.
 
 use super::convert::{attr_of, errno};
+use super::waiting::Waiting;
 use crate::error::Error;
 use crate::fs::file::Opened;
 use crate::fs::{Caller, Found, Fs};
@@ -25,6 +26,7 @@ const WRITABLE: u32 = 0o222;
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) fs: Arc<Fs>,
+    pub(super) waiting: Waiting,
     /// Whether the kernel takes object files to read and write by itself.
     passthrough: AtomicBool,
     backings: Mutex<Backings>,
@@ -102,6 +104,7 @@ impl Inner {
     pub(super) fn new(fs: Arc<Fs>) -> Self {
         Self {
             fs,
+            waiting: Waiting::default(),
             passthrough: AtomicBool::new(true),
             backings: Mutex::default(),
         }

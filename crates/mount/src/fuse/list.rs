@@ -1,6 +1,7 @@
 //! Listings as the kernel asks for them: by offset, with or without attributes.
 
-use super::convert::attr_of;
+use super::convert::{attr_of, errno};
+use super::waiting::Refuse;
 use super::{Adapter, Inner, caller, key};
 use crate::error::Error;
 use crate::fs::{Caller, Found, Fs, Key, Pace, directory::Listed};
@@ -29,7 +30,7 @@ impl Adapter {
         clippy::too_many_arguments,
         reason = "the two kinds of listing differ in their answers only"
     )]
-    pub(super) fn list<R: Send + 'static>(
+    pub(super) fn list<R: Refuse>(
         &self,
         request: &Request,
         ino: INodeNo,
@@ -37,10 +38,10 @@ impl Adapter {
         offset: u64,
         reply: R,
         answer: impl FnOnce(&Inner, R, Vec<Line>) + Send + 'static,
-        refuse: impl FnOnce(R, Error) + Send + 'static,
     ) {
         let (caller, key) = (caller(request), key(ino));
         self.serve(
+            caller.pid,
             reply,
             move |fs, pace| lines(fs, caller, key, fh.0, offset, pace),
             move |inner, reply, outcome| match outcome {
@@ -48,8 +49,9 @@ impl Adapter {
                     let _gate = inner.fs.table.gate.read();
                     answer(inner, reply, lines);
                 }
-                Err(error) => refuse(reply, error),
+                Err(error) => reply.refuse(errno(&error)),
             },
+            |_, _| {},
         );
     }
 }

@@ -7,13 +7,14 @@ mod backing;
 mod caches;
 mod convert;
 mod list;
+mod waiting;
 
 pub(crate) use caches::Caches;
 
 use crate::error::Error;
 use crate::fs::file::OpenHow;
 use crate::fs::names::{Changes, New, Renaming};
-use crate::fs::{Found, Fs, Key, Pace, kind_of_mode};
+use crate::fs::{Caller, Found, Fs, Key, Pace, kind_of_mode, patience};
 use backing::Inner;
 use convert::{attr_of, caller, errno, file_type, nanoseconds};
 use fuser::{
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
+use waiting::Refuse;
 
 /// Largest write that the kernel hands over at once, in bytes.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
@@ -59,44 +61,71 @@ impl Adapter {
         Self(Arc::new(Inner::new(fs)))
     }
 
-    /// Answers at once if `op` can, else lets the pool do it.
+    /// Answers at once if `op` can, else lets the pool do it. `unheard` takes back what the kernel was to be
+    /// given, if nobody waits for the answer any more.
     fn serve<R, T>(
         &self,
+        thread: u32,
         reply: R,
         op: impl Fn(&Fs, Pace) -> Result<T, Error> + Send + 'static,
         answer: impl FnOnce(&Inner, R, Result<T, Error>) + Send + 'static,
+        unheard: impl FnOnce(&Inner, T) + Send + 'static,
     ) where
-        R: Send + 'static,
+        R: Refuse,
     {
         match op(&self.0.fs, Pace::Now) {
             Err(Error::Later) => {
-                let inner = self.0.clone();
-                self.0.fs.backend.runtime.spawn_blocking(move || {
-                    let outcome = op(&inner.fs, Pace::MayWait);
-                    answer(&inner, reply, outcome);
-                });
+                let op = move |fs: &Fs| op(fs, Pace::MayWait);
+                self.serve_later(thread, reply, op, answer, unheard);
             }
             outcome => answer(&self.0, reply, outcome),
         }
     }
 
+    /// Lets the pool answer.
+    fn serve_later<R, T>(
+        &self,
+        thread: u32,
+        reply: R,
+        op: impl FnOnce(&Fs) -> Result<T, Error> + Send + 'static,
+        answer: impl FnOnce(&Inner, R, Result<T, Error>) + Send + 'static,
+        unheard: impl FnOnce(&Inner, T) + Send + 'static,
+    ) where
+        R: Refuse,
+    {
+        let inner = self.0.clone();
+        let slot = self.0.waiting.enter(thread, reply);
+        self.0.fs.backend.runtime.spawn_blocking(move || {
+            let outcome = patience::serve(|| op(&inner.fs));
+            match (slot.take(), outcome) {
+                (Some(reply), outcome) => answer(&inner, reply, outcome),
+                (None, Ok(outcome)) => unheard(&inner, outcome),
+                (None, Err(error)) => tracing::debug!("nobody waits to hear: {error}"),
+            }
+        });
+    }
+
     fn serve_empty(
         &self,
+        thread: u32,
         reply: ReplyEmpty,
         op: impl Fn(&Fs, Pace) -> Result<(), Error> + Send + 'static,
     ) {
-        self.serve(reply, op, |_, reply, outcome| match outcome {
+        let answer = |_: &Inner, reply: ReplyEmpty, outcome| match outcome {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
-        });
+        };
+        self.serve(thread, reply, op, answer, |_, ()| {});
     }
 
     fn serve_entry(
         &self,
+        thread: u32,
         reply: ReplyEntry,
         op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
     ) {
-        self.serve(reply, op, |inner, reply, outcome| match outcome {
+        let answer = |inner: &Inner, reply: ReplyEntry, outcome: Result<Found, Error>| match outcome
+        {
             Ok(found) => {
                 let attr = attr_of(&found, found.key.pack());
                 let _gate = inner.fs.table.gate.read();
@@ -104,42 +133,52 @@ impl Adapter {
                 reply.entry_with_ttls(&attr_ttl, &entry_ttl, &attr, Generation(0));
             }
             Err(error) => reply.error(errno(&error)),
+        };
+        self.serve(thread, reply, op, answer, |inner, found| {
+            inner.fs.forget(found.key, 1);
         });
     }
 
     fn serve_bytes(
         &self,
+        thread: u32,
         reply: ReplyData,
         op: impl Fn(&Fs, Pace) -> Result<Vec<u8>, Error> + Send + 'static,
     ) {
-        self.serve(reply, op, |_, reply, outcome| match outcome {
+        let answer = |_: &Inner, reply: ReplyData, outcome: Result<Vec<u8>, Error>| match outcome {
             Ok(bytes) => reply.data(&bytes),
             Err(error) => reply.error(errno(&error)),
-        });
+        };
+        self.serve(thread, reply, op, answer, |_, _| {});
     }
 
     fn serve_xattr(
         &self,
+        thread: u32,
         reply: ReplyXattr,
         size: u32,
         op: impl Fn(&Fs, Pace) -> Result<Vec<u8>, Error> + Send + 'static,
     ) {
-        self.serve(reply, op, move |_, reply, outcome| match outcome {
-            Ok(bytes) => match u32::try_from(bytes.len()) {
-                Ok(length) if size == 0 => reply.size(length),
-                Ok(length) if length <= size => reply.data(&bytes),
-                _ => reply.error(fuser::Errno::ERANGE),
-            },
-            Err(error) => reply.error(errno(&error)),
-        });
+        let answer =
+            move |_: &Inner, reply: ReplyXattr, outcome: Result<Vec<u8>, Error>| match outcome {
+                Ok(bytes) => match u32::try_from(bytes.len()) {
+                    Ok(length) if size == 0 => reply.size(length),
+                    Ok(length) if length <= size => reply.data(&bytes),
+                    _ => reply.error(fuser::Errno::ERANGE),
+                },
+                Err(error) => reply.error(errno(&error)),
+            };
+        self.serve(thread, reply, op, answer, |_, _| {});
     }
 
     fn serve_attr(
         &self,
+        thread: u32,
         reply: ReplyAttr,
         op: impl Fn(&Fs, Pace) -> Result<Found, Error> + Send + 'static,
     ) {
-        self.serve(reply, op, |inner, reply, outcome| match outcome {
+        let answer = |inner: &Inner, reply: ReplyAttr, outcome: Result<Found, Error>| match outcome
+        {
             Ok(found) => {
                 let attr = attr_of(&found, found.attr.ino);
                 let _gate = inner.fs.table.gate.read();
@@ -148,7 +187,8 @@ impl Adapter {
                 reply.attr(&ttl, &attr);
             }
             Err(error) => reply.error(errno(&error)),
-        });
+        };
+        self.serve(thread, reply, op, answer, |_, _| {});
     }
 }
 
@@ -175,7 +215,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
-        self.serve_entry(reply, move |fs, pace| {
+        self.serve_entry(request.pid(), reply, move |fs, pace| {
             let name = name.as_bytes();
             if parent.is_special() {
                 return fs.control_lookup(caller, parent.ino, name, pace);
@@ -198,7 +238,7 @@ impl Filesystem for Adapter {
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let (caller, key) = (caller(request), key(ino));
-        self.serve_attr(reply, move |fs, pace| {
+        self.serve_attr(request.pid(), reply, move |fs, pace| {
             if key.is_special() {
                 fs.control_getattr(caller, key.ino, pace)
             } else {
@@ -234,7 +274,7 @@ impl Filesystem for Adapter {
             atime: atime.map(nanoseconds),
             mtime: mtime.map(nanoseconds),
         };
-        self.serve_attr(reply, move |fs, pace| {
+        self.serve_attr(request.pid(), reply, move |fs, pace| {
             if key.is_special() {
                 // Shells truncate `submit` before they write to it.
                 return fs.control_getattr(caller, key.ino, pace);
@@ -245,7 +285,7 @@ impl Filesystem for Adapter {
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let (caller, key) = (caller(request), key(ino));
-        self.serve_bytes(reply, move |fs, pace| {
+        self.serve_bytes(request.pid(), reply, move |fs, pace| {
             if key.is_special() {
                 fs.control_readlink(key.ino)
             } else {
@@ -339,7 +379,7 @@ impl Filesystem for Adapter {
             exchange: flags.contains(RenameFlags::RENAME_EXCHANGE),
         };
         let (caller, name, newname) = (caller(request), name.to_owned(), newname.to_owned());
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             let (from, to) = ((from.ino, name.as_bytes()), (to.ino, newname.as_bytes()));
             fs.rename(caller, from, to, how, pace)
         });
@@ -358,7 +398,7 @@ impl Filesystem for Adapter {
             return reply.error(fuser::Errno::EPERM);
         }
         let (caller, name) = (caller(request), newname.to_owned());
-        self.serve_entry(reply, move |fs, pace| {
+        self.serve_entry(request.pid(), reply, move |fs, pace| {
             fs.link(caller, node.ino, parent.ino, name.as_bytes(), pace)
         });
     }
@@ -376,12 +416,14 @@ impl Filesystem for Adapter {
             };
         }
         self.serve(
+            caller.pid,
             reply,
             move |fs, pace| fs.open(caller, key, how, pace),
             move |inner, reply, outcome| match outcome {
                 Ok(opened) => inner.answer_open(ino.0, reply, &opened),
                 Err(error) => reply.error(errno(&error)),
             },
+            |inner, opened| inner.fs.release(Caller::default(), opened.handle),
         );
     }
 
@@ -402,6 +444,7 @@ impl Filesystem for Adapter {
         let mode = mode & 0o7777 & !umask;
         let exclusive = flags & libc::O_EXCL != 0;
         self.serve(
+            caller.pid,
             reply,
             move |fs, pace| fs.create(caller, parent.ino, name.as_bytes(), mode, pace),
             move |inner, reply, outcome| match outcome {
@@ -412,12 +455,16 @@ impl Filesystem for Adapter {
                 }
                 Err(error) => reply.error(errno(&error)),
             },
+            |inner, (found, opened)| {
+                inner.fs.release(Caller::default(), opened.handle);
+                inner.fs.forget(found.key, 1);
+            },
         );
     }
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -427,7 +474,7 @@ impl Filesystem for Adapter {
         reply: ReplyData,
     ) {
         let special = key(ino).is_special();
-        self.serve_bytes(reply, move |fs, pace| {
+        self.serve_bytes(request.pid(), reply, move |fs, pace| {
             if special {
                 fs.control_read(fh.0, offset, size as usize, pace)
             } else {
@@ -438,7 +485,7 @@ impl Filesystem for Adapter {
 
     fn write(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -463,18 +510,25 @@ impl Filesystem for Adapter {
         };
         match write(&self.0.fs, data, Pace::Now) {
             Err(Error::Later) => {
-                let (inner, data) = (self.0.clone(), data.to_vec());
-                self.0.fs.backend.runtime.spawn_blocking(move || {
-                    answer(reply, write(&inner.fs, &data, Pace::MayWait));
-                });
+                let data = data.to_vec();
+                let op = move |fs: &Fs| write(fs, &data, Pace::MayWait);
+                let answer = move |_: &Inner, reply, outcome| answer(reply, outcome);
+                self.serve_later(request.pid(), reply, op, answer, |_, ()| {});
             }
             outcome => answer(reply, outcome),
         }
     }
 
-    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         let special = key(ino).is_special();
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             if special {
                 fs.control_flush(fh.0, pace)
             } else {
@@ -504,7 +558,7 @@ impl Filesystem for Adapter {
 
     fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {
         let (caller, special) = (caller(request), key(ino).is_special());
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             if special {
                 Ok(())
             } else {
@@ -515,7 +569,7 @@ impl Filesystem for Adapter {
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let (caller, special) = (caller(request), key(ino).is_special());
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             if special {
                 return Ok(());
             }
@@ -542,28 +596,20 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        self.list(
-            request,
-            ino,
-            fh,
-            offset,
-            reply,
-            |_, mut reply, lines| {
-                for line in lines {
-                    let kind = file_type(line.attr.kind());
-                    if reply.add(
-                        INodeNo(line.attr.ino),
-                        line.next,
-                        kind,
-                        OsStr::from_bytes(&line.name),
-                    ) {
-                        break;
-                    }
+        self.list(request, ino, fh, offset, reply, |_, mut reply, lines| {
+            for line in lines {
+                let kind = file_type(line.attr.kind());
+                if reply.add(
+                    INodeNo(line.attr.ino),
+                    line.next,
+                    kind,
+                    OsStr::from_bytes(&line.name),
+                ) {
+                    break;
                 }
-                reply.ok();
-            },
-            |reply, error| reply.error(errno(&error)),
-        );
+            }
+            reply.ok();
+        });
     }
 
     fn readdirplus(
@@ -588,7 +634,6 @@ impl Filesystem for Adapter {
                 }
                 reply.ok();
             },
-            |reply, error| reply.error(errno(&error)),
         );
     }
 
@@ -600,6 +645,7 @@ impl Filesystem for Adapter {
     fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
         let caller = caller(request);
         self.serve(
+            caller.pid,
             reply,
             move |fs, pace| fs.statfs(caller, pace),
             |_, reply, outcome| match outcome {
@@ -619,6 +665,7 @@ impl Filesystem for Adapter {
                 }
                 Err(error) => reply.error(errno(&error)),
             },
+            |_, _| {},
         );
     }
 
@@ -641,7 +688,7 @@ impl Filesystem for Adapter {
         if key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             fs.setxattr(caller, key.ino, &name, &value, how, pace)
         });
     }
@@ -658,14 +705,14 @@ impl Filesystem for Adapter {
         if key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        self.serve_xattr(reply, size, move |fs, pace| {
+        self.serve_xattr(request.pid(), reply, size, move |fs, pace| {
             fs.getxattr(caller, key.ino, name.as_bytes(), pace)
         });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let (caller, key) = (caller(request), key(ino));
-        self.serve_xattr(reply, size, move |fs, pace| {
+        self.serve_xattr(request.pid(), reply, size, move |fs, pace| {
             if key.is_special() {
                 Ok(Vec::new())
             } else {
@@ -679,14 +726,14 @@ impl Filesystem for Adapter {
         if key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             fs.removexattr(caller, key.ino, name.as_bytes(), pace)
         });
     }
 
     fn fallocate(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -698,7 +745,9 @@ impl Filesystem for Adapter {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         let mode = mode.cast_unsigned();
-        self.serve_empty(reply, move |fs, _| fs.allocate(fh.0, offset, length, mode));
+        self.serve_empty(request.pid(), reply, move |fs, _| {
+            fs.allocate(fh.0, offset, length, mode)
+        });
     }
 
     fn lseek(
@@ -726,7 +775,7 @@ impl Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _: &Request,
+        request: &Request,
         ino_in: INodeNo,
         fh_in: FileHandle,
         offset_in: u64,
@@ -742,17 +791,12 @@ impl Filesystem for Adapter {
         }
         // The answer holds 32 bits; the caller asks again for the rest.
         let length = length.min(1 << 30);
-        let run =
-            move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
-        let inner = self.0.clone();
-        self.0
-            .fs
-            .backend
-            .runtime
-            .spawn_blocking(move || match run(&inner.fs) {
-                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
-                Err(error) => reply.error(errno(&error)),
-            });
+        let op = move |fs: &Fs| fs.copy_range((fh_in.0, offset_in), (fh_out.0, offset_out), length);
+        let answer = |_: &Inner, reply: ReplyWrite, outcome| match outcome {
+            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+            Err(error) => reply.error(errno(&error)),
+        };
+        self.serve_later(request.pid(), reply, op, answer, |_, _: u64| {});
     }
 }
 
@@ -762,7 +806,7 @@ impl Adapter {
         if parent.is_special() {
             return reply.error(fuser::Errno::EPERM);
         }
-        self.serve_entry(reply, move |fs, pace| {
+        self.serve_entry(request.pid(), reply, move |fs, pace| {
             fs.make(caller, parent.ino, name.as_bytes(), &new, pace)
         });
     }
@@ -779,7 +823,7 @@ impl Adapter {
         if parent.is_special() {
             return reply.error(fuser::Errno::EPERM);
         }
-        self.serve_empty(reply, move |fs, pace| {
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
             fs.unlink(caller, parent.ino, name.as_bytes(), directory, pace)
         });
     }

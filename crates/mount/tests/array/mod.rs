@@ -20,11 +20,13 @@ use tidemill_mount::{Config, Error, Session, mount};
 use tidemill_server::Server;
 use tokio::runtime::Runtime;
 
+pub mod loss;
+
 pub struct Array {
     runtime: Runtime,
     /// On a runtime of its own, with which its connections end as those of a process do.
     server: Option<(Runtime, Server)>,
-    elements: Vec<Element>,
+    elements: Vec<Option<Element>>,
     folder: TempDir,
     mounts: u32,
 }
@@ -84,17 +86,33 @@ impl Array {
             mounts: 0,
         };
         array.start_server();
+        array.elements.resize_with(2, || None);
         for number in 0..2 {
-            let folder = array.folder.path().join(format!("e{number}"));
-            let config = tidemill_element::Config::new(ElementId(number), folder, array.endpoint());
-            let element = array.runtime.block_on(Element::start(config)).unwrap();
-            array.elements.push(element);
+            array.start_element(number);
         }
-        array.wait_elements();
+        array.wait_elements(2);
         array
     }
 
-    fn wait_elements(&self) {
+    pub fn start_element(&mut self, number: usize) {
+        let folder = self.folder.path().join(format!("e{number}"));
+        let id = ElementId(number.try_into().unwrap());
+        let config = tidemill_element::Config::new(id, folder, self.endpoint());
+        let element = self.runtime.block_on(Element::start(config)).unwrap();
+        self.elements[number] = Some(element);
+    }
+
+    /// Ends an element; the server knows it when this returns.
+    pub fn stop_element(&mut self, number: usize) {
+        let element = self.elements[number].take().unwrap();
+        self.runtime.block_on(element.stop());
+        let left = self.elements.iter().flatten().count();
+        if self.server.is_some() {
+            self.wait_elements(left);
+        }
+    }
+
+    pub fn wait_elements(&self, count: usize) {
         let endpoint = self.endpoint();
         self.runtime.block_on(async {
             let client = tidemill_client::Server::connect(&endpoint, None)
@@ -102,7 +120,7 @@ impl Array {
                 .unwrap();
             loop {
                 let status = client.status().await.unwrap();
-                if status.elements.iter().filter(|element| element.up).count() == 2 {
+                if status.elements.iter().filter(|element| element.up).count() == count {
                     return;
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -129,10 +147,16 @@ impl Array {
 
     /// Mounts it; `in_place`: object files are opened directly.
     pub fn mount(&mut self, in_place: bool) -> Mounted {
+        let endpoint = self.endpoint();
+        self.mount_by(endpoint, in_place)
+    }
+
+    /// As [`Self::mount`], by another way to the server.
+    pub fn mount_by(&mut self, endpoint: Endpoint, in_place: bool) -> Mounted {
         self.mounts += 1;
         let mountpoint = self.folder.path().join(format!("mnt{}", self.mounts));
         std::fs::create_dir(&mountpoint).unwrap();
-        let mut config = Config::new(self.endpoint(), None, mountpoint);
+        let mut config = Config::new(endpoint, None, mountpoint);
         config.in_place = in_place;
         Mounted(Some(mount(&config).unwrap()))
     }
@@ -150,7 +174,7 @@ impl Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        for element in self.elements.drain(..) {
+        for element in self.elements.drain(..).flatten() {
             self.runtime.block_on(element.stop());
         }
         if self.server.is_some() {

@@ -7,6 +7,7 @@
 //! | `<user>/<handle>-status` | the job's tasks |
 //! | `<user>/last-error` | why the last submission was refused |
 //! | `elements/<n>/status` | one element |
+//! | `status` | this mount: what was closed and is not sealed yet |
 //! | `lineage/<path>` | what made that file, and what was made of it |
 //!
 //! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the
@@ -42,6 +43,8 @@ enum Special {
     JobList(u32),
     LastError(u32),
     JobStatus(u32, u64),
+    /// Of this mount.
+    Status,
     Elements,
     Element(u32),
     ElementStatus(u32),
@@ -151,7 +154,7 @@ impl Special {
             Self::JobList(uid) | Self::LastError(uid) | Self::JobStatus(uid, _) => {
                 (Kind::File, 0o400, uid)
             }
-            Self::ElementStatus(_) | Self::LineageOf(_) => (Kind::File, 0o444, 0),
+            Self::Status | Self::ElementStatus(_) | Self::LineageOf(_) => (Kind::File, 0o444, 0),
         }
     }
 }
@@ -169,6 +172,7 @@ impl Fs {
         let special = match parent {
             _ if name == b"." => Some(parent),
             Special::Folder => match text {
+                Some("status") => Some(Special::Status),
                 Some("elements") => Some(Special::Elements),
                 Some("lineage") => Some(Special::Lineage(Inode::ROOT.0)),
                 Some(user) => users::uid(user).map(|uid| {
@@ -303,6 +307,7 @@ impl Fs {
                     .iter()
                     .map(|uid| named(users::name(*uid), Special::User(*uid)))
                     .collect();
+                entries.push(named("status".into(), Special::Status));
                 entries.push(named("elements".into(), Special::Elements));
                 entries.push(named("lineage".into(), Special::Lineage(Inode::ROOT.0)));
                 entries
@@ -414,13 +419,12 @@ impl Fs {
                     credentials: Some(plain_credentials(uid)),
                     job,
                 };
-                let mut jobs = self.backend.server.jobs();
-                let reply = self.backend.runtime.block_on(jobs.get(request));
-                text::job_status(
-                    &reply
-                        .map_err(|s| self.backend.server.explain(s))?
-                        .into_inner(),
-                )
+                let server = &self.backend.server;
+                let ask = || async {
+                    let reply = server.jobs().get(request.clone()).await;
+                    Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+                };
+                text::job_status(&self.backend.ask_server(ask)?)
             }
             Special::LastError(uid) => self
                 .control
@@ -429,6 +433,7 @@ impl Fs {
                 .get(&uid)
                 .cloned()
                 .unwrap_or_default(),
+            Special::Status => self.sealer.standing().to_string(),
             Special::ElementStatus(element) => text::element_status(&self.element(element)?),
             Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
             _ => String::new(),
@@ -452,10 +457,12 @@ impl Fs {
             down: true,
             ..v1::LineageRequest::default()
         };
-        let mut lineage = self.backend.server.lineage();
-        let reply = self.backend.runtime.block_on(lineage.query(request));
-        let reply = reply.map_err(|status| self.backend.server.explain(status))?;
-        Ok(text::lineage(&reply.into_inner()))
+        let server = &self.backend.server;
+        let ask = || async {
+            let reply = server.lineage().query(request.clone()).await;
+            Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+        };
+        Ok(text::lineage(&self.backend.ask_server(ask)?))
     }
 
     fn jobs_of(&self, uid: u32) -> Result<Vec<v1::Job>, Error> {
@@ -463,20 +470,17 @@ impl Fs {
             credentials: Some(plain_credentials(uid)),
             everyone: false,
         };
-        let mut jobs = self.backend.server.jobs();
-        let reply = self.backend.runtime.block_on(jobs.list(request));
-        Ok(reply
-            .map_err(|status| self.backend.server.explain(status))?
-            .into_inner()
-            .jobs)
+        let server = &self.backend.server;
+        let ask = || async {
+            let reply = server.jobs().list(request.clone()).await;
+            Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+        };
+        Ok(self.backend.ask_server(ask)?.jobs)
     }
 
     fn elements(&self) -> Result<Vec<v1::Element>, Error> {
-        Ok(self
-            .backend
-            .runtime
-            .block_on(self.backend.server.status())?
-            .elements)
+        let server = &self.backend.server;
+        Ok(self.backend.ask_server(|| server.status())?.elements)
     }
 
     fn element(&self, element: u32) -> Result<v1::Element, Error> {
@@ -509,11 +513,12 @@ impl Fs {
         let Special::Submit(uid) = open.special else {
             return Ok(());
         };
+        // A submission holds the lock while it waits for the server.
+        pace.wait()?;
         let mut input = open.input.lock();
         if input.is_empty() {
             return Ok(());
         }
-        pace.wait()?;
         let line = std::mem::take(&mut *input);
         self.submit_line(open.caller, uid, &line)
     }

@@ -15,8 +15,8 @@ use tidemill_wire::v1;
 pub(super) const PATH_BYTES_MAX: usize = 4096;
 /// Largest job script, in bytes.
 const SCRIPT_BYTES_MAX: u64 = 4 << 20;
-/// How long a submission waits for files that were just closed.
-const SEAL_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a submission waits for files that were just closed: a part of what an operation may wait.
+const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where a script is.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,8 +49,14 @@ impl Fs {
     }
 
     fn submit(&self, caller: Caller, path: &str) -> Result<(), String> {
-        // Inputs that were closed a moment ago are to be seen by the job.
-        self.drain(SEAL_PATIENCE);
+        // Inputs that were closed a moment ago are to be seen by the job, which reads sealed versions.
+        self.drain(SEAL_PATIENCE).map_err(|left| {
+            format!(
+                "{} files that were closed are not sealed yet, so that a job might read what was before ({}); \
+                 submit again when .tidemill/status shows none",
+                left.versions, left.why
+            )
+        })?;
         let place = self.locate(caller, Path::new(path))?;
         let credentials = v1::Credentials {
             uid: caller.uid,
@@ -81,10 +87,12 @@ impl Fs {
             source: source.display().to_string(),
             ..v1::SubmitRequest::default()
         };
-        let mut jobs = self.backend.server.jobs();
-        let reply = self.backend.runtime.block_on(jobs.submit(request));
-        let reply = reply.map_err(|status| self.backend.server.explain(status).to_string())?;
-        let errors = reply.into_inner().errors;
+        let server = &self.backend.server;
+        let submitted = self.backend.ask_once(async {
+            let reply = server.jobs().submit(request).await;
+            Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+        });
+        let errors = submitted.map_err(|error| error.to_string())?.errors;
         if errors.is_empty() {
             Ok(())
         } else {
@@ -117,7 +125,7 @@ impl Fs {
         let mut text = Vec::new();
         let server = self.backend.server.clone();
         let name = path.display().to_string();
-        let read = self.backend.runtime.block_on(async {
+        let read = self.backend.ask_once(async {
             let transfer = Transfer::new(server, credentials.clone()).await?;
             transfer
                 .read(&name, |piece| {

@@ -1,0 +1,162 @@
+//! Sending a change of the namespace again when its answer was lost.
+//!
+//! What makes something carries ids that were reserved for it, and the server knows it again by them; so it is
+//! with versions and their objects. The others are known by what they leave behind: before one is sent
+//! again, it is looked whether the first try did it. The time of a change is chosen here, in nanoseconds, and
+//! is kept by the inode that was moved or linked and by the directory that lost an entry: it is their mark.
+
+use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
+
+/// What to ask before a change is sent again; `None`: it can be, as it is.
+pub(super) fn question(op: &Op) -> Option<Vec<Op>> {
+    let lookup = |parent, name: &[u8]| {
+        let name = name.to_vec();
+        Op::Lookup(v1::Lookup { parent, name })
+    };
+    Some(match op {
+        Op::Unlink(op) => vec![
+            Op::GetAttr(v1::GetAttr {
+                ino: op.parent,
+                content: false,
+            }),
+            lookup(op.parent, &op.name),
+        ],
+        Op::Rename(op) => vec![lookup(op.new_parent, &op.new_name)],
+        Op::Link(op) => vec![lookup(op.parent, &op.name)],
+        Op::SetXattr(op) if op.create => vec![Op::GetXattr(v1::GetXattr {
+            ino: op.ino,
+            name: op.name.clone(),
+        })],
+        Op::RemoveXattr(op) => vec![Op::GetXattr(v1::GetXattr {
+            ino: op.ino,
+            name: op.name.clone(),
+        })],
+        _ => return None,
+    })
+}
+
+/// The answer to a change that was carried out already, as the answers to the question show.
+pub(super) fn done(op: &Op, found: &[Answer]) -> Option<Answer> {
+    let nothing = Some(Answer::Empty(v1::Empty {}));
+    let last = found.last()?;
+    match op {
+        Op::Unlink(op) => {
+            let marked = matches!(&found[0], Answer::Attr(dir) if dir.mtime == op.time);
+            (marked || gone(last)).then_some(())?;
+            nothing
+        }
+        Op::Rename(op) => {
+            (attr(last)?.ctime == op.time).then_some(())?;
+            nothing
+        }
+        Op::Link(op) => {
+            let attr = attr(last)?;
+            (attr.ino == op.ino && attr.ctime == op.time).then(|| last.clone())
+        }
+        Op::SetXattr(op) => match last {
+            Answer::Bytes(kept) if kept.value == op.value => nothing,
+            _ => None,
+        },
+        Op::RemoveXattr(_) => match last {
+            Answer::Error(error) if error.errno == libc::ENODATA => nothing,
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn attr(answer: &Answer) -> Option<Attr> {
+    match answer {
+        Answer::Entry(entry) => entry.attr,
+        _ => None,
+    }
+}
+
+fn gone(answer: &Answer) -> bool {
+    matches!(answer, Answer::Error(error) if error.errno == libc::ENOENT)
+}
+
+/// What undoes a request that began a version and whose answer never came, or that nothing was made of. If the
+/// request is carried out only now, or was long ago, nothing is left of it.
+pub(super) fn undoing(op: &Op) -> Option<Vec<Op>> {
+    match op {
+        Op::Create(create) if create.object != 0 => {
+            let (ino, object) = (create.ino, create.object);
+            let unlink = v1::Unlink {
+                parent: create.parent,
+                name: create.name.clone(),
+                directory: false,
+                time: 0,
+            };
+            Some(vec![
+                op.clone(),
+                Op::Abandon(v1::Abandon { ino, object }),
+                Op::Unlink(unlink),
+            ])
+        }
+        Op::NewVersion(new) => {
+            let (ino, object) = (new.ino, new.object);
+            Some(vec![op.clone(), Op::Abandon(v1::Abandon { ino, object })])
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(ino: u64, ctime: i64) -> Answer {
+        Answer::Entry(v1::Entry {
+            attr: Some(Attr {
+                ino,
+                ctime,
+                ..Attr::default()
+            }),
+            ..v1::Entry::default()
+        })
+    }
+
+    fn error(errno: i32) -> Answer {
+        Answer::Error(v1::NameError {
+            errno,
+            message: String::new(),
+        })
+    }
+
+    #[test]
+    fn a_change_is_known_by_its_time() {
+        let rename = Op::Rename(v1::Rename {
+            time: 7,
+            ..v1::Rename::default()
+        });
+        assert!(done(&rename, &[entry(3, 7)]).is_some());
+        assert!(done(&rename, &[entry(3, 6)]).is_none());
+        assert!(done(&rename, &[error(libc::ENOENT)]).is_none());
+        let link = Op::Link(v1::Link {
+            ino: 3,
+            time: 7,
+            ..v1::Link::default()
+        });
+        assert_eq!(done(&link, &[entry(3, 7)]), Some(entry(3, 7)));
+        assert!(done(&link, &[entry(4, 7)]).is_none());
+    }
+
+    #[test]
+    fn a_name_that_is_gone_was_removed() {
+        let unlink = Op::Unlink(v1::Unlink {
+            time: 7,
+            ..v1::Unlink::default()
+        });
+        let dir = |mtime| {
+            Answer::Attr(Attr {
+                mtime,
+                ..Attr::default()
+            })
+        };
+        assert!(done(&unlink, &[dir(1), error(libc::ENOENT)]).is_some());
+        assert!(done(&unlink, &[dir(1), entry(3, 1)]).is_none());
+        // Another file has the name by now.
+        assert!(done(&unlink, &[dir(7), entry(3, 1)]).is_some());
+    }
+}

@@ -1,0 +1,251 @@
+//! Requests of the kernel that wait for a server or an element, so that a program that is told to end does not
+//! wait with them.
+//!
+//! The kernel would tell of signals by INTERRUPT requests. The FUSE library answers the first of them itself, with
+//! ENOSYS, and the kernel sends no more. So a thread looks now and then at the programs that wait, and answers
+//! EINTR for those that are to end. What was asked for goes on; nobody hears its outcome.
+
+use parking_lot::{Condvar, Mutex};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often the programs that wait are looked at. No request that is answered sooner is looked at.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Signals that a program may have a handler for and that ask it to end: HUP, INT, QUIT, TERM.
+const ENDING: u64 = bit(libc::SIGHUP) | bit(libc::SIGINT) | bit(libc::SIGQUIT) | bit(libc::SIGTERM);
+/// The flag of a task that is on its way out.
+const PF_EXITING: u64 = 0x4;
+
+const fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// An answer that can be an error.
+pub(super) trait Refuse: Send + 'static {
+    fn refuse(self, errno: fuser::Errno);
+}
+
+macro_rules! refuse {
+    ($($reply:ty),*) => {
+        $(impl Refuse for $reply {
+            fn refuse(self, errno: fuser::Errno) {
+                self.error(errno);
+            }
+        })*
+    };
+}
+
+refuse!(
+    fuser::ReplyAttr,
+    fuser::ReplyCreate,
+    fuser::ReplyData,
+    fuser::ReplyDirectory,
+    fuser::ReplyDirectoryPlus,
+    fuser::ReplyEmpty,
+    fuser::ReplyEntry,
+    fuser::ReplyOpen,
+    fuser::ReplyStatfs,
+    fuser::ReplyWrite,
+    fuser::ReplyXattr
+);
+
+/// A request that waits; whoever takes the reply answers it.
+pub(super) struct Slot<R>(Mutex<Option<R>>);
+
+impl<R> Slot<R> {
+    /// The reply, unless the request was answered already.
+    pub(super) fn take(&self) -> Option<R> {
+        self.0.lock().take()
+    }
+}
+
+trait Interrupt: Send + Sync {
+    fn interrupt(&self);
+}
+
+impl<R: Refuse> Interrupt for Slot<R> {
+    fn interrupt(&self) {
+        if let Some(reply) = self.take() {
+            reply.refuse(fuser::Errno::EINTR);
+        }
+    }
+}
+
+/// All requests that wait.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    requests: Mutex<Requests>,
+    /// Signalled when there is a first request, or the mount has ended.
+    some: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    all: Vec<Asked>,
+    watched: bool,
+    over: bool,
+}
+
+/// A request and the thread that made it.
+struct Asked {
+    thread: u32,
+    since: Instant,
+    slot: Weak<dyn Interrupt>,
+}
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} since {:?}", self.thread, self.since)
+    }
+}
+
+impl Waiting {
+    /// A thread's request begins to wait; thread 0 is none that could be told to end.
+    pub(super) fn enter<R: Refuse>(&self, thread: u32, reply: R) -> Arc<Slot<R>> {
+        let slot = Arc::new(Slot(Mutex::new(Some(reply))));
+        if thread == 0 {
+            return slot;
+        }
+        let weak: Weak<Slot<R>> = Arc::downgrade(&slot);
+        let asked = Asked {
+            thread,
+            since: Instant::now(),
+            slot: weak,
+        };
+        let mut requests = self.0.requests.lock();
+        let first = requests.all.is_empty();
+        requests.all.push(asked);
+        if !std::mem::replace(&mut requests.watched, true) {
+            let shared = self.0.clone();
+            let watch = std::thread::Builder::new().name("interrupts".into());
+            if let Err(error) = watch.spawn(move || shared.watch()) {
+                requests.watched = false;
+                tracing::warn!("programs can't be interrupted while they wait: {error}");
+            }
+        } else if first {
+            self.0.some.notify_one();
+        }
+        slot
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.requests.lock().over = true;
+        self.0.some.notify_one();
+    }
+}
+
+impl Shared {
+    /// Looks at those who wait until the mount ends.
+    fn watch(&self) {
+        loop {
+            {
+                let mut requests = self.requests.lock();
+                while requests.all.is_empty() && !requests.over {
+                    self.some.wait(&mut requests);
+                }
+                if requests.over {
+                    return;
+                }
+            }
+            std::thread::sleep(PERIOD);
+            for (thread, slot) in self.old() {
+                if is_ending(thread) {
+                    slot.interrupt();
+                }
+            }
+        }
+    }
+
+    /// The requests that have waited for a while; forgets those that were answered.
+    fn old(&self) -> Vec<(u32, Arc<dyn Interrupt>)> {
+        let mut requests = self.requests.lock();
+        requests.all.retain(|asked| asked.slot.strong_count() > 0);
+        let old = requests.all.iter().filter(|a| a.since.elapsed() >= PERIOD);
+        old.filter_map(|a| Some((a.thread, a.slot.upgrade()?)))
+            .collect()
+    }
+}
+
+/// Whether a thread is to end: killed, asked to end by a signal that it takes, on its way out, or gone.
+fn is_ending(thread: u32) -> bool {
+    let read = |file| std::fs::read_to_string(format!("/proc/{thread}/{file}"));
+    let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else {
+        return is_gone(thread);
+    };
+    is_told_to_end(&status) || is_exiting(&stat)
+}
+
+/// `/proc` may hide the threads of others.
+fn is_gone(thread: u32) -> bool {
+    let thread = i32::try_from(thread).ok();
+    let thread = thread.and_then(rustix::process::Pid::from_raw);
+    let exists = thread.map(rustix::process::test_kill_process);
+    exists == Some(Err(rustix::io::Errno::SRCH))
+}
+
+fn is_told_to_end(status: &str) -> bool {
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
+            .unwrap_or(0)
+    };
+    let own = mask("SigPnd:");
+    // The kernel gives SIGKILL to every thread of a process that a signal ends, whichever signal it is.
+    if own & bit(libc::SIGKILL) != 0 {
+        return true;
+    }
+    let taken = !(mask("SigBlk:") | mask("SigIgn:"));
+    (own | mask("ShdPnd:")) & taken & ENDING != 0
+}
+
+/// A thread that is closing its files at its end waits for them without a signal that could wake it.
+fn is_exiting(stat: &str) -> bool {
+    // The fields after the name, which may hold anything: state, parent, group, session, terminal, its group, flags.
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
+    let flags = fields.and_then(|fields| fields.split_whitespace().nth(6));
+    let flags = flags.and_then(|flags| flags.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(own: u64, shared: u64, blocked: u64, ignored: u64) -> String {
+        format!(
+            "Name:\tx\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\n"
+        )
+    }
+
+    #[test]
+    fn only_signals_that_end_a_program_interrupt_it() {
+        let (kill, int) = (bit(libc::SIGKILL), bit(libc::SIGINT));
+        assert!(is_told_to_end(&status(kill, 0, 0, 0)));
+        assert!(is_told_to_end(&status(0, int, 0, 0)));
+        assert!(!is_told_to_end(&status(0, int, int, 0)));
+        assert!(!is_told_to_end(&status(0, int, 0, int)));
+        // A timer or a child that ends is no reason to fail.
+        let others = bit(libc::SIGALRM) | bit(libc::SIGCHLD) | bit(libc::SIGWINCH);
+        assert!(!is_told_to_end(&status(others, others, 0, 0)));
+        assert!(!is_told_to_end(""));
+    }
+
+    #[test]
+    fn a_thread_that_lives_does_not_end() {
+        let me = rustix::thread::gettid().as_raw_pid().cast_unsigned();
+        assert!(!is_ending(me));
+        assert!(is_exiting("7 (a) b) R 1 7 7 0 -1 4194308 0"));
+        assert!(!is_exiting("7 (a) b) R 1 7 7 0 -1 4194304 0"));
+        let ended = std::thread::spawn(|| rustix::thread::gettid().as_raw_pid().cast_unsigned());
+        let ended = ended.join().unwrap();
+        // The thread's number goes a moment after it was joined.
+        while !is_ending(ended) {
+            std::thread::yield_now();
+        }
+    }
+}

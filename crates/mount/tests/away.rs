@@ -1,0 +1,295 @@
+//! A server or an element that is away, and answers that are lost: what was acknowledged is kept, what waits is
+//! told, and nothing happens twice. The sentences of `docs/semantics.md` stand above the tests that prove them.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't do what it needs fails"
+)]
+
+mod array;
+
+use array::loss::Lossy;
+use array::{Array, Mounted, can_mount};
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// Tries until it is so; what another process does takes a moment.
+fn soon(what: &str, mut so: impl FnMut() -> bool) {
+    within(Duration::from_secs(60), what, &mut so);
+}
+
+fn within(limit: Duration, what: &str, so: &mut dyn FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !so() {
+        assert!(Instant::now() < deadline, "never came about: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn pin(folder: &Path, element: usize) {
+    fs::create_dir(folder).unwrap();
+    let value = element.to_string();
+    let name = "user.tidemill.element";
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(folder, name, value.as_bytes(), flags).unwrap();
+}
+
+/// Lines of `.tidemill/status`: how many versions wait, and why.
+fn unsealed(mounted: &Mounted) -> (usize, String) {
+    let status = fs::read_to_string(mounted.join(".tidemill/status")).unwrap();
+    let line = |name: &str| {
+        let mut lines = status.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_default().trim().to_owned()
+    };
+    (line("unsealed").parse().unwrap(), line("reason"))
+}
+
+fn reads(mounted: &Mounted, name: &str) -> String {
+    fs::read_to_string(mounted.join(name)).unwrap_or_default()
+}
+
+/// A version that was closed is sealed, however often that fails. Until then this mount reads what was written,
+/// and others are sealed.
+#[test]
+fn what_can_not_be_sealed_is_sealed_later_and_holds_up_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let mounted = array.mount(true);
+    let other = array.mount(false);
+    pin(&mounted.join("away"), 0);
+    pin(&mounted.join("here"), 1);
+    fs::write(mounted.join("away/f"), "old").unwrap();
+    soon("it is sealed", || reads(&other, "away/f") == "old");
+    let new = File::create(mounted.join("away/f")).unwrap();
+    std::io::Write::write_all(&mut &new, b"new").unwrap();
+    array.stop_element(0);
+    drop(new);
+    soon("the mount says why", || {
+        let (count, why) = unsealed(&mounted);
+        count == 1 && !why.is_empty()
+    });
+    fs::write(mounted.join("here/g"), "others").unwrap();
+    soon("others are sealed", || reads(&other, "here/g") == "others");
+    assert_eq!(reads(&mounted, "away/f"), "new");
+    assert_eq!(unsealed(&mounted).0, 1);
+    array.start_element(0);
+    soon("it is sealed when its element is back", || {
+        reads(&other, "away/f") == "new"
+    });
+    soon("nothing waits any more", || unsealed(&mounted).0 == 0);
+}
+
+/// What was closed before and during a restart of the server is sealed after it.
+#[test]
+fn seals_go_on_when_the_server_is_back() {
+    if !can_mount() {
+        return;
+    }
+    for in_place in [true, false] {
+        let mut array = Array::start();
+        let mounted = array.mount(in_place);
+        for round in 0..3 {
+            let text = format!("version {round}");
+            let names: Vec<_> = (0..20).map(|file| format!("f{file}")).collect();
+            for name in &names {
+                fs::write(mounted.join(name), &text).unwrap();
+            }
+            // Before they are gathered for their seal.
+            array.stop_server();
+            array.start_server();
+            let other = array.mount(true);
+            for name in &names {
+                soon("it is sealed", || reads(&other, name) == text);
+                assert_eq!(reads(&mounted, name), text);
+            }
+        }
+    }
+}
+
+/// Only the server's word ends it: a file that is gone needs no seal.
+#[test]
+fn a_file_that_is_gone_waits_for_no_seal() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let mounted = array.mount(true);
+    pin(&mounted.join("away"), 0);
+    let file = File::create(mounted.join("away/f")).unwrap();
+    std::io::Write::write_all(&mut &file, b"new").unwrap();
+    array.stop_element(0);
+    drop(file);
+    soon("it waits", || unsealed(&mounted).0 == 1);
+    fs::remove_file(mounted.join("away/f")).unwrap();
+    array.start_element(0);
+    soon("nothing waits any more", || unsealed(&mounted).0 == 0);
+    assert!(!mounted.join("away/f").exists());
+}
+
+/// Over HTTP, bytes that were written are sent until they arrive.
+#[test]
+fn bytes_wait_for_their_element() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let mounted = array.mount(false);
+    pin(&mounted.join("away"), 0);
+    let path = mounted.join("away/f");
+    let mut file = File::create(&path).unwrap();
+    array.stop_element(0);
+    let data = vec![7; 9 << 20];
+    let writer = std::thread::spawn(move || {
+        std::io::Write::write_all(&mut file, &data).unwrap();
+        drop(file);
+        data
+    });
+    // Nobody has to wait for the one who waits.
+    assert!(path.metadata().unwrap().is_file());
+    array.start_element(0);
+    let data = writer.join().unwrap();
+    assert!(fs::read(&path).unwrap() == data);
+    let other = array.mount(true);
+    soon("it is sealed", || {
+        fs::read(other.join("away/f")).is_ok_and(|read| read == data)
+    });
+}
+
+/// What was sent and not answered is sent again, and has its effect once.
+#[test]
+fn lost_answers_change_nothing() {
+    if !can_mount() {
+        return;
+    }
+    // The first request of an operation may be a look-up.
+    for (local, others) in [(true, 0), (true, 1), (true, 2), (false, 0), (false, 2)] {
+        let mut array = Array::start();
+        let lossy = Lossy::new(&array, local);
+        let mounted = array.mount_by(lossy.endpoint(), true);
+        let at = |name: &str| mounted.join(name);
+        fs::write(at("a"), "a").unwrap();
+        fs::write(at("b"), "b").unwrap();
+        let inode = |name: &str| fs::symlink_metadata(at(name)).unwrap().ino();
+        let (a, b) = (inode("a"), inode("b"));
+        let loses = |what: &str, op: &mut dyn FnMut() -> std::io::Result<()>| {
+            lossy.lose_after(others);
+            op().unwrap_or_else(|error| panic!("{what}, local {local}, {others}: {error}"));
+            soon("an answer is lost", || {
+                // What is not lost by then is lost by a question that is always asked.
+                let _ = rustix::fs::statvfs(mounted.path());
+                lossy.lost()
+            });
+        };
+        loses("mkdir", &mut || fs::create_dir(at("d")));
+        loses("rename", &mut || fs::rename(at("a"), at("d/a")));
+        assert_eq!((inode("d/a"), at("a").exists()), (a, false));
+        loses("link", &mut || fs::hard_link(at("d/a"), at("a")));
+        assert_eq!((inode("a"), at("a").metadata().unwrap().nlink()), (a, 2));
+        loses("exchange", &mut || exchange(&at("a"), &at("b")));
+        assert_eq!((inode("a"), inode("b")), (b, a));
+        loses("unlink", &mut || fs::remove_file(at("b")));
+        assert_eq!(at("d/a").metadata().unwrap().nlink(), 1);
+        loses("symlink", &mut || symlink("a", at("s")));
+        assert_eq!(fs::read_link(at("s")).unwrap(), Path::new("a"));
+        loses("rename of a folder", &mut || fs::rename(at("d"), at("e")));
+        loses("replace", &mut || fs::rename(at("a"), at("e/a")));
+        assert_eq!(inode("e/a"), b);
+        loses("create", &mut || fs::write(at("new"), "new"));
+        loses("rewrite", &mut || fs::write(at("new"), "newer"));
+        assert_eq!(fs::read_to_string(at("new")).unwrap(), "newer");
+        let create = rustix::fs::XattrFlags::CREATE;
+        loses("setxattr", &mut || {
+            Ok(rustix::fs::setxattr(at("new"), "user.k", b"v", create)?)
+        });
+        loses("removexattr", &mut || {
+            Ok(rustix::fs::removexattr(at("new"), "user.k")?)
+        });
+        fs::remove_file(at("e/a")).unwrap();
+        loses("rmdir", &mut || fs::remove_dir(at("e")));
+        let mut names: Vec<_> = fs::read_dir(mounted.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name != "kernels")
+            .collect();
+        names.sort();
+        assert_eq!(names, ["new", "s"]);
+        // What fails without a lost answer goes on failing with one.
+        lossy.lose_after(0);
+        let failed = fs::create_dir(at("new")).unwrap_err();
+        assert_eq!(failed.kind(), std::io::ErrorKind::AlreadyExists);
+    }
+}
+
+fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+}
+
+/// Starts a program and waits until the kernel has it wait for the mount.
+fn waiting(mut command: Command) -> Child {
+    let child = command.spawn().unwrap();
+    let place = format!("/proc/{}/wchan", child.id());
+    soon("it waits for the mount", || {
+        let place = fs::read_to_string(&place).unwrap();
+        place.contains("fuse") || place.contains("request_wait")
+    });
+    child
+}
+
+/// Shorter than what an operation waits by itself.
+const AT_ONCE: Duration = Duration::from_secs(15);
+
+/// A program that waits can be ended at any time.
+#[test]
+fn programs_that_wait_can_be_ended() {
+    if !can_mount() {
+        return;
+    }
+    for in_place in [true, false] {
+        let mut array = Array::start();
+        let mounted = array.mount(in_place);
+        fs::write(mounted.join("f"), "text").unwrap();
+        soon("it is sealed", || unsealed(&mounted).0 == 0);
+        array.stop_server();
+        let programs = [
+            ("mkdir", "-m700", "d"),
+            ("touch", "-c", "n"),
+            ("touch", "-a", "n"),
+            ("stat", "-t", "unknown"),
+            ("rm", "-f", "f"),
+            ("truncate", "-s9", "f"),
+        ];
+        for (program, argument, name) in programs {
+            for signal in [libc::SIGKILL, libc::SIGINT] {
+                let mut command = Command::new(program);
+                command.arg(argument).arg(mounted.join(name));
+                let mut child = waiting(command);
+                let pid = rustix::process::Pid::from_child(&child);
+                let number = rustix::process::Signal::from_named_raw(signal).unwrap();
+                rustix::process::kill_process(pid, number).unwrap();
+                let mut ended = None;
+                within(AT_ONCE, program, &mut || {
+                    ended = child.try_wait().unwrap();
+                    ended.is_some()
+                });
+                assert_eq!(ended.unwrap().signal(), Some(signal), "{program}");
+            }
+        }
+        array.start_server();
+        soon("the mount goes on", || {
+            fs::write(mounted.join("after"), "after").is_ok()
+        });
+        assert_eq!(reads(&mounted, "after"), "after");
+        // What was begun in vain is nobody's any more.
+        soon("it can be written", || {
+            fs::write(mounted.join("n"), "n").is_ok()
+        });
+    }
+}

@@ -1,0 +1,238 @@
+//! Real processes that are killed, stopped or late: what was acknowledged is what everybody reads, everything goes on
+//! by itself, and nobody waits for what they did not ask for.
+
+use crate::array::{Array, Options, wait};
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const FILES: usize = 20;
+
+fn options(remote: bool) -> Options {
+    Options {
+        remote,
+        ..Options::default()
+    }
+}
+
+fn rewrite(array: &Array, text: &str) {
+    for number in 0..FILES {
+        let mut file = File::create(array.at(&format!("w/f{number}"))).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.sync_all().unwrap();
+    }
+}
+
+/// What `close` acknowledged just before the server was killed is what the mount, a client and a job read.
+#[test]
+fn what_was_closed_is_read_by_all_when_the_server_is_back() {
+    for remote in [false, true] {
+        let Some(mut array) = Array::with(options(remote)) else {
+            return;
+        };
+        array.sh("mkdir w");
+        let job = r#"name = "j"; workdir = "/w"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["f7"];
+            input = ["f7"]; output = ["out"]; stdout = "out"; } );"#;
+        for round in 0..3 {
+            let text = format!("version {round}\n");
+            rewrite(&array, &text);
+            array.kill_server();
+            array.start_server();
+            for number in 0..FILES {
+                let name = format!("w/f{number}");
+                assert_eq!(fs::read_to_string(array.at(&name)).unwrap(), text);
+                wait("clients read it", || {
+                    array.run(&["cat", &format!("/{name}")]).out == text
+                });
+            }
+            array.wait_for_elements(2);
+            fs::remove_file(array.at("w/out")).ok();
+            array.done(array.submit(job));
+            assert_eq!(array.sh("cat w/out"), text);
+        }
+        let status = array.sh("cat .tidemill/status");
+        assert!(status.starts_with("unsealed 0\n"), "{status}");
+    }
+}
+
+/// A server that is killed and started again is waited for by every operation, and nothing happens twice.
+#[test]
+fn a_server_that_comes_back_fails_no_operation() {
+    for remote in [false, true] {
+        let Some(mut array) = Array::with(options(remote)) else {
+            return;
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                let folder = array.at(&format!("d{worker}"));
+                let stop = stop.clone();
+                std::thread::spawn(move || work(&folder, &stop))
+            })
+            .collect();
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(700));
+            array.kill_server();
+            array.start_server();
+        }
+        stop.store(true, Ordering::Release);
+        for worker in workers {
+            assert!(worker.join().unwrap() > 0);
+        }
+        assert_eq!(
+            array.sh("ls -A d0 d1 d2 d3 | grep -v '^d[0-3]:' | grep -v '^$' || true"),
+            ""
+        );
+    }
+}
+
+/// Makes, moves and removes until it is told to stop; gives how often. Nothing may fail.
+fn work(folder: &Path, stop: &AtomicBool) -> usize {
+    let says = |what: &str, outcome: std::io::Result<()>| {
+        outcome.unwrap_or_else(|error| panic!("{what} in {}: {error}", folder.display()));
+    };
+    says("mkdir", fs::create_dir(folder));
+    let (a, b) = (folder.join("a"), folder.join("b"));
+    let mut rounds = 0;
+    while !stop.load(Ordering::Acquire) {
+        says("mkdir", fs::create_dir(&a));
+        says("rename", fs::rename(&a, &b));
+        says("rmdir", fs::remove_dir(&b));
+        says("symlink", std::os::unix::fs::symlink("x", &a));
+        says("unlink", fs::remove_file(&a));
+        says("write", fs::write(&a, "text"));
+        says("link", fs::hard_link(&a, &b));
+        says("unlink", fs::remove_file(&a));
+        assert_eq!(fs::read_to_string(&b).unwrap(), "text");
+        says("unlink", fs::remove_file(&b));
+        rounds += 1;
+    }
+    rounds
+}
+
+/// One element that does not answer holds up only what is on it, and gets no new files.
+#[test]
+fn a_hung_element_holds_up_nobody_else() {
+    let elements = 3;
+    let Some(array) = Array::with(Options {
+        elements,
+        ..options(true)
+    }) else {
+        return;
+    };
+    array.sh("for e in 0 1 2; do mkdir e$e; setfattr -n user.tidemill.element -v $e e$e; done; mkdir any");
+    array.sh("echo before > e1/before");
+    wait("it is sealed", || {
+        array.run(&["cat", "/e1/before"]).out == "before\n"
+    });
+    array.signal_element(0, Signal::STOP);
+    let stuck = array.at("e0/stuck");
+    let stuck = std::thread::spawn(move || fs::write(stuck, "stuck"));
+    let path = array.at("");
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for number in 0..12 {
+            for folder in ["e1", "e2", "any"] {
+                fs::write(path.join(format!("{folder}/n{number}")), "new").unwrap();
+            }
+        }
+        assert_eq!(
+            fs::read_to_string(path.join("e1/before")).unwrap(),
+            "before\n"
+        );
+        done.send(()).unwrap();
+    });
+    // Before the one that is stuck gives up: its 30 s began first.
+    finished.recv_timeout(Duration::from_secs(29)).unwrap();
+    array.signal_element(0, Signal::CONT);
+    stuck.join().unwrap().unwrap();
+    for folder in ["e1", "e2", "any"] {
+        for number in 0..12 {
+            let name = format!("/{folder}/n{number}");
+            wait("it is sealed", || array.run(&["cat", &name]).out == "new");
+        }
+    }
+    wait("it is sealed", || {
+        array.run(&["cat", "/e0/stuck"]).out == "stuck"
+    });
+}
+
+/// Ctrl-C and SIGKILL end programs that wait for a server that is stopped, whatever they wait for.
+#[test]
+fn programs_end_while_the_server_is_stopped() {
+    let Some(array) = Array::start() else { return };
+    array.sh("echo text > f");
+    array.signal_server(Signal::STOP);
+    // One that takes the signal itself, and others that do not.
+    let python =
+        "import os, sys\ntry: os.mkdir(sys.argv[1])\nexcept KeyboardInterrupt: os._exit(7)";
+    let programs: BTreeMap<&str, Vec<&str>> = [
+        ("python3", vec!["-c", python]),
+        ("mkdir", vec![]),
+        ("sh", vec!["-c", "echo x > $0"]),
+        ("ls", vec!["-l"]),
+    ]
+    .into();
+    for (program, arguments) in programs {
+        for signal in [Signal::INT, Signal::KILL] {
+            let mut child = Command::new(program)
+                .args(&arguments)
+                .arg(array.at("new"))
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let place = format!("/proc/{}/wchan", child.id());
+            wait("it waits for the mount", || {
+                let place = fs::read_to_string(&place).unwrap();
+                place.contains("fuse") || place.contains("request_wait")
+            });
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, signal).unwrap();
+            // Half of what an operation waits by itself.
+            let limit = Instant::now() + Duration::from_secs(15);
+            let mut ended = None;
+            wait("it ends", || {
+                assert!(Instant::now() < limit, "{program} goes on waiting");
+                ended = child.try_wait().unwrap();
+                ended.is_some()
+            });
+            let ended = ended.unwrap();
+            let handled = program == "python3" && signal == Signal::INT;
+            let expected = if handled {
+                (Some(7), None)
+            } else {
+                (None, Some(signal.as_raw()))
+            };
+            assert_eq!((ended.code(), ended.signal()), expected, "{program}");
+        }
+    }
+    array.signal_server(Signal::CONT);
+    assert_eq!(array.sh("cat f"), "text\n");
+}
+
+/// A mount that starts before the server waits for it.
+#[test]
+fn a_mount_may_start_first() {
+    let Some(mut array) = Array::with(Options {
+        mount: false,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    array.kill_server();
+    array.spawn_mount();
+    wait("the mount says what it waits for", || {
+        array.log("mount.log").contains("waiting for the server")
+    });
+    array.start_server();
+    array.wait_for_mount();
+    array.wait_for_elements(2);
+    array.sh("echo x > f; cat f");
+}

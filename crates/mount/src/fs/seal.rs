@@ -258,6 +258,7 @@ impl Worker {
                 gid: job.attr.gid,
                 mode: job.attr.mode,
                 durable: false,
+                lost: false,
             },
         }
     }

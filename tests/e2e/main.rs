@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod array;
+mod ends;
 mod faults;
 mod files;
 mod jobs;

@@ -234,7 +234,8 @@ impl Array {
         send(self.elements[index].as_ref(), signal);
     }
 
-    fn tidemill(&self) -> Command {
+    /// `tidemill`, to be run against this array.
+    pub(crate) fn tidemill(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
         command.arg("--server").arg(self.endpoint());
         command.arg("--token-file").arg(self.token_file());

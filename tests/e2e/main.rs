@@ -4,6 +4,7 @@
 
 mod array;
 mod away;
+mod ends;
 mod faults;
 mod files;
 mod jobs;

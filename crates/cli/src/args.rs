@@ -68,6 +68,7 @@ pub(crate) enum Command {
     Up(command::up::Args),
     Down(command::down::Args),
     Status(command::status::Args),
+    Check(command::check::Args),
     Put(command::put::Args),
     Get(command::get::Args),
     Cat(command::cat::Args),

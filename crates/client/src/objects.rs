@@ -11,7 +11,9 @@ use hyper_util::rt::TokioExecutor;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, ObjectId};
-use tidemill_wire::route::{self, CAPABILITY_HEADER, SealBody, SealItem, SealReply, SealResult};
+use tidemill_wire::route::{
+    self, CAPABILITY_HEADER, Listed, SealBody, SealItem, SealReply, SealResult,
+};
 
 /// Connections to elements. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
@@ -167,6 +169,22 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
     }
 
+    /// The objects in one of an element's folders. `remote` is object 0 with the right to remove it, which only the
+    /// server has.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn list(&self, remote: &Remote, folder: u32) -> Result<Vec<Listed>, Error> {
+        let request = Request::builder()
+            .method(Method::GET)
+            .uri(format!("{}/objects?folder={folder}", address(remote)))
+            .header(CAPABILITY_HEADER, hex(&remote.capability));
+        let response = self.send(remote, request, Bytes::new()).await?;
+        let body = response.into_body().collect().await;
+        let bytes = body.map_err(|error| lost(remote, &error))?.to_bytes();
+        serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
+    }
+
     async fn send(
         &self,
         remote: &Remote,
@@ -202,10 +220,6 @@ impl Objects {
 }
 
 fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::Builder {
-    let mut capability = String::with_capacity(remote.capability.len() * 2);
-    for byte in &remote.capability {
-        let _ = write!(capability, "{byte:02x}");
-    }
     Request::builder()
         .method(method)
         .uri(format!(
@@ -213,7 +227,15 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
             address(remote),
             route::object(remote.object)
         ))
-        .header(CAPABILITY_HEADER, capability)
+        .header(CAPABILITY_HEADER, hex(&remote.capability))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 /// An element's URL with the name that its certificate must have; see [`Connector`].

@@ -22,6 +22,18 @@ pub const PIECE_BYTES: usize = 4 << 20;
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
+/// How often a client that writes says so: the server gives up who is silent for three times as long.
+const STILL_WRITING: Duration = Duration::from_secs(20);
+
+/// A task that ends with this.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// Puts and gets whole files as one user.
 #[derive(Debug)]
 pub struct Transfer {
@@ -74,11 +86,21 @@ impl Transfer {
         let opened = self.begin(path, mode & 0o7777, element).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let remote = self.remote(&opened)?;
+        let (ino, object) = (attr.ino, opened.object);
+        let _said = self.say_that_we_write(ino, object);
         let mut offset = 0;
         let mut buffer = vec![0; PIECE_BYTES];
         let written: Result<u64, Error> = async {
             loop {
-                let count = fill(&mut file, &mut buffer).map_err(at)?;
+                // What we read from may make us wait for as long as it likes; others go on meanwhile.
+                let work = move || {
+                    let count = fill(&mut file, &mut buffer);
+                    (file, buffer, count)
+                };
+                let filled = tokio::task::spawn_blocking(work).await;
+                let count;
+                (file, buffer, count) = filled.map_err(|error| at(error.into()))?;
+                let count = count.map_err(at)?;
                 if count == 0 {
                     break;
                 }
@@ -98,11 +120,11 @@ impl Transfer {
                 gid: attr.gid,
                 mode: attr.mode,
                 durable: false,
+                lost: false,
             };
             self.objects.seal(&remote, &body).await
         }
         .await;
-        let (ino, object) = (attr.ino, opened.object);
         match written {
             Ok(size) => {
                 let seal = v1::Seal {
@@ -126,6 +148,24 @@ impl Transfer {
                 Err(error)
             }
         }
+    }
+
+    /// Tells the server from time to time that a version is still being written, until what this gives is dropped.
+    fn say_that_we_write(&self, ino: u64, object: u64) -> AbortOnDrop {
+        let (server, credentials) = (self.server.clone(), self.credentials.clone());
+        AbortOnDrop(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(STILL_WRITING).await;
+                let again = v1::NewVersion {
+                    ino,
+                    object,
+                    element: None,
+                    steal: false,
+                };
+                // If it can't be told now, it is told the next time.
+                let _ = server.one(&credentials, Op::NewVersion(again)).await;
+            }
+        }))
     }
 
     /// Copies a file of the array to a local path. Gives the number of bytes.

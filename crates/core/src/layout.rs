@@ -17,6 +17,8 @@ pub struct Room {
     pub element: ElementId,
     /// Bytes it can still take.
     pub free_bytes: u64,
+    /// Whether it was heard of lately. One that hangs gets new files only if it was named, or if all hang.
+    pub answers: bool,
 }
 
 /// A new file can't be placed.
@@ -40,7 +42,7 @@ pub enum PlacementError {
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Chooses the element of a new file: the one that was named, else inode modulo the elements
-/// (AnalyzeThis §3.3), else the next that is not full.
+/// (AnalyzeThis §3.3), else the next that is not full and answers.
 ///
 /// `rooms` are the storage elements that are up, in order of their ids.
 ///
@@ -64,9 +66,14 @@ pub fn place(
     }
     let first = usize::try_from(inode.0 % rooms.len() as u64).unwrap_or(0);
     let (before, from) = rooms.split_at(first);
-    from.iter()
+    let mut takes = from
+        .iter()
         .chain(before)
-        .find(|room| room.free_bytes >= RESERVE_BYTES)
+        .filter(|room| room.free_bytes >= RESERVE_BYTES);
+    let any = takes.clone().next();
+    takes
+        .find(|room| room.answers)
+        .or(any)
         .map(|room| room.element)
         .ok_or(PlacementError::AllFull)
 }
@@ -81,6 +88,7 @@ mod tests {
             .map(|(id, &free_bytes)| Room {
                 element: ElementId(id),
                 free_bytes,
+                answers: true,
             })
             .collect()
     }
@@ -96,6 +104,17 @@ mod tests {
             Err(PlacementError::AllFull)
         );
         assert_eq!(place(Inode(6), None, &[]), Err(PlacementError::NoElement));
+    }
+
+    #[test]
+    fn an_element_that_hangs_is_passed_over_unless_it_was_named_or_all_hang() {
+        let mut some = rooms(&[1 << 30, 1 << 30, 0]);
+        some[0].answers = false;
+        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(1)));
+        assert_eq!(place(Inode(6), Some(ElementId(0)), &some), Ok(ElementId(0)));
+        some[1].answers = false;
+        assert_eq!(place(Inode(6), None, &some), Ok(ElementId(0)));
+        assert_eq!(place(Inode(7), None, &some), Ok(ElementId(1)));
     }
 
     #[test]

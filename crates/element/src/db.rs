@@ -2,11 +2,13 @@
 //!
 //! Knows SQL and nothing of what the rows mean to a task or a client; that is in [`crate::records`].
 //! `synchronous=NORMAL` in WAL mode keeps a commit over `kill -9`; a change that was asked to be durable
-//! makes its whole group be synced.
+//! makes its whole group be synced. Commits need no room on the device: [`crate::reserve`].
 
-use crate::reserve::Reserve;
+use crate::reserve::{self, Left, Reserve};
 use parking_lot::Mutex;
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
@@ -95,6 +97,9 @@ pub struct Db {
     writes: mpsc::Sender<Message>,
     readers: Arc<[Mutex<Connection>; READERS]>,
     writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
+    left: Arc<Left>,
+    /// Open until the last connection is closed; see [`reserve::hold_index`].
+    _index: Option<Arc<File>>,
 }
 
 enum Message {
@@ -166,24 +171,44 @@ impl Db {
         )
         .open(path);
         drop(options);
+        // Earlier releases kept space in it.
+        let _ = std::fs::remove_file(path.with_file_name("reserve"));
+        let index = reserve::hold_index(path)
+            .inspect_err(
+                |error| tracing::warn!(%error, "no space can be set aside for the database's index"),
+            )
+            .ok()
+            .map(Arc::new);
         let connection = connect(path).map_err(failed)?;
         migrate(path, &connection)?;
         let readers = [
             connect(path).map_err(failed)?,
             connect(path).map_err(failed)?,
         ];
-        let reserve = Reserve::new(path.parent().unwrap_or(Path::new(".")));
+        let reserve = Reserve::new(path, &connection);
+        let left = reserve.left();
         let (writes, incoming) = mpsc::channel();
+        let held = index.clone();
         let writer = std::thread::Builder::new()
             .name("element-db".into())
-            .spawn(move || write_groups(&connection, &incoming, reserve))
+            .spawn(move || {
+                write_groups(&connection, &incoming, reserve);
+                drop((connection, held));
+            })
             .expect("a thread can be started when the element starts");
         Ok(Self {
             path: path.into(),
             writes,
             readers: Arc::new(readers.map(Mutex::new)),
             writer: Arc::new(Mutex::new(Some(writer))),
+            left,
+            _index: index,
         })
+    }
+
+    /// What space is left for it.
+    pub(crate) fn left(&self) -> &Left {
+        &self.left
     }
 
     /// Hands a change to the writer; `done` is called on the writer's thread after the commit, with what the
@@ -258,6 +283,10 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     connection.busy_timeout(std::time::Duration::from_secs(10))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
+    // What a statement may have to undo is not kept in files of another device, which may be full, too.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    // The log's blocks are kept, see `reserve`: the last connection would remove it.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
 }
@@ -303,17 +332,20 @@ fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>, mut
                 Err(_) => break,
             }
         }
-        reserve.look();
         let committed = commit(connection, &mut group).map_err(Arc::new);
         if let Err(error) = &committed {
             tracing::error!(%error, "the element's database could not commit");
+            // The next one has all of the log's space again. If that can't be, it will say so itself.
+            let _ = reserve::begin_log_anew(connection);
         }
+        let changes = group.len();
         for change in group {
             change.done(committed.clone());
         }
+        reserve.look(connection, changes);
     }
-    // Makes the next start quicker; a failure loses nothing.
-    let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+    // Whoever copies the database without its log has all of it; a failure loses nothing.
+    let _ = reserve::begin_log_anew(connection);
 }
 
 fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), rusqlite::Error> {

@@ -21,9 +21,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
+use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome};
 use tidemill_core::time::{Span, Time};
-use tidemill_wire::v1;
+use tidemill_wire::v1::{self, from_element::Message};
 
 /// Labels answered from memory that are known as such, for labels that come after them.
 const REUSED_MAX: usize = 10_000;
@@ -71,6 +71,8 @@ struct State {
     live: HashMap<LabelId, Live>,
     /// Labels that were answered from memory, the last ones.
     reused: BTreeSet<LabelId>,
+    /// Labels that had ended and had something in `run/` when it was last looked at.
+    left: BTreeSet<LabelId>,
     seq: u64,
     stopping: bool,
 }
@@ -202,6 +204,35 @@ impl Executor {
         self.shared.parts.db.read(records::open_labels)
     }
 
+    /// Removes what labels left in `run/` that could not be removed when they ended. Blocks.
+    pub fn sweep(&self) {
+        let parts = self.parts();
+        let mut left = BTreeSet::new();
+        for entry in std::fs::read_dir(parts.folder.join("run"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            // `7`, or `7.0.copy` beside it; spare folders have other names.
+            let label = name.to_str().and_then(|name| name.split('.').next());
+            let Some(label) = label.and_then(|label| label.parse().ok()).map(LabelId) else {
+                continue;
+            };
+            let state = self.shared.state.lock();
+            let (live, seen) = (state.live.contains_key(&label), state.left.contains(&label));
+            drop(state);
+            // One that was just ended is being cleaned by its worker: it is looked at again the next time.
+            if !live && seen {
+                task::clean(parts, label);
+                let _ = std::fs::remove_file(entry.path());
+            } else if !live {
+                left.insert(label);
+            }
+        }
+        self.shared.state.lock().left = left;
+    }
+
     /// Kills what runs and ends the threads. What had not ended is run again at the next start. Blocks.
     pub fn stop(&self) {
         {
@@ -302,7 +333,12 @@ impl Shared {
                 id: record.id.0,
                 ..v1::Label::default()
             });
-            self.enqueue(&Incoming::new(message, record.seq));
+            let incoming = Incoming::new(message, record.seq);
+            if let Ok(label) = &incoming.label {
+                // It may be given up before it runs again.
+                self.parts.remove_unkept(label);
+            }
+            self.enqueue(&incoming);
         }
         Ok(())
     }
@@ -471,13 +507,16 @@ impl Shared {
             if matches!(result, Err(DbError::Stopped)) {
                 return;
             }
-            shared.state.lock().live.remove(&id);
+            let ended = shared.state.lock().live.remove(&id);
             let outcome = match result {
                 Ok(work) => {
                     work.tell(&shared.parts.flash);
                     outcome
                 }
                 Err(error) => {
+                    if let Some(live) = ended {
+                        shared.parts.remove_unkept(&live.label);
+                    }
                     let message = format!("how the label ended could not be kept: {error}");
                     (&failed(task::now(), FailureKind::Device, message)).into()
                 }
@@ -544,37 +583,64 @@ fn clear(folder: &std::path::Path) -> Result<(), Error> {
         path: folder.to_owned(),
         source,
     };
-    match std::fs::remove_dir_all(folder) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
-        _ => {}
-    }
-    std::fs::create_dir_all(folder).map_err(failed)?;
+    crate::folder::empty(folder).map_err(failed)?;
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)).map_err(failed)
 }
 
 impl Parts {
-    /// Removes objects and what is kept of them. Blocks.
+    /// Removes objects and what is kept of them, and tells the server which are gone for good. Blocks.
     pub fn remove(&self, objects: &[ObjectId]) {
-        for &object in objects.iter().filter(|object| object.is_data()) {
-            self.counters.on_removed(object);
-            if let Err(error) = self.store.remove(object) {
-                tracing::error!(%error, %object, "an object can't be removed");
-            }
-        }
-        let objects = objects.to_vec();
+        let gone = |object: &ObjectId| {
+            self.counters.on_removed(*object);
+            let removed = self.store.remove(*object);
+            // The server asks again for what it is not told of.
+            removed
+                .inspect_err(
+                    |error| tracing::warn!(%error, %object, "an object can't be removed yet"),
+                )
+                .is_ok()
+        };
+        let objects = objects.iter().copied().filter(|object| object.is_data());
+        let objects: Vec<ObjectId> = objects.filter(gone).collect();
         let change = move |connection: &rusqlite::Connection| {
             for &object in &objects {
                 records::remove_object(connection, object)?;
             }
             Ok(objects)
         };
-        let flash = Arc::clone(&self.flash);
+        let (flash, reports) = (Arc::clone(&self.flash), Arc::clone(&self.reports));
         self.db.submit(false, change, move |result| match result {
-            Ok(objects) => objects
-                .into_iter()
-                .for_each(|object| flash.on_removed(object)),
+            Ok(objects) => {
+                let removed = objects.iter().map(|object| object.0).collect();
+                reports.send(Message::Removed(v1::Removed { objects: removed }));
+                objects
+                    .into_iter()
+                    .for_each(|object| flash.on_removed(object));
+            }
             Err(error) => tracing::error!(%error, "removed objects could not be forgotten"),
         });
+    }
+
+    /// Removes the files of a label's outputs that were taken into the store but never kept: it was cut off, or it is
+    /// told as failed.
+    fn remove_unkept(&self, label: &Label) {
+        let Operation::Analyse(analysis) = &label.operation else {
+            return;
+        };
+        for output in &analysis.outputs {
+            let kept = self
+                .db
+                .read(|connection| records::has_object(connection, output.object));
+            match kept {
+                Ok(true) => {}
+                Ok(false) => {
+                    if let Err(error) = self.store.remove(output.object) {
+                        tracing::warn!(%error, object = %output.object, "an output that was not kept can't be removed");
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "outputs that were not kept stay"),
+            }
+        }
     }
 }
 

@@ -3,15 +3,20 @@
 //! `objects/<2 hex>/<16 hex>`; unsealed files have mode 0600, sealed ones 0444 and, if the element is root,
 //! the owner [`STORE_UID`], so that a task with the rights of any user can read but never change them. The
 //! mode is what tells a sealed file from an unsealed one: no look-up in a database is needed.
+//!
+//! A mode keeps nobody from writing who has the file open already. Where such a writer may be left, the bytes are
+//! copied to a file of their own under `sealing/`, which takes the object's name; see [`Store::seal_lost`].
 
-use crate::store::{Opened, ReadAt, Space, Stat, Store, StoreError};
+use crate::store::{Entry, Opened, ReadAt, Space, Stat, Store, StoreError};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 use tidemill_core::id::ObjectId;
+use tidemill_kernel::locks::{self, Shown};
 
 /// The user that owns sealed objects of an element that is root: `nobody`, as whom no task can run.
 pub const STORE_UID: u32 = 65534;
@@ -54,8 +59,12 @@ impl FolderStore {
             let path = objects.join(format!("{byte:02x}"));
             std::fs::create_dir_all(&path).map_err(|source| at(&path, source))?;
         }
-        std::fs::set_permissions(&objects, Permissions::from_mode(0o700))
-            .map_err(|source| at(&objects, source))?;
+        let sealing = folder.join("sealing");
+        empty(&sealing).map_err(|source| at(&sealing, source))?;
+        for private in [&objects, &sealing] {
+            std::fs::set_permissions(private, Permissions::from_mode(0o700))
+                .map_err(|source| at(private, source))?;
+        }
         let mut store = Self {
             folder: folder.to_owned(),
             root: rustix::process::geteuid().is_root(),
@@ -94,6 +103,91 @@ impl FolderStore {
             return Err(StoreError::Sealed { object });
         }
         Ok((path, file))
+    }
+
+    /// Makes a sealed copy of an object's sealed file if there may be somebody who has that open for writing; gives where
+    /// it is. `unknown` is what is assumed if the system does not tell, `shown` the file that users see.
+    fn copy_for_writers(
+        &self,
+        object: ObjectId,
+        file: &File,
+        unknown: bool,
+        shown: Option<Shown<'_>>,
+    ) -> std::io::Result<Option<PathBuf>> {
+        let writers = locks::has_writers(file);
+        if !writers.unwrap_or(unknown) {
+            return Ok(None);
+        }
+        let own = self
+            .folder
+            .join("sealing")
+            .join(format!("{:016x}", object.0));
+        let copied = copy_with_holes(file, &own).and_then(|copy| {
+            self.close_for_ever(&copy)?;
+            // What its writer had synced stays so.
+            copy.sync_all()
+        });
+        copied.inspect_err(|_| drop(std::fs::remove_file(&own)))?;
+        let name = format!("{:016x}", object.0);
+        let own_file = Shown {
+            inode: file.metadata()?.ino(),
+            name: name.as_ref(),
+        };
+        let files: Vec<Shown<'_>> = shown.into_iter().chain([own_file]).collect();
+        tracing::warn!(
+            object = name,
+            writers = locks::who_writes(&files),
+            "an object is sealed as a copy: {}",
+            if writers.is_some() {
+                "somebody still has it open for writing"
+            } else {
+                "this file system does not tell whether somebody still has it open for writing"
+            }
+        );
+        Ok(Some(own))
+    }
+
+    /// Seals an object and gives its length. `lost` is the file that users see, if the object's writer is lost.
+    fn seal_as(
+        &self,
+        object: ObjectId,
+        durable: bool,
+        lost: Option<Shown<'_>>,
+    ) -> Result<u64, StoreError> {
+        let path = self.path(object);
+        let error = |source| StoreError::from_io(object, &path, source);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(error)?;
+        let fresh = !is_sealed(&file.metadata().map_err(error)?);
+        if fresh {
+            self.close_for_ever(&file).map_err(error)?;
+        }
+        if lost.is_some() {
+            // After the mode is set, so that nobody who looks at it becomes a writer meanwhile.
+            let copy = self.copy_for_writers(object, &file, true, lost);
+            if let Some(copy) = copy.map_err(error)? {
+                std::fs::rename(&copy, &path).map_err(error)?;
+                file = File::open(&path).map_err(error)?;
+            }
+        }
+        let size = file.metadata().map_err(error)?.len();
+        if let Some(quota) = self.quota.as_ref().filter(|_| fresh) {
+            // A mount on the same host may have written more than was ever announced here.
+            quota.set(object, size);
+            quota.unsealed.lock().remove(&object);
+        }
+        if durable {
+            file.sync_all().map_err(error)?;
+            if let Some(parent) = path.parent() {
+                File::open(parent)
+                    .and_then(|folder| folder.sync_all())
+                    .map_err(error)?;
+            }
+        }
+        Ok(size)
     }
 
     /// Gives a file the owner and mode of a sealed object.
@@ -157,6 +251,71 @@ fn is_sealed(metadata: &std::fs::Metadata) -> bool {
     metadata.mode() & 0o222 == 0
 }
 
+/// When a file's bytes, mode or name were last changed. A link to it counts, other than for the time of its last write.
+fn changed(metadata: &std::fs::Metadata) -> SystemTime {
+    let since = std::time::Duration::new(
+        u64::try_from(metadata.ctime()).unwrap_or(0),
+        u32::try_from(metadata.ctime_nsec()).unwrap_or(0),
+    );
+    SystemTime::UNIX_EPOCH + since
+}
+
+/// Removes all that is in a folder, which is made if need be. The folder itself stays: a full device may have no room
+/// to make it again.
+pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
+    match std::fs::create_dir(folder) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            std::fs::remove_dir_all(entry.path())?;
+        } else {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies a file to a new one, with its holes and the time of its last change.
+fn copy_with_holes(from: &File, path: &Path) -> std::io::Result<File> {
+    use rustix::fs::SeekFrom::{Data, Hole};
+    let to = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(UNSEALED_MODE)
+        .open(path)?;
+    let metadata = from.metadata()?;
+    let mut offset = 0;
+    // Beyond the last data there is none to be found.
+    while let Ok(start) = rustix::fs::seek(from, Data(offset)) {
+        let end = rustix::fs::seek(from, Hole(start))?;
+        copy_range(from, &to, start, end)?;
+        offset = end;
+    }
+    to.set_len(metadata.len())?;
+    let modified = metadata.modified()?;
+    to.set_times(std::fs::FileTimes::new().set_modified(modified))?;
+    Ok(to)
+}
+
+fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<()> {
+    let (mut read, mut written) = (start, start);
+    while read < end {
+        let rest = usize::try_from(end - read).unwrap_or(usize::MAX);
+        let copied =
+            rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), rest)?;
+        if copied == 0 {
+            // It became shorter meanwhile.
+            break;
+        }
+    }
+    Ok(())
+}
+
 fn count(objects: &Path, capacity_bytes: u64) -> std::io::Result<Quota> {
     let mut used = 0;
     let mut unsealed = HashMap::new();
@@ -216,32 +375,16 @@ impl Store for FolderStore {
     }
 
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError> {
-        let path = self.path(object);
-        let error = |source| StoreError::from_io(object, &path, source);
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-            .map_err(error)?;
-        let mut metadata = file.metadata().map_err(error)?;
-        if !is_sealed(&metadata) {
-            self.close_for_ever(&file).map_err(error)?;
-            metadata = file.metadata().map_err(error)?;
-            if let Some(quota) = &self.quota {
-                // A mount on the same host may have written more than was ever announced here.
-                quota.set(object, metadata.len());
-                quota.unsealed.lock().remove(&object);
-            }
-        }
-        if durable {
-            file.sync_all().map_err(error)?;
-            if let Some(parent) = path.parent() {
-                File::open(parent)
-                    .and_then(|folder| folder.sync_all())
-                    .map_err(error)?;
-            }
-        }
-        Ok(metadata.len())
+        self.seal_as(object, durable, None)
+    }
+
+    fn seal_lost(
+        &self,
+        object: ObjectId,
+        durable: bool,
+        shown: Shown<'_>,
+    ) -> Result<u64, StoreError> {
+        self.seal_as(object, durable, Some(shown))
     }
 
     fn adopt(&self, object: ObjectId, source: &Path) -> Result<u64, StoreError> {
@@ -264,8 +407,46 @@ impl Store for FolderStore {
             quota.unsealed.lock().remove(&object);
         }
         self.close_for_ever(&file).map_err(error)?;
-        std::fs::rename(source, &path).map_err(error)?;
+        // The processes of its kernel have ended, so where the system does not tell there is no writer.
+        match self
+            .copy_for_writers(object, &file, false, None)
+            .map_err(error)?
+        {
+            None => std::fs::rename(source, &path).map_err(error)?,
+            Some(copy) => {
+                std::fs::rename(copy, &path).map_err(error)?;
+                std::fs::remove_file(source).map_err(error)?;
+            }
+        }
         Ok(size)
+    }
+
+    fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError> {
+        let path = self.folder.join("objects").join(format!("{folder:02x}"));
+        let at = |source| StoreError::Device {
+            path: path.clone(),
+            source,
+        };
+        let mut entries = Vec::new();
+        for file in std::fs::read_dir(&path).map_err(at)? {
+            let file = file.map_err(at)?;
+            let name = file.file_name();
+            let Some(object) = tidemill_wire::route::parse_object(&name.to_string_lossy()) else {
+                continue;
+            };
+            match file.metadata() {
+                Ok(metadata) => entries.push(Entry {
+                    object,
+                    size: metadata.len(),
+                    sealed: is_sealed(&metadata),
+                    modified: changed(&metadata),
+                }),
+                // Removed meanwhile.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(at(error)),
+            }
+        }
+        Ok(entries)
     }
 
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError> {

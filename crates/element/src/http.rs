@@ -21,9 +21,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tidemill_client::tls::{Listener, Stream};
 use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_kernel::locks::Shown;
 use tidemill_wire::capability::{Capability, Refusal, rights};
 use tidemill_wire::route::{
-    self, CAPABILITY_HEADER, SEAL_ALL_MAX, SealBody, SealItem, SealReply, SealResult,
+    self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SealBody, SealItem, SealReply, SealResult,
 };
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -88,6 +89,7 @@ fn router(node: Arc<Node>) -> axum::Router {
             "/objects/{id}",
             get(read).head(head).put(write).delete(remove),
         )
+        .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/sync", post(sync))
         .route("/objects/{id}/seal", post(seal))
@@ -431,7 +433,17 @@ async fn seal_objects(
         let mut results = Vec::with_capacity(objects.len());
         let mut rows = Vec::with_capacity(objects.len());
         for (object, body) in objects {
-            let sealed = store.seal(object, body.durable);
+            let sealed = if body.lost {
+                let shown = Shown {
+                    inode: body.inode,
+                    name: std::path::Path::new(&body.path)
+                        .file_name()
+                        .unwrap_or_default(),
+                };
+                store.seal_lost(object, body.durable, shown)
+            } else {
+                store.seal(object, body.durable)
+            };
             if let Ok(size) = sealed {
                 rows.push(ObjectRecord::written(object, size, &body, sealed_at));
             }
@@ -476,6 +488,44 @@ async fn remove(
     } else {
         Err(StoreError::NotFound { object }.into())
     }
+}
+
+#[derive(serde::Deserialize)]
+struct Folder {
+    folder: u8,
+}
+
+/// Only the server has the right to remove object 0, and so to see what there is.
+async fn list(
+    State(context): State<Context>,
+    Query(Folder { folder }): Query<Folder>,
+    headers: HeaderMap,
+) -> Answer {
+    context
+        .check(&headers, ObjectId::STATUS, rights::REMOVE)
+        .await?;
+    let parts = context.node.parts();
+    let (store, db) = (Arc::clone(&parts.store), parts.db.clone());
+    let listed = tokio::task::spawn_blocking(move || -> Result<Vec<Listed>, Refused> {
+        let now = std::time::SystemTime::now();
+        let entries = store.list(folder)?.into_iter();
+        let entries = entries.filter(|entry| entry.object != ObjectId::STATUS);
+        let known = db.read(|connection| {
+            entries
+                .map(|entry| Ok((entry, records::has_object(connection, entry.object)?)))
+                .collect::<rusqlite::Result<Vec<_>>>()
+        })?;
+        let listed = known.into_iter().map(|(entry, known)| Listed {
+            object: entry.object.0,
+            size: entry.size,
+            sealed: entry.sealed && known,
+            age_ns: now
+                .duration_since(entry.modified)
+                .map_or(0, |age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
+        });
+        Ok(listed.collect())
+    });
+    Ok(axum::Json(listed.await??).into_response())
 }
 
 async fn attributes(

@@ -21,7 +21,7 @@ const KEY: &str = "key";
 /// How long a request waits for an element that has just started to join its array.
 const JOIN_MAX: Duration = Duration::from_secs(5);
 
-/// Refreshes of the status object between two clean-ups of the label table.
+/// Refreshes of the status object between two clean-ups of the label table and of the folder of tasks.
 const REFRESHES_PER_PRUNE: u32 = 30;
 
 /// What the parts of an element share.
@@ -199,6 +199,12 @@ impl Node {
             sandbox: parts.runner.sandbox(),
             ..v1::Element::default()
         };
+        let left = parts.db.left();
+        element.trouble = left.trouble();
+        if left.is_short() {
+            // New files go elsewhere.
+            element.free_bytes = 0;
+        }
         parts.counters.report(&mut element);
         element.flash_model = parts.flash.report();
         Ok(element)
@@ -213,8 +219,16 @@ impl Node {
         }
     }
 
+    /// Removes what ended labels left behind.
+    async fn sweep(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        if let Err(error) = tokio::task::spawn_blocking(move || node.executor.sweep()).await {
+            tracing::error!(%error, "what ended labels left can't be removed");
+        }
+    }
+
     /// Refreshes the status object on the configured period and sends it to the server, for ever.
-    pub async fn refresh(&self) {
+    pub async fn refresh(self: &Arc<Self>) {
         use v1::from_element::Message;
         let mut kept = Vec::new();
         let mut ticks = tokio::time::interval(self.config.status_period);
@@ -232,6 +246,9 @@ impl Node {
             let attributes = status::attributes(&element);
             self.parts().reports.send(Message::Status(element));
             let prune = count % REFRESHES_PER_PRUNE == 0;
+            if prune {
+                self.sweep().await;
+            }
             if attributes == kept && !prune {
                 continue;
             }

@@ -151,11 +151,7 @@ impl Pulls {
         runtime: tokio::runtime::Handle,
         flash: Arc<FlashModel>,
     ) -> std::io::Result<Self> {
-        match std::fs::remove_dir_all(&folder) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        std::fs::create_dir_all(&folder)?;
+        crate::folder::empty(&folder)?;
         std::fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
         Ok(Self {
             folder,

@@ -1,76 +1,247 @@
-//! Space kept back for the database, so that an element whose device is full can still seal, remove and
-//! report: a file that is given up when the device is nearly full and made again when there is room.
+//! Space that the database has for itself, so that an element whose device is full still seals, removes and reports.
+//!
+//! Three files grow when SQLite commits, and none of them may have to when there is no room:
+//!
+//! - the write-ahead log has blocks set aside beyond its end ([`WAL_BYTES`]) and is never made shorter;
+//! - the log's index (`-shm`) is filled once; it is emptied, but not cut off, when the element starts, since blocks that are
+//!   given up may be gone the next moment;
+//! - the database itself has free pages ([`POOL_BYTES`]), made while there was room, which SQLite uses before it grows.
 
+use rusqlite::Connection;
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_kernel::locks::{Lock, try_lock_byte};
 
-/// What is kept back.
-const RESERVE_BYTES: u64 = 8 << 20;
+/// Set aside for the write-ahead log: SQLite folds it back at half of that.
+const WAL_BYTES: u64 = 8 << 20;
 
-/// The reserve is given up when the device has less than this free.
-const LOW_BYTES: u64 = 4 << 20;
+/// Pages of the log from which on it is made to begin anew before more is written, if the device is nearly full.
+const WAL_PAGES_MAX: i64 = 1500;
 
-/// It is made again when the device has more than this free.
-const PLENTY_BYTES: u64 = 4 * RESERVE_BYTES;
+/// Of the log's index: enough for a log four times as long.
+const INDEX_BYTES: u64 = 64 << 10;
 
-/// The file that holds the space.
+/// Free pages that the database is given.
+const POOL_BYTES: u64 = 4 << 20;
+
+/// Commits in which the pool is filled.
+const PIECES: i64 = 8;
+
+/// The pool is filled again when less than this is left and there is room.
+const POOL_REFILL_BYTES: u64 = POOL_BYTES / 4 * 3;
+
+/// With less than this left, the element gets no new files.
+const POOL_SHORT_BYTES: u64 = POOL_BYTES / 4;
+
+/// The device is nearly full when it has less than this free: the pool is not filled then.
+const PLENTY_BYTES: u64 = 16 << 20;
+
+/// The device is full when it has less than this free.
+const FULL_BYTES: u64 = 1 << 20;
+
+/// Changes between two looks at the pool while there is plenty.
+const CHANGES_PER_LOOK: usize = 256;
+
+/// The byte of the log's index by which processes tell each other that they use it (`UNIX_SHM_DMS` of SQLite).
+const INDEX_IN_USE: i64 = 128;
+
+/// How the space stands; known to all who ask.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pool_bytes: AtomicU64,
+    device_bytes: AtomicU64,
+}
+
+impl Left {
+    fn is_full(&self) -> bool {
+        self.device_bytes.load(Ordering::Relaxed) < FULL_BYTES
+    }
+
+    /// Whether the database may soon be unable to keep anything.
+    pub(crate) fn is_short(&self) -> bool {
+        self.device_bytes.load(Ordering::Relaxed) < PLENTY_BYTES
+            && self.pool_bytes.load(Ordering::Relaxed) < POOL_SHORT_BYTES
+    }
+
+    /// What is wrong, for people; empty if nothing is.
+    pub(crate) fn trouble(&self) -> String {
+        if !self.is_full() && !self.is_short() {
+            return String::new();
+        }
+        let kib = self.pool_bytes.load(Ordering::Relaxed) >> 10;
+        let soon = if self.is_short() {
+            ": it will soon be unable to seal and to remove"
+        } else {
+            ""
+        };
+        format!("its device is full, its database has {kib} KiB set aside{soon}")
+    }
+}
+
+/// Keeps the space.
 #[derive(Debug)]
 pub(crate) struct Reserve {
-    path: PathBuf,
-    held: bool,
+    folder: PathBuf,
+    left: Arc<Left>,
+    changes: usize,
+    /// What the log was told last.
+    told: (bool, bool),
 }
 
 impl Reserve {
-    /// Keeps space back in `folder` if there is plenty.
-    pub(crate) fn new(folder: &Path) -> Self {
-        let path = folder.join("reserve");
-        let held = path.exists();
-        let mut reserve = Self { path, held };
-        reserve.look();
+    /// Sets aside what is not yet, as far as there is room. The database is open and has its tables.
+    pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        if let Err(error) = hold_log(path) {
+            tracing::warn!(%error, "no space can be set aside for the database's log");
+        }
+        let left = Left {
+            pool_bytes: AtomicU64::new(u64::MAX),
+            device_bytes: AtomicU64::new(u64::MAX),
+        };
+        let mut reserve = Self {
+            folder,
+            left: Arc::new(left),
+            changes: CHANGES_PER_LOOK,
+            told: (false, false),
+        };
+        if let Err(error) = drop_pieces(connection) {
+            tracing::warn!(%error, "what an element that was killed had set aside half can't be given back");
+        }
+        reserve.look(connection, 0);
         reserve
     }
 
-    /// Gives the space up or takes it back, as the device has it. To be called before each commit: one
-    /// system call when there is nothing to do.
-    pub(crate) fn look(&mut self) {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        let Ok(space) = rustix::fs::statvfs(folder) else {
+    /// What others may know.
+    pub(crate) fn left(&self) -> Arc<Left> {
+        Arc::clone(&self.left)
+    }
+
+    /// To be called after each commit, of so many changes: one system call while there is plenty of room.
+    pub(crate) fn look(&mut self, connection: &Connection, changes: usize) {
+        self.changes += changes;
+        let Ok(space) = rustix::fs::statvfs(&self.folder) else {
             return;
         };
-        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        if self.held && free_bytes < LOW_BYTES {
-            tracing::warn!(
-                free_bytes,
-                "the device is full; the database uses its reserve"
-            );
-            self.held = std::fs::remove_file(&self.path).is_err();
-        } else if !self.held && free_bytes > PLENTY_BYTES {
-            self.held = fill(&self.path).is_ok();
+        let device_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        self.left
+            .device_bytes
+            .store(device_bytes, Ordering::Relaxed);
+        let plenty = device_bytes >= PLENTY_BYTES;
+        if plenty && self.changes < CHANGES_PER_LOOK {
+            return;
         }
+        self.changes = 0;
+        if let Err(error) = self.keep(connection, plenty) {
+            tracing::warn!(%error, "space for the database can't be looked after");
+        }
+        let state = (self.left.is_full(), self.left.is_short());
+        if state != self.told {
+            let trouble = self.left.trouble();
+            if trouble.is_empty() {
+                tracing::info!("the element's device has room again");
+            } else {
+                tracing::warn!(device_bytes, "this element has trouble: {trouble}");
+            }
+            self.told = state;
+        }
+    }
+
+    fn keep(&self, connection: &Connection, plenty: bool) -> rusqlite::Result<()> {
+        let mut pool_bytes = pool_bytes(connection)?;
+        if plenty && pool_bytes < POOL_REFILL_BYTES {
+            let filled = fill(connection);
+            drop_pieces(connection)?;
+            filled?;
+            pool_bytes = self::pool_bytes(connection)?;
+        }
+        self.left.pool_bytes.store(pool_bytes, Ordering::Relaxed);
+        if !plenty && log_pages(connection)? > WAL_PAGES_MAX {
+            begin_log_anew(connection)?;
+        }
+        Ok(())
     }
 }
 
-fn fill(path: &Path) -> std::io::Result<()> {
-    let file = File::create(path)?;
-    let flags = rustix::fs::FallocateFlags::empty();
-    rustix::fs::fallocate(&file, flags, 0, RESERVE_BYTES)
-        .inspect_err(|_| drop(std::fs::remove_file(path)))?;
+/// Folds the log back and has the next commit write at its begin. Waits for readers.
+pub(crate) fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
+}
+
+fn pool_bytes(connection: &Connection) -> rusqlite::Result<u64> {
+    let sql = "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size";
+    let bytes = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
+    let bytes = connection.prepare_cached(sql)?.query_row([], bytes)?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
+fn log_pages(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "PRAGMA wal_checkpoint(NOOP)";
+    connection.query_row(sql, [], |row| row.get(1))
+}
+
+/// Makes the database as long as it has to be. The pages are free once [`drop_pieces`] has run, and SQLite never gives
+/// them back to the system.
+fn fill(connection: &Connection) -> rusqlite::Result<()> {
+    let bytes = i64::try_from(POOL_BYTES).unwrap_or(i64::MAX) / PIECES;
+    for piece in 0..PIECES {
+        connection.execute(
+            "INSERT INTO identity VALUES ('set aside ' || ?1, zeroblob(?2))",
+            [piece, bytes],
+        )?;
+    }
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn drop_pieces(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.execute("DELETE FROM identity WHERE key LIKE 'set aside %'", [])
+}
 
-    #[test]
-    fn the_reserve_is_kept_where_there_is_plenty() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut reserve = Reserve::new(folder.path());
-        reserve.look();
-        assert!(reserve.held);
-        assert_eq!(
-            folder.path().join("reserve").metadata().unwrap().len(),
-            RESERVE_BYTES
-        );
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Sets blocks aside beyond the end of the log, which SQLite then writes into.
+fn hold_log(path: &Path) -> io::Result<()> {
+    let log = open(&beside(path, "-wal"))?;
+    Ok(fallocate(&log, FallocateFlags::KEEP_SIZE, 0, WAL_BYTES)?)
+}
+
+/// Fills the log's index with zeros and says that it is in use, so that SQLite takes it as it is instead of cutting it
+/// off and making it grow again. To be called before the database is opened; the file has to stay open until all
+/// connections are closed, since closing it earlier would take SQLite's own locks away.
+///
+/// This is what SQLite does itself when it is the first to open a database (`unixLockSharedMemory`), but for the blocks.
+///
+/// # Errors
+/// If there is no room, or the file system knows no such locks: SQLite then makes the index as it always does.
+pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
+    let index = open(&beside(path, "-shm"))?;
+    if try_lock_byte(&index, INDEX_IN_USE, Lock::Exclusive)? {
+        let length = index.metadata()?.len().max(INDEX_BYTES);
+        let zeros = vec![0; usize::try_from(INDEX_BYTES).unwrap_or_default()];
+        for offset in (0..length).step_by(zeros.len()) {
+            index.write_all_at(&zeros, offset)?;
+        }
     }
+    // If another process uses the index it is in order.
+    try_lock_byte(&index, INDEX_IN_USE, Lock::Shared)?;
+    Ok(index)
 }

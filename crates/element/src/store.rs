@@ -3,7 +3,9 @@
 //! Names no files and no folder; [`crate::folder`] is the embedded implementation.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use tidemill_core::id::ObjectId;
+use tidemill_kernel::locks::Shown;
 
 /// Where an element keeps objects. Calls block; all may be made from several threads at once.
 ///
@@ -43,6 +45,18 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError>;
 
+    /// As [`Store::seal`], for an object whose writer is lost: if anybody may still have its file open for writing, the
+    /// object becomes another file with the same bytes. `shown` is the file that it is a version of.
+    ///
+    /// # Errors
+    /// As for [`Store::seal`], and [`StoreError::Full`].
+    fn seal_lost(
+        &self,
+        object: ObjectId,
+        durable: bool,
+        shown: Shown<'_>,
+    ) -> Result<u64, StoreError>;
+
     /// Takes a file that this process made on the same device as a sealed object, in place of what was there.
     /// Gives its length in bytes.
     ///
@@ -61,6 +75,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn stat(&self, object: ObjectId) -> Result<Stat, StoreError>;
+
+    /// The objects whose ids have this lowest byte, in no order.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError>;
 
     /// Removes an object; gives whether there was one.
     ///
@@ -103,6 +123,19 @@ pub struct Stat {
     pub size: u64,
     /// Whether it is sealed.
     pub sealed: bool,
+}
+
+/// An object as [`Store::list`] finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The object.
+    pub object: ObjectId,
+    /// Length in bytes.
+    pub size: u64,
+    /// Whether it is sealed.
+    pub sealed: bool,
+    /// When it was last changed.
+    pub modified: SystemTime,
 }
 
 /// How much a store can hold, in bytes.

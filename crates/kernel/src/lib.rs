@@ -34,6 +34,7 @@ mod exact;
 mod fold;
 mod fork_server;
 mod launcher;
+pub mod locks;
 mod loops;
 pub mod memory;
 mod modules;

@@ -8,15 +8,19 @@ use crate::jobs::Incoming;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
 use crate::names::{Fault, SqliteNames};
+use crate::{clock, removal};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tidemill_client::Error as ClientError;
+use tidemill_client::objects::Objects;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::rights;
+use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
@@ -24,9 +28,11 @@ use tonic::Status;
 /// Messages that wait for one element; an element that reads slower loses its connection and comes back.
 const OUTBOX_MAX: usize = 4096;
 
-/// How long an element that is up may tell no status, which it does every second, before new files are placed
-/// elsewhere.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// An element that is not heard of for this long hangs: its status comes every second. New files go elsewhere.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// How long an element may take to seal what it is asked to in one go: it may have to copy objects.
+const SEAL_MAX: Duration = Duration::from_secs(120);
 
 /// What an element reported, for the dispatcher's driver.
 #[derive(Debug)]
@@ -57,7 +63,7 @@ type Programs = (u32, Vec<String>);
 #[derive(Debug)]
 struct Slot {
     status: v1::Element,
-    /// When it last told its status.
+    /// When it last said anything.
     heard: Instant,
     connection: Option<Connection>,
     /// Counts its connections, so that the end of an old one is not taken for the end of the new.
@@ -96,6 +102,26 @@ pub(crate) struct Settings {
     /// Whether elements must serve inside TLS.
     pub(crate) tls: bool,
     pub(crate) authority: Arc<Authority>,
+}
+
+impl Slot {
+    fn hangs(&self) -> bool {
+        self.connection.is_some() && self.heard.elapsed() > SILENCE_MAX
+    }
+
+    /// What is wrong with it, for people.
+    fn trouble(&self) -> Option<String> {
+        let id = self.status.element;
+        if self.connection.is_none() {
+            return Some(format!("element {id} is away"));
+        }
+        if self.hangs() {
+            let silent_s = self.heard.elapsed().as_secs();
+            return Some(format!("element {id} has not answered for {silent_s} s"));
+        }
+        let trouble = &self.status.trouble;
+        (!trouble.is_empty()).then(|| format!("element {id}: {trouble}"))
+    }
 }
 
 impl Array {
@@ -156,11 +182,25 @@ impl Array {
 
     /// All elements that were ever part of the array, with `up` set as it is now.
     pub(crate) fn elements(&self) -> Vec<v1::Element> {
-        self.slots
-            .lock()
-            .values()
-            .map(|slot| slot.status.clone())
-            .collect()
+        let slots = self.slots.lock();
+        let shown = slots.values().map(|slot| {
+            let mut element = slot.status.clone();
+            if slot.hangs() {
+                let silent_s = slot.heard.elapsed().as_secs();
+                element.trouble = format!("it has not answered for {silent_s} s");
+            }
+            element
+        });
+        shown.collect()
+    }
+
+    /// What is wrong with an element, for people; nothing if it is well.
+    pub(crate) fn trouble(&self, element: u32) -> Option<String> {
+        let slots = self.slots.lock();
+        slots.get(&element).map_or_else(
+            || Some(format!("element {element} is not known")),
+            Slot::trouble,
+        )
     }
 
     /// Elements that are up.
@@ -182,10 +222,37 @@ impl Array {
             .map(|slot| slot.epoch)
     }
 
-    /// The server's own right to seal what a lost mount was writing.
-    pub(crate) fn sign_for_server(&self, element: u32, object: u64) -> Vec<u8> {
-        let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
-        self.shared.sign(element, object, all, 0)
+    /// The server's own right to ask an element for all that it has.
+    pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
+        let object = tidemill_core::id::ObjectId::STATUS.0;
+        self.shared.sign_any(element, object, rights::REMOVE)
+    }
+
+    /// Has an element seal objects by the server's own right; gives what became of each, or why it could not be asked.
+    pub(crate) async fn seal_all(
+        &self,
+        by: &Objects,
+        element: u32,
+        objects: &[(u64, SealBody)],
+    ) -> Result<Vec<SealResult>, String> {
+        let away = || format!("element {element} is away");
+        let url = self.url(element).ok_or_else(away)?.into();
+        let item = |(object, body): &(u64, SealBody)| {
+            let right = self.shared.sign(element, *object, rights::WRITE, 0);
+            SealItem {
+                object: *object,
+                capability: right.iter().map(|byte| format!("{byte:02x}")).collect(),
+                body: body.clone(),
+            }
+        };
+        let items: Vec<SealItem> = objects.iter().map(item).collect();
+        let sealed = by.seal_all(ElementId(element), &url, &items);
+        let sealed = tokio::time::timeout(SEAL_MAX, sealed).await;
+        let silent = |_| format!("element {element} does not answer");
+        sealed.map_err(silent)?.map_err(|error| match error {
+            ClientError::ElementRefused { message, .. } => format!("element {element}: {message}"),
+            error => error.to_string(),
+        })
     }
 
     /// Sends to an element; `false` if it is away. What is lost with a connection is sent again, in some
@@ -309,6 +376,7 @@ impl Array {
 
     fn complete(&self, element: &mut v1::Element) {
         element.up = true;
+        element.heard = clock::now_ns();
         if element.link_bytes_per_sec == 0 {
             element.link_bytes_per_sec = self.link_bytes_per_sec;
         }
@@ -316,6 +384,7 @@ impl Array {
 
     /// A message from an element.
     pub(crate) fn on_message(&self, element: u32, epoch: u64, message: From) {
+        self.hear(element, epoch);
         match message {
             From::Hello(_) => tracing::warn!(element, "a second greeting on one connection"),
             From::Status(mut status) => {
@@ -328,7 +397,6 @@ impl Array {
                         return;
                     };
                     slot.status = status.clone();
-                    slot.heard = Instant::now();
                 }
                 self.refresh();
                 self.report(Report::Status { element: status });
@@ -350,7 +418,30 @@ impl Array {
                     let _ = asker.send((element, programs.found));
                 }
             }
+            From::Removed(removed) => {
+                let database = self.database.clone();
+                tokio::spawn(async move {
+                    if let Err(fault) = removal::forget(&database, element, removed.objects).await {
+                        // They are removed, and confirmed, once more.
+                        tracing::warn!(element, %fault, "removed objects can't be forgotten");
+                    }
+                });
+            }
         }
+    }
+
+    /// An element has said something.
+    fn hear(&self, element: u32, epoch: u64) {
+        let mut slots = self.slots.lock();
+        let Some(slot) = slots.get_mut(&element).filter(|slot| slot.epoch == epoch) else {
+            return;
+        };
+        slot.status.heard = clock::now_ns();
+        let silent_s = slot.heard.elapsed().as_secs();
+        if slot.hangs() {
+            tracing::info!(element, silent_s, "an element that hung answers again");
+        }
+        slot.heard = Instant::now();
     }
 
     /// An element's stream ended. Its labels stay its own until the timeout.
@@ -362,6 +453,7 @@ impl Array {
             };
             slot.connection = None;
             slot.status.up = false;
+            slot.status.trouble.clear();
         }
         tracing::info!(element, "element is away");
         self.refresh();
@@ -406,8 +498,7 @@ impl Array {
         let _ = self.reports.send(Incoming::Report(Box::new(report)));
     }
 
-    /// Tells the namespace what room there is. An element that is up but has said nothing for a while gets no
-    /// new files; the others' statuses bring that out.
+    /// Tells the namespace what room there is.
     fn refresh(&self) {
         let mut rooms = Rooms::default();
         for slot in self.slots.lock().values() {
@@ -415,13 +506,11 @@ impl Array {
                 continue;
             }
             rooms.capacity_bytes += slot.status.capacity_bytes;
-            if slot.heard.elapsed() > SILENCE_MAX {
-                continue;
-            }
             let element = ElementId(slot.status.element);
             rooms.store.push(Room {
                 element,
                 free_bytes: slot.status.free_bytes,
+                answers: !slot.hangs(),
             });
         }
         self.shared.set_rooms(rooms);

@@ -2,6 +2,10 @@
 
 use crate::access::Access;
 use crate::array::{Array, outbox};
+use crate::check::Check;
+use crate::ends::Ends;
+use crate::namespace_service::refused;
+use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +20,15 @@ pub(crate) struct ArrayService {
     pub(crate) default_policy: String,
     pub(crate) policies: Vec<String>,
     pub(crate) started: i64,
+    pub(crate) sessions: Sessions,
+    pub(crate) ends: Arc<Ends>,
+    pub(crate) check: Check,
 }
+
+/// Findings that wait for a client to read them.
+const FINDINGS_MAX: usize = 64;
+
+type CheckReplies = Pin<Box<dyn Stream<Item = Result<v1::CheckReply, Status>> + Send>>;
 
 type ToElements = Pin<Box<dyn Stream<Item = Result<v1::ToElement, Status>> + Send>>;
 
@@ -35,7 +47,23 @@ impl v1::array_server::Array for ArrayService {
             policies: self.policies.clone(),
             started: self.started,
             authority: self.array.authority().der().to_vec(),
+            mounts: self.sessions.mounts(),
+            unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
         }))
+    }
+
+    type CheckStream = CheckReplies;
+
+    async fn check(
+        &self,
+        request: Request<v1::CheckRequest>,
+    ) -> Result<Response<CheckReplies>, Status> {
+        self.access.need_trusted(&request)?;
+        let (found, replies) = tokio::sync::mpsc::channel(FINDINGS_MAX);
+        let (check, request) = (self.check.clone(), request.into_inner());
+        tokio::spawn(async move { check.run(request, found).await });
+        let replies = tokio_stream::wrappers::ReceiverStream::new(replies);
+        Ok(Response::new(Box::pin(replies)))
     }
 
     type AttachStream = ToElements;

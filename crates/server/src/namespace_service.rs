@@ -1,6 +1,7 @@
 //! The gRPC service of the namespace: who asks, what they want, and who must be told of changes.
 
 use crate::access::Access;
+use crate::clock;
 use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest};
 use crate::recall::Recalls;
 use crate::session::Sessions;
@@ -76,7 +77,12 @@ impl v1::names_server::Names for NamespaceService {
         self.access.need_trusted(&request)?;
         // Before the session is given out, so that no change can fall between.
         let mut changes = self.names.changes();
-        let session = match request.into_inner().session {
+        let v1::WatchRequest {
+            session,
+            host,
+            path,
+        } = request.into_inner();
+        let session = match session {
             0 => self
                 .names
                 .new_session()
@@ -86,7 +92,12 @@ impl v1::names_server::Names for NamespaceService {
         };
         changes.leave_out(session);
         let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
-        let presence = self.sessions.arrive(session);
+        let presence = self.sessions.arrive(v1::Mount {
+            session,
+            host,
+            path,
+            since: clock::now_ns(),
+        });
         let recalls = self.recalls.clone();
         tokio::spawn(async move {
             let first = v1::Invalidation {

@@ -4,6 +4,8 @@ use crate::access::Access;
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
+use crate::check::Check;
+use crate::ends::Ends;
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Signals};
 use crate::jobs::expiry;
@@ -194,12 +196,13 @@ impl Server {
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
-        let sessions = Sessions::new(
+        let sessions = Sessions::new(config.mount_timeout);
+        let ends = Arc::new(Ends::new(
             names.clone() as Arc<dyn Names>,
             array.clone(),
+            sessions.clone(),
             &trust,
-            config.mount_timeout,
-        );
+        ));
         let recalls = Recalls::new(names.clone() as Arc<dyn Names>);
         let parts = Parts {
             names: names.clone(),
@@ -208,21 +211,20 @@ impl Server {
             access: access.clone(),
             driver: driver.clone(),
             signals: signals.clone(),
-            sessions: sessions.clone(),
+            sessions,
+            ends: ends.clone(),
+            check: Check::new(names.clone(), array.clone(), &trust),
         };
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes).await?;
         let local = start_local(&socket, recalls, access)?;
-        let (database, shared) = (names.database().clone(), names.shared().clone());
-        tokio::spawn(removal::run(database, shared, array));
-        tokio::spawn(expiry::run(names.clone()));
+        keep_up(&names, array, ends);
         tokio::spawn(forward_changes(
             names.teller().clone(),
             signals,
             driver.clone(),
         ));
-        forget_old_sessions(&names, &sessions)?;
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -283,6 +285,14 @@ impl Drop for Server {
     }
 }
 
+/// Begins what the server does by itself, for as long as it runs.
+fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
+    let (database, shared) = (names.database().clone(), names.shared().clone());
+    tokio::spawn(removal::run(database, shared, array));
+    tokio::spawn(ends.run());
+    tokio::spawn(expiry::run(names.clone()));
+}
+
 fn start_local(
     socket: &Path,
     recalls: Recalls,
@@ -317,6 +327,8 @@ struct Parts {
     driver: Sender<Incoming>,
     signals: Signals,
     sessions: Sessions,
+    ends: Arc<Ends>,
+    check: Check,
 }
 
 impl Parts {
@@ -324,7 +336,7 @@ impl Parts {
         let namespace = NamespaceService {
             names: self.names.clone(),
             access: self.access.clone(),
-            sessions: self.sessions,
+            sessions: self.sessions.clone(),
             recalls: self.recalls.clone(),
         };
         let jobs = JobService {
@@ -346,6 +358,9 @@ impl Parts {
             default_policy,
             policies: policies.map(|&name| name.to_owned()).collect(),
             started: clock::now_ns(),
+            sessions: self.sessions,
+            ends: self.ends,
+            check: self.check,
         };
         let max = MESSAGE_BYTES_MAX;
         let namespace = NamesServer::new(namespace)
@@ -480,22 +495,4 @@ fn log(result: Result<(), tonic::transport::Error>) {
     if let Err(error) = result {
         tracing::error!(%error, "serving ended");
     }
-}
-
-/// Mounts that had something open when the server stopped get the usual time to come back.
-fn forget_old_sessions(names: &SqliteNames, sessions: &Sessions) -> Result<(), StartError> {
-    let known: Vec<u64> = names.database().read(|db| {
-        let mut statement = db.prepare_cached(
-            "SELECT DISTINCT session FROM writing WHERE session != 0 UNION SELECT 0",
-        )?;
-        let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
-        Ok(rows
-            .map(|session| session.map(i64::cast_unsigned))
-            .collect::<Result<_, _>>()?)
-    })?;
-    for session in known {
-        let sessions = sessions.clone();
-        tokio::spawn(async move { sessions.end_if_away(session).await });
-    }
-    Ok(())
 }

@@ -1,25 +1,37 @@
-//! Sessions of mounts: what a mount had open is given up when it has been away for a while.
+//! Mounts: which are there, and since when the others are away. What becomes of what they were writing is
+//! [`crate::ends`]'s part.
 
-use crate::array::Array;
-use crate::names::{Names, Request, Unfinished};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
-use tidemill_client::Trust;
-use tidemill_client::objects::{Objects, Remote};
-use tidemill_core::id::{ElementId, ObjectId};
-use tidemill_wire::route::SealBody;
-use tidemill_wire::v1::{self, name_op::Op};
+use std::time::{Duration, Instant};
+use tidemill_wire::v1;
 
-/// The mounts that are there.
+/// The mounts that the server knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Sessions {
-    present: Arc<Mutex<BTreeMap<u64, u32>>>,
-    names: Arc<dyn Names>,
-    array: Arc<Array>,
-    objects: Objects,
+    mounts: Arc<Mutex<Mounts>>,
     timeout: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Mounts {
+    present: BTreeMap<u64, Present>,
+    away: BTreeMap<u64, Away>,
+}
+
+#[derive(Debug)]
+struct Present {
+    mount: v1::Mount,
+    streams: u32,
+}
+
+/// A mount that had something open and has no stream.
+#[derive(Debug)]
+struct Away {
+    since: Instant,
+    /// Whether it was away for so long that it has nothing open any more.
+    ended: bool,
 }
 
 /// A mount's stream; when it is dropped the mount is away.
@@ -31,113 +43,135 @@ pub(crate) struct Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        let sessions = self.sessions.clone();
-        sessions.leave(self.session);
+        let mut mounts = self.sessions.mounts.lock();
+        let Some(present) = mounts.present.get_mut(&self.session) else {
+            return;
+        };
+        present.streams -= 1;
+        if present.streams == 0 {
+            mounts.present.remove(&self.session);
+            mounts.away.insert(self.session, Away::now());
+        }
+    }
+}
+
+impl Away {
+    fn now() -> Self {
+        Self {
+            since: Instant::now(),
+            ended: false,
+        }
     }
 }
 
 impl Sessions {
-    pub(crate) fn new(
-        names: Arc<dyn Names>,
-        array: Arc<Array>,
-        trust: &Trust,
-        timeout: Duration,
-    ) -> Self {
-        Self {
-            present: Arc::default(),
-            names,
-            array,
-            objects: Objects::new(Some(trust)),
+    /// Mounts may be away for `timeout`.
+    pub(crate) fn new(timeout: Duration) -> Self {
+        let sessions = Self {
+            mounts: Arc::default(),
             timeout,
-        }
+        };
+        // None has this number; its end is that of all that an earlier life of the server knew to have files open.
+        sessions.expect(0);
+        sessions
     }
 
     /// A mount's stream begins.
-    pub(crate) fn arrive(&self, session: u64) -> Presence {
-        *self.present.lock().entry(session).or_default() += 1;
+    pub(crate) fn arrive(&self, mount: v1::Mount) -> Presence {
+        let session = mount.session;
+        let mut mounts = self.mounts.lock();
+        mounts.away.remove(&session);
+        let known = mounts.present.entry(session);
+        known.or_insert(Present { mount, streams: 0 }).streams += 1;
         Presence {
             session,
             sessions: self.clone(),
         }
     }
 
-    fn leave(self, session: u64) {
-        if let Some(count) = self.present.lock().get_mut(&session) {
-            *count = count.saturating_sub(1);
-        }
-        // No runtime: the server itself is going down, and the session is looked at when it starts again.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { self.end_if_away(session).await });
+    /// The mounts that are there.
+    pub(crate) fn mounts(&self) -> Vec<v1::Mount> {
+        let mounts = self.mounts.lock();
+        mounts.present.values().map(|p| p.mount.clone()).collect()
+    }
+
+    /// This mount has something open: if it is not there, it is away from now on.
+    pub(crate) fn expect(&self, session: u64) {
+        let mut mounts = self.mounts.lock();
+        if !mounts.present.contains_key(&session) {
+            mounts.away.entry(session).or_insert_with(Away::now);
         }
     }
 
-    /// Gives up what a session had open, unless its mount comes back in time.
-    pub(crate) async fn end_if_away(&self, session: u64) {
-        tokio::time::sleep(self.timeout).await;
-        {
-            let mut present = self.present.lock();
-            if present.get(&session).is_some_and(|&count| count > 0) {
-                return;
-            }
-            present.remove(&session);
-        }
-        match self.names.end_session(session).await {
-            Err(fault) => tracing::warn!(session, %fault, "can't end the session of a mount"),
-            Ok(unfinished) => {
-                for version in unfinished {
-                    self.finish(version).await;
-                }
-            }
+    /// Mounts that have just been away for too long; each is told once.
+    pub(crate) fn end(&self) -> Vec<u64> {
+        let mut mounts = self.mounts.lock();
+        let late = |away: &Away| !away.ended && away.since.elapsed() >= self.timeout;
+        let ending = mounts.away.iter_mut().filter(|(_, away)| late(away));
+        ending
+            .map(|(&session, away)| {
+                away.ended = true;
+                session
+            })
+            .collect()
+    }
+
+    /// Whether a mount has been away for too long.
+    pub(crate) fn has_ended(&self, session: u64) -> bool {
+        let mounts = self.mounts.lock();
+        mounts.away.get(&session).is_some_and(|away| away.ended)
+    }
+
+    /// Whether a mount's stream is open.
+    pub(crate) fn is_present(&self, session: u64) -> bool {
+        self.mounts.lock().present.contains_key(&session)
+    }
+
+    /// Forgets mounts that have ended and of which nothing is left to be done.
+    pub(crate) fn forget_all_but(&self, left: impl Fn(u64) -> bool) {
+        let mut mounts = self.mounts.lock();
+        mounts
+            .away
+            .retain(|&session, away| !away.ended || left(session));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(session: u64) -> v1::Mount {
+        v1::Mount {
+            session,
+            ..v1::Mount::default()
         }
     }
 
-    /// A mount died while it was writing: what reached the element is sealed, as if it had closed the file.
-    async fn finish(&self, version: Unfinished) {
-        let Unfinished {
-            ino,
-            object,
-            element,
-        } = version;
-        let Some(url) = self.array.url(element) else {
-            return;
-        };
-        let body = SealBody {
-            inode: ino,
-            path: String::new(),
-            uid: 0,
-            gid: 0,
-            mode: 0o644,
-            durable: false,
-        };
-        let capability = self.array.sign_for_server(element, object);
-        let remote = Remote {
-            element: ElementId(element),
-            url: url.into(),
-            object: ObjectId(object),
-            capability,
-        };
-        let op = match self.objects.seal(&remote, &body).await {
-            Ok(size) => Op::Seal(v1::Seal {
-                ino,
-                object,
-                size,
-                mtime: 0,
-            }),
-            Err(tidemill_client::Error::ElementRefused { status: 404, .. }) => {
-                Op::Abandon(v1::Abandon { ino, object })
-            }
-            Err(error) => {
-                tracing::warn!(ino, object, %error, "a version that a lost mount was writing can't be sealed");
-                return;
-            }
-        };
-        let request = Request {
-            caller: crate::names::Caller::root(),
-            ops: vec![v1::NameOp { op: Some(op) }],
-            ..Request::default()
-        };
-        if let Err(fault) = self.names.apply(request).await {
-            tracing::warn!(ino, object, %fault, "a version that a lost mount was writing can't be kept");
-        }
+    #[test]
+    fn a_mount_is_away_when_its_last_stream_ends_and_back_with_the_next() {
+        let sessions = Sessions::new(Duration::ZERO);
+        let (first, second) = (sessions.arrive(mount(7)), sessions.arrive(mount(7)));
+        assert_eq!(sessions.end(), [0]);
+        drop(first);
+        assert_eq!((sessions.end(), sessions.is_present(7)), (vec![], true));
+        drop(second);
+        assert_eq!((sessions.end(), sessions.is_present(7)), (vec![7], false));
+        assert_eq!((sessions.end(), sessions.has_ended(7)), (vec![], true));
+        sessions.forget_all_but(|session| session == 7);
+        assert!(sessions.has_ended(7) && !sessions.has_ended(0));
+        let back = sessions.arrive(mount(7));
+        assert!(!sessions.has_ended(7) && sessions.mounts().len() == 1);
+        drop(back);
+        sessions.expect(8);
+        assert_eq!(sessions.end(), [7, 8]);
+    }
+
+    #[test]
+    fn a_mount_that_is_away_for_a_while_has_not_ended() {
+        let sessions = Sessions::new(Duration::from_secs(1000));
+        drop(sessions.arrive(mount(7)));
+        assert!(sessions.end().is_empty() && !sessions.has_ended(7));
+        sessions.forget_all_but(|_| false);
+        assert!(sessions.mounts.lock().away.contains_key(&7));
     }
 }

@@ -588,7 +588,7 @@ mod versions {
 
     /// A mount: its session, as long as its stream.
     async fn mount(client: &Client) -> (u64, tonic::Streaming<v1::Invalidation>) {
-        let watch = v1::WatchRequest { session: 0 };
+        let watch = v1::WatchRequest::default();
         let mut stream = client.names().watch(watch).await.unwrap().into_inner();
         let session = stream.message().await.unwrap().unwrap().session;
         (session, stream)
@@ -736,70 +736,6 @@ mod versions {
             object: object.0,
             ..create(1, name, Kind::File, 0o644)
         })
-    }
-
-    /// Answers every request with this status and body; says on the channel what was asked for.
-    async fn http(
-        status: &'static str,
-        body: &'static str,
-    ) -> (String, tokio::sync::mpsc::Receiver<String>) {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let (sender, receiver) = tokio::sync::mpsc::channel(8);
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let mut buffer = vec![0; 4096];
-                let count = stream.read(&mut buffer).await.unwrap();
-                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
-                let reply = format!(
-                    "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-                    body.len()
-                );
-                stream.write_all(reply.as_bytes()).await.unwrap();
-                sender
-                    .send(text.lines().next().unwrap_or_default().to_owned())
-                    .await
-                    .unwrap();
-            }
-        });
-        (url, receiver)
-    }
-
-    async fn killed_while_writing(status: &'static str, body: &'static str) -> v1::Attr {
-        let dir = tempfile::tempdir().unwrap();
-        let running = Running::start(dir.path()).await;
-        let client = running.client().await;
-        let (url, mut asked) = http(status, body).await;
-        let like = v1::Element {
-            url,
-            ..crate::array::status(0)
-        };
-        let _element = FakeElement::attach_as(&client, like, Vec::new()).await;
-        let (session, stream) = mount(&client).await;
-        let op = file_with_object(&client, "f").await;
-        let object = opened(by(&client, session, op).await).object;
-        drop(stream);
-        let line = asked.recv().await.unwrap();
-        assert!(
-            line.starts_with(&format!("POST /objects/{object:016x}/seal")),
-            "{line}"
-        );
-        loop {
-            let attr = stat(&client, "/f").await.unwrap();
-            if !attr.writing {
-                return attr;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn what_a_killed_mount_was_writing_is_sealed_as_far_as_it_came() {
-        let sealed = killed_while_writing("200 OK", r#"{"size":42}"#).await;
-        assert_eq!((sealed.size, sealed.version), (42, 1));
-        let nothing = killed_while_writing("404 Not Found", "no such object").await;
-        assert_eq!((nothing.size, nothing.version, nothing.object), (0, 1, 0));
     }
 }
 

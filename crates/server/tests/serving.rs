@@ -177,7 +177,7 @@ async fn a_mount_hears_of_others_changes_and_not_of_its_own() {
     let client = running.client().await;
     let mut watch = client
         .names()
-        .watch(v1::WatchRequest { session: 0 })
+        .watch(v1::WatchRequest::default())
         .await
         .unwrap()
         .into_inner();

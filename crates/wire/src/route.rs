@@ -10,6 +10,7 @@
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`]); answers a list of [`SealResult`], in order |
 //! | `DELETE /objects/{id}` | removes it |
+//! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
 //! | `GET /status` | the status object as JSON |
@@ -18,7 +19,7 @@
 //!
 //! Object ids are 16 hexadecimal digits. Every request for an object carries its capability in the header
 //! [`CAPABILITY_HEADER`]; a task is asked for with one for its task collection, `GET /tasks` with one for
-//! the status object. Only `GET /status` needs none.
+//! the status object, `GET /objects` with one to remove that, which only the server has. Only `GET /status` needs none.
 
 use tidemill_core::id::ObjectId;
 
@@ -55,6 +56,26 @@ pub struct SealBody {
     pub mode: u32,
     /// Whether the bytes must survive power loss before the answer.
     pub durable: bool,
+    /// Whether the writer is lost, so that a program may still have the object's file open: then nobody can change
+    /// the object through that any more once it is sealed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
+}
+
+/// How many folders an element keeps its objects in: by the lowest byte of their ids.
+pub const FOLDERS: u32 = 256;
+
+/// An object as an element lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Listed {
+    /// The object.
+    pub object: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Whether it is sealed, and kept as such in the element's database.
+    pub sealed: bool,
+    /// How long ago it was last changed, in nanoseconds.
+    pub age_ns: u64,
 }
 
 /// The path that seals many objects at once.

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod cat;
+pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod down;
 pub(crate) mod element;
@@ -46,6 +47,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Down(args) => down::run(&args, &context),
         Command::Rebuild(args) => rebuild::run(args, &context),
         Command::Status(args) => status::run(&args, &context).await,
+        Command::Check(args) => check::run(&args, &context).await,
         Command::Put(args) => put::run(args, &context).await,
         Command::Get(args) => get::run(args, &context).await,
         Command::Cat(args) => cat::run(args, &context).await,

@@ -58,6 +58,11 @@ impl View for ArrayView {
         if status.elements.is_empty() {
             writeln!(out, "(none; start one with `tidemill element`)")?;
         }
+        for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
+            writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
+        }
+        self.mounts_text(out)?;
+        self.unsealed_text(out)?;
         if self.running.is_empty() {
             return Ok(());
         }
@@ -75,9 +80,66 @@ impl View for ArrayView {
             "default_policy": status.default_policy,
             "policies": status.policies,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
+            "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
+            "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),
             "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
         })
     }
+}
+
+impl ArrayView {
+    fn mounts_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for (index, mount) in self.status.mounts.iter().enumerate() {
+            if index == 0 {
+                writeln!(out)?;
+            }
+            writeln!(
+                out,
+                "mounted   {} on {}, since {} UTC",
+                mount.path,
+                mount.host,
+                format::time(mount.since)
+            )?;
+        }
+        Ok(())
+    }
+
+    fn unsealed_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for (index, unsealed) in self.status.unsealed.iter().enumerate() {
+            if index == 0 {
+                writeln!(out)?;
+            }
+            writeln!(
+                out,
+                "unsealed  {} on element {}, the oldest since {} UTC: {}",
+                format::count(unsealed.versions, "version"),
+                unsealed.element,
+                format::time(unsealed.oldest),
+                unsealed.why
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn mount_json(mount: &v1::Mount) -> Value {
+    json!({
+        "session": mount.session,
+        "host": mount.host,
+        "path": mount.path,
+        "since": mount.since,
+    })
+}
+
+fn unsealed_json(unsealed: &v1::Unsealed) -> Value {
+    json!({
+        "element": unsealed.element,
+        "session": unsealed.session,
+        "versions": unsealed.versions,
+        "oldest": unsealed.oldest,
+        "ended": unsealed.ended,
+        "why": unsealed.why,
+    })
 }
 
 fn element_json(element: &v1::Element) -> Value {
@@ -105,6 +167,8 @@ fn element_json(element: &v1::Element) -> Value {
         "bytes_read": element.bytes_read,
         "link_bytes_per_sec": element.link_bytes_per_sec,
         "load_milli": element.load_milli,
+        "heard": element.heard,
+        "trouble": element.trouble,
         "sandbox": element.sandbox,
         "history": history.collect::<serde_json::Map<_, _>>(),
         "flash_model": element.flash_model.as_ref().map(tidemill_element::flash_model::json),

@@ -2,6 +2,7 @@
 //! which knows both of its forms and nothing of where they go.
 
 pub(crate) mod array;
+pub(crate) mod check;
 pub(crate) mod explain;
 pub(crate) mod files;
 pub(crate) mod job;

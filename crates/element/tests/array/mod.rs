@@ -74,6 +74,15 @@ impl Array for Service {
         }))
     }
 
+    type CheckStream = tokio_stream::Empty<Result<v1::CheckReply, Status>>;
+
+    async fn check(
+        &self,
+        _: Request<v1::CheckRequest>,
+    ) -> Result<Response<Self::CheckStream>, Status> {
+        Err(Status::unimplemented("an element asks for no check"))
+    }
+
     async fn attach(
         &self,
         request: Request<Streaming<v1::FromElement>>,
@@ -288,6 +297,7 @@ pub fn seal_body(path: &str) -> SealBody {
         gid: user(),
         mode: 0o640,
         durable: false,
+        lost: false,
     }
 }
 

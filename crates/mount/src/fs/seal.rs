@@ -311,6 +311,7 @@ impl Worker {
                 gid: job.attr.gid,
                 mode: job.attr.mode,
                 durable: false,
+                lost: false,
             },
         }
     }

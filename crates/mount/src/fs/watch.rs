@@ -86,6 +86,11 @@ impl Fs {
         loop {
             let request = v1::WatchRequest {
                 session: self.backend.session(),
+                host: rustix::system::uname()
+                    .nodename()
+                    .to_string_lossy()
+                    .into_owned(),
+                path: self.mountpoint.display().to_string(),
             };
             match self.backend.server.names().watch(request).await {
                 Ok(stream) => {

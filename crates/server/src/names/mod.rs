@@ -9,6 +9,7 @@ mod attribute;
 pub(crate) mod changes;
 pub(crate) mod commit;
 mod fault;
+pub(crate) mod holdings;
 pub(crate) mod ids;
 mod kernels;
 pub(crate) mod node;
@@ -18,6 +19,7 @@ mod sqlite;
 pub(crate) mod transaction;
 mod tree;
 mod version;
+mod writers;
 
 pub use changes::Changes;
 pub use fault::Fault;
@@ -26,6 +28,8 @@ pub use schema::{OpenError, SCHEMA_VERSION};
 pub use sqlite::SqliteNames;
 pub(crate) use sqlite::array_id;
 pub use transaction::Change;
+pub(crate) use transaction::path_of;
+pub(crate) use writers::SILENCE_NS_MAX;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -104,12 +108,35 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If it could not be kept.
     fn new_session(&self) -> Answered<'_, Result<u64, Fault>>;
 
-    /// A mount is gone: forgets what it had open. Gives the versions it was writing, for others to seal or
-    /// abandon.
+    /// A mount is gone: forgets what it had open.
     ///
     /// # Errors
     /// If the database fails.
-    fn end_session(&self, session: u64) -> Answered<'_, Result<Vec<Unfinished>, Fault>>;
+    fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>>;
+
+    /// All versions that are not sealed, counted by writer and element.
+    ///
+    /// # Errors
+    /// If the database fails.
+    fn unsealed(&self) -> Result<Vec<Unsealed>, Fault>;
+
+    /// Some of the versions that a mount was writing on an element when it went away, for others to seal or abandon:
+    /// at most `limit`, in order of their objects, from the one after `after` on.
+    ///
+    /// # Errors
+    /// If the database fails.
+    fn unfinished(
+        &self,
+        writer: (u64, u32),
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Unfinished>, Fault>;
+
+    /// Gives up versions of clients that are no mounts and have been silent for too long.
+    ///
+    /// # Errors
+    /// If the database fails.
+    fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>>;
 
     /// The version of a file that is being written, if there is one.
     ///
@@ -128,12 +155,29 @@ pub struct Written {
 }
 
 /// A version that a mount was writing when it went away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The file.
-    pub ino: u64,
     /// The object being written.
     pub object: u64,
+    /// The file.
+    pub ino: u64,
+    /// The file's user and group.
+    pub owner: (u32, u32),
+    /// Its permission bits.
+    pub mode: u32,
+    /// Its path; empty if it has no name any more.
+    pub path: Vec<u8>,
+}
+
+/// Versions that are not sealed, of one writer on one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsealed {
+    /// The mount that writes, or wrote, them; 0 for other clients.
+    pub session: u64,
     /// Where.
     pub element: u32,
+    /// How many.
+    pub versions: u64,
+    /// When the oldest was begun, or, of other clients, its writer was last heard of.
+    pub oldest: i64,
 }

@@ -68,6 +68,15 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
+        self.capability(element, object, rights, uid)
+    }
+
+    /// As [`Self::sign`], as root and also for object 0.
+    pub(crate) fn sign_any(&self, element: u32, object: u64, rights: u32) -> Vec<u8> {
+        self.capability(element, object, rights, 0)
+    }
+
+    fn capability(&self, element: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         self.key.sign(&Capability {
             object: ObjectId(object),
             element: ElementId(element),

@@ -9,7 +9,7 @@ use super::node::{Caller, Node};
 use super::schema::OpenError;
 use super::shared::Shared;
 use super::transaction::Tx;
-use super::{Answered, Changed, Names, Request, Unfinished, Written};
+use super::{Answered, Changed, Names, Request, Unfinished, Unsealed, Written, writers};
 use crate::clock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
@@ -184,13 +184,13 @@ impl Names for SqliteNames {
         )
     }
 
-    fn end_session(&self, session: u64) -> Answered<'_, Result<Vec<Unfinished>, Fault>> {
+    fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>> {
         self.shared.end_session(session);
         let shared = self.shared.clone();
         Box::pin(self.database.write(false, move |db| {
             let caller = Caller::root();
             Tx::new(db, &shared, &caller, 0, clock::now_ns()).purge_orphans()?;
-            unfinished(db, session)
+            Ok(())
         }))
     }
 
@@ -207,22 +207,33 @@ impl Names for SqliteNames {
             Ok(found.optional()?)
         })
     }
-}
 
-fn unfinished(db: &Connection, session: u64) -> Result<Vec<Unfinished>, Fault> {
-    // Writers that belong to no mount have no session to end.
-    if session == 0 {
-        return Ok(Vec::new());
+    fn unsealed(&self) -> Result<Vec<Unsealed>, Fault> {
+        self.database.read(writers::unsealed)
     }
-    let mut statement =
-        db.prepare_cached("SELECT ino, object, element FROM writing WHERE session = ?1")?;
-    let rows = statement.query_map([session.cast_signed()], |row| {
-        let ino = row.get::<_, i64>(0)?.cast_unsigned();
-        Ok(Unfinished {
-            ino,
-            object: row.get::<_, i64>(1)?.cast_unsigned(),
-            element: row.get(2)?,
+
+    fn unfinished(
+        &self,
+        writer: (u64, u32),
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Unfinished>, Fault> {
+        self.database
+            .read(|db| writers::unfinished(db, writer, after, limit))
+    }
+
+    fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>> {
+        Box::pin(async move {
+            let shared = self.shared.clone();
+            let given_up = self.database.write(false, move |db| {
+                writers::give_up_silent(db, &shared, clock::now_ns())
+            });
+            let changes = given_up.await?;
+            self.tell(Changed {
+                session: 0,
+                changes,
+            });
+            Ok(())
         })
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    }
 }

@@ -3,14 +3,12 @@
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node};
 use super::transaction::{Change, Tx};
+use super::writers::SILENCE_NS_MAX;
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::id::{ElementId, Inode};
-use tidemill_core::layout::{RESERVE_BYTES, place};
+use tidemill_core::layout::{RESERVE_BYTES, Room, place};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
-
-/// A writer that belongs to no mount is taken to be gone after this long.
-const LONE_WRITER_NS: i64 = 600 * 1_000_000_000;
 
 /// A version being written.
 struct Writer {
@@ -38,6 +36,8 @@ impl Tx<'_> {
                 .store
                 .iter()
                 .find(|room| i64::from(room.element.0) == node.element);
+            let hangs = |room: &&Room| !room.answers && rooms.store.iter().any(|room| room.answers);
+            let here = here.filter(|room| !hangs(room));
             if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
                 return Ok(node.element);
             }
@@ -111,13 +111,14 @@ impl Tx<'_> {
 
     pub(crate) fn new_version(&mut self, op: &v1::NewVersion) -> Result<Answer, Fault> {
         let mut node = self.file(op.ino)?;
-        self.need_write(&node)?;
         if op.object == 0 {
             return Err(Fault::Malformed("a new version needs a reserved object id"));
         }
         if node.writing == op.object {
+            self.heard_of_writer(op)?;
             return self.opened_for_writing(&node, op.object);
         }
+        self.need_write(&node)?;
         self.check_object(op.object)?;
         if node.writing != 0 {
             self.take_over(&node, op.steal)?;
@@ -133,13 +134,26 @@ impl Tx<'_> {
         self.opened_for_writing(&node, op.object)
     }
 
+    /// The same request again: its answer was lost, or a client that is no mount says that it is still there.
+    fn heard_of_writer(&self, op: &v1::NewVersion) -> Result<(), Fault> {
+        self.written(op.ino, op.object)?;
+        if self.session == 0 {
+            self.db
+                .prepare_cached(
+                    "UPDATE writing SET started = ?2 WHERE object = ?1 AND session = 0",
+                )?
+                .execute([op.object.cast_signed(), self.now])?;
+        }
+        Ok(())
+    }
+
     /// Ends somebody else's writing, if they are gone or the caller insists.
     fn take_over(&mut self, node: &Node, steal: bool) -> Result<(), Fault> {
         let writer = self.writer(node.writing)?;
         let gone = writer.is_none_or(|writer| {
             let lone = writer.session == 0;
             let mine = lone && self.session == 0 && writer.uid == self.caller.uid;
-            mine || (lone && self.now - writer.started > LONE_WRITER_NS)
+            mine || (lone && self.now - writer.started > SILENCE_NS_MAX)
         });
         if !gone && !steal {
             return Err(Fault::Busy(node.ino));
@@ -183,7 +197,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn end_writing(&self, object: u64) -> Result<(), Fault> {
+    pub(crate) fn end_writing(&self, object: u64) -> Result<(), Fault> {
         self.db
             .prepare_cached("DELETE FROM writing WHERE object = ?1")?
             .execute([object.cast_signed()])?;

@@ -1,0 +1,57 @@
+//! `tidemill check`: compares the namespace with what elements hold.
+
+use crate::context::Context;
+use crate::format;
+use crate::output::check::{CheckedView, FindingView};
+use std::process::ExitCode;
+use tidemill_wire::v1::{self, check_reply::Message};
+
+const EXAMPLES: &str = "Examples:
+  tidemill check                    objects that nothing knows, files whose bytes are missing or wrong
+  tidemill check --mend             and removes the former
+  tidemill --json check | jq -r 'select(.kind == \"missing\").path'
+
+Exit codes: 0 nothing was found, 1 something was (mended or not), or the check failed.";
+
+/// Compare the namespace with what elements hold (root and the server's user only)
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Remove objects that nothing knows, and seal what has a name and is not sealed
+    #[arg(long)]
+    mend: bool,
+    /// Objects that nothing knows are told of when they are this old: younger ones may be in the making
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+    age: u64,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let request = v1::CheckRequest {
+        mend: args.mend,
+        age_ns_min: args.age.saturating_mul(1_000_000_000),
+    };
+    let replies = server.array().check(request).await;
+    let mut replies = replies
+        .map_err(|status| server.explain(status))?
+        .into_inner();
+    let mut findings = 0_u64;
+    loop {
+        let reply = replies.message().await;
+        let reply = reply.map_err(|status| server.explain(status))?;
+        match reply.and_then(|reply| reply.message) {
+            Some(Message::Finding(finding)) => {
+                findings += 1;
+                context.output.step(&FindingView(finding))?;
+            }
+            Some(Message::Checked(checked)) => {
+                context.output.step(&CheckedView { checked, findings })?;
+                return Ok(ExitCode::from(u8::from(findings > 0)));
+            }
+            None => anyhow::bail!(
+                "the check broke off after {}: the server ended it; try again",
+                format::count(findings, "finding")
+            ),
+        }
+    }
+}

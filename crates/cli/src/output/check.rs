@@ -1,0 +1,74 @@
+//! What a check of the array has found.
+
+use super::View;
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_wire::v1;
+
+/// One thing that is wrong.
+#[derive(Debug)]
+pub(crate) struct FindingView(pub(crate) v1::Finding);
+
+impl View for FindingView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let finding = &self.0;
+        write!(out, "{:<9} element {}", finding.kind, finding.element)?;
+        if finding.object != 0 {
+            write!(out, ", object {:016x}", finding.object)?;
+            write!(out, ", {}", format::bytes(finding.size))?;
+        }
+        if !finding.path.is_empty() {
+            write!(out, ", {}", String::from_utf8_lossy(&finding.path))?;
+        }
+        let mended = if finding.mended { " (mended)" } else { "" };
+        writeln!(out, ": {}{mended}", finding.text)
+    }
+
+    fn json(&self) -> Value {
+        let finding = &self.0;
+        json!({
+            "kind": finding.kind,
+            "element": finding.element,
+            "object": finding.object,
+            "bytes": finding.size,
+            "path": String::from_utf8_lossy(&finding.path),
+            "text": finding.text,
+            "mended": finding.mended,
+        })
+    }
+}
+
+/// How much was looked at.
+#[derive(Debug)]
+pub(crate) struct CheckedView {
+    pub(crate) checked: v1::Checked,
+    pub(crate) findings: u64,
+}
+
+impl View for CheckedView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let checked = &self.checked;
+        writeln!(
+            out,
+            "{} on {} and {} checked: {}",
+            format::count(checked.objects, "object"),
+            format::count(checked.elements, "element"),
+            format::count(checked.files, "file"),
+            match self.findings {
+                0 => "all is well".to_owned(),
+                some => format::count(some, "finding"),
+            }
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "kind": "checked",
+            "objects": self.checked.objects,
+            "elements": self.checked.elements,
+            "files": self.checked.files,
+            "findings": self.findings,
+        })
+    }
+}

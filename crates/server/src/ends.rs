@@ -1,0 +1,286 @@
+//! Versions whose writer is gone end, whatever happens.
+//!
+//! The table of versions being written is the list of what there is to do, so nothing is forgotten by a restart of the
+//! server, and nothing is done once only: what a lost mount was writing is sealed as it reached the element, as if it had
+//! been closed, as soon as the element is there and able to, for ever. What another client had begun is given up when that
+//! has been silent for too long.
+
+use crate::array::Array;
+use crate::clock;
+use crate::names::{Caller, Fault, Names, Request, SILENCE_NS_MAX, Unfinished, Unsealed};
+use crate::session::Sessions;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_client::Trust;
+use tidemill_client::objects::Objects;
+use tidemill_wire::route::{SealBody, SealResult};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// How often the list is looked at.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Pauses between two tries at one element: doubled from one to the other.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Versions sealed with one request.
+const BATCH_MAX: usize = 256;
+
+/// HTTP status of an object that is not there.
+const NOT_FOUND: u16 = 404;
+const SEALED: u16 = 200;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    names: Arc<dyn Names>,
+    array: Arc<Array>,
+    sessions: Sessions,
+    objects: Objects,
+    started: i64,
+    /// Elements that have versions to be ended.
+    trials: Mutex<BTreeMap<u32, Trial>>,
+}
+
+/// How it goes with one element.
+#[derive(Debug)]
+struct Trial {
+    busy: bool,
+    next: Instant,
+    pause: Duration,
+    /// The element's connection at the last try.
+    epoch: Option<u64>,
+    /// Why it did not succeed.
+    why: String,
+}
+
+impl Ends {
+    pub(crate) fn new(
+        names: Arc<dyn Names>,
+        array: Arc<Array>,
+        sessions: Sessions,
+        trust: &Trust,
+    ) -> Self {
+        Self {
+            names,
+            array,
+            sessions,
+            objects: Objects::new(Some(trust)),
+            started: clock::now_ns(),
+            trials: Mutex::default(),
+        }
+    }
+
+    /// Ends versions for ever.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut told = String::new();
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            let fault = match self.look().await {
+                Ok(()) => String::new(),
+                Err(fault) => fault.to_string(),
+            };
+            if fault != told && !fault.is_empty() {
+                tracing::warn!(fault, "versions of lost writers can't be ended yet");
+            }
+            told = fault;
+        }
+    }
+
+    async fn look(self: &Arc<Self>) -> Result<(), Fault> {
+        let unsealed = self.names.unsealed()?;
+        for writer in unsealed.iter().filter(|writer| writer.session != 0) {
+            self.sessions.expect(writer.session);
+        }
+        for session in self.sessions.end() {
+            self.names.end_session(session).await?;
+        }
+        let now = clock::now_ns();
+        let silent =
+            |writer: &Unsealed| writer.session == 0 && now - writer.oldest > SILENCE_NS_MAX;
+        // While the server was down nobody could say that they are there.
+        if now - self.started > SILENCE_NS_MAX && unsealed.iter().any(silent) {
+            self.names.give_up_silent().await?;
+        }
+        let mut lost: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for writer in &unsealed {
+            if writer.session != 0 && self.sessions.has_ended(writer.session) {
+                lost.entry(writer.element).or_default().push(writer.session);
+            }
+        }
+        self.sessions
+            .forget_all_but(|session| unsealed.iter().any(|writer| writer.session == session));
+        let mut trials = self.trials.lock();
+        trials.retain(|element, trial| trial.busy || lost.contains_key(element));
+        drop(trials);
+        for (element, sessions) in lost {
+            self.try_to_end(element, sessions);
+        }
+        Ok(())
+    }
+
+    /// Begins to end the versions that these mounts were writing on an element, if that is there and it is time.
+    fn try_to_end(self: &Arc<Self>, element: u32, sessions: Vec<u64>) {
+        let now = Instant::now();
+        let epoch = self.array.epoch(element);
+        let mut trials = self.trials.lock();
+        let trial = trials.entry(element).or_insert(Trial {
+            busy: false,
+            next: now,
+            pause: PAUSE_MIN,
+            epoch,
+            why: String::new(),
+        });
+        if trial.epoch != epoch {
+            // It came back.
+            (trial.epoch, trial.pause, trial.next) = (epoch, PAUSE_MIN, now);
+        }
+        if epoch.is_none() {
+            trial.fails(element, format!("element {element} is away"));
+            return;
+        }
+        if trial.busy || now < trial.next {
+            return;
+        }
+        trial.busy = true;
+        drop(trials);
+        let ends = self.clone();
+        tokio::spawn(async move {
+            let why = ends.end(element, &sessions).await;
+            let mut trials = ends.trials.lock();
+            if let Some(trial) = trials.get_mut(&element) {
+                trial.busy = false;
+                trial.next = Instant::now() + trial.pause;
+                trial.pause = (trial.pause * 2).min(PAUSE_MAX);
+                if let Err(why) = why {
+                    trial.fails(element, why);
+                }
+            }
+        });
+    }
+
+    /// Ends what can be ended; says why something is left.
+    async fn end(&self, element: u32, sessions: &[u64]) -> Result<(), String> {
+        let mut left = Ok(());
+        for &session in sessions {
+            let mut after = 0;
+            // A mount that is back seals for itself.
+            while self.sessions.has_ended(session) {
+                let writer = (session, element);
+                let unfinished = self.names.unfinished(writer, after, BATCH_MAX);
+                let unfinished = unfinished.map_err(|fault| fault.to_string())?;
+                let Some(last) = unfinished.last() else { break };
+                after = last.object;
+                let versions: Vec<_> = unfinished
+                    .iter()
+                    .map(|version| (version.object, body(version)))
+                    .collect();
+                let results = self
+                    .array
+                    .seal_all(&self.objects, element, &versions)
+                    .await?;
+                for (version, result) in unfinished.iter().zip(results) {
+                    if let Err(why) = self.keep(version, result).await {
+                        left = Err(why);
+                    }
+                }
+            }
+        }
+        left
+    }
+
+    /// Tells the namespace what the element has done.
+    async fn keep(&self, version: &Unfinished, result: SealResult) -> Result<(), String> {
+        let Unfinished { ino, object, .. } = *version;
+        let op = match result.status {
+            SEALED => Op::Seal(v1::Seal {
+                ino,
+                object,
+                size: result.size,
+                mtime: 0,
+            }),
+            // Nothing of it reached the element.
+            NOT_FOUND => Op::Abandon(v1::Abandon { ino, object }),
+            _ => return Err(format!("object {object:016x}: {}", result.message)),
+        };
+        let path = String::from_utf8_lossy(&version.path);
+        match &op {
+            Op::Seal(_) => {
+                tracing::info!(%path, object, size = result.size, "a version that a lost mount was writing is sealed")
+            }
+            _ => {
+                tracing::info!(%path, object, "a version that a lost mount had not begun to write is given up")
+            }
+        }
+        let request = Request {
+            caller: Caller::root(),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            ..Request::default()
+        };
+        let answers = self.names.apply(request).await;
+        let answers = answers.map_err(|fault| fault.to_string())?;
+        match answers.into_iter().next().and_then(|answer| answer.result) {
+            Some(Answer::Error(error)) => Err(format!("object {object:016x}: {}", error.message)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is not sealed, and why.
+    pub(crate) fn unsealed(&self) -> Result<Vec<v1::Unsealed>, Fault> {
+        let unsealed = self.names.unsealed()?;
+        let trials = self.trials.lock();
+        let shown = unsealed.into_iter().map(|writer| {
+            let Unsealed {
+                session, element, ..
+            } = writer;
+            let ended = session != 0 && self.sessions.has_ended(session);
+            let tried = trials
+                .get(&element)
+                .filter(|trial| ended && !trial.why.is_empty());
+            let why = match (tried, self.array.trouble(element)) {
+                (Some(trial), _) => trial.why.clone(),
+                (None, Some(trouble)) => trouble,
+                (None, None) if ended => "about to be sealed for a lost mount".into(),
+                (None, None) if session == 0 => "being written by a client".into(),
+                (None, None) if self.sessions.is_present(session) => "being written".into(),
+                (None, None) => "its mount is away".into(),
+            };
+            v1::Unsealed {
+                element,
+                session,
+                versions: writer.versions,
+                oldest: writer.oldest,
+                ended,
+                why,
+            }
+        });
+        Ok(shown.collect())
+    }
+}
+
+impl Trial {
+    /// Notes why it does not go on; the log is told of each reason once.
+    fn fails(&mut self, element: u32, why: String) {
+        if self.why != why {
+            tracing::warn!(
+                element,
+                why,
+                "versions that lost mounts were writing can't be sealed yet; trying again for ever"
+            );
+            self.why = why;
+        }
+    }
+}
+
+fn body(version: &Unfinished) -> SealBody {
+    let (uid, gid) = version.owner;
+    SealBody {
+        inode: version.ino,
+        path: String::from_utf8_lossy(&version.path).into_owned(),
+        uid,
+        gid,
+        mode: version.mode,
+        durable: false,
+        lost: true,
+    }
+}

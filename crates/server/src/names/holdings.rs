@@ -1,0 +1,89 @@
+//! What the namespace says that elements hold, for a comparison with what they do hold.
+
+use super::fault::Fault;
+use super::node::Caller;
+use super::shared::Shared;
+use super::transaction::Tx;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_wire::v1::Kind;
+
+/// The sealed version of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) owner: (u32, u32),
+    pub(crate) mode: u32,
+}
+
+/// The objects of an element that are the sealed versions of files.
+pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, Held>, Fault> {
+    let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE element = ?1 AND object != 0 AND kind = ?2";
+    let mut statement = db.prepare(sql)?;
+    let rows = statement.query_map(params![element, Kind::File as i32], |row| {
+        let held = Held {
+            ino: row.get::<_, i64>(1)?.cast_unsigned(),
+            size: row.get::<_, i64>(2)?.cast_unsigned(),
+            owner: (row.get(3)?, row.get(4)?),
+            mode: row.get(5)?,
+        };
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), held))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Those of some objects that nothing knows: no version, writer, label or removal. Files' sealed versions are versions.
+pub(crate) fn unknown(
+    db: &Connection,
+    shared: &Shared,
+    objects: &[u64],
+) -> Result<BTreeSet<u64>, Fault> {
+    let mut unknown = BTreeSet::new();
+    if objects.is_empty() {
+        return Ok(unknown);
+    }
+    let outputs = outputs(db)?;
+    let mut known = db.prepare_cached(
+        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0)
+             OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
+             OR EXISTS (SELECT 1 FROM removal WHERE object = ?1)",
+    )?;
+    for &object in objects {
+        let listed: bool = known.query_row([object.cast_signed()], |row| row.get(0))?;
+        if !listed && !outputs.contains(&object) && !shared.object_held(object) {
+            unknown.insert(object);
+        }
+    }
+    Ok(unknown)
+}
+
+/// What labels that have not ended will make.
+fn outputs(db: &Connection) -> Result<BTreeSet<u64>, Fault> {
+    let mut statement = db.prepare_cached("SELECT value FROM label, json_each(label.objects)")?;
+    let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+    Ok(rows
+        .map(|object| object.map(i64::cast_unsigned))
+        .collect::<Result<_, _>>()?)
+}
+
+/// Has those of some objects of an element removed that nothing knows. Gives them.
+pub(crate) fn remove_unknown(
+    db: &Connection,
+    shared: &Shared,
+    element: u32,
+    objects: &[u64],
+    now: i64,
+) -> Result<BTreeSet<u64>, Fault> {
+    let unknown = unknown(db, shared, objects)?;
+    let held = of_element(db, element)?;
+    let root = Caller::root();
+    let tx = Tx::new(db, shared, &root, 0, now);
+    for &object in &unknown {
+        // A version's row may be lost or damaged; a file's bytes are not removed for that.
+        if !held.contains_key(&object) {
+            tx.drop_object(object, i64::from(element))?;
+        }
+    }
+    Ok(unknown)
+}

@@ -1,0 +1,194 @@
+//! Versions being written: who writes them, and how they end if the writer is gone.
+
+use super::fault::Fault;
+use super::node::{Caller, Node};
+use super::shared::Shared;
+use super::transaction::{Change, Tx, path_of};
+use super::{Unfinished, Unsealed};
+use rusqlite::{Connection, params};
+use tidemill_wire::v1;
+
+/// A client that is no mount says this often at the latest that it still writes; after this long it is gone. Three times
+/// as long as clients let pass (`tidemill_client::transfer`).
+pub(crate) const SILENCE_NS_MAX: i64 = 60 * 1_000_000_000;
+
+/// Silent clients whose versions are given up in one transaction.
+const SILENT_MAX: usize = 1000;
+
+/// All versions that are not sealed, counted by writer and element.
+pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
+    let sql =
+        "SELECT session, element, count(*), min(started) FROM writing GROUP BY session, element";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok(Unsealed {
+            session: row.get::<_, i64>(0)?.cast_unsigned(),
+            element: row.get(1)?,
+            versions: row.get::<_, i64>(2)?.cast_unsigned(),
+            oldest: row.get(3)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Versions that a mount was writing on an element, in order of their objects, from the one after `after` on.
+pub(crate) fn unfinished(
+    db: &Connection,
+    (session, element): (u64, u32),
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Unfinished>, Fault> {
+    let sql = "SELECT writing.object, writing.ino, coalesce(inode.uid, 0), coalesce(inode.gid, 0), \
+               coalesce(inode.mode, 0) FROM writing LEFT JOIN inode ON inode.ino = writing.ino \
+               WHERE session = ?1 AND writing.element = ?2 AND writing.object > ?3 ORDER BY writing.object LIMIT ?4";
+    let mut statement = db.prepare_cached(sql)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let key = params![session.cast_signed(), element, after.cast_signed(), limit];
+    let rows = statement.query_map(key, |row| {
+        Ok(Unfinished {
+            object: row.get::<_, i64>(0)?.cast_unsigned(),
+            ino: row.get::<_, i64>(1)?.cast_unsigned(),
+            owner: (row.get(2)?, row.get(3)?),
+            mode: row.get(4)?,
+            path: Vec::new(),
+        })
+    })?;
+    let mut found = rows.collect::<Result<Vec<_>, _>>()?;
+    for version in &mut found {
+        version.path = path_of(db, version.ino)?.unwrap_or_default();
+    }
+    Ok(found)
+}
+
+/// Gives up versions of clients that are no mounts and have been silent for too long: what they had begun to copy into the
+/// array is not there as a whole, so the files stay as they were.
+pub(crate) fn give_up_silent(
+    db: &Connection,
+    shared: &Shared,
+    now: i64,
+) -> Result<Vec<Change>, Fault> {
+    let mut statement = db.prepare_cached(
+        "SELECT ino, object, started, element FROM writing WHERE session = 0 AND started < ?1 LIMIT ?2",
+    )?;
+    let limit = i64::try_from(SILENT_MAX).unwrap_or(i64::MAX);
+    let silent = statement
+        .query_map(params![now - SILENCE_NS_MAX, limit], |row| {
+            let ino = row.get::<_, i64>(0)?.cast_unsigned();
+            let object = row.get::<_, i64>(1)?.cast_unsigned();
+            Ok((ino, object, row.get(2)?, row.get(3)?))
+        })?
+        .collect::<Result<Vec<(u64, u64, i64, i64)>, _>>()?;
+    let root = Caller::root();
+    let mut tx = Tx::new(db, shared, &root, 0, now);
+    for (ino, object, heard, element) in silent {
+        tracing::warn!(
+            ino,
+            object,
+            silent_s = (now - heard) / 1_000_000_000,
+            "a version is given up: the client that wrote it is gone"
+        );
+        let writes = Node::find(db, ino)?.is_some_and(|node| node.writing == object);
+        if writes {
+            tx.abandon(&v1::Abandon { ino, object })?;
+        } else {
+            tx.drop_object(object, element)?;
+            tx.end_writing(object)?;
+        }
+    }
+    Ok(tx.changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{Names as _, Request, SqliteNames};
+    use tidemill_core::id::ElementId;
+    use tidemill_core::layout::Room;
+    use tidemill_wire::v1::name_op::Op;
+    use tidemill_wire::v1::name_result::Result as Answer;
+
+    fn apply(names: &SqliteNames, session: u64, op: Op) -> Option<Answer> {
+        let request = Request {
+            caller: Caller::root(),
+            session,
+            ops: vec![v1::NameOp { op: Some(op) }],
+            ..Request::default()
+        };
+        names.apply_blocking(request).unwrap().remove(0).result
+    }
+
+    fn create(names: &SqliteNames, session: u64, id: u64) {
+        let create = v1::Create {
+            parent: 1,
+            name: id.to_string().into_bytes(),
+            kind: v1::Kind::File.into(),
+            mode: 0o400,
+            ino: id,
+            object: id,
+            ..v1::Create::default()
+        };
+        let answer = apply(names, session, Op::Create(create));
+        assert!(matches!(answer, Some(Answer::Opened(_))), "{answer:?}");
+    }
+
+    fn writing(names: &SqliteNames) -> Vec<u64> {
+        let mut found = Vec::new();
+        for session in [0, 5] {
+            let some = names.unfinished((session, 3), 0, 100).unwrap();
+            found.extend(some.iter().map(|version| version.object));
+        }
+        found
+    }
+
+    #[test]
+    fn a_client_that_is_silent_for_too_long_is_given_up_and_one_that_says_so_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let room = Room {
+            element: ElementId(3),
+            free_bytes: 1 << 40,
+            answers: true,
+        };
+        let mut rooms = names.shared().rooms();
+        rooms.store.push(room);
+        names.shared().set_rooms(rooms);
+        let all = names
+            .database()
+            .write_blocking(|db| crate::names::ids::reserve_for(db, &Caller::root(), 3, 4));
+        let (first, _) = all.unwrap();
+        let (silent, slow, mounts) = (first, first + 1, first + 2);
+        create(&names, 0, silent);
+        create(&names, 0, slow);
+        create(&names, 5, mounts);
+        let now = crate::clock::now_ns();
+        let give_up = || {
+            let shared = names.shared().clone();
+            let done = names
+                .database()
+                .write_blocking(move |db| give_up_silent(db, &shared, now).map(|c| c.len()));
+            done.unwrap()
+        };
+        assert_eq!(give_up(), 0);
+        let long_ago = move |db: &Connection| {
+            let started = now - SILENCE_NS_MAX - 1;
+            Ok(db.execute("UPDATE writing SET started = ?1", [started])?)
+        };
+        names.database().write_blocking(long_ago).unwrap();
+        // A writer is heard even if its file's mode would not let it begin a version.
+        let again = v1::NewVersion {
+            ino: slow,
+            object: slow,
+            ..v1::NewVersion::default()
+        };
+        let answer = apply(&names, 0, Op::NewVersion(again));
+        assert!(matches!(answer, Some(Answer::Opened(_))), "{answer:?}");
+        assert!(give_up() > 0);
+        assert_eq!(writing(&names), [slow, mounts]);
+        let attr = v1::GetAttr { ino: silent };
+        match apply(&names, 0, Op::GetAttr(attr)) {
+            Some(Answer::Attr(attr)) => assert!(!attr.writing && attr.size == 0, "{attr:?}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(give_up(), 0);
+    }
+}

@@ -1,0 +1,361 @@
+//! How versions and objects end when the mount that wrote them, or the element that holds them, is gone.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod array;
+
+use array::*;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tidemill_client::Server as Client;
+use tidemill_wire::v1::{
+    self, Kind, from_element::Message as From, name_op::Op, name_result::Result as Answer,
+    to_element::Message as To,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::Streaming;
+
+/// What an element answers to a seal of one object.
+#[derive(Clone, Copy)]
+enum Sealing {
+    Done(u64),
+    NotThere,
+    Full,
+}
+
+/// The HTTP side of an element.
+struct Elements {
+    url: String,
+    sealing: Arc<Mutex<Sealing>>,
+    asked: tokio::sync::mpsc::UnboundedReceiver<String>,
+}
+
+impl Elements {
+    async fn start(first: Sealing) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, asked) = tokio::sync::mpsc::unbounded_channel();
+        let sealing = Arc::new(Mutex::new(first));
+        let answer = sealing.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut buffer = vec![0; 1 << 16];
+                let count = stream.read(&mut buffer).await.unwrap();
+                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                let (size, status, message) = match *answer.lock().unwrap() {
+                    Sealing::Done(size) => (size, 200, ""),
+                    Sealing::NotThere => (0, 404, "no such object"),
+                    Sealing::Full => (0, 507, "this element is full"),
+                };
+                let body = format!(
+                    r#"[{{"object":0,"size":{size},"status":{status},"message":"{message}"}}]"#
+                );
+                let reply = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                stream.write_all(reply.as_bytes()).await.unwrap();
+                let _ = sender.send(text);
+            }
+        });
+        Self {
+            url,
+            sealing,
+            asked,
+        }
+    }
+
+    fn now(&self, sealing: Sealing) {
+        *self.sealing.lock().unwrap() = sealing;
+    }
+
+    async fn attach(&self, client: &Client) -> FakeElement {
+        let like = v1::Element {
+            url: self.url.clone(),
+            ..status(0)
+        };
+        FakeElement::attach_as(client, like, Vec::new()).await
+    }
+}
+
+/// A mount: its session, as long as its stream.
+async fn mount(client: &Client) -> (u64, Streaming<v1::Invalidation>) {
+    let watch = v1::WatchRequest {
+        host: "ship".into(),
+        path: "/mnt/tide".into(),
+        ..v1::WatchRequest::default()
+    };
+    let mut stream = client.names().watch(watch).await.unwrap().into_inner();
+    let session = stream.message().await.unwrap().unwrap().session;
+    (session, stream)
+}
+
+async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
+    let request = v1::NameRequest {
+        credentials: Some(root()),
+        ops: vec![v1::NameOp { op: Some(op) }],
+        session,
+        durable: false,
+    };
+    match client.apply(request).await.unwrap().remove(0) {
+        Answer::Error(error) => Err(error.errno),
+        answer => Ok(answer),
+    }
+}
+
+/// Begins a file; gives its object and its element.
+async fn begin(client: &Client, session: u64, name: &str) -> (u64, u32) {
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = Op::Create(v1::Create {
+        parent: 1,
+        name: name.as_bytes().to_vec(),
+        kind: Kind::File.into(),
+        mode: 0o640,
+        ino: ino.0,
+        object: object.0,
+        ..v1::Create::default()
+    });
+    match by(client, session, create).await.unwrap() {
+        Answer::Opened(opened) => (opened.object, opened.element),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn until<T>(what: &str, mut ready: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..6000 {
+        if let Some(value) = ready().await {
+            return value;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("gave up waiting until {what}")
+}
+
+async fn sealed(client: &Client, path: &str) -> v1::Attr {
+    until("the file is sealed", async || {
+        stat(client, path).await.filter(|attr| !attr.writing)
+    })
+    .await
+}
+
+async fn unsealed(client: &Client) -> Vec<v1::Unsealed> {
+    client.status().await.unwrap().unsealed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_mount_was_writing_is_sealed_as_far_as_it_came() {
+    for (sealing, expected) in [(Sealing::Done(42), (42, 1)), (Sealing::NotThere, (0, 1))] {
+        let dir = tempfile::tempdir().unwrap();
+        let running = Running::start(dir.path()).await;
+        let client = running.client().await;
+        let mut elements = Elements::start(sealing).await;
+        let _element = elements.attach(&client).await;
+        let (session, stream) = mount(&client).await;
+        let (object, _) = begin(&client, session, "f").await;
+        drop(stream);
+        let asked = elements.asked.recv().await.unwrap();
+        // The element has to look for writers that outlived the mount, and to keep whose file it is.
+        for part in [
+            "POST /seal",
+            &format!("\"object\":{object}"),
+            "\"lost\":true",
+            "\"mode\":416",
+            "\"path\":\"/f\"",
+        ] {
+            assert!(asked.contains(part), "{part} is not in {asked}");
+        }
+        let attr = sealed(&client, "/f").await;
+        assert_eq!((attr.size, attr.version), expected);
+        assert!(unsealed(&client).await.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_mounts_version_is_sealed_when_its_element_comes_back_and_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let elements = Elements::start(Sealing::Full).await;
+    let element = elements.attach(&client).await;
+    let (session, stream) = mount(&client).await;
+    begin(&client, session, "f").await;
+    let open = &unsealed(&client).await[0];
+    assert_eq!(
+        (open.versions, open.ended, open.why.as_str()),
+        (1, false, "being written")
+    );
+    drop((element, stream));
+    let waits = async |part: &str| {
+        let left = unsealed(&client).await;
+        let so = |one: &v1::Unsealed| one.ended && one.why.contains(part);
+        left.iter().any(so).then_some(())
+    };
+    until("it waits for the element", async || {
+        waits("element 0 is away").await
+    })
+    .await;
+    let _element = elements.attach(&client).await;
+    until("the element can't seal", async || {
+        waits("this element is full").await
+    })
+    .await;
+    assert!(stat(&client, "/f").await.unwrap().writing);
+    elements.now(Sealing::Done(7));
+    assert_eq!(sealed(&client, "/f").await.size, 7);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_starts_again_ends_what_was_left_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let elements = Elements::start(Sealing::Done(9)).await;
+    let element = elements.attach(&client).await;
+    let (session, stream) = mount(&client).await;
+    begin(&client, session, "f").await;
+    running.crash().await;
+    drop((element, stream));
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _element = elements.attach(&client).await;
+    assert_eq!(sealed(&client, "/f").await.size, 9);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_is_there_keeps_what_it_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let elements = Elements::start(Sealing::Done(1)).await;
+    let _element = elements.attach(&client).await;
+    let (session, first) = mount(&client).await;
+    begin(&client, session, "mine").await;
+    // Its stream breaks, and it is back before it is missed.
+    drop(first);
+    let again = v1::WatchRequest {
+        session,
+        ..v1::WatchRequest::default()
+    };
+    let mut second = client.names().watch(again).await.unwrap().into_inner();
+    second.message().await.unwrap();
+    // Another mount, which came later, is away for as long, and its file is sealed.
+    let (other, stream) = mount(&client).await;
+    begin(&client, other, "theirs").await;
+    drop(stream);
+    sealed(&client, "/theirs").await;
+    assert!(stat(&client, "/mine").await.unwrap().writing);
+    let mounts = client.status().await.unwrap().mounts;
+    assert_eq!(mounts.len(), 1, "{mounts:?}");
+    assert_eq!(mounts[0].session, session);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounts_that_are_there_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let (session, stream) = mount(&client).await;
+    let mounts = client.status().await.unwrap().mounts;
+    assert_eq!(
+        (
+            mounts[0].session,
+            mounts[0].host.as_str(),
+            mounts[0].path.as_str()
+        ),
+        (session, "ship", "/mnt/tide")
+    );
+    assert!(mounts[0].since > 0);
+    drop(stream);
+    until("the mount is away", async || {
+        let status = client.status().await.unwrap();
+        status.mounts.is_empty().then_some(())
+    })
+    .await;
+}
+
+/// Objects in the server's list of removals.
+fn removals(dir: &std::path::Path) -> Vec<i64> {
+    let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
+    let mut rows = db.prepare("SELECT object FROM removal").unwrap();
+    let rows = rows.query_map([], |row| row.get(0)).unwrap();
+    rows.collect::<Result<_, _>>().unwrap()
+}
+
+async fn asked_to_remove(element: &mut FakeElement) -> Vec<u64> {
+    loop {
+        if let To::Remove(remove) = element.next().await {
+            return remove.objects;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_is_done_when_its_element_says_so_and_not_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut element = running.element(0).await;
+    let object = write_file(&client, "/f", 5, 0).await;
+    let unlink = Op::Unlink(v1::Unlink {
+        parent: 1,
+        name: b"f".to_vec(),
+        ..v1::Unlink::default()
+    });
+    by(&client, 0, unlink).await.unwrap();
+    assert_eq!(asked_to_remove(&mut element).await, [object]);
+    // The element dies before it has done it.
+    drop(element);
+    let mut element = running.element(0).await;
+    assert_eq!(asked_to_remove(&mut element).await, [object]);
+    assert_eq!(removals(dir.path()), [object.cast_signed()]);
+    let removed = v1::Removed {
+        objects: vec![object],
+    };
+    // Said twice, as after a broken connection.
+    element.send(From::Removed(removed.clone())).await;
+    element.send(From::Removed(removed)).await;
+    until("the removal is done", async || {
+        removals(dir.path()).is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_element_that_hangs_gets_no_new_files_until_it_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let hung = running.element(0).await;
+    let well = running.element(1).await;
+    let mut names = 0_u32..;
+    let mut two = async || {
+        let mut elements = Vec::new();
+        for name in names.by_ref().take(2) {
+            elements.push(begin(&client, 0, &format!("f{name}")).await.1);
+        }
+        elements.sort_unstable();
+        elements
+    };
+    assert_eq!(two().await, [0, 1]);
+    until("the silent element is told of", async || {
+        well.send(From::Status(status(1))).await;
+        let elements = client.status().await.unwrap().elements;
+        elements[0]
+            .trouble
+            .contains("has not answered")
+            .then_some(())
+    })
+    .await;
+    until("files go elsewhere", async || {
+        well.send(From::Status(status(1))).await;
+        (two().await == [1, 1]).then_some(())
+    })
+    .await;
+    hung.send(From::Status(status(0))).await;
+    until("it gets files again", async || {
+        (two().await == [0, 1]).then_some(())
+    })
+    .await;
+    assert_eq!(client.status().await.unwrap().elements[0].trouble, "");
+}

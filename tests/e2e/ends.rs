@@ -1,0 +1,354 @@
+//! Versions and objects end well, even when the mount, a client or an element is gone, and on full devices.
+
+use crate::array::{Array, Options, PATIENCE, wait};
+use serde_json::Value;
+use std::io::{BufRead as _, Write as _};
+use std::process::{Child, Command, Stdio};
+
+/// A program that holds a file open and does what it is told, line by line: `w TEXT` appends, `s` syncs, `c` closes.
+struct Writer(Child);
+
+impl Writer {
+    fn open(array: &Array, path: &str) -> Self {
+        let program = format!(
+            "import os,sys\nf=os.open('{}',os.O_CREAT|os.O_WRONLY)\nprint('open',flush=True)\n\
+             for l in sys.stdin:\n \
+              l=l.rstrip('\\n')\n \
+              try:\n  \
+               os.write(f,l[2:].encode()) if l[0]=='w' else os.fsync(f) if l[0]=='s' else os.close(f)\n  \
+               print('done',flush=True)\n \
+              except OSError as e: print(e.strerror,flush=True)",
+            array.at(path).display()
+        );
+        let child = Command::new("python3")
+            .args(["-c", &program])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut writer = Self(child);
+        assert_eq!(writer.said(), "open");
+        writer
+    }
+
+    fn said(&mut self) -> String {
+        let mut line = String::new();
+        // Unbuffered: what comes after the line is the next answer's.
+        let out = self.0.stdout.as_mut().unwrap();
+        std::io::BufReader::with_capacity(1, out)
+            .read_line(&mut line)
+            .unwrap();
+        line.trim().to_owned()
+    }
+
+    fn tell(&mut self, what: &str) -> String {
+        writeln!(self.0.stdin.as_mut().unwrap(), "{what}").unwrap();
+        self.said()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the client, which knows no mount, reads.
+fn content(array: &Array, path: &str) -> String {
+    array.run(&["cat", path]).out
+}
+
+fn unsealed(array: &Array) -> Vec<Value> {
+    array.json(&["status"])["unsealed"]
+        .as_array()
+        .unwrap()
+        .clone()
+}
+
+#[test]
+fn what_was_synced_is_sealed_though_mount_and_elements_died_and_came_back_late() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let mut first = Writer::open(&array, "first");
+    let mut second = Writer::open(&array, "second");
+    for writer in [&mut first, &mut second] {
+        assert_eq!(writer.tell("w synced"), "done");
+        assert_eq!(writer.tell("s"), "done");
+    }
+    array.kill_mount();
+    array.kill_element(0);
+    array.kill_element(1);
+    drop((first, second));
+    wait("the server tells what it waits for", || {
+        let left = unsealed(&array);
+        let away = |one: &Value| one["why"].as_str().unwrap().ends_with("is away");
+        !left.is_empty() && left.iter().all(|one| one["ended"] == true && away(one))
+    });
+    array.start_element(0);
+    array.start_element(1);
+    wait("both are sealed", || unsealed(&array).is_empty());
+    assert_eq!(content(&array, "/first"), "synced");
+    assert_eq!(content(&array, "/second"), "synced");
+    array.start_mount();
+    assert_eq!(array.sh("cat first second"), "syncedsynced");
+}
+
+#[test]
+fn a_program_that_outlives_its_mount_does_not_change_what_is_sealed() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let mut writer = Writer::open(&array, "f");
+    assert_eq!(writer.tell("w before"), "done");
+    array.kill_mount();
+    // In place it may go on.
+    let goes_on = writer.tell("w +after") == "done";
+    wait("the file is sealed", || unsealed(&array).is_empty());
+    let sealed = content(&array, "/f");
+    assert!(sealed.starts_with("before"), "{sealed}");
+    if goes_on {
+        assert_eq!(sealed, "before+after");
+        // It is told that all is well, as by a file that was removed.
+        assert_eq!(writer.tell("w too late"), "done");
+        let logs = array.log("element-0.log") + &array.log("element-1.log");
+        assert!(logs.contains("is sealed as a copy"), "{logs}");
+        let who = format!("python3 ({})", writer.0.id());
+        assert!(logs.contains(&who), "{logs}");
+    }
+    assert_eq!(content(&array, "/f"), sealed);
+    array.start_mount();
+    assert_eq!(array.sh("cat f"), sealed);
+    assert_eq!(writer.tell("w too late"), "done");
+    assert_eq!(array.sh("cat f"), sealed);
+    let found = array.json(&["check"]);
+    assert_eq!(found["findings"], 0, "{found}");
+}
+
+#[test]
+fn a_mount_that_is_there_and_one_that_died_are_told_by_status() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    let mounts = || {
+        array.json(&["status"])["mounts"]
+            .as_array()
+            .unwrap()
+            .clone()
+    };
+    let path = array.path("mnt").display().to_string();
+    let there = mounts();
+    assert_eq!(there.len(), 1, "{there:?}");
+    assert_eq!(there[0]["path"], path);
+    assert_ne!(there[0]["host"], "");
+    let text = array.run(&["status"]).out;
+    assert!(text.contains(&format!("mounted   {path}")), "{text}");
+    array.kill_mount();
+    wait("it is away", || {
+        array.json(&["status"])["mounts"] == Value::Array(Vec::new())
+    });
+}
+
+#[test]
+fn a_check_finds_what_nothing_knows_and_what_is_missing_and_mends_what_can_be() {
+    let Some(array) = Array::start() else { return };
+    array
+        .sh("mkdir w; for i in 1 2 3 4 5 6; do echo $i > w/f$i; done; sync w/f6; seq 100 > w/open");
+    let check = |more: &[&str]| {
+        let args = [&["--json", "check", "--age", "0"], more].concat();
+        let said = array.run(&args);
+        let found: Vec<Value> = serde_json::Deserializer::from_str(&said.out)
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .unwrap();
+        (said.ok, found)
+    };
+    wait("all is sealed", || unsealed(&array).is_empty());
+    let (ok, found) = check(&[]);
+    assert!(ok && found.len() == 1, "{found:?}");
+    assert!(found[0]["files"].as_u64() >= Some(7), "{found:?}");
+
+    let place = |name: &str| {
+        let listed = array.json(&["ls", "/w"]);
+        let entries = listed["entries"].as_array().unwrap();
+        let entry = entries.iter().find(|entry| entry["name"] == name).unwrap();
+        let object = entry["object"].as_u64().unwrap();
+        let element = usize::try_from(entry["element"].as_u64().unwrap()).unwrap();
+        let file = format!("objects/{:02x}/{object:016x}", object & 0xff);
+        (object, array.element_folder(element).join(file))
+    };
+    let (missing, file) = place("f1");
+    std::fs::remove_file(file).unwrap();
+    let (short, file) = place("f2");
+    std::fs::write(file, "").unwrap();
+    let (open, file) = place("f3");
+    Command::new("chmod").arg("600").arg(file).status().unwrap();
+    let orphan = array.element_folder(1).join("objects/34/0000000000aa1234");
+    std::fs::write(&orphan, "nobody's").unwrap();
+
+    let kinds = |found: &[Value]| {
+        let mut kinds: Vec<(String, u64)> = found
+            .iter()
+            .filter(|one| one["kind"] != "checked")
+            .map(|one| {
+                let kind = one["kind"].as_str().unwrap().to_owned();
+                (kind, one["object"].as_u64().unwrap())
+            })
+            .collect();
+        kinds.sort();
+        kinds
+    };
+    let expected = [
+        ("length".to_owned(), short),
+        ("missing".to_owned(), missing),
+        ("orphan".to_owned(), 0x00aa_1234),
+        ("unsealed".to_owned(), open),
+    ];
+    let (ok, found) = check(&[]);
+    assert!(!ok);
+    assert_eq!(kinds(&found), expected);
+    assert!(orphan.exists());
+    let (_, found) = check(&["--mend"]);
+    assert_eq!(kinds(&found), expected);
+    wait("the orphan is removed", || !orphan.exists());
+    let (ok, found) = check(&[]);
+    assert!(!ok);
+    assert_eq!(kinds(&found), expected[..2]);
+    array.sh("rm w/f1 w/f2; cat w/f3 w/f4 w/f5 w/f6 w/open | wc -l | grep 104");
+    wait("nothing is left to be found", || check(&[]).0);
+}
+
+/// A `tidemill put` from standard input that has written some and waits for more.
+fn put(array: &Array, path: &str) -> Child {
+    let open = unsealed(array).len();
+    let mut put = array
+        .tidemill()
+        .args(["put", "-", path])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = put.stdin.as_mut().unwrap();
+    input.write_all(&vec![b'x'; 5 << 20]).unwrap();
+    wait("it writes", || {
+        let open_now = unsealed(array);
+        let versions = |one: &Value| one["versions"].as_u64().unwrap();
+        open_now.iter().map(versions).sum::<u64>() > open as u64
+    });
+    put
+}
+
+#[test]
+fn a_put_that_was_killed_is_given_up_and_one_that_waits_is_not() {
+    let Some(array) = Array::with(Options {
+        elements: 1,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    array.sh("echo old > f");
+    wait("all is sealed", || unsealed(&array).is_empty());
+    // Begun before the other, so silent for longer if it were.
+    let mut slow = put(&array, "/slow");
+    let mut killed = put(&array, "/f");
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let start = std::time::Instant::now();
+    let open = || {
+        let versions = |one: &Value| one["versions"].as_u64().unwrap();
+        unsealed(&array).iter().map(versions).sum::<u64>()
+    };
+    while open() > 1 {
+        assert!(start.elapsed() < 3 * PATIENCE, "it is never given up");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    assert_eq!((open(), content(&array, "/f").as_str()), (1, "old\n"));
+    let mut input = slow.stdin.take().unwrap();
+    input.write_all(b"the end").unwrap();
+    drop(input);
+    assert!(slow.wait().unwrap().success());
+    assert_eq!(content(&array, "/slow").len(), (5 << 20) + 7);
+    wait("the bytes of the other are gone", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+}
+
+/// A device of its own for element 0.
+struct Device(std::path::PathBuf);
+
+impl Device {
+    fn new(path: std::path::PathBuf) -> Self {
+        std::fs::create_dir_all(&path).unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=50m", "tmpfs"])
+            .arg(&path)
+            .status();
+        assert!(mounted.unwrap().success());
+        Self(path)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_device_that_fills_while_files_are_open_fails_writes_and_no_seal() {
+    let mut device = None;
+    let options = Options {
+        elements: 1,
+        ..Options::default()
+    };
+    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(0)));
+    let Some(mut array) = Array::prepared(options, prepare) else {
+        return;
+    };
+    array.sh("echo old content > before");
+    let mut victim = Writer::open(&array, "victim");
+    let mut before = Writer::open(&array, "before");
+    assert_eq!(victim.tell("w victim"), "done");
+    assert_eq!(before.tell("w new"), "done");
+    let filler = array.element_folder(0).join("filler");
+    let fill = || {
+        let mut file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&filler)
+            .unwrap();
+        let zeros = vec![0; 4096];
+        while file.write(&zeros).is_ok_and(|count| count > 0) {}
+    };
+    fill();
+    for writer in [&mut victim, &mut before] {
+        assert_eq!(writer.tell("s"), "done");
+        assert_eq!(writer.tell("c"), "done");
+    }
+    wait("both are sealed on a full device", || {
+        content(&array, "/victim") == "victim" && content(&array, "/before") == "new content\n"
+    });
+    wait("the element says that it is full", || {
+        let status = array.json(&["status"]);
+        let trouble = status["elements"][0]["trouble"].as_str().unwrap();
+        trouble.contains("full")
+    });
+    // It starts without a byte to spare, and removes.
+    fill();
+    array.kill_element(0);
+    fill();
+    array.start_element(0);
+    array.wait_for_elements(1);
+    fill();
+    let said = array.try_sh("echo more > more");
+    assert!(!said.ok && said.err.contains("No space"), "{}", said.err);
+    array.sh("rm before");
+    wait("its bytes are gone", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+    std::fs::remove_file(&filler).unwrap();
+    wait("there is room again", || {
+        array.try_sh("head -c 1000000 /dev/zero > again").ok
+    });
+    assert_eq!(array.sh("cat victim"), "victim");
+}

@@ -13,4 +13,5 @@ mod plan;
 mod remote;
 mod results;
 mod scripts;
+mod store;
 mod traces;

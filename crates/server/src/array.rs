@@ -386,7 +386,7 @@ impl Array {
                 db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
                 Ok(())
             };
-            if let Err(fault) = database.write(false, work).await {
+            if let Err(fault) = database.write(work).await {
                 tracing::warn!(%fault, "an element can't be remembered");
             }
         });

@@ -2,6 +2,8 @@
 
 use crate::access::Access;
 use crate::array::{Array, outbox};
+use crate::jobs::driver::Signals;
+use crate::names::commit::Database;
 use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +18,17 @@ pub(crate) struct ArrayService {
     pub(crate) default_policy: String,
     pub(crate) policies: Vec<String>,
     pub(crate) started: i64,
+    pub(crate) database: Arc<Database>,
+    pub(crate) signals: Signals,
+}
+
+impl ArrayService {
+    /// What can't be done now, and why.
+    fn trouble(&self) -> String {
+        let jobs = self.signals.trouble.lock().clone();
+        let names = || self.database.trouble().map(|fault| fault.to_string());
+        jobs.or_else(names).unwrap_or_default()
+    }
 }
 
 type ToElements = Pin<Box<dyn Stream<Item = Result<v1::ToElement, Status>> + Send>>;
@@ -35,6 +48,7 @@ impl v1::array_server::Array for ArrayService {
             policies: self.policies.clone(),
             started: self.started,
             authority: self.array.authority().der().to_vec(),
+            trouble: self.trouble(),
         }))
     }
 

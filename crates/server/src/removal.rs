@@ -124,5 +124,5 @@ async fn forget(database: &Database, objects: Vec<u64>) -> Result<(), Fault> {
         }
         Ok(())
     };
-    database.write(false, work).await
+    database.write(work).await
 }

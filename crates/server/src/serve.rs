@@ -302,7 +302,7 @@ async fn start_driver(
     let policy = default_policy.to_owned();
     let made = tokio::task::spawn_blocking(move || Driver::new(names, array, signals, &policy));
     let driver = made.await.map_err(|_| Fault::Closed)??;
-    Ok(std::thread::spawn(move || driver.run(&incoming)))
+    Ok(std::thread::spawn(move || driver.run(incoming)))
 }
 
 /// What the services are made of.
@@ -323,6 +323,7 @@ impl Parts {
             sessions: self.sessions,
         };
         let jobs = JobService {
+        let (database, signals) = (self.names.database().clone(), self.signals.clone());
             names: self.names.clone(),
             array: self.array.clone(),
             access: self.access.clone(),
@@ -341,6 +342,8 @@ impl Parts {
             policies: policies.map(|&name| name.to_owned()).collect(),
             started: clock::now_ns(),
         };
+            database,
+            signals,
         let max = MESSAGE_BYTES_MAX;
         let namespace = NamesServer::new(namespace)
             .max_decoding_message_size(max)

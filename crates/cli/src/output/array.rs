@@ -33,6 +33,9 @@ impl View for ArrayView {
             status.policies.join(", "),
             status.default_policy
         )?;
+        if !status.trouble.is_empty() {
+            writeln!(out, "TROUBLE   {}", status.trouble)?;
+        }
         let up = status.elements.iter().filter(|element| element.up).count();
         writeln!(out, "elements  {up} of {} up\n", status.elements.len())?;
         let header = [
@@ -74,6 +77,7 @@ impl View for ArrayView {
             "started": status.started,
             "default_policy": status.default_policy,
             "policies": status.policies,
+            "trouble": status.trouble,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
         })

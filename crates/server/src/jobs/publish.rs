@@ -56,7 +56,7 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
         return Ok(None);
     }
     let refused = |fault: Fault| match fault {
-        Fault::Database(_) | Fault::Closed => Err(fault),
+        fault if fault.of_database() => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
     match tx.resolve(path.as_bytes(), false) {
@@ -174,7 +174,8 @@ impl Tx<'_> {
         }
         let named = self.name_output(of.owner, output, placed, &output.path);
         let named = match named {
-            Err(Fault::Database(_) | Fault::Closed) | Ok(_) => named,
+            Ok(_) => named,
+            Err(fault) if fault.of_database() => return Err(fault),
             Err(fault) => {
                 // It was free when the outcome came in. What was computed is not thrown away, and what is
                 // there now is not touched.
@@ -293,9 +294,8 @@ impl Tx<'_> {
         let root = Caller::root();
         let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
         let named = match tx.name_output(owner, output, placed, path) {
-            Err(Fault::Database(_) | Fault::Closed) => tx.name_output(owner, output, placed, path),
             // Its directory is gone or is a file now: the root directory is always there.
-            Err(_) => tx.name_output(
+            Err(fault) if !fault.of_database() => tx.name_output(
                 owner,
                 output,
                 placed,

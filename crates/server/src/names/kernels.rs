@@ -25,7 +25,7 @@ impl SqliteNames {
     /// # Errors
     /// If the database fails.
     pub async fn keep_kernels_folder(&self, owner: (u32, u32)) -> Result<(), Fault> {
-        let made = self.database().write(false, move |db| make(db, owner));
+        let made = self.database().write(move |db| make(db, owner));
         if made.await? {
             self.shared().add_files(1);
         }

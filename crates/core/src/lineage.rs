@@ -1,7 +1,7 @@
-//! Lineage: the graph of objects and the tasks that made them, how to walk it, and how to show it.
+//! Lineage: the graph of objects and the tasks that made them, and how to show it.
 //!
-//! Pure: whoever keeps lineage fills a [`Graph`]; [`Graph::up`] and [`Graph::down`] cut the part out
-//! that answers a question, and [`text`], [`dot`], [`prov`] and [`svg`] show it.
+//! Pure: whoever keeps lineage fills a [`Graph`] with what answers a question, and [`text`], [`dot`], [`prov`] and
+//! [`svg`] show it.
 
 pub mod dot;
 pub mod prov;
@@ -11,7 +11,7 @@ pub mod text;
 use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use crate::label::Owner;
 use crate::time::Time;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One run of a task that ended well.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -52,6 +52,8 @@ pub struct Record {
     pub exit: i32,
     /// Set if nothing ran: the earlier task whose result was used again.
     pub reused: Option<TaskId>,
+    /// Whether nothing but the task and its objects may be shown.
+    pub hidden: bool,
 }
 
 /// Who wrote a version.
@@ -82,13 +84,29 @@ pub struct Version {
     pub writer: Writer,
     /// When it was sealed, since the Unix epoch.
     pub sealed_at: Time,
+    /// Whether nothing but the object may be shown.
+    pub hidden: bool,
 }
+
+/// Stands for what the viewer has no right to see.
+pub const HIDDEN: &str = "(not yours to see)";
 
 impl Version {
     /// The path to show: today's, else the one it had.
     #[must_use]
     pub fn shown_path(&self) -> &str {
+        if self.hidden {
+            return HIDDEN;
+        }
         self.current_path.as_deref().unwrap_or(&self.path)
+    }
+}
+
+impl Record {
+    /// The name to show.
+    #[must_use]
+    pub fn shown_name(&self) -> &str {
+        if self.hidden { HIDDEN } else { &self.name }
     }
 }
 
@@ -99,6 +117,8 @@ pub struct Graph {
     records: BTreeMap<TaskId, Record>,
     makers: BTreeMap<ObjectId, TaskId>,
     readers: BTreeMap<ObjectId, BTreeSet<TaskId>>,
+    /// What was left out, if anything was; said wherever the graph is shown.
+    pub cut: Option<String>,
 }
 
 impl Graph {
@@ -148,79 +168,6 @@ impl Graph {
             .flatten()
             .filter_map(|task| self.records.get(task))
     }
-
-    /// What a version was made from: the runs up to `depth` steps back (`None`: all) with all that they
-    /// read and made.
-    #[must_use]
-    pub fn up(&self, object: ObjectId, depth: Option<usize>) -> Self {
-        self.walk(
-            object,
-            depth,
-            |graph, object| graph.maker(object).into_iter().collect(),
-            |record| &record.inputs,
-        )
-    }
-
-    /// What was made of a version: the runs up to `depth` steps on (`None`: all) with all that they read
-    /// and made.
-    #[must_use]
-    pub fn down(&self, object: ObjectId, depth: Option<usize>) -> Self {
-        self.walk(
-            object,
-            depth,
-            |graph, object| graph.readers(object).collect(),
-            |record| &record.outputs,
-        )
-    }
-
-    fn walk<'a>(
-        &'a self,
-        object: ObjectId,
-        depth: Option<usize>,
-        next: impl Fn(&'a Self, ObjectId) -> Vec<&'a Record>,
-        onward: impl Fn(&'a Record) -> &'a Vec<(String, ObjectId)>,
-    ) -> Self {
-        let mut part = Self::default();
-        let mut seen = BTreeSet::from([object]);
-        let mut pending = VecDeque::from([(object, 0)]);
-        part.versions.extend(
-            self.versions
-                .get(&object)
-                .map(|version| (object, version.clone())),
-        );
-        while let Some((object, steps)) = pending.pop_front() {
-            if depth.is_some_and(|depth| steps >= depth) {
-                continue;
-            }
-            for record in next(self, object) {
-                if part.records.contains_key(&record.task) {
-                    continue;
-                }
-                for (_, object) in record.inputs.iter().chain(&record.outputs) {
-                    let known = self.versions.get(object);
-                    part.versions
-                        .extend(known.map(|version| (*object, version.clone())));
-                }
-                for (_, object) in onward(record) {
-                    if seen.insert(*object) {
-                        pending.push_back((*object, steps + 1));
-                    }
-                }
-                part.add_record(record.clone());
-            }
-        }
-        part
-    }
-
-    /// Everything of both graphs.
-    #[must_use]
-    pub fn union(mut self, other: Self) -> Self {
-        self.versions.extend(other.versions);
-        for record in other.records.into_values() {
-            self.add_record(record);
-        }
-        self
-    }
 }
 
 /// A point in time as ISO 8601 in UTC with milliseconds, as xsd:dateTime wants it.
@@ -266,6 +213,7 @@ mod tests {
             element: ElementId(1),
             writer,
             sealed_at: Time(1_700_000_000_000_000_000),
+            hidden: false,
         }
     }
 
@@ -317,35 +265,40 @@ mod tests {
         graph
     }
 
-    fn tasks(graph: &Graph) -> Vec<u64> {
-        graph.records().map(|record| record.task.0).collect()
+    /// The mosaic as somebody sees it who may not see where it comes from, and not all of it.
+    pub(super) fn secret() -> Graph {
+        let mut graph = mosaic();
+        for version in graph.versions.values_mut() {
+            version.hidden = version.object.0 < 5;
+        }
+        for record in graph.records.values_mut() {
+            record.hidden = record.task.0 < 13;
+        }
+        graph.cut = Some("more than 7 <versions>".into());
+        graph
     }
 
     #[test]
-    fn walking_up_finds_all_that_a_version_was_made_from_and_nothing_else() {
-        let all = mosaic();
-        assert_eq!(tasks(&all.up(ObjectId(5), None)), [11, 12, 13]);
-        assert_eq!(tasks(&all.up(ObjectId(5), Some(1))), [13]);
-        assert_eq!(tasks(&all.up(ObjectId(1), None)), [0; 0]);
-        assert_eq!(all.up(ObjectId(1), None).versions().count(), 1);
-        assert_eq!(all.up(ObjectId(6), None), all);
-    }
-
-    #[test]
-    fn walking_down_finds_all_that_was_made_of_a_version() {
-        let all = mosaic();
-        assert_eq!(tasks(&all.down(ObjectId(1), None)), [11, 13, 14]);
-        assert_eq!(tasks(&all.down(ObjectId(1), Some(2))), [11, 13]);
-        assert_eq!(tasks(&all.down(ObjectId(6), None)), [0; 0]);
-        // A run that was met is shown with all that it read.
-        assert!(all.down(ObjectId(1), None).version(ObjectId(4)).is_some());
-    }
-
-    #[test]
-    fn both_ways_together_are_a_union() {
-        let all = mosaic();
-        let both = all.up(ObjectId(3), None).union(all.down(ObjectId(3), None));
-        assert_eq!(tasks(&both), [11, 13, 14]);
+    fn every_form_hides_what_is_hidden_and_says_what_was_left_out() {
+        let graph = secret();
+        let forms = [
+            text::render(&graph, ObjectId(5), text::Direction::Up),
+            dot::render(&graph),
+            prov::render(&graph),
+            svg::render(&graph),
+        ];
+        for form in forms {
+            for secret in ["/raw/", "/p/", "project"] {
+                assert!(!form.contains(secret), "{secret}: {form}");
+            }
+            assert!(form.contains(HIDDEN), "{form}");
+            assert!(form.contains("mosaic") && form.contains("add"), "{form}");
+            assert!(
+                form.contains("more than 7 <versions>")
+                    || form.contains("more than 7 &lt;versions&gt;"),
+                "{form}"
+            );
+        }
     }
 
     #[test]

@@ -9,6 +9,9 @@ use std::fmt::Write;
 pub fn render(graph: &Graph) -> String {
     let mut out =
         String::from("digraph lineage {\n  rankdir=LR;\n  node [fontname=\"sans-serif\"];\n");
+    if let Some(cut) = &graph.cut {
+        let _ = writeln!(out, "  label={};", quoted(cut));
+    }
     for version in graph.versions() {
         let label = format!("{}\nobject {}", version.shown_path(), version.object);
         let _ = writeln!(
@@ -23,6 +26,11 @@ pub fn render(graph: &Graph) -> String {
             "{}\n{} on element {}",
             record.name, record.kernel, record.element
         );
+        let label = if record.hidden {
+            format!("{}\ntask {}", record.shown_name(), record.task)
+        } else {
+            label
+        };
         let _ = writeln!(
             out,
             "  t{} [shape=ellipse, label={}];",

@@ -33,11 +33,7 @@ pub fn render(graph: &Graph) -> String {
     };
     for version in graph.versions() {
         entities.insert(entity_id(version), entity(version));
-        let owner = match version.writer {
-            Writer::Client(owner) => Some(owner),
-            Writer::Task(_) => graph.maker(version.object).map(|record| record.owner),
-        };
-        if let Some(owner) = owner {
+        if let Some(owner) = author(graph, version) {
             let attributes = [
                 ("prov:entity", string(&entity_id(version))),
                 ("prov:agent", agent(owner)),
@@ -48,13 +44,15 @@ pub fn render(graph: &Graph) -> String {
     for record in graph.records() {
         let id = format!("tidemill:task-{}", record.task);
         activities.insert(id.clone(), activity(record));
-        relate(
-            "wasAssociatedWith",
-            &[
-                ("prov:activity", string(&id)),
-                ("prov:agent", agent(record.owner)),
-            ],
-        );
+        if !record.hidden {
+            relate(
+                "wasAssociatedWith",
+                &[
+                    ("prov:activity", string(&id)),
+                    ("prov:agent", agent(record.owner)),
+                ],
+            );
+        }
         let edge = |name: &str, object| {
             [
                 ("prov:activity", string(&id)),
@@ -69,6 +67,7 @@ pub fn render(graph: &Graph) -> String {
             relate("wasGeneratedBy", &edge(name, object));
         }
     }
+    entities.extend(left_out(graph));
     let prefix = Section::from([("tidemill".to_owned(), string("urn:tidemill:"))]);
     let mut sections = vec![
         ("prefix", prefix),
@@ -78,6 +77,24 @@ pub fn render(graph: &Graph) -> String {
     sections.push(("agent", agents));
     sections.extend(relations);
     document(&sections)
+}
+
+/// Who a version is attributed to, if that may be shown.
+fn author(graph: &Graph, version: &Version) -> Option<Owner> {
+    match version.writer {
+        _ if version.hidden => None,
+        Writer::Client(owner) => Some(owner),
+        Writer::Task(_) => {
+            let maker = graph.maker(version.object);
+            Some(maker.filter(|record| !record.hidden)?.owner)
+        }
+    }
+}
+
+/// An entity that stands for all that was left out.
+fn left_out(graph: &Graph) -> Option<(String, String)> {
+    let note = object(&[("prov:label", string(graph.cut.as_ref()?))]);
+    Some(("tidemill:left-out".to_owned(), note))
 }
 
 fn document(sections: &[(&str, Section)]) -> String {
@@ -104,6 +121,9 @@ fn entity_id(version: &Version) -> String {
 }
 
 fn entity(version: &Version) -> String {
+    if version.hidden {
+        return object(&[("prov:label", string(version.shown_path()))]);
+    }
     object(&[
         ("prov:label", string(version.shown_path())),
         ("tidemill:path", string(&version.path)),
@@ -124,6 +144,9 @@ fn entity(version: &Version) -> String {
 }
 
 fn activity(record: &Record) -> String {
+    if record.hidden {
+        return object(&[("prov:label", string(record.shown_name()))]);
+    }
     let args: Vec<String> = record.args.iter().map(|arg| string(arg)).collect();
     let mut attributes = vec![
         ("prov:startTime", string(&iso_time(record.start))),

@@ -12,7 +12,7 @@ mod inbox;
 mod memo;
 mod persist;
 mod publish;
-mod queue;
+pub(crate) mod queue;
 mod results;
 pub(crate) mod service;
 pub(crate) mod spec;

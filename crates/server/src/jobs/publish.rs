@@ -122,9 +122,12 @@ pub(crate) fn publish(
             expire(db, output.inode.0, placed.object.0, at)?;
         }
     }
-    if let Some(journaled) = SqliteQueue(db).find(publishing.label)? {
-        record_inputs(db, publishing.task, &journaled)?;
-        results::remember(db, publishing, &journaled)?;
+    match record(db, publishing) {
+        // Trying again would not mend it, and all jobs would wait.
+        Err(fault @ Fault::Damaged(_)) => {
+            tracing::error!(%fault, task, "the lineage of a task can't be recorded");
+        }
+        recorded => recorded?,
     }
     Ok(tx.changes)
 }
@@ -141,6 +144,15 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
     db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?
         .execute(row)?;
     Ok(())
+}
+
+/// Records what a task has read, and remembers its result.
+fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
+    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else {
+        return Ok(());
+    };
+    record_inputs(db, publishing.task, &journaled)?;
+    results::remember(db, publishing, &journaled)
 }
 
 fn record_inputs(db: &Connection, task: TaskId, journaled: &Journaled) -> Result<(), Fault> {

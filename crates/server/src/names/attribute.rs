@@ -108,7 +108,7 @@ impl Tx<'_> {
                 .and_then(|element| number(u64::from(element))),
             b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
             b"user.tidemill.lineage" if node.object != 0 => {
-                Some(crate::lineage::summary(self.db, node.object)?.into_bytes())
+                Some(crate::lineage::summary(self, node.object)?.into_bytes())
             }
             _ => None,
         })

@@ -8,6 +8,7 @@ use crate::jobs::Incoming;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
 use crate::names::{Fault, SqliteNames};
+use crate::notes::Noted;
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::BTreeMap;
@@ -79,6 +80,7 @@ pub(crate) struct Array {
     authority: Arc<Authority>,
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
+    noted: Noted,
 }
 
 /// How an array is set up.
@@ -119,6 +121,7 @@ impl Array {
             authority: settings.authority,
             next_question: AtomicU64::new(1),
             questions: Mutex::default(),
+            noted: Noted::default(),
         })
     }
 
@@ -173,6 +176,11 @@ impl Array {
             .get(&element)
             .filter(|slot| slot.connection.is_some())
             .map(|slot| slot.epoch)
+    }
+
+    /// What elements have said of notes about names.
+    pub(crate) fn noted(&self) -> &Noted {
+        &self.noted
     }
 
     /// The server's own right to seal what a lost mount was writing.
@@ -336,6 +344,7 @@ impl Array {
                     outcome,
                 });
             }
+            From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
             From::Programs(programs) => {
                 if let Some(asker) = self.questions.lock().get(&programs.request) {
                     let _ = asker.send((element, programs.found));

@@ -13,6 +13,7 @@ mod lineage;
 mod local_names;
 pub mod names;
 mod namespace_service;
+mod notes;
 pub mod rebuild;
 mod removal;
 mod serve;

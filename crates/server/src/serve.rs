@@ -14,7 +14,7 @@ use crate::names::changes::Teller;
 use crate::names::{Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
 use crate::session::Sessions;
-use crate::{clock, names, removal};
+use crate::{clock, names, notes, removal};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -212,6 +212,7 @@ impl Server {
         let address = listen(config.listen, identity, &socket, routes).await?;
         let local = start_local(&socket, &names, access)?;
         let (database, shared) = (names.database().clone(), names.shared().clone());
+        tokio::spawn(notes::run(database.clone(), array.clone()));
         tokio::spawn(removal::run(database, shared, array));
         tokio::spawn(expiry::run(names.clone()));
         tokio::spawn(forward_changes(
@@ -322,8 +323,8 @@ impl Parts {
             access: self.access.clone(),
             sessions: self.sessions,
         };
-        let jobs = JobService {
         let (database, signals) = (self.names.database().clone(), self.signals.clone());
+        let jobs = JobService {
             names: self.names.clone(),
             array: self.array.clone(),
             access: self.access.clone(),
@@ -341,9 +342,9 @@ impl Parts {
             default_policy,
             policies: policies.map(|&name| name.to_owned()).collect(),
             started: clock::now_ns(),
-        };
             database,
             signals,
+        };
         let max = MESSAGE_BYTES_MAX;
         let namespace = NamesServer::new(namespace)
             .max_decoding_message_size(max)

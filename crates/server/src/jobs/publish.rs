@@ -223,11 +223,17 @@ impl Tx<'_> {
             self.fill(&mut node, placed);
             return self.keep_unnamed(node, of);
         }
+        let before = node.object;
         self.drop_object(node.object, node.element)?;
         node.version += 1;
         self.fill(&mut node, placed);
+        let had_none = node.version > 1 && before == 0;
         self.record_version(&node, of.owner.uid, of.task.0)?;
         node.update(self.db)?;
+        self.note(&node)?;
+        if had_none {
+            self.note_for_all(node.ino)?;
+        }
         self.changes
             .extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
         Ok(())
@@ -292,6 +298,7 @@ impl Tx<'_> {
         }
         self.add_entry(parent, name.as_bytes(), &node)?;
         node.insert(self.db)?;
+        self.note(&node)?;
         self.shared.add_files(1);
         Ok(node)
     }

@@ -53,6 +53,7 @@ impl Tx<'_> {
         node.mtime = op.mtime.unwrap_or(node.mtime);
         node.ctime = self.time(op.ctime);
         node.update(self.db)?;
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         Ok(Answer::Attr(node.attr()))
     }
@@ -181,6 +182,7 @@ impl Tx<'_> {
     fn touch(&mut self, mut node: Node) -> Result<Answer, Fault> {
         node.ctime = self.now;
         node.update(self.db)?;
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         Ok(Answer::Empty(v1::Empty {}))
     }

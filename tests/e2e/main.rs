@@ -18,4 +18,5 @@ mod remote;
 mod require;
 mod results;
 mod scripts;
+mod store;
 mod traces;

@@ -97,6 +97,9 @@ impl Error {
             Self::ElementRefused { status: 404, .. } => Errno::NOENT.raw_os_error(),
             Self::ElementRefused { status: 403, .. } => Errno::ACCESS.raw_os_error(),
             Self::ElementRefused { status: 507, .. } => Errno::NOSPC.raw_os_error(),
+            Self::Refused(status) if status.code() == tonic::Code::ResourceExhausted => {
+                Errno::NOSPC.raw_os_error()
+            }
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
             Self::ElementDown(_) | Self::Element { .. } => Errno::HOSTUNREACH.raw_os_error(),
             _ => Errno::IO.raw_os_error(),

@@ -66,6 +66,18 @@ pub mod task {
     pub const STDOUT: u32 = 18;
 }
 
+/// What the namespace says of an inode, so that a lost database can be made again.
+pub mod name {
+    /// The page.
+    pub const PAGE: u32 = 0x4;
+    /// The change it is the state after (`u64`): of two elements' notes the higher one holds.
+    pub const CHANGE: u32 = 1;
+    /// The note (protobuf, `NameNote`).
+    pub const NOTE: u32 = 2;
+    /// The object that it is about (`u64`), with which it goes; absent if there is none.
+    pub const OBJECT: u32 = 3;
+}
+
 /// Attributes of the status object, which has the id 0.
 pub mod status {
     /// The page.

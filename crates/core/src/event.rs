@@ -339,8 +339,10 @@ pub enum Action {
 
 /// Where the dispatcher gets ids for labels and objects; the driver makes sure that they are never reused.
 pub trait IdSource: std::fmt::Debug + Send {
+    /// Whether a label and this many objects can be had now. If not, nothing is sent; the next event asks again.
+    fn ready(&mut self, objects: usize) -> bool;
     /// A new label id, larger than all before it: after a restart this tells which labels follow which.
     fn label(&mut self) -> LabelId;
-    /// A new object id.
+    /// A new object id. Like a label's it is asked for only if there was one [`ready`](Self::ready).
     fn object(&mut self) -> ObjectId;
 }

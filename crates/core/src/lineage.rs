@@ -52,6 +52,8 @@ pub struct Record {
     pub exit: i32,
     /// Set if nothing ran: the earlier task whose result was used again.
     pub reused: Option<TaskId>,
+    /// Whether nothing but the task and its objects may be shown.
+    pub hidden: bool,
 }
 
 /// Who wrote a version.
@@ -82,12 +84,20 @@ pub struct Version {
     pub writer: Writer,
     /// When it was sealed, since the Unix epoch.
     pub sealed_at: Time,
+    /// Whether nothing but the object may be shown.
+    pub hidden: bool,
 }
+
+/// Stands for what the viewer has no right to see.
+pub const HIDDEN: &str = "(not yours to see)";
 
 impl Version {
     /// The path to show: today's, else the one it had.
     #[must_use]
     pub fn shown_path(&self) -> &str {
+        if self.hidden {
+            return HIDDEN;
+        }
         self.current_path.as_deref().unwrap_or(&self.path)
     }
 }
@@ -112,6 +122,14 @@ pub struct Edge<'a> {
     pub name: &'a str,
 }
 
+impl Record {
+    /// The name to show.
+    #[must_use]
+    pub fn shown_name(&self) -> &str {
+        if self.hidden { HIDDEN } else { &self.name }
+    }
+}
+
 /// Versions and the runs between them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Graph {
@@ -119,6 +137,8 @@ pub struct Graph {
     records: BTreeMap<TaskId, Record>,
     makers: BTreeMap<ObjectId, TaskId>,
     readers: BTreeMap<ObjectId, BTreeSet<TaskId>>,
+    /// What was left out, if anything was; said wherever the graph is shown.
+    pub cut: Option<String>,
 }
 
 impl Graph {
@@ -219,6 +239,7 @@ mod tests {
             element: ElementId(1),
             writer,
             sealed_at: Time(1_700_000_000_000_000_000),
+            hidden: false,
         }
     }
 
@@ -284,6 +305,41 @@ mod tests {
         );
         let out = edges.iter().find(|edge| edge.from == run).unwrap();
         assert_eq!((out.to, out.name), (sum, "o5"));
+    }
+
+    /// The mosaic as somebody sees it who may not see where it comes from, and not all of it.
+    pub(super) fn secret() -> Graph {
+        let mut graph = mosaic();
+        for version in graph.versions.values_mut() {
+            version.hidden = version.object.0 < 5;
+        }
+        for record in graph.records.values_mut() {
+            record.hidden = record.task.0 < 13;
+        }
+        graph.cut = Some("more than 7 <versions>".into());
+        graph
+    }
+
+    #[test]
+    fn every_form_hides_what_is_hidden_and_says_what_was_left_out() {
+        let graph = secret();
+        let forms = [
+            text::render(&graph, ObjectId(5), text::Direction::Up),
+            dot::render(&graph),
+            svg::render(&graph),
+        ];
+        for form in forms {
+            for secret in ["/raw/", "/p/", "project"] {
+                assert!(!form.contains(secret), "{secret}: {form}");
+            }
+            assert!(form.contains(HIDDEN), "{form}");
+            assert!(form.contains("mosaic") && form.contains("add"), "{form}");
+            assert!(
+                form.contains("more than 7 <versions>")
+                    || form.contains("more than 7 &lt;versions&gt;"),
+                "{form}"
+            );
+        }
     }
 
     #[test]

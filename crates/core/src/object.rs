@@ -15,6 +15,8 @@ pub mod tag {
     pub const INPUTS: u64 = 2 << 60;
     /// The linked collection of a task's outputs: the tag and the task id.
     pub const OUTPUTS: u64 = 3 << 60;
+    /// What the namespace says of an inode: the tag and the inode.
+    pub const INODE: u64 = 4 << 60;
 }
 
 /// A sealed object and the element that holds it.
@@ -48,6 +50,12 @@ impl ObjectId {
     #[must_use]
     pub fn output_collection(task: TaskId) -> Self {
         Self(tag::OUTPUTS | (task.0 & !tag::MASK))
+    }
+
+    /// What the namespace says of an inode.
+    #[must_use]
+    pub fn of_inode(inode: crate::id::Inode) -> Self {
+        Self(tag::INODE | (inode.0 & !tag::MASK))
     }
 
     /// Whether it names a data object that a client may write: neither a collection nor the status object.

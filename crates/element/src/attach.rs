@@ -163,6 +163,19 @@ fn on_message(node: &Arc<Node>, message: Message) {
                     .send(from_element::Message::Programs(programs));
             });
         }
+        Message::Notes(notes) => {
+            let node = Arc::clone(node);
+            let put = move |db: &rusqlite::Connection| crate::notes::put(db, &notes.notes);
+            let db = node.parts().db.clone();
+            db.submit(false, put, move |kept| match kept {
+                Ok(change) => node
+                    .parts()
+                    .reports
+                    .send(from_element::Message::Noted(v1::Noted { change })),
+                // They are sent again with the next connection.
+                Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
+            });
+        }
         Message::Peers(peers) => node.parts().pulls.set_peers(peers.elements),
     }
 }

@@ -20,6 +20,7 @@ pub mod folder;
 pub mod http;
 pub mod identity;
 pub mod node;
+pub mod notes;
 pub mod pull;
 pub mod queue;
 pub mod records;

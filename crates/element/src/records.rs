@@ -140,6 +140,7 @@ pub fn data_objects(connection: &Connection) -> Result<Vec<(ObjectId, u64)>> {
 /// # Errors
 /// If SQLite refuses.
 pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
+    crate::notes::forget_with(connection, id)?;
     let id = signed(id.0);
     connection
         .prepare_cached("DELETE FROM object WHERE id = ?1")?

@@ -8,6 +8,7 @@ use crate::jobs::Incoming;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
 use crate::names::{Fault, SqliteNames};
+use crate::notes::Noted;
 use crate::{clock, removal};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -91,6 +92,7 @@ pub(crate) struct Array {
     authority: Arc<Authority>,
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
+    noted: Noted,
 }
 
 /// How an array is set up.
@@ -152,6 +154,7 @@ impl Array {
             authority: settings.authority,
             next_question: AtomicU64::new(1),
             questions: Mutex::default(),
+            noted: Noted::default(),
         })
     }
 
@@ -253,6 +256,11 @@ impl Array {
             ClientError::ElementRefused { message, .. } => format!("element {element}: {message}"),
             error => error.to_string(),
         })
+    }
+
+    /// What elements have said of notes about names.
+    pub(crate) fn noted(&self) -> &Noted {
+        &self.noted
     }
 
     /// Sends to an element; `false` if it is away. What is lost with a connection is sent again, in some
@@ -413,6 +421,7 @@ impl Array {
                     outcome,
                 });
             }
+            From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
             From::Programs(programs) => {
                 if let Some(asker) = self.questions.lock().get(&programs.request) {
                     let _ = asker.send((element, programs.found));
@@ -487,7 +496,7 @@ impl Array {
                 db.execute("INSERT OR REPLACE INTO element VALUES (?1, ?2)", row)?;
                 Ok(())
             };
-            if let Err(fault) = database.write(false, work).await {
+            if let Err(fault) = database.write(work).await {
                 tracing::warn!(%fault, "an element can't be remembered");
             }
         });

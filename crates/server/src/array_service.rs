@@ -4,6 +4,8 @@ use crate::access::Access;
 use crate::array::{Array, outbox};
 use crate::check::Check;
 use crate::ends::Ends;
+use crate::jobs::driver::Signals;
+use crate::names::commit::Database;
 use crate::namespace_service::refused;
 use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
@@ -23,6 +25,17 @@ pub(crate) struct ArrayService {
     pub(crate) sessions: Sessions,
     pub(crate) ends: Arc<Ends>,
     pub(crate) check: Check,
+    pub(crate) database: Arc<Database>,
+    pub(crate) signals: Signals,
+}
+
+impl ArrayService {
+    /// What can't be done now, and why.
+    fn trouble(&self) -> String {
+        let jobs = self.signals.trouble.lock().clone();
+        let names = || self.database.trouble().map(|fault| fault.to_string());
+        jobs.or_else(names).unwrap_or_default()
+    }
 }
 
 /// Findings that wait for a client to read them.
@@ -49,6 +62,7 @@ impl v1::array_server::Array for ArrayService {
             authority: self.array.authority().der().to_vec(),
             mounts: self.sessions.mounts(),
             unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
+            trouble: self.trouble(),
         }))
     }
 

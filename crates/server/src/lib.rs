@@ -15,6 +15,7 @@ mod lineage;
 mod local_names;
 pub mod names;
 mod namespace_service;
+mod notes;
 pub mod rebuild;
 mod recall;
 mod removal;

@@ -1,23 +1,22 @@
-//! Lineage: which task or writer made an object, from which exact inputs, and what was made of it.
+//! Lineage: which task or writer made an object, from which exact inputs, and what was made of it; of each version
+//! and each task as much as the asker may see.
 //!
-//! Answered from the tables `version`, `task`, `task_input` and `task_output`, whose rows stay when files
-//! are renamed, rewritten or removed.
+//! A version may be seen by whoever may read or owns its file; if the file is gone by its writer and by whose task has
+//! read or made it. A task may be seen by the owner of its job and by whoever may see something that it made. Of others the answer has the number and what they are
+//! connected to, so that the graph stays whole.
 
 use crate::access::Access;
 use crate::clock;
-use crate::jobs::spec::StoredTask;
-use crate::names::node::{Node, READ};
-use crate::names::transaction::{Tx, path_of};
+use crate::names::lineage::{OBJECTS_MAX, Walked, Way, runs, versions, walk};
+use crate::names::node::{Caller, Node, READ};
+use crate::names::sight::Sight;
+use crate::names::transaction::Tx;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
-use rusqlite::{Connection, OptionalExtension, Row};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
-
-/// Objects in one answer.
-const OBJECTS_MAX: usize = 100_000;
 
 /// The gRPC service of lineage.
 #[derive(Clone, Debug)]
@@ -35,13 +34,18 @@ impl v1::lineage_server::Lineage for LineageService {
         let caller = self
             .access
             .caller(&request, request.get_ref().credentials.as_ref())?;
+        let mut viewer = caller.clone();
+        if viewer.checked {
+            // A mount's kernel knows the groups and has not told them.
+            viewer.groups = self.access.groups_of(viewer.uid);
+        }
         let question = request.into_inner();
         let names = self.names.clone();
         // A large graph takes a while to read.
         let answer = tokio::task::spawn_blocking(move || {
             names.database().read(|db| {
                 let tx = Tx::new(db, names.shared(), &caller, 0, clock::now_ns());
-                query(&tx, &question)
+                query(&tx, &viewer, &question)
             })
         });
         let answer = answer.await.map_err(|_| refused(&Fault::Closed))?;
@@ -49,40 +53,34 @@ impl v1::lineage_server::Lineage for LineageService {
     }
 }
 
-fn query(tx: &Tx<'_>, question: &v1::LineageRequest) -> Result<v1::LineageReply, Fault> {
+fn query(
+    tx: &Tx<'_>,
+    viewer: &Caller,
+    question: &v1::LineageRequest,
+) -> Result<v1::LineageReply, Fault> {
     let object = if question.object == 0 {
         object_at(tx, &question.path)?
     } else {
         question.object
     };
-    let first = version(tx.db, object)?.ok_or_else(|| {
+    let first = versions(tx.db, &BTreeSet::from([object]))?.pop();
+    let first = first.ok_or_else(|| {
         Fault::NotFound(format!(
             "object {object} has no lineage: it was never sealed"
         ))
     })?;
     check(tx, &first)?;
-    let mut walk = Walk {
-        db: tx.db,
-        versions: BTreeMap::new(),
-        runs: BTreeMap::new(),
-    };
-    walk.versions.insert(object, first);
-    let depth = if question.depth == 0 {
-        usize::MAX
-    } else {
-        question.depth as usize
-    };
-    if question.up {
-        walk.go(object, depth, Walk::up)?;
+    let mut walked = Walked::default();
+    walked.objects.insert(object);
+    for (way, wanted) in [(Way::Up, question.up), (Way::Down, question.down)] {
+        if wanted {
+            let more = walk(tx.db, way, object, question.depth)?;
+            walked.objects.extend(more.objects);
+            walked.tasks.extend(more.tasks);
+            walked.cut = walked.cut.or(more.cut);
+        }
     }
-    if question.down {
-        walk.go(object, depth, Walk::down)?;
-    }
-    Ok(v1::LineageReply {
-        object,
-        versions: walk.versions.into_values().collect(),
-        runs: walk.runs.into_values().collect(),
-    })
+    answer(tx, viewer, object, walked)
 }
 
 fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
@@ -97,7 +95,7 @@ fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
     Ok(node.object)
 }
 
-/// Who may read a file may know where it comes from; of a file that is gone, its owner may.
+/// Who may read a file may ask where it comes from; of a file that is gone, its owner may.
 fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     let what = format!("object {}", version.object);
     match Node::find(tx.db, version.ino)? {
@@ -110,192 +108,97 @@ fn check(tx: &Tx<'_>, version: &v1::Version) -> Result<(), Fault> {
     }
 }
 
-struct Walk<'a> {
-    db: &'a Connection,
-    versions: BTreeMap<u64, v1::Version>,
-    runs: BTreeMap<u64, v1::Run>,
-}
-
-impl Walk<'_> {
-    /// Breadth first, one generation of tasks per step.
-    fn go(
-        &mut self,
-        from: u64,
-        depth: usize,
-        step: fn(&mut Self, u64) -> Result<Vec<u64>, Fault>,
-    ) -> Result<(), Fault> {
-        let mut seen = BTreeSet::from([from]);
-        let mut generation = vec![from];
-        for _ in 0..depth {
-            let mut next = Vec::new();
-            for object in generation {
-                for found in step(self, object)? {
-                    if seen.insert(found) {
-                        next.push(found);
-                    }
-                }
-            }
-            if next.is_empty() || seen.len() > OBJECTS_MAX {
-                break;
-            }
-            generation = next;
+/// All that a walk came to, as far as the asker may see it.
+fn answer(
+    tx: &Tx<'_>,
+    viewer: &Caller,
+    asked: u64,
+    mut walked: Walked,
+) -> Result<v1::LineageReply, Fault> {
+    let mut runs = runs(tx.db, &walked.tasks)?;
+    // Whoever may see one output of a task may see the task.
+    let ends = runs
+        .iter()
+        .flat_map(|run| run.inputs.iter().chain(&run.outputs));
+    for named in ends {
+        if walked.objects.len() > OBJECTS_MAX && !walked.objects.contains(&named.object) {
+            let left_out = || "tasks with more inputs and outputs than can be shown".to_owned();
+            walked.cut.get_or_insert_with(left_out);
+            break;
         }
-        Ok(())
+        walked.objects.insert(named.object);
     }
-
-    /// What the task that made an object read.
-    fn up(&mut self, object: u64) -> Result<Vec<u64>, Fault> {
-        let task = self.versions.get(&object).map_or(0, |version| version.task);
-        self.take_run(task)?;
-        let inputs = self
-            .runs
-            .get(&task)
-            .map(|run| run.inputs.clone())
-            .unwrap_or_default();
-        self.take(&inputs)
+    let mut sight = Sight::new(tx, viewer);
+    let own = runs.iter().filter(|run| sight.owns(run.uid));
+    let own = own.flat_map(|run| run.inputs.iter().chain(&run.outputs));
+    let used: BTreeSet<u64> = own.map(|named| named.object).collect();
+    let mut seen = BTreeMap::new();
+    for version in versions(tx.db, &walked.objects)? {
+        let version = shown(version, asked, &used, &mut sight)?;
+        seen.insert(version.object, version);
     }
-
-    /// What tasks that read an object made.
-    fn down(&mut self, object: u64) -> Result<Vec<u64>, Fault> {
-        let mut statement = self.db.prepare_cached(
-            "SELECT DISTINCT task FROM task_input WHERE object = ?1 ORDER BY task",
-        )?;
-        let tasks = statement.query_map([object.cast_signed()], |row| row.get::<_, i64>(0))?;
-        let tasks = tasks.collect::<Result<Vec<_>, _>>()?;
-        let mut made = Vec::new();
-        for task in tasks.into_iter().map(i64::cast_unsigned) {
-            self.take_run(task)?;
-            let outputs = self
-                .runs
-                .get(&task)
-                .map(|run| run.outputs.clone())
-                .unwrap_or_default();
-            made.extend(self.take(&outputs)?);
-        }
-        Ok(made)
-    }
-
-    fn take(&mut self, objects: &[v1::NamedObject]) -> Result<Vec<u64>, Fault> {
-        for named in objects {
-            if !self.versions.contains_key(&named.object)
-                && let Some(found) = version(self.db, named.object)?
-            {
-                self.versions.insert(named.object, found);
+    let known = |named: &v1::NamedObject| seen.get(&named.object).map(|version| !version.hidden);
+    for run in &mut runs {
+        let own = sight.owns(run.uid);
+        let visible = own || run.outputs.iter().any(|made| known(made) == Some(true));
+        for named in run.inputs.iter_mut().chain(&mut run.outputs) {
+            // To its owner the script has said the names already.
+            if !own && (!visible || known(named) != Some(true)) {
+                named.name = String::new();
             }
         }
-        Ok(objects.iter().map(|named| named.object).collect())
-    }
-
-    fn take_run(&mut self, task: u64) -> Result<(), Fault> {
-        if task != 0
-            && !self.runs.contains_key(&task)
-            && let Some(found) = run(self.db, task)?
-        {
-            self.runs.insert(task, found);
+        if !visible {
+            *run = v1::Run {
+                task: run.task,
+                inputs: std::mem::take(&mut run.inputs),
+                outputs: std::mem::take(&mut run.outputs),
+                hidden: true,
+                ..v1::Run::default()
+            };
         }
-        Ok(())
     }
+    Ok(v1::LineageReply {
+        object: asked,
+        versions: seen.into_values().collect(),
+        runs,
+        cut: walked.cut.unwrap_or_default(),
+    })
 }
 
-fn long(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
-    row.get::<_, i64>(at).map(i64::cast_unsigned)
-}
-
-fn version(db: &Connection, object: u64) -> Result<Option<v1::Version>, Fault> {
-    let sql = "SELECT path, size, ino, version, uid, sealed_at, element, task FROM version WHERE object = ?1";
-    let found = db
-        .prepare_cached(sql)?
-        .query_row([object.cast_signed()], |row| {
-            Ok(v1::Version {
-                object,
-                path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(0)?).into_owned(),
-                size: long(row, 1)?,
-                ino: long(row, 2)?,
-                version: long(row, 3)?,
-                uid: row.get(4)?,
-                sealed_at: row.get(5)?,
-                element: row.get(6)?,
-                task: long(row, 7)?,
-                current_path: String::new(),
-            })
-        });
-    let Some(mut version) = found.optional()? else {
-        return Ok(None);
+/// A version with its path of today, or only its number.
+fn shown(
+    mut version: v1::Version,
+    asked: u64,
+    used: &BTreeSet<u64>,
+    sight: &mut Sight<'_>,
+) -> Result<v1::Version, Fault> {
+    let file = sight.file(version.ino)?;
+    let allowed = match &file {
+        Some(file) => file.allowed,
+        None => sight.owns(version.uid) || used.contains(&version.object),
     };
-    let node = Node::find(db, version.ino)?;
-    if node.is_some_and(|node| node.object == object) {
-        let path = path_of(db, version.ino)?.unwrap_or_default();
-        version.current_path = String::from_utf8_lossy(&path).into_owned();
-    }
-    Ok(Some(version))
-}
-
-fn run(db: &Connection, task: u64) -> Result<Option<v1::Run>, Fault> {
-    let sql = "SELECT task.job, job.name, spec, kernel_hash, element, uid, start, end, read_bytes, written_bytes, \
-               moved_bytes, reused FROM task JOIN job ON job.job = task.job WHERE task = ?1";
-    let found = db
-        .prepare_cached(sql)?
-        .query_row([task.cast_signed()], |row| {
-            let stored: Option<StoredTask> = serde_json::from_str(&row.get::<_, String>(2)?).ok();
-            let (name, kernel, args) = stored
-                .map(|task| (task.name, task.kernel, task.args))
-                .unwrap_or_default();
-            Ok(v1::Run {
-                task,
-                job: long(row, 0)?,
-                job_name: row.get(1)?,
-                name,
-                kernel,
-                kernel_hash: row.get(3)?,
-                args,
-                element: row.get(4)?,
-                uid: row.get(5)?,
-                start: row.get(6)?,
-                end: row.get(7)?,
-                read_bytes: long(row, 8)?,
-                written_bytes: long(row, 9)?,
-                moved_bytes: long(row, 10)?,
-                reused_task: long(row, 11)?,
-                inputs: Vec::new(),
-                outputs: Vec::new(),
-            })
+    // What was asked about was checked, perhaps by a kernel that knows more.
+    if !allowed && version.object != asked {
+        return Ok(v1::Version {
+            object: version.object,
+            task: version.task,
+            hidden: true,
+            ..v1::Version::default()
         });
-    let Some(mut run) = found.optional()? else {
-        return Ok(None);
-    };
-    run.inputs = named(
-        db,
-        "SELECT name, object FROM task_input WHERE task = ?1 ORDER BY seq",
-        task,
-    )?;
-    run.outputs = named(
-        db,
-        "SELECT name, object FROM task_output WHERE task = ?1 ORDER BY seq",
-        task,
-    )?;
-    Ok(Some(run))
-}
-
-fn named(db: &Connection, sql: &str, task: u64) -> Result<Vec<v1::NamedObject>, Fault> {
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([task.cast_signed()], |row| {
-        Ok(v1::NamedObject {
-            name: row.get(0)?,
-            object: long(row, 1)?,
-        })
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
+    }
+    let current = file.filter(|file| file.object == version.object);
+    let path = current.map(|file| file.path).unwrap_or_default();
+    version.current_path = String::from_utf8_lossy(&path).into_owned();
+    Ok(version)
 }
 
 /// What made an object, as JSON: the answer of the attribute `user.tidemill.lineage`.
-pub(crate) fn summary(db: &Connection, object: u64) -> Result<String, Fault> {
-    let Some(version) = version(db, object)? else {
+pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
+    let mut walked = walk(tx.db, Way::Up, object, 1)?;
+    walked.objects = BTreeSet::from([object]);
+    let reply = answer(tx, tx.caller, object, walked)?;
+    let Some(version) = reply.versions.iter().find(|one| one.object == object) else {
         return Ok("null".into());
-    };
-    let run = if version.task == 0 {
-        None
-    } else {
-        run(db, version.task)?
     };
     let list = |objects: &[v1::NamedObject]| -> Vec<serde_json::Value> {
         objects
@@ -303,7 +206,7 @@ pub(crate) fn summary(db: &Connection, object: u64) -> Result<String, Fault> {
             .map(|o| serde_json::json!({"name": o.name, "object": o.object}))
             .collect()
     };
-    let run = run.map(|run| {
+    let run = reply.runs.first().map(|run| {
         serde_json::json!({
             "task": run.task, "job": run.job, "job_name": run.job_name, "name": run.name,
             "kernel": run.kernel, "kernel_hash": run.kernel_hash, "args": run.args,

@@ -3,7 +3,7 @@
 
 use crate::access::{Access, Peer};
 use crate::names::Request;
-use crate::namespace_service::refused;
+use crate::namespace_service::reply;
 use crate::recall::Recalls;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -179,8 +179,6 @@ impl Service {
         message: v1::NameRequest,
     ) -> Result<v1::NameReply, tonic::Status> {
         let caller = self.access.caller_of(peer, message.credentials.as_ref())?;
-        let results = self.recalls.apply_blocking(Request::of(caller, message));
-        let results = results.map_err(|fault| refused(&fault))?;
-        Ok(v1::NameReply { results })
+        reply(self.recalls.apply_blocking(Request::of(caller, message)))
     }
 }

@@ -27,12 +27,27 @@ pub(crate) struct NamespaceService {
 /// What a failed request as a whole becomes on the wire.
 pub(crate) fn refused(fault: &Fault) -> Status {
     match fault {
+        _ if fault.is_full() => Status::resource_exhausted(fault.to_string()),
         Fault::Malformed(_) => Status::invalid_argument(fault.to_string()),
+        Fault::Damaged(_) => Status::data_loss(fault.to_string()),
         Fault::Closed => Status::unavailable(fault.to_string()),
         Fault::NotFound(_) => Status::not_found(fault.to_string()),
         Fault::Denied(..) | Fault::NotOwner(_) => Status::permission_denied(fault.to_string()),
         _ => Status::internal(fault.to_string()),
     }
+}
+
+/// The answer to a request. A database that fails is told as the first operation's failure, which has an errno: none
+/// of the operations has taken effect.
+pub(crate) fn reply(results: Result<Vec<v1::NameResult>, Fault>) -> Result<v1::NameReply, Status> {
+    let results = match results {
+        Err(Fault::Closed) => return Err(refused(&Fault::Closed)),
+        Err(fault) if fault.of_database() => vec![v1::NameResult {
+            result: Some(v1::name_result::Result::Error((&fault).into())),
+        }],
+        results => results.map_err(|fault| refused(&fault))?,
+    };
+    Ok(v1::NameReply { results })
 }
 
 type Invalidations = Pin<Box<dyn Stream<Item = Result<v1::Invalidation, Status>> + Send>>;
@@ -49,9 +64,8 @@ impl v1::names_server::Names for NamespaceService {
         let results = self
             .recalls
             .apply(NamesRequest::of(caller, request.into_inner()))
-            .await
-            .map_err(|fault| refused(&fault))?;
-        Ok(Response::new(v1::NameReply { results }))
+            .await;
+        reply(results).map(Response::new)
     }
 
     async fn reserve(

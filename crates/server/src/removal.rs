@@ -137,5 +137,5 @@ pub(crate) async fn forget(
         }
         Ok(())
     };
-    database.write(false, work).await
+    database.write(work).await
 }

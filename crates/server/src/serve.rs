@@ -17,7 +17,7 @@ use crate::names::{Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
 use crate::recall::Recalls;
 use crate::session::Sessions;
-use crate::{clock, names, removal};
+use crate::{clock, names, notes, removal};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -288,6 +288,7 @@ impl Drop for Server {
 /// Begins what the server does by itself, for as long as it runs.
 fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
     let (database, shared) = (names.database().clone(), names.shared().clone());
+    tokio::spawn(notes::run(database.clone(), array.clone()));
     tokio::spawn(removal::run(database, shared, array));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
@@ -315,7 +316,7 @@ async fn start_driver(
     let policy = default_policy.to_owned();
     let made = tokio::task::spawn_blocking(move || Driver::new(names, array, signals, &policy));
     let driver = made.await.map_err(|_| Fault::Closed)??;
-    Ok(std::thread::spawn(move || driver.run(&incoming)))
+    Ok(std::thread::spawn(move || driver.run(incoming)))
 }
 
 /// What the services are made of.
@@ -339,6 +340,7 @@ impl Parts {
             sessions: self.sessions.clone(),
             recalls: self.recalls.clone(),
         };
+        let (database, signals) = (self.names.database().clone(), self.signals.clone());
         let jobs = JobService {
             names: self.names.clone(),
             recalls: self.recalls,
@@ -361,6 +363,8 @@ impl Parts {
             sessions: self.sessions,
             ends: self.ends,
             check: self.check,
+            database,
+            signals,
         };
         let max = MESSAGE_BYTES_MAX;
         let namespace = NamesServer::new(namespace)

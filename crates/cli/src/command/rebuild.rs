@@ -5,18 +5,18 @@ use crate::format;
 use crate::output::Said;
 use serde_json::json;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_server::rebuild::{self, Rebuilt};
+use tidemill_server::rebuild::{self, Apart, Rebuilt};
 
 const EXAMPLES: &str = "Examples:
   tidemill rebuild                                   the array of `tidemill up`, after its server.db was lost
   tidemill rebuild --folder /srv/server /srv/el-0 /copies/element-1.db
 
 Stop the server and move a damaged server.db (with its -wal and -shm) away first. Name every element of the
-array: its folder, or a copy of its element.db. Files get the path they had when they were sealed, with owner,
-mode and lineage; what only the server knew is lost: renames and changes of mode or owner since, links, empty
-files and folders, extended attributes, job scripts, and jobs that had not ended.";
+array: its folder, or a copy of its element.db. Names, links, owners, modes, times, versions, extended attributes
+and lineage come back as the server has last noted them on the elements, which takes it about a second. What
+only the server knew is lost: lifetimes, job scripts, and jobs that had not ended.";
 
 /// Files that are named in the text; all are in the JSON.
 const SHOWN_MAX: usize = 20;
@@ -64,26 +64,37 @@ fn said(rebuilt: &Rebuilt) -> Said {
         rebuilt.directories,
         rebuilt.tasks
     );
-    if rebuilt.missing > 0 {
-        let _ = write!(text, "\n{} files have lost their bytes", rebuilt.missing);
-    }
-    if !rebuilt.apart.is_empty() {
-        let count = rebuilt.apart.len();
-        let _ = write!(
-            text,
-            "\n{count} files whose path was taken are in /lost+found:"
-        );
-        for file in rebuilt.apart.iter().take(SHOWN_MAX) {
-            let _ = write!(text, "\n  {}  was {}", file.path, file.was);
+    let lists = [
+        ("files have lost their bytes", paths(&rebuilt.missing)),
+        (
+            "files are as they were when they were sealed, with version 1: nothing newer was noted of them",
+            paths(&rebuilt.unnoted),
+        ),
+        (
+            "files and folders that could not get their own place are in /lost+found",
+            rebuilt.apart.iter().map(apart).collect(),
+        ),
+    ];
+    for (what, list) in lists.iter().filter(|(_, list)| !list.is_empty()) {
+        let _ = write!(text, "\n{} {what}:", list.len());
+        for one in list.iter().take(SHOWN_MAX) {
+            let _ = write!(text, "\n  {one}");
         }
-        if count > SHOWN_MAX {
-            let _ = write!(text, "\n  and {} more", count - SHOWN_MAX);
+        if list.len() > SHOWN_MAX {
+            let _ = write!(
+                text,
+                "\n  and {} more (--json names all)",
+                list.len() - SHOWN_MAX
+            );
         }
     }
+    text +=
+        "\nnot kept by elements: lifetimes, job scripts, jobs that had not ended, times of folders";
     text += "\nstart the server to use it (`tidemill up`)";
-    let apart = rebuilt.apart.iter();
-    let apart: Vec<_> = apart
-        .map(|file| json!({"path": file.path, "was": file.was}))
+    let apart: Vec<_> = rebuilt
+        .apart
+        .iter()
+        .map(|file| json!({"path": file.path.to_string_lossy(), "was": file.was.to_string_lossy()}))
         .collect();
     let json = json!({
         "elements": rebuilt.elements,
@@ -91,8 +102,22 @@ fn said(rebuilt: &Rebuilt) -> Said {
         "bytes": rebuilt.bytes,
         "directories": rebuilt.directories,
         "tasks": rebuilt.tasks,
-        "missing": rebuilt.missing,
+        "missing": paths(&rebuilt.missing),
+        "unnoted": paths(&rebuilt.unnoted),
         "apart": apart,
     });
     Said::new(text, json)
+}
+
+/// Paths for people: names need not be UTF-8, and may hold what a terminal would obey.
+fn paths(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| readable(path)).collect()
+}
+
+fn readable(path: &Path) -> String {
+    path.to_string_lossy().replace(char::is_control, "\u{fffd}")
+}
+
+fn apart(file: &Apart) -> String {
+    format!("{}  was {}", readable(&file.path), readable(&file.was))
 }

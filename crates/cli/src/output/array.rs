@@ -33,6 +33,9 @@ impl View for ArrayView {
             status.policies.join(", "),
             status.default_policy
         )?;
+        if !status.trouble.is_empty() {
+            writeln!(out, "TROUBLE   {}", status.trouble)?;
+        }
         let up = status.elements.iter().filter(|element| element.up).count();
         writeln!(out, "elements  {up} of {} up\n", status.elements.len())?;
         let header = [
@@ -79,6 +82,7 @@ impl View for ArrayView {
             "started": status.started,
             "default_policy": status.default_policy,
             "policies": status.policies,
+            "trouble": status.trouble,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
             "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),

@@ -17,6 +17,7 @@ pub(crate) fn graph(reply: &v1::LineageReply) -> Graph {
     for run in &reply.runs {
         graph.add_record(record(run));
     }
+    graph.cut = (!reply.cut.is_empty()).then(|| reply.cut.clone());
     graph
 }
 
@@ -39,6 +40,7 @@ fn version(version: &v1::Version) -> Version {
             task => Writer::Task(TaskId(task)),
         },
         sealed_at: time_from_wire(version.sealed_at),
+        hidden: version.hidden,
     }
 }
 
@@ -67,6 +69,7 @@ fn record(run: &v1::Run) -> Record {
         // Only runs that ended well have lineage.
         exit: 0,
         reused: (run.reused_task != 0).then_some(TaskId(run.reused_task)),
+        hidden: run.hidden,
     }
 }
 
@@ -76,10 +79,14 @@ pub(crate) fn json(reply: &v1::LineageReply) -> Value {
         "object": reply.object,
         "versions": reply.versions.iter().map(version_json).collect::<Vec<_>>(),
         "runs": reply.runs.iter().map(run_json).collect::<Vec<_>>(),
+        "cut": (!reply.cut.is_empty()).then_some(&reply.cut),
     })
 }
 
 fn version_json(version: &v1::Version) -> Value {
+    if version.hidden {
+        return json!({ "object": version.object, "task": version.task, "hidden": true });
+    }
     json!({
         "object": version.object,
         "path": version.path,
@@ -100,6 +107,14 @@ fn run_json(run: &v1::Run) -> Value {
             |object: &v1::NamedObject| json!({ "name": object.name, "object": object.object });
         objects.iter().map(pair).collect()
     };
+    if run.hidden {
+        return json!({
+            "task": run.task,
+            "hidden": true,
+            "inputs": named(&run.inputs),
+            "outputs": named(&run.outputs),
+        });
+    }
     json!({
         "task": run.task,
         "job": run.job,
@@ -149,6 +164,7 @@ mod tests {
             object: 2,
             versions: vec![version(1, 0), version(2, 10)],
             runs: vec![run],
+            cut: String::new(),
         };
         let graph = graph(&reply);
         assert_eq!(graph.maker(ObjectId(2)).unwrap().task, TaskId(10));

@@ -13,11 +13,7 @@ pub(crate) fn document(graph: &Graph) -> Value {
     for version in graph.versions() {
         let entity = entity_id(version.object);
         sections.add("entity", &entity, self::entity(version));
-        let owner = match version.writer {
-            Writer::Client(owner) => Some(owner),
-            Writer::Task(_) => graph.maker(version.object).map(|record| record.owner),
-        };
-        if let Some(owner) = owner {
+        if let Some(owner) = author(graph, version) {
             let agent = sections.agent(owner);
             sections.relate(
                 "wasAttributedTo",
@@ -28,6 +24,9 @@ pub(crate) fn document(graph: &Graph) -> Value {
     for record in graph.records() {
         let activity = activity_id(record.task);
         sections.add("activity", &activity, self::activity(record));
+        if record.hidden {
+            continue;
+        }
         let agent = sections.agent(record.owner);
         sections.relate(
             "wasAssociatedWith",
@@ -46,7 +45,23 @@ pub(crate) fn document(graph: &Graph) -> Value {
             json!({ "prov:activity": activity, "prov:entity": entity, "prov:role": name }),
         );
     }
+    if let Some(cut) = &graph.cut {
+        // Stands for all that was left out.
+        sections.add("entity", "tidemill:left-out", json!({ "prov:label": cut }));
+    }
     Value::Object(sections.0)
+}
+
+/// Who a version is attributed to, if that may be shown.
+fn author(graph: &Graph, version: &Version) -> Option<Owner> {
+    match version.writer {
+        _ if version.hidden => None,
+        Writer::Client(owner) => Some(owner),
+        Writer::Task(_) => {
+            let maker = graph.maker(version.object);
+            Some(maker.filter(|record| !record.hidden)?.owner)
+        }
+    }
 }
 
 /// The sections of a document: identifier to attributes in each.
@@ -90,6 +105,9 @@ fn activity_id(task: TaskId) -> String {
 }
 
 fn entity(version: &Version) -> Value {
+    if version.hidden {
+        return json!({ "prov:label": version.shown_path() });
+    }
     json!({
         "prov:label": version.shown_path(),
         "tidemill:path": version.path,
@@ -101,6 +119,9 @@ fn entity(version: &Version) -> Value {
 }
 
 fn activity(record: &Record) -> Value {
+    if record.hidden {
+        return json!({ "prov:label": record.shown_name() });
+    }
     let mut attributes = json!({
         "prov:startTime": iso_time(record.start),
         "prov:endTime": iso_time(record.end),
@@ -153,6 +174,7 @@ mod tests {
                 element: ElementId(3),
                 writer,
                 sealed_at: Time(1_700_000_000_000_000_000),
+                hidden: false,
             });
         }
         graph.add_record(Record {
@@ -189,6 +211,23 @@ mod tests {
         assert_eq!(run["tidemill:args"], r#"["a \"b\""]"#);
         let size = &document["entity"]["tidemill:object-1"]["tidemill:size"];
         assert_eq!(size["$"], "18446744073709551615");
+    }
+
+    #[test]
+    fn what_is_hidden_or_left_out_is_said_and_not_shown() {
+        let mut graph = graph();
+        graph.cut = Some("more than 2 versions".into());
+        for version in graph.versions.values_mut() {
+            version.hidden = true;
+        }
+        for record in graph.records.values_mut() {
+            record.hidden = true;
+        }
+        let document = document(&graph);
+        assert_eq!(document["entity"]["tidemill:left-out"]["prov:label"], "more than 2 versions");
+        assert!(document.get("agent").is_none(), "{document:#}");
+        let text = document.to_string();
+        assert!(!text.contains("xsd:") && text.contains("not yours"), "{text}");
     }
 
     #[test]

@@ -79,6 +79,10 @@ impl Dispatcher {
         let mut any = true;
         let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
         while let Some((line, id)) = self.next_ready(any, &passed) {
+            if !self.can_issue(id) {
+                // What was touched stays so: the next event goes on here.
+                return;
+            }
             if let Some(element) = self.task(id).spec.element {
                 let room = self.elements.get(&element).is_some_and(Element::room);
                 if room {
@@ -165,9 +169,18 @@ impl Dispatcher {
             .take(IDLE_ASKS_MAX)
             .collect();
         for id in heads {
+            if !self.can_issue(id) {
+                return;
+            }
             self.place(id, turn);
         }
         self.touched.clear();
+    }
+
+    /// Whether there are ids for a task's label and outputs.
+    fn can_issue(&mut self, id: TaskId) -> bool {
+        let outputs = self.task(id).spec.outputs.len();
+        self.ids.ready(outputs)
     }
 
     /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
@@ -289,6 +302,9 @@ impl Dispatcher {
             while let Some(next) = self.next_dependent(id, &mut dependents) {
                 let room = self.elements.get(&element).is_some_and(Element::room);
                 if sent.len() >= MINI_DAG_LABELS_MAX || asks >= MINI_DAG_ASKS_MAX || !room {
+                    return;
+                }
+                if !self.can_issue(next) {
                     return;
                 }
                 let Some(earliest) = self.can_follow(next, element, &sent) else {

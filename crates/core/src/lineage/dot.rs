@@ -9,6 +9,9 @@ use std::fmt::Write;
 pub fn render(graph: &Graph) -> String {
     let mut out =
         String::from("digraph lineage {\n  rankdir=LR;\n  node [fontname=\"sans-serif\"];\n");
+    if let Some(cut) = &graph.cut {
+        let _ = writeln!(out, "  label={};", quoted(cut));
+    }
     let mut draw = |node, shape, label: &str| {
         let _ = writeln!(
             out,
@@ -22,13 +25,17 @@ pub fn render(graph: &Graph) -> String {
         draw(Vertex::Version(version.object), "box", &label);
     }
     for record in graph.records() {
-        let Record {
-            name,
-            kernel,
-            element,
-            ..
-        } = record;
-        let label = format!("{name}\n{kernel} on element {element}");
+        let label = if record.hidden {
+            format!("{}\ntask {}", record.shown_name(), record.task)
+        } else {
+            let Record {
+                name,
+                kernel,
+                element,
+                ..
+            } = record;
+            format!("{name}\n{kernel} on element {element}")
+        };
         draw(Vertex::Run(record.task), "ellipse", &label);
     }
     for edge in graph.edges() {

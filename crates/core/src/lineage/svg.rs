@@ -57,6 +57,14 @@ pub fn render(graph: &Graph) -> String {
     for (node, (x, y)) in places {
         draw(&mut out, graph, node, x, y);
     }
+    if let Some(cut) = &graph.cut {
+        let _ = writeln!(
+            out,
+            "<text x=\"{MARGIN}\" y=\"{}\" fill=\"#b00020\">{}</text>",
+            MARGIN - 4,
+            escaped(cut)
+        );
+    }
     out.push_str("</svg>\n");
     out
 }
@@ -139,7 +147,11 @@ fn draw(out: &mut String, graph: &Graph, node: Vertex, x: usize, y: usize) {
         Vertex::Version(object) => match graph.version(object) {
             Some(version) => (
                 shortened(version.shown_path()),
-                format!("object {object}, {}", bytes(version.size)),
+                if version.hidden {
+                    format!("object {object}")
+                } else {
+                    format!("object {object}, {}", bytes(version.size))
+                },
                 text::version_line(version),
                 "#e8f0fe",
                 2,
@@ -157,9 +169,13 @@ fn draw(out: &mut String, graph: &Graph, node: Vertex, x: usize, y: usize) {
                 return;
             };
             let seconds = record.end.since(record.start).as_secs_f64();
-            let second = format!("element {}, {seconds:.2} s", record.element);
+            let second = if record.hidden {
+                format!("task {task}")
+            } else {
+                format!("element {}, {seconds:.2} s", record.element)
+            };
             (
-                shortened(&record.name),
+                shortened(record.shown_name()),
                 second,
                 text::run_line(record),
                 "#fef3d8",

@@ -46,6 +46,9 @@ pub fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
             pending.push((child, below.clone(), Some(index + 1 == count)));
         }
     }
+    if let Some(cut) = &graph.cut {
+        let _ = writeln!(out, "{cut}");
+    }
     out
 }
 
@@ -81,14 +84,31 @@ fn has_children(graph: &Graph, item: Vertex, direction: Direction) -> bool {
 fn line(graph: &Graph, item: Vertex) -> String {
     match item {
         Vertex::Version(object) => match graph.version(object) {
-            Some(version) => version_line(version),
+            Some(version) => {
+                let unknown = match version.writer {
+                    // An element that was lost has taken the task along.
+                    Writer::Task(task) if unexplained(graph, version) => {
+                        format!(", made by task {task}, of which nothing else is shown")
+                    }
+                    _ => String::new(),
+                };
+                version_line(version) + &unknown
+            }
             None => format!("object {object}, of which nothing else is known"),
         },
         Vertex::Run(task) => graph.record(task).map(run_line).unwrap_or_default(),
     }
 }
 
+/// Whether the task that made a version is not part of the graph.
+fn unexplained(graph: &Graph, version: &Version) -> bool {
+    !version.hidden && graph.maker(version.object).is_none()
+}
+
 pub(super) fn version_line(version: &Version) -> String {
+    if version.hidden {
+        return format!("{}  [object {}]", version.shown_path(), version.object);
+    }
     let moved = match &version.current_path {
         Some(path) if *path == version.path => String::new(),
         Some(_) => format!(", was {}", version.path),
@@ -114,6 +134,9 @@ pub(super) fn version_line(version: &Version) -> String {
 }
 
 pub(super) fn run_line(record: &Record) -> String {
+    if record.hidden {
+        return format!("{}  [task {}]", record.shown_name(), record.task);
+    }
     let mut command = record.kernel.clone();
     for arg in &record.args {
         command.push(' ');

@@ -35,6 +35,10 @@ impl Dice {
 pub(crate) struct Ids(Arc<AtomicU64>);
 
 impl IdSource for Ids {
+    fn ready(&mut self, _objects: usize) -> bool {
+        true
+    }
+
     fn label(&mut self) -> LabelId {
         LabelId(self.0.fetch_add(1, Ordering::Relaxed))
     }

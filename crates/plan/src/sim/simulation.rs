@@ -240,6 +240,10 @@ struct Counter {
 }
 
 impl IdSource for Counter {
+    fn ready(&mut self, _objects: usize) -> bool {
+        true
+    }
+
     fn label(&mut self) -> LabelId {
         self.labels += 1;
         LabelId(self.labels - 1)

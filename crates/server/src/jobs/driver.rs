@@ -4,7 +4,14 @@
 //! **Invariant**: nothing is sent to an element and no outcome is acknowledged before everything decided so
 //! far is in the database. A server that is killed at any moment therefore finds, when it starts again,
 //! each label that an element may have.
+//!
+//! A database that can't be written now (full, or its device fails) is given the same steps again until they are
+//! kept. Nothing else is decided meanwhile, so that dispatcher and database never disagree about the order of
+//! things, and nothing has to be made again from the database, which knows less than the dispatcher: what elements
+//! reported and was not acknowledged.
 
+use super::blocks::Blocks;
+use super::inbox::{Inbox, Stopped};
 use super::memo::{Memo, Owners};
 use super::persist::{self, Batch, Step};
 use super::publish::{self, Publishing};
@@ -15,14 +22,15 @@ use crate::clock;
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
-use crate::names::{Caller, Changed, Fault, SqliteNames, ids};
+use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidemill_core::dispatch::{Config, Dispatcher};
-use tidemill_core::event::{Action, ElementView, Event, IdSource, JobState, Origin};
+use tidemill_core::event::{Action, ElementView, Event, JobState, Origin};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
 use tidemill_core::object::Placed;
@@ -31,8 +39,6 @@ use tidemill_wire::v1::{self, to_element::Message as To};
 
 /// What is taken into one transaction at most.
 const BATCH_MAX: usize = 512;
-/// Ids taken from the database at once.
-const IDS_BLOCK: u64 = 4096;
 /// How often waiting jobs are looked at although no name is known to have changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How long a database that refuses to write is left alone.
@@ -45,6 +51,8 @@ pub(crate) struct Signals {
     pub(crate) awaiting: Arc<AtomicBool>,
     /// Bumped with every change of a job.
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
+    /// Why decisions can't be kept now, if they can't.
+    pub(crate) trouble: Arc<Mutex<Option<String>>>,
 }
 
 impl Default for Signals {
@@ -52,6 +60,7 @@ impl Default for Signals {
         Self {
             awaiting: Arc::default(),
             changes: tokio::sync::watch::Sender::new(0),
+            trouble: Arc::default(),
         }
     }
 }
@@ -77,6 +86,8 @@ pub(crate) struct Driver {
     fresh: Vec<(ObjectId, ObjectId)>,
     look: bool,
     change: i64,
+    /// What follows from the jobs that were brought back.
+    first: (Vec<Step>, Outbox),
 }
 
 /// Who waits for a path.
@@ -98,47 +109,8 @@ struct Unsettled {
 struct Outbox {
     messages: Vec<(u32, To)>,
     acks: BTreeMap<u32, Vec<u64>>,
-}
-
-/// Ids in blocks from the database.
-#[derive(Debug)]
-struct Blocks {
-    database: Arc<Database>,
-    labels: std::ops::Range<u64>,
-    objects: std::ops::Range<u64>,
-}
-
-impl Blocks {
-    /// The first of a new block. If the database is closed nothing that uses the id can be written or
-    /// sent any more, so any will do.
-    fn refill(database: &Database, kind: &'static str) -> std::ops::Range<u64> {
-        loop {
-            match database.write_blocking(move |db| ids::reserve(db, kind, IDS_BLOCK)) {
-                Ok(first) => return first..first + IDS_BLOCK,
-                Err(Fault::Closed) => return 0..u64::MAX,
-                Err(fault) => {
-                    tracing::error!(%fault, "no ids can be reserved; trying again");
-                    std::thread::sleep(REST);
-                }
-            }
-        }
-    }
-}
-
-impl IdSource for Blocks {
-    fn label(&mut self) -> LabelId {
-        if self.labels.is_empty() {
-            self.labels = Self::refill(&self.database, "label");
-        }
-        LabelId(self.labels.next().unwrap_or_default())
-    }
-
-    fn object(&mut self) -> ObjectId {
-        if self.objects.is_empty() {
-            self.objects = Self::refill(&self.database, "object");
-        }
-        ObjectId(self.objects.next().unwrap_or_default())
-    }
+    /// Objects that jobs that have ended needed: until their end is kept, a restart would need them again.
+    unpinned: Vec<ObjectId>,
 }
 
 impl Driver {
@@ -150,11 +122,7 @@ impl Driver {
         default_policy: &str,
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
-        let blocks = Blocks {
-            database: database.clone(),
-            labels: 0..0,
-            objects: 0..0,
-        };
+        let blocks = Blocks::new(database.clone());
         let config = Config {
             policy: default_policy.into(),
             seed: u64::from_le_bytes(crate::access::random()),
@@ -183,6 +151,7 @@ impl Driver {
             fresh: Vec::new(),
             look: true,
             change,
+            first: Default::default(),
         };
         driver.bring_back()?;
         Ok(driver)
@@ -196,43 +165,41 @@ impl Driver {
         for job in jobs {
             self.take(job, &mut steps, &mut outbox);
         }
-        self.finish(steps, outbox)
+        self.first = (steps, outbox);
+        Ok(())
     }
 
-    /// Works until told to stop.
-    pub(crate) fn run(mut self, incoming: &Receiver<Incoming>) {
-        loop {
-            let mut next = match incoming.recv_timeout(LOOK_AGAIN) {
-                Ok(first) => Some(first),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.look = true;
-                    None
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-            let mut steps = Vec::new();
-            let mut outbox = Outbox::default();
-            let mut taken = 0;
-            while let Some(message) = next {
-                if matches!(message, Incoming::Stop) {
-                    return;
-                }
-                self.on(message, &mut steps, &mut outbox);
-                taken += 1;
-                next = if taken < BATCH_MAX {
-                    incoming.try_recv().ok()
-                } else {
-                    None
-                };
-            }
-            if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
-                self.look_for_awaited(&mut steps, &mut outbox);
-            }
-            if let Err(fault) = self.finish(steps, outbox) {
-                tracing::error!(%fault, "the driver of jobs ends");
-                return;
-            }
+    /// Works until the server stops.
+    pub(crate) fn run(mut self, incoming: Receiver<Incoming>) {
+        let mut inbox = Inbox::new(incoming);
+        let (steps, outbox) = std::mem::take(&mut self.first);
+        let mut going = self.finish(steps, outbox, &mut inbox);
+        while going.is_ok() {
+            going = self.batch(&mut inbox);
         }
+        tracing::debug!("the driver of jobs has ended");
+    }
+
+    /// Takes what has come in, decides, keeps and sends.
+    fn batch(&mut self, inbox: &mut Inbox) -> Result<(), Stopped> {
+        let mut next = inbox.next(LOOK_AGAIN)?;
+        self.look |= next.is_none();
+        let mut steps = Vec::new();
+        let mut outbox = Outbox::default();
+        let mut taken = 0;
+        while let Some(message) = next {
+            self.on(message, &mut steps, &mut outbox);
+            taken += 1;
+            next = if taken < BATCH_MAX {
+                inbox.next(Duration::ZERO)?
+            } else {
+                None
+            };
+        }
+        if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
+            self.look_for_awaited(&mut steps, &mut outbox);
+        }
+        self.finish(steps, outbox, inbox)
     }
 
     fn on(&mut self, message: Incoming, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -505,7 +472,7 @@ impl Driver {
             Action::Job { job, state, at } => {
                 steps.push(Step::Job { job, state, at });
                 if state != JobState::Running {
-                    self.end_job(job);
+                    self.end_job(job, outbox);
                 }
             }
             Action::Discard { element, objects } => steps.push(Step::Remove { element, objects }),
@@ -634,13 +601,11 @@ impl Driver {
         );
     }
 
-    fn end_job(&mut self, job: JobId) {
+    fn end_job(&mut self, job: JobId, outbox: &mut Outbox) {
         let Some(memo) = self.jobs.remove(&job) else {
             return;
         };
-        for object in &memo.pins {
-            self.shared.unpin(object.0);
-        }
+        outbox.unpinned.extend(&memo.pins);
         for task in memo.tasks.keys() {
             self.owners.remove(task);
         }
@@ -682,31 +647,17 @@ impl Driver {
         }
     }
 
-    /// Writes what was decided, then sends. A database that can't write now is asked again for ever:
-    /// going on without it would lose what was decided.
-    fn finish(&mut self, steps: Vec<Step>, mut outbox: Outbox) -> Result<(), Fault> {
+    /// Writes what was decided, then sends.
+    fn finish(
+        &mut self,
+        steps: Vec<Step>,
+        mut outbox: Outbox,
+        inbox: &mut Inbox,
+    ) -> Result<(), Stopped> {
         self.fresh.clear();
         if !steps.is_empty() {
             self.change += 1;
-            let batch = Arc::new(Batch {
-                steps,
-                change: self.change,
-                now: clock::now_ns(),
-            });
-            let changes = loop {
-                let (batch, shared) = (batch.clone(), self.shared.clone());
-                match self
-                    .database
-                    .write_blocking(move |db| persist::write(db, &shared, &batch))
-                {
-                    Ok(changes) => break changes,
-                    Err(Fault::Closed) => return Err(Fault::Closed),
-                    Err(fault) => {
-                        tracing::error!(%fault, "decisions can't be kept; trying again");
-                        std::thread::sleep(REST);
-                    }
-                }
-            };
+            let changes = self.keep(steps, inbox)?;
             self.names.tell(Changed {
                 session: 0,
                 changes,
@@ -716,6 +667,9 @@ impl Driver {
         self.signals
             .awaiting
             .store(!self.awaited.is_empty(), Ordering::Relaxed);
+        for object in outbox.unpinned {
+            self.shared.unpin(object.0);
+        }
         for (element, message) in outbox.messages.drain(..) {
             self.array.send(element, message);
         }
@@ -723,5 +677,38 @@ impl Driver {
             self.array.send(element, To::Ack(v1::Ack { labels }));
         }
         Ok(())
+    }
+
+    /// Has steps in the database when it returns, however long that takes.
+    fn keep(&self, steps: Vec<Step>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
+        let batch = Arc::new(Batch {
+            steps,
+            change: self.change,
+            now: clock::now_ns(),
+        });
+        let mut failed = false;
+        loop {
+            let (batch, shared) = (batch.clone(), self.shared.clone());
+            let written = self
+                .database
+                .write_blocking(move |db| persist::write(db, &shared, &batch));
+            match written {
+                Ok(changes) => {
+                    if failed {
+                        tracing::info!("decisions are kept again");
+                        *self.signals.trouble.lock() = None;
+                    }
+                    return Ok(changes);
+                }
+                Err(Fault::Closed) => return Err(Stopped),
+                Err(fault) => {
+                    if !std::mem::replace(&mut failed, true) {
+                        tracing::error!(%fault, "decisions can't be kept; jobs wait until they can");
+                    }
+                    *self.signals.trouble.lock() = Some(format!("jobs wait: {fault}"));
+                    inbox.rest(REST)?;
+                }
+            }
+        }
     }
 }

@@ -42,7 +42,7 @@ async fn once(database: &Database, shared: &Arc<Shared>, names: &SqliteNames) ->
         }
         Ok(tx.changes)
     };
-    let changes: Vec<Change> = database.write(false, work).await?;
+    let changes: Vec<Change> = database.write(work).await?;
     names.tell(Changed {
         session: 0,
         changes,

@@ -5,12 +5,14 @@
 //! takes effect, so that a server that is killed at any moment loses nothing; `publish` gives outputs
 //! their names; `service` answers clients.
 
+mod blocks;
 pub(crate) mod driver;
 pub(crate) mod expiry;
+mod inbox;
 mod memo;
 mod persist;
 mod publish;
-mod queue;
+pub(crate) mod queue;
 mod results;
 pub(crate) mod service;
 pub(crate) mod spec;

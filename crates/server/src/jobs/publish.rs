@@ -56,7 +56,7 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
         return Ok(None);
     }
     let refused = |fault: Fault| match fault {
-        Fault::Database(_) | Fault::Closed => Err(fault),
+        fault if fault.of_database() => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
     let at_root = path.split('/').find(|part| !part.is_empty());
@@ -126,9 +126,12 @@ pub(crate) fn publish(
             expire(db, output.inode.0, placed.object.0, at)?;
         }
     }
-    if let Some(journaled) = SqliteQueue(db).find(publishing.label)? {
-        record_inputs(db, publishing.task, &journaled)?;
-        results::remember(db, publishing, &journaled)?;
+    match record(db, publishing) {
+        // Trying again would not mend it, and all jobs would wait.
+        Err(fault @ Fault::Damaged(_)) => {
+            tracing::error!(%fault, task, "the lineage of a task can't be recorded");
+        }
+        recorded => recorded?,
     }
     Ok(tx.changes)
 }
@@ -145,6 +148,15 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
     db.prepare_cached("INSERT OR REPLACE INTO expiry VALUES (?1, ?2, ?3)")?
         .execute(row)?;
     Ok(())
+}
+
+/// Records what a task has read, and remembers its result.
+fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
+    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else {
+        return Ok(());
+    };
+    record_inputs(db, publishing.task, &journaled)?;
+    results::remember(db, publishing, &journaled)
 }
 
 fn record_inputs(db: &Connection, task: TaskId, journaled: &Journaled) -> Result<(), Fault> {
@@ -178,7 +190,8 @@ impl Tx<'_> {
         }
         let named = self.name_output(of.owner, output, placed, &output.path);
         let named = match named {
-            Err(Fault::Database(_) | Fault::Closed) | Ok(_) => named,
+            Ok(_) => named,
+            Err(fault) if fault.of_database() => return Err(fault),
             Err(fault) => {
                 // It was free when the outcome came in. What was computed is not thrown away, and what is
                 // there now is not touched.
@@ -214,11 +227,17 @@ impl Tx<'_> {
             self.fill(&mut node, placed);
             return self.keep_unnamed(node, of);
         }
+        let before = node.object;
         self.drop_object(node.object, node.element)?;
         node.version += 1;
         self.fill(&mut node, placed);
+        let had_none = node.version > 1 && before == 0;
         self.record_version(&node, of.owner.uid, of.task.0)?;
         node.update(self.db)?;
+        self.note(&node)?;
+        if had_none {
+            self.note_for_all(node.ino)?;
+        }
         self.changes
             .extend([Change::Node(node.ino), Change::Sealed(node.ino)]);
         Ok(())
@@ -283,6 +302,7 @@ impl Tx<'_> {
         }
         self.add_entry(parent, name.as_bytes(), &node)?;
         node.insert(self.db)?;
+        self.note(&node)?;
         self.shared.add_files(1);
         Ok(node)
     }
@@ -297,9 +317,8 @@ impl Tx<'_> {
         let root = Caller::root();
         let mut tx = Tx::new(self.db, self.shared, &root, 0, self.now);
         let named = match tx.name_output(owner, output, placed, path) {
-            Err(Fault::Database(_) | Fault::Closed) => tx.name_output(owner, output, placed, path),
             // Its directory is gone or is a file now: the root directory is always there.
-            Err(_) => tx.name_output(
+            Err(fault) if !fault.of_database() => tx.name_output(
                 owner,
                 output,
                 placed,

@@ -1,7 +1,7 @@
 //! The queue of labels: every label is journaled before it is sent, and stays until its end is known.
 
 use crate::names::Fault;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Label, Operation};
 
@@ -68,19 +68,18 @@ impl Queue for SqliteQueue<'_> {
 
     fn find(&self, label: LabelId) -> Result<Option<Journaled>, Fault> {
         let sql = "SELECT task, element, objects, inputs FROM label WHERE label = ?1";
-        let found = self
-            .0
-            .prepare_cached(sql)?
-            .query_row([label.0.cast_signed()], |row| {
-                let objects: Vec<u64> = parse(&row.get::<_, String>(2)?);
-                Ok(Journaled {
-                    task: TaskId(row.get::<_, i64>(0)?.cast_unsigned()),
-                    element: ElementId(row.get(1)?),
-                    objects: objects.into_iter().map(ObjectId).collect(),
-                    inputs: parse(&row.get::<_, String>(3)?),
-                })
-            });
-        Ok(found.optional()?)
+        let mut statement = self.0.prepare_cached(sql)?;
+        let mut rows = statement.query([label.0.cast_signed()])?;
+        let Some(row) = rows.next()? else {
+            return Ok(None);
+        };
+        let objects: Vec<u64> = parse(&row.get::<_, String>(2)?, "outputs of label", label.0)?;
+        Ok(Some(Journaled {
+            task: TaskId(row.get::<_, i64>(0)?.cast_unsigned()),
+            element: ElementId(row.get(1)?),
+            objects: objects.into_iter().map(ObjectId).collect(),
+            inputs: parse(&row.get::<_, String>(3)?, "inputs of label", label.0)?,
+        }))
     }
 
     fn settle(&self, label: LabelId) -> Result<(), Fault> {
@@ -96,7 +95,11 @@ pub(crate) fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// What [`json`] wrote; nothing if it is damaged.
-pub(crate) fn parse<T: serde::de::DeserializeOwned + Default>(text: &str) -> T {
-    serde_json::from_str(text).unwrap_or_default()
+/// What [`json`] wrote: `what` of the row with this id.
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(
+    text: &str,
+    what: &str,
+    id: u64,
+) -> Result<T, Fault> {
+    serde_json::from_str(text).map_err(|error| Fault::Damaged(format!("{what} {id}: {error}")))
 }

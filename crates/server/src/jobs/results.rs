@@ -16,7 +16,7 @@
 
 use super::publish::Publishing;
 use super::queue::{Journaled, parse};
-use super::spec::StoredTask;
+use super::spec::{SPEC, StoredTask};
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
@@ -395,10 +395,8 @@ pub(super) fn remember(
     let text: String = db
         .prepare_cached("SELECT spec FROM task WHERE task = ?1")?
         .query_row([task], |row| row.get(0))?;
-    let stored: Option<StoredTask> = parse(&text);
-    let Some(spec) =
-        stored.and_then(|stored| stored.task_spec(publishing.task, publishing.owner.uid, None))
-    else {
+    let stored: StoredTask = parse(&text, SPEC, publishing.task.0)?;
+    let Some(spec) = stored.task_spec(publishing.task, publishing.owner.uid, None) else {
         return Ok(());
     };
     let mut inputs = Vec::with_capacity(journaled.inputs.len());

@@ -74,6 +74,9 @@ pub(crate) struct StoredOutput {
     pub(crate) ino: u64,
 }
 
+/// What a stored task is called when it is damaged.
+pub(crate) const SPEC: &str = "the spec of task";
+
 impl StoredTask {
     pub(crate) fn new(task: &TaskSpec, lifetime: Lifetime) -> Self {
         let stages = match &task.kernel {

@@ -1,7 +1,7 @@
 //! Jobs in the database: written when they are accepted, read again after a restart.
 
 use super::queue::{Queue, SqliteQueue, json, parse};
-use super::spec::{StoredOrigin, StoredTask};
+use super::spec::{SPEC, StoredOrigin, StoredTask};
 use super::{Accepted, awaited_key};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
@@ -95,18 +95,21 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
             policy: row.get(4)?,
             tasks: Vec::new(),
         };
-        let groups = parse(&row.get::<_, String>(3)?);
-        Ok(Accepted {
+        let accepted = Accepted {
             spec,
-            groups,
+            groups: Vec::new(),
             cache: row.get(5)?,
             replace: row.get(6)?,
             lifetimes: Vec::new(),
-        })
+        };
+        Ok((accepted, row.get::<_, String>(3)?))
     })?;
-    let mut jobs = rows.collect::<Result<Vec<_>, _>>()?;
-    for job in &mut jobs {
-        load_tasks(db, job)?;
+    let mut jobs = Vec::new();
+    for row in rows {
+        let (mut job, groups) = row?;
+        job.groups = parse(&groups, "groups of job", job.spec.job.0)?;
+        load_tasks(db, &mut job)?;
+        jobs.push(job);
     }
     Ok(jobs)
 }
@@ -120,8 +123,7 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
     while let Some(row) = rows.next()? {
         let task = TaskId(row.get::<_, i64>(0)?.cast_unsigned());
         let text: String = row.get(1)?;
-        let damaged = || Fault::Malformed("a stored task is damaged");
-        let mut stored: StoredTask = serde_json::from_str(&text).map_err(|_| damaged())?;
+        let mut stored: StoredTask = parse(&text, SPEC, task.0)?;
         for input in &mut stored.inputs {
             if let (StoredOrigin::Awaited, Some(placed)) = (input.origin, resolved.get(&input.path))
             {
@@ -139,9 +141,9 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         }
         let label = LabelId(row.get::<_, i64>(3)?.cast_unsigned());
         let ended = how_ended(db, task, row.get(2)?, label, row.get(4)?)?;
-        job.spec
-            .tasks
-            .push(stored.task_spec(task, uid, ended).ok_or_else(damaged)?);
+        let spec = stored.task_spec(task, uid, ended);
+        let unknown = || Fault::Damaged(format!("{SPEC} {task}: unknown kind of kernel"));
+        job.spec.tasks.push(spec.ok_or_else(unknown)?);
         job.lifetimes.push(stored.lifetime());
     }
     Ok(())

@@ -110,7 +110,7 @@ pub(crate) async fn submit(
         store::insert(db, &heading, &mut accepted)?;
         Ok(accepted)
     };
-    Ok(names.database().write(false, write).await?)
+    Ok(names.database().write(write).await?)
 }
 
 /// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
@@ -240,7 +240,7 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
             inodes: inode..inode + outputs,
         })
     };
-    names.database().write(false, work).await
+    names.database().write(work).await
 }
 
 /// Asks elements for what may be programs. `None` if no element is up: then nobody can say, and the job

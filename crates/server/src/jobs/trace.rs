@@ -3,7 +3,8 @@
 //! What elements were like when a job was taken on is kept with the job, since histories and links have changed by
 //! the time somebody asks. All else is read from the tables of jobs and lineage.
 
-use super::spec::{StoredOrigin, StoredTask};
+use super::queue::parse;
+use super::spec::{SPEC, StoredOrigin, StoredTask};
 use super::{Accepted, store, view};
 use crate::names::Fault;
 use prost::Message;
@@ -83,8 +84,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
     while let Some(row) = rows.next()? {
         let id = row.get::<_, i64>(0)?.cast_unsigned();
         let text: String = row.get(1)?;
-        let stored: StoredTask = serde_json::from_str(&text)
-            .map_err(|_| Fault::Malformed("a stored task is damaged"))?;
+        let stored: StoredTask = parse(&text, SPEC, id)?;
         let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
         let sizes = store::outputs(db, TaskId(id))?;
         tasks.push(v1::TracedTask {
@@ -127,7 +127,7 @@ fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Element>, Fault> {
     let mut elements = Vec::new();
     for row in rows {
         let status = v1::Element::decode(row?.as_slice())
-            .map_err(|_| Fault::Malformed("a stored status of an element is damaged"))?;
+            .map_err(|error| Fault::Damaged(format!("elements of job {job}: {error}")))?;
         elements.push(status);
     }
     Ok(elements)

@@ -1,6 +1,7 @@
 //! Jobs and tasks as clients see them, read from the database.
 
-use super::spec::{StoredOrigin, StoredTask};
+use super::queue::parse;
+use super::spec::{SPEC, StoredOrigin, StoredTask};
 use crate::names::Fault;
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -85,13 +86,27 @@ fn unresolved(db: &Connection, job: u64) -> Result<HashSet<String>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> rusqlite::Result<v1::Task> {
-    let text: String = row.get(1)?;
-    let stored: Option<StoredTask> = serde_json::from_str(&text).ok();
+fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fault> {
     let long = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
-    let mut task = v1::Task {
-        task: long(0)?,
-        state: row.get(2)?,
+    let id = long(0)?;
+    let stored: StoredTask = parse(&row.get::<_, String>(1)?, SPEC, id)?;
+    let state: i32 = row.get(2)?;
+    let waiting = State::try_from(state).is_ok_and(|state| state == State::Waiting);
+    let awaited = stored
+        .inputs
+        .iter()
+        .filter(|input| waiting && matches!(input.origin, StoredOrigin::Awaited))
+        .map(|input| input.path.clone())
+        .filter(|path| unresolved.contains(path));
+    Ok(v1::Task {
+        task: id,
+        state,
+        awaited: awaited.collect(),
+        name: stored.name,
+        kernel: stored.kernel,
+        args: stored.args,
+        inputs: stored.inputs.into_iter().map(|input| input.path).collect(),
+        outputs: stored.outputs.into_iter().map(|one| one.path).collect(),
         element: row.get(3)?,
         tries: row.get(4)?,
         start: row.get(5)?,
@@ -108,27 +123,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> rusqlite::Result<v1:
         reused_task: long(17)?,
         reused_job: long(18)?,
         ..v1::Task::default()
-    };
-    if let Some(stored) = stored {
-        let waiting = State::try_from(task.state).is_ok_and(|state| state == State::Waiting);
-        task.awaited = stored
-            .inputs
-            .iter()
-            .filter(|input| waiting && matches!(input.origin, StoredOrigin::Awaited))
-            .map(|input| input.path.clone())
-            .filter(|path| unresolved.contains(path))
-            .collect();
-        task.name = stored.name;
-        task.kernel = stored.kernel;
-        task.args = stored.args;
-        task.inputs = stored.inputs.into_iter().map(|input| input.path).collect();
-        task.outputs = stored
-            .outputs
-            .into_iter()
-            .map(|output| output.path)
-            .collect();
-    }
-    Ok(task)
+    })
 }
 
 /// Tasks of a job that come after `after`, at most `limit`, with what they said.
@@ -141,15 +136,15 @@ pub(crate) fn logs(
     let sql = "SELECT task, spec, state, element, error, stdout, stderr, tries, start FROM task \
                WHERE job = ?1 AND task > ?2 ORDER BY task LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
-    let row = |row: &Row<'_>| {
-        let stored: Option<StoredTask> = serde_json::from_str(&row.get::<_, String>(1)?).ok();
-        let (name, kernel) = stored
-            .map(|stored| (stored.name, stored.kernel))
-            .unwrap_or_default();
-        Ok(v1::Task {
-            task: row.get::<_, i64>(0)?.cast_unsigned(),
-            name,
-            kernel,
+    let mut logs = Vec::new();
+    let mut rows = statement.query(params![job.cast_signed(), after.cast_signed(), limit])?;
+    while let Some(row) = rows.next()? {
+        let task = row.get::<_, i64>(0)?.cast_unsigned();
+        let stored: StoredTask = parse(&row.get::<_, String>(1)?, SPEC, task)?;
+        logs.push(v1::Task {
+            task,
+            name: stored.name,
+            kernel: stored.kernel,
             state: row.get(2)?,
             element: row.get(3)?,
             error: row.get(4)?,
@@ -158,10 +153,9 @@ pub(crate) fn logs(
             tries: row.get(7)?,
             start: row.get(8)?,
             ..v1::Task::default()
-        })
-    };
-    let rows = statement.query_map(params![job.cast_signed(), after.cast_signed(), limit], row)?;
-    Ok(rows.collect::<Result<_, _>>()?)
+        });
+    }
+    Ok(logs)
 }
 
 /// Why the tasks of a job ran where they did.
@@ -183,9 +177,8 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
     let mut decisions = Vec::new();
     for row in rows {
         let (body, moved_bytes) = row?;
-        let Ok(mut decision) = v1::Decision::decode(body.as_slice()) else {
-            continue;
-        };
+        let mut decision = v1::Decision::decode(body.as_slice())
+            .map_err(|error| Fault::Damaged(format!("a decision about job {job}: {error}")))?;
         if let Some(task) = tasks.get(&decision.task) {
             decision.name.clone_from(&task.name);
             decision.reused_task = task.reused_task;

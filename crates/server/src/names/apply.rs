@@ -55,6 +55,10 @@ impl Tx<'_> {
         self.db.prepare_cached("SAVEPOINT op")?.execute([])?;
         let noted = self.changes.len();
         let result = self.apply(op);
+        if self.db.is_autocommit() {
+            // SQLite has ended the whole transaction, and this says why.
+            return result.map(Ok);
+        }
         if result.is_err() {
             self.changes.truncate(noted);
             self.db.prepare_cached("ROLLBACK TO op")?.execute([])?;

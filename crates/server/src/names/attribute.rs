@@ -53,6 +53,7 @@ impl Tx<'_> {
         node.mtime = op.mtime.unwrap_or(node.mtime);
         node.ctime = self.time(op.ctime);
         node.update(self.db)?;
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         Ok(Answer::Attr(node.attr()))
     }
@@ -108,7 +109,7 @@ impl Tx<'_> {
                 .and_then(|element| number(u64::from(element))),
             b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
             b"user.tidemill.lineage" if node.object != 0 => {
-                Some(crate::lineage::summary(self.db, node.object)?.into_bytes())
+                Some(crate::lineage::summary(self, node.object)?.into_bytes())
             }
             _ => None,
         })
@@ -181,6 +182,7 @@ impl Tx<'_> {
     fn touch(&mut self, mut node: Node) -> Result<Answer, Fault> {
         node.ctime = self.now;
         node.update(self.db)?;
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         Ok(Answer::Empty(v1::Empty {}))
     }

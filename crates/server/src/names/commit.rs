@@ -1,7 +1,9 @@
 //! Group commit: one thread takes all the work that waits and commits it at once; work that meets nobody
 //! else is committed by the thread that brings it. Readers use connections of their own and see the last commit.
 //!
-//! A piece of work that fails is rolled back to its own savepoint and harms no other of the same commit.
+//! A piece of work that fails is rolled back to its own savepoint and harms no other of the same commit. Where the
+//! commit itself fails nobody's work is kept, each caller is told why, and the next commit is tried as if nothing
+//! had been.
 
 use super::fault::Fault;
 use super::schema::{self, OpenError};
@@ -10,7 +12,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, TransactionBehavior};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -24,16 +26,96 @@ const QUEUE_MAX: usize = 8192;
 /// Reading connections.
 const READERS: usize = 4;
 
-type Work = Box<dyn FnOnce(&Connection) -> Box<dyn FnOnce(bool) + Send> + Send>;
+/// Why a transaction was not kept; told to all who had work in it.
+type Cause = Arc<rusqlite::Error>;
 
-struct Piece {
-    work: Work,
+/// What a committed piece of work gave.
+#[derive(Debug)]
+pub(crate) struct Kept<T> {
+    pub(crate) value: T,
+    /// Whether it survives power loss, if that was asked for. It has taken effect either way.
+    pub(crate) on_disk: Result<(), Fault>,
+}
+
+impl<T> Kept<T> {
+    /// Says of what was kept how it ended.
+    fn new(value: T, durable: bool, synced: &Result<(), String>) -> Self {
+        let on_disk = match synced {
+            Err(reason) if durable => Err(Fault::Unsynced(reason.clone())),
+            _ => Ok(()),
+        };
+        Self { value, on_disk }
+    }
+}
+
+/// How a transaction ended: whether it was committed and, if anybody asked for that, is on the disk.
+struct End {
+    committed: Result<(), Cause>,
+    synced: Result<(), String>,
+}
+
+impl From<Cause> for End {
+    fn from(cause: Cause) -> Self {
+        Self {
+            committed: Err(cause),
+            synced: Ok(()),
+        }
+    }
+}
+
+/// Somebody's work on its way through a transaction.
+trait Piece: Send {
+    fn durable(&self) -> bool;
+    /// Does the work. The error is the one with which SQLite ended the whole transaction.
+    fn work(&mut self, connection: &Connection) -> Result<(), Cause>;
+    fn answer(self: Box<Self>, end: &End);
+}
+
+struct Asked<T, F> {
     durable: bool,
+    work: Option<F>,
+    result: Option<Result<T, Fault>>,
+    caller: oneshot::Sender<Result<Kept<T>, Fault>>,
+}
+
+impl<T, F> Piece for Asked<T, F>
+where
+    T: Send,
+    F: FnOnce(&Connection) -> Result<T, Fault> + Send,
+{
+    fn durable(&self) -> bool {
+        self.durable
+    }
+
+    fn work(&mut self, connection: &Connection) -> Result<(), Cause> {
+        let Some(work) = self.work.take() else {
+            return Ok(());
+        };
+        match unless_ended(connection, savepoint(connection, work)) {
+            Ok(result) => {
+                self.result = Some(result);
+                Ok(())
+            }
+            Err(cause) => Err(cause),
+        }
+    }
+
+    fn answer(self: Box<Self>, end: &End) {
+        let answer = match (self.result, &end.committed) {
+            // It was undone by itself; the others of its transaction have nothing to do with it.
+            (Some(Err(fault)), _) => Err(fault),
+            (_, Err(cause)) => Err(Fault::NotKept(cause.clone())),
+            (Some(Ok(value)), Ok(())) => Ok(Kept::new(value, self.durable, &end.synced)),
+            (None, Ok(())) => Err(Fault::Closed),
+        };
+        // Who asked may have gone away.
+        let _ = self.caller.send(answer);
+    }
 }
 
 /// The database: writes go through one thread, reads through a few connections.
 pub(crate) struct Database {
-    queue: Mutex<Option<mpsc::SyncSender<Piece>>>,
+    queue: Mutex<Option<mpsc::SyncSender<Box<dyn Piece>>>>,
     readers: Vec<Mutex<Connection>>,
     next_reader: std::sync::atomic::AtomicUsize,
     writer: Mutex<Option<std::thread::JoinHandle<()>>>,
@@ -41,13 +123,24 @@ pub(crate) struct Database {
     writing: Arc<Mutex<Option<Writing>>>,
     /// Pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
+    trouble: Trouble,
 }
+
+/// Why changes can't be kept now, if they can't.
+type Trouble = Arc<Mutex<Option<Cause>>>;
 
 /// The writing connection.
 struct Writing {
     connection: Connection,
+    /// Whether a commit is the writer's own, see [`guard`].
+    committing: Arc<AtomicBool>,
     wal: PathBuf,
     wal_file: Option<File>,
+    /// The log could not be synced once, and what it held has not been written anew since.
+    doubtful: bool,
+    /// Set while transactions can't be kept.
+    trouble: Trouble,
+    failing: bool,
 }
 
 impl std::fmt::Debug for Database {
@@ -78,10 +171,16 @@ impl Database {
         let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
+        let trouble = Trouble::default();
+        let committing = guard(&mut connection).map_err(|error| at(error.into()))?;
         let writing = Arc::new(Mutex::new(Some(Writing {
             connection,
+            committing,
             wal: PathBuf::from(wal),
             wal_file: None,
+            doubtful: false,
+            trouble: trouble.clone(),
+            failing: false,
         })));
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
@@ -95,6 +194,7 @@ impl Database {
             writer: Mutex::new(Some(writer)),
             writing,
             waiting,
+            trouble,
         };
         Ok((database, done))
     }
@@ -103,65 +203,58 @@ impl Database {
         &self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Result<T, Fault>>, Fault> {
-        let (sender, receiver) = oneshot::channel();
-        let work: Work = Box::new(move |connection| {
-            let result = savepoint(connection, work);
-            Box::new(move |committed| {
-                let result = if committed {
-                    result
-                } else {
-                    result.and(Err(Fault::Closed))
-                };
-                let _ = sender.send(result);
-            })
-        });
+    ) -> Result<oneshot::Receiver<Result<Kept<T>, Fault>>, Fault> {
+        let (caller, receiver) = oneshot::channel();
+        let piece = Asked {
+            durable,
+            work: Some(work),
+            result: None,
+            caller,
+        };
         let queue = self.queue.lock().clone().ok_or(Fault::Closed)?;
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        queue
-            .send(Piece { work, durable })
-            .map_err(|_| Fault::Closed)?;
+        queue.send(Box::new(piece)).map_err(|_| Fault::Closed)?;
         Ok(receiver)
     }
 
-    /// As [`Self::write_blocking`], but on the caller's own thread if nobody else writes or waits to: two
-    /// changes of threads cost more than a small commit.
+    /// As [`Self::write_durable`], for threads outside the runtime, and on the caller's own thread if nobody else
+    /// writes or waits to: two changes of threads cost more than a small commit.
     pub(crate) fn write_here<T: Send + 'static>(
         &self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<T, Fault> {
+    ) -> Result<Kept<T>, Fault> {
         if self.waiting.load(Ordering::Acquire) == 0
             && let Some(mut writing) = self.writing.try_lock()
         {
             let writing = writing.as_mut().ok_or(Fault::Closed)?;
-            execute(&writing.connection, "BEGIN IMMEDIATE")?;
-            // An operation that fails undoes only itself; what breaks the whole piece ends the transaction.
-            let result = work(&writing.connection);
-            if result.is_err() {
-                let _ = writing.connection.execute_batch("ROLLBACK");
-                return result;
-            }
-            return if writing.commit(durable) {
-                result
-            } else {
-                Err(Fault::Closed)
-            };
+            return writing.alone(durable, work);
         }
         self.submit(durable, work)?
             .blocking_recv()
             .map_err(|_| Fault::Closed)?
     }
 
-    /// Runs `work` in the next commit; resolves when it is committed (and, if `durable`, on the disk).
-    pub(crate) async fn write<T: Send + 'static>(
+    /// Runs `work` in the next commit; resolves when it is committed and, if `durable`, synced.
+    ///
+    /// # Errors
+    /// If nothing of it was kept. That it was kept and could not be synced is said in what it gives.
+    pub(crate) async fn write_durable<T: Send + 'static>(
         &self,
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<T, Fault> {
+    ) -> Result<Kept<T>, Fault> {
         self.submit(durable, work)?
             .await
             .map_err(|_| Fault::Closed)?
+    }
+
+    /// Runs `work` in the next commit; resolves when it is committed.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        Ok(self.write_durable(false, work).await?.value)
     }
 
     /// As [`Self::write`], for threads outside the runtime.
@@ -169,9 +262,8 @@ impl Database {
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
-        self.submit(false, work)?
-            .blocking_recv()
-            .map_err(|_| Fault::Closed)?
+        let answer = self.submit(false, work)?.blocking_recv();
+        Ok(answer.map_err(|_| Fault::Closed)??.value)
     }
 
     /// Runs `work` on a reading connection within one view of the database.
@@ -186,6 +278,11 @@ impl Database {
         let mut connection = free.unwrap_or_else(|| self.readers[start % READERS].lock());
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
         work(&transaction)
+    }
+
+    /// Why the last change could not be kept, until one can.
+    pub(crate) fn trouble(&self) -> Option<Fault> {
+        self.trouble.lock().clone().map(Fault::NotKept)
     }
 
     /// Ends the writer after the work that waits.
@@ -205,24 +302,52 @@ impl Drop for Database {
     }
 }
 
+/// Keeps everything but the writer's own COMMIT from being kept: where SQLite has ended the transaction itself
+/// (disk full, input/output error), each statement of a piece of work that goes on would be a transaction of its own.
+fn guard(connection: &mut Connection) -> rusqlite::Result<Arc<AtomicBool>> {
+    let committing = Arc::new(AtomicBool::new(false));
+    let allowed = committing.clone();
+    connection.commit_hook(Some(move || !allowed.load(Ordering::Relaxed)))?;
+    Ok(committing)
+}
+
+/// Does work so that, if it fails, nothing of it stays.
 fn savepoint<T>(
     connection: &Connection,
     work: impl FnOnce(&Connection) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    connection.prepare_cached("SAVEPOINT piece")?.execute([])?;
+    execute(connection, "SAVEPOINT piece")?;
     let result = work(connection);
-    if result.is_err() {
-        connection
-            .prepare_cached("ROLLBACK TO piece")?
-            .execute([])?;
+    if connection.is_autocommit() {
+        return result;
     }
-    connection.prepare_cached("RELEASE piece")?.execute([])?;
+    if result.is_err() {
+        execute(connection, "ROLLBACK TO piece")?;
+    }
+    execute(connection, "RELEASE piece")?;
     result
+}
+
+/// The result of work, unless SQLite has ended the whole transaction meanwhile: then why.
+fn unless_ended<T>(
+    connection: &Connection,
+    result: Result<T, Fault>,
+) -> Result<Result<T, Fault>, Cause> {
+    if !connection.is_autocommit() {
+        return Ok(result);
+    }
+    Err(Arc::new(match result {
+        Err(Fault::Database(error)) => error,
+        _ => rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK),
+            Some("the transaction was ended after an error".into()),
+        ),
+    }))
 }
 
 fn write_loop(
     writing: &Mutex<Option<Writing>>,
-    queue: &mpsc::Receiver<Piece>,
+    queue: &mpsc::Receiver<Box<dyn Piece>>,
     waiting: &AtomicUsize,
 ) {
     while let Ok(first) = queue.recv() {
@@ -231,36 +356,158 @@ fn write_loop(
             return;
         };
         let started = Instant::now();
-        let mut durable = first.durable;
         waiting.fetch_sub(1, Ordering::AcqRel);
-        if let Err(error) = execute(&writing.connection, "BEGIN IMMEDIATE") {
-            // Dropping the piece tells its caller.
-            tracing::error!(%error, "can't begin a transaction");
-            continue;
-        }
-        let mut answers = vec![(first.work)(&writing.connection)];
-        // SQLite may have ended the transaction itself (disk full): nothing more may go in then.
-        while answers.len() < BATCH_MAX
-            && started.elapsed() < BATCH_TIME_MAX
-            && !writing.connection.is_autocommit()
-        {
-            let Ok(piece) = queue.try_recv() else { break };
+        writing.together(first, |taken| {
+            let more = taken < BATCH_MAX && started.elapsed() < BATCH_TIME_MAX;
+            let next = more.then(|| queue.try_recv().ok()).flatten()?;
             waiting.fetch_sub(1, Ordering::AcqRel);
-            durable |= piece.durable;
-            answers.push((piece.work)(&writing.connection));
-        }
-        let committed = writing.commit(durable);
-        for answer in answers {
-            answer(committed);
-        }
+            Some(next)
+        });
     }
     tracing::debug!(at = clock::now_ns(), "database closed");
 }
 
 impl Writing {
-    /// Commits what was begun; says whether it is kept.
-    fn commit(&mut self, durable: bool) -> bool {
-        commit(&self.connection) && (!durable || sync(&mut self.wal_file, &self.wal))
+    /// Does one piece of work in a transaction of its own.
+    fn alone<T>(
+        &mut self,
+        durable: bool,
+        work: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<Kept<T>, Fault> {
+        self.begin().map_err(|error| self.lost(error.into()))?;
+        // An operation that fails undoes only itself; what breaks the whole piece ends the transaction.
+        let result = work(&self.connection);
+        let result = unless_ended(&self.connection, result).map_err(|cause| self.lost(cause))?;
+        let value = match result {
+            Ok(value) => value,
+            Err(fault) => {
+                self.roll_back();
+                return Err(fault);
+            }
+        };
+        self.commit().map_err(|error| self.lost(error.into()))?;
+        let synced = if durable { self.sync() } else { Ok(()) };
+        Ok(Kept::new(value, durable, &synced))
+    }
+
+    /// Does pieces of work in one transaction, as many as `more` gives, and answers all of them.
+    fn together(
+        &mut self,
+        first: Box<dyn Piece>,
+        more: impl FnMut(usize) -> Option<Box<dyn Piece>>,
+    ) {
+        let mut pieces = vec![first];
+        let end = self.attempt(&mut pieces, more).unwrap_or_else(|cause| {
+            self.lost(cause.clone());
+            End::from(cause)
+        });
+        for piece in pieces {
+            piece.answer(&end);
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        pieces: &mut Vec<Box<dyn Piece>>,
+        mut more: impl FnMut(usize) -> Option<Box<dyn Piece>>,
+    ) -> Result<End, Cause> {
+        self.begin()?;
+        let mut done = 0;
+        while let Some(piece) = pieces.get_mut(done) {
+            piece.work(&self.connection)?;
+            done += 1;
+            if done == pieces.len() {
+                pieces.extend(more(done));
+            }
+        }
+        self.commit()?;
+        let durable = pieces.iter().any(|piece| piece.durable());
+        let synced = if durable { self.sync() } else { Ok(()) };
+        Ok(End {
+            committed: Ok(()),
+            synced,
+        })
+    }
+
+    /// Notes that a transaction was not kept; the log hears of the first of many.
+    fn lost(&mut self, cause: Cause) -> Fault {
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::error!(error = %cause, "the database can't keep changes; each is refused until it can");
+        }
+        *self.trouble.lock() = Some(cause.clone());
+        Fault::NotKept(cause)
+    }
+
+    fn begin(&mut self) -> rusqlite::Result<()> {
+        // What could not be rolled back when it failed.
+        if !self.connection.is_autocommit() {
+            self.connection.execute_batch("ROLLBACK")?;
+        }
+        execute(&self.connection, "BEGIN IMMEDIATE").map(drop)
+    }
+
+    fn commit(&mut self) -> rusqlite::Result<()> {
+        self.committing.store(true, Ordering::Relaxed);
+        let committed = execute(&self.connection, "COMMIT");
+        self.committing.store(false, Ordering::Relaxed);
+        if committed.is_err() {
+            self.roll_back();
+        } else if std::mem::take(&mut self.failing) {
+            tracing::info!("the database keeps changes again");
+            *self.trouble.lock() = None;
+        }
+        committed.map(drop)
+    }
+
+    /// Ends a transaction that is not to be kept. If that fails the next one begins with it.
+    fn roll_back(&self) {
+        if !self.connection.is_autocommit() {
+            let _ = self.connection.execute_batch("ROLLBACK");
+        }
+    }
+
+    /// SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller who wants a commit
+    /// to survive power loss needs the log itself on the disk.
+    ///
+    /// A sync that failed can't be asked for again: the kernel may have dropped what it could not write, and the next
+    /// sync succeeds without it. So nothing is promised until all that the log holds has been written once more, to
+    /// the database itself, and that was synced.
+    fn sync(&mut self) -> Result<(), String> {
+        if !self.doubtful {
+            let Err(error) = self.sync_log() else {
+                return Ok(());
+            };
+            tracing::error!(%error, "can't sync the write-ahead log; its content is written anew");
+            self.doubtful = true;
+        }
+        self.write_anew()
+            .inspect_err(|error| tracing::error!(%error, "can't write the log's content anew"))?;
+        self.doubtful = false;
+        Ok(())
+    }
+
+    fn sync_log(&mut self) -> std::io::Result<()> {
+        let file = if let Some(file) = &self.wal_file {
+            file
+        } else {
+            // The log may be new, and its name on the disk is needed to find it.
+            let folder = self.wal.parent().unwrap_or(Path::new("."));
+            File::open(folder)?.sync_all()?;
+            self.wal_file.insert(File::open(&self.wal)?)
+        };
+        file.sync_data()
+    }
+
+    fn write_anew(&self) -> Result<(), String> {
+        let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
+        let busy = self
+            .connection
+            .query_row(sql, [], |row| row.get::<_, bool>(0));
+        match busy {
+            Ok(false) => Ok(()),
+            Ok(true) => Err("readers were in the way of a checkpoint".into()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
@@ -268,29 +515,226 @@ fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<usize> {
     connection.prepare_cached(sql)?.execute([])
 }
 
-fn commit(connection: &Connection) -> bool {
-    match execute(connection, "COMMIT") {
-        Ok(_) => true,
-        Err(error) => {
-            tracing::error!(%error, "can't commit");
-            let _ = connection.execute_batch("ROLLBACK");
-            false
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rusqlite::hooks::{AuthAction, AuthContext, Authorization, TransactionOperation};
 
-/// SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller who wants a commit
-/// to survive power loss needs the log itself on the disk.
-fn sync(file: &mut Option<File>, wal: &Path) -> bool {
-    if file.is_none() {
-        *file = File::open(wal).ok();
+    const INSERT: &str = "INSERT INTO same VALUES (?1, ?1)";
+
+    /// Where transactions fail.
+    #[derive(Clone, Copy, Debug)]
+    enum Trip {
+        Begin,
+        Statement,
+        Commit,
     }
-    match file.as_ref().map(File::sync_data) {
-        Some(Ok(())) => true,
-        Some(Err(error)) => {
-            tracing::error!(%error, "can't sync the write-ahead log");
-            false
+
+    fn open() -> (tempfile::TempDir, Database) {
+        let folder = tempfile::tempdir().unwrap();
+        let (database, ()) = Database::open(&folder.path().join("server.db"), |_| Ok(())).unwrap();
+        (folder, database)
+    }
+
+    impl Database {
+        fn with<T>(&self, change: impl FnOnce(&mut Writing) -> T) -> T {
+            change(self.writing.lock().as_mut().unwrap())
         }
-        None => false,
+
+        fn trip(&self, trip: Trip) {
+            self.with(|writing| {
+                let denied = move |context: AuthContext<'_>| {
+                    let denied = match (trip, context.action) {
+                        (Trip::Begin, AuthAction::Transaction { operation }) => {
+                            operation == TransactionOperation::Begin
+                        }
+                        (Trip::Statement, AuthAction::Insert { .. }) => true,
+                        _ => false,
+                    };
+                    if denied {
+                        Authorization::Deny
+                    } else {
+                        Authorization::Allow
+                    }
+                };
+                writing.connection.authorizer(Some(denied)).unwrap();
+                if matches!(trip, Trip::Commit) {
+                    writing.connection.commit_hook(Some(|| true)).unwrap();
+                }
+            });
+        }
+
+        fn mend(&self) {
+            self.with(|writing| {
+                let none = None::<fn(AuthContext<'_>) -> Authorization>;
+                writing.connection.authorizer(none).unwrap();
+                writing.committing = guard(&mut writing.connection).unwrap();
+                writing.wal_file = None;
+            });
+        }
+
+        fn kept(&self) -> Vec<i64> {
+            self.read(|db| {
+                let mut statement = db.prepare("SELECT object FROM same ORDER BY object")?;
+                let rows = statement.query_map([], |row| row.get(0))?;
+                Ok(rows.collect::<Result<_, _>>()?)
+            })
+            .unwrap()
+        }
+    }
+
+    fn insert(id: i64) -> impl FnOnce(&Connection) -> Result<(), Fault> + Send + 'static {
+        move |db| {
+            db.prepare_cached(INSERT)?.execute([id])?;
+            Ok(())
+        }
+    }
+
+    /// Makes the database full: whatever needs another page fails, and SQLite ends the transaction.
+    fn fill(database: &Database) {
+        database.write_blocking(insert(100)).unwrap();
+        database.with(|writing| {
+            let pages: i64 = writing
+                .connection
+                .pragma_query_value(None, "page_count", |row| row.get(0))
+                .unwrap();
+            let max = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
+            writing
+                .connection
+                .pragma_update_and_check(None, "max_page_count", pages, max)
+                .unwrap();
+        });
+    }
+
+    fn large(db: &Connection) -> Result<(), Fault> {
+        let sql = "INSERT INTO setting VALUES ('large', zeroblob(1000000))";
+        db.execute(sql, [])?;
+        Ok(())
+    }
+
+    #[test]
+    fn whatever_fails_is_told_as_it_is_and_the_next_commit_is_tried_again() {
+        let (_folder, database) = open();
+        for (round, trip) in (0..).zip([Trip::Begin, Trip::Statement, Trip::Commit]) {
+            database.trip(trip);
+            let here = database.write_here(true, insert(10 * round)).unwrap_err();
+            let queued = database.write_blocking(insert(10 * round + 1)).unwrap_err();
+            for fault in [here, queued] {
+                assert!(fault.of_database(), "{trip:?}: {fault:?}");
+                assert!(!matches!(fault, Fault::Closed), "{trip:?}: {fault:?}");
+            }
+            assert_eq!(
+                database.trouble().is_some(),
+                !matches!(trip, Trip::Statement)
+            );
+            database.mend();
+            database.write_blocking(insert(10 * round + 2)).unwrap();
+            assert!(database.trouble().is_none());
+        }
+        assert_eq!(database.kept(), [2, 12, 22]);
+        database.close();
+        assert!(matches!(
+            database.write_blocking(insert(99)),
+            Err(Fault::Closed)
+        ));
+    }
+
+    #[test]
+    fn a_full_database_ends_the_whole_transaction_and_says_so_to_all_who_are_in_it() {
+        let (_folder, database) = open();
+        fill(&database);
+        // All three are in the queue before the writer can take the first.
+        let held = database.writing.lock();
+        let first = database.submit(false, insert(1)).unwrap();
+        let full = database.submit(false, large).unwrap();
+        let last = database.submit(false, insert(3)).unwrap();
+        drop(held);
+        let ends = [first, full, last].map(|answer| answer.blocking_recv().unwrap().map(drop));
+        for end in &ends[..2] {
+            let fault = end.as_ref().unwrap_err();
+            assert_eq!(fault.errno(), rustix::io::Errno::NOSPC, "{fault}");
+            assert!(matches!(fault, Fault::NotKept(_)), "{fault:?}");
+            assert!(fault.to_string().contains("free some space"), "{fault}");
+        }
+        // It came after the transaction had ended, and had one of its own or the same fate.
+        let kept = if ends[2].is_ok() {
+            vec![3, 100]
+        } else {
+            vec![100]
+        };
+        assert_eq!(database.kept(), kept);
+        database.write_blocking(insert(4)).unwrap();
+    }
+
+    #[test]
+    fn work_that_goes_on_after_its_transaction_was_ended_keeps_nothing() {
+        let (_folder, database) = open();
+        fill(&database);
+        let careless = |db: &Connection| {
+            let _ = large(db);
+            let _ = insert(1)(db);
+            Ok(())
+        };
+        for fault in [
+            database.write_blocking(careless).unwrap_err(),
+            database.write_here(false, careless).unwrap_err(),
+        ] {
+            assert!(matches!(fault, Fault::NotKept(_)), "{fault:?}");
+        }
+        assert_eq!(database.kept(), [100]);
+    }
+
+    #[test]
+    fn after_a_failed_sync_nothing_is_promised_until_all_was_written_anew() {
+        let (folder, database) = open();
+        let path = folder.path().join("server.db");
+        let no_sync = || {
+            database.with(|writing| {
+                // It can't be synced.
+                writing.wal_file = Some(File::open("/dev/null").unwrap());
+                writing.connection.busy_timeout(Duration::ZERO).unwrap();
+            });
+        };
+        // Nobody is in the way: the content of the log goes to the database at once.
+        no_sync();
+        let kept = database.write_here(true, insert(1)).unwrap();
+        assert!(kept.on_disk.is_ok(), "{kept:?}");
+        assert_eq!(
+            std::fs::metadata(folder.path().join("server.db-wal"))
+                .unwrap()
+                .len(),
+            0
+        );
+        // A reader is: it was done, and can't be promised.
+        let reader = schema::open_reader(&path).unwrap();
+        reader
+            .execute_batch("BEGIN; SELECT count(*) FROM same;")
+            .unwrap();
+        no_sync();
+        let held = database.writing.lock();
+        let durable = database.submit(true, insert(2)).unwrap();
+        let other = database.submit(false, insert(3)).unwrap();
+        drop(held);
+        let fault = durable
+            .blocking_recv()
+            .unwrap()
+            .unwrap()
+            .on_disk
+            .unwrap_err();
+        assert!(matches!(fault, Fault::Unsynced(_)), "{fault:?}");
+        assert_eq!(fault.errno(), rustix::io::Errno::IO);
+        assert!(other.blocking_recv().unwrap().unwrap().on_disk.is_ok());
+        assert_eq!(database.kept(), [1, 2, 3]);
+        // A sync that succeeds now would say nothing about what failed before.
+        database.mend();
+        let still = database.write_here(true, insert(4)).unwrap();
+        assert!(
+            matches!(still.on_disk, Err(Fault::Unsynced(_))),
+            "{still:?}"
+        );
+        drop(reader);
+        let kept = database.write_here(true, insert(5)).unwrap();
+        assert!(kept.on_disk.is_ok(), "{kept:?}");
+        assert_eq!(database.kept(), [1, 2, 3, 4, 5]);
     }
 }

@@ -1,6 +1,7 @@
 //! Why a namespace operation fails, and the errno of each reason: the only place where errnos are chosen.
 
 use rustix::io::Errno;
+use std::sync::Arc;
 use tidemill_core::layout::PlacementError;
 use tidemill_wire::v1;
 
@@ -88,9 +89,22 @@ pub enum Fault {
     /// No place for a new file.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// The database failed.
-    #[error("the server's database failed: {0}")]
+    /// A statement failed.
+    #[error("the server's database failed: {0}{advice}", advice = advice(.0))]
     Database(#[from] rusqlite::Error),
+    /// The transaction could not be begun or committed, so that nothing of it has taken effect.
+    #[error("the server's database can't keep changes: {0}{advice}", advice = advice(.0))]
+    NotKept(Arc<rusqlite::Error>),
+    /// It has taken effect, but may not survive power loss.
+    #[error(
+        "the change was made, but the server's database could not be synced: {0}; it may not survive power loss"
+    )]
+    Unsynced(String),
+    /// A row that this release or an earlier one can't have written.
+    #[error(
+        "damaged in the server's database: {0}; bring the database back from a copy, or rebuild it"
+    )]
+    Damaged(String),
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Closed,
@@ -125,14 +139,50 @@ impl Fault {
             Self::AttributeTooLong(_) => Errno::TOOBIG,
             Self::Placement(PlacementError::Full(_) | PlacementError::AllFull) => Errno::NOSPC,
             Self::Placement(_) => Errno::HOSTUNREACH,
-            Self::Database(error) if full(error) => Errno::NOSPC,
-            Self::Database(_) | Self::Closed => Errno::IO,
+            _ if self.is_full() => Errno::NOSPC,
+            Self::Database(_)
+            | Self::NotKept(_)
+            | Self::Unsynced(_)
+            | Self::Damaged(_)
+            | Self::Closed => Errno::IO,
+        }
+    }
+
+    /// Whether the database failed, so that what was asked for may well be possible when it works again.
+    #[must_use]
+    pub fn of_database(&self) -> bool {
+        matches!(
+            self,
+            Self::Database(_) | Self::NotKept(_) | Self::Unsynced(_) | Self::Closed
+        )
+    }
+
+    /// Whether there is no space for the database.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Database(error) => full(error),
+            Self::NotKept(error) => full(error),
+            _ => false,
         }
     }
 }
 
+/// The index of the write-ahead log is a file, too, and SQLite calls it an error of input and output that it can't
+/// grow.
 fn full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+        || error
+            .sqlite_error()
+            .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
+}
+
+fn advice(error: &rusqlite::Error) -> &'static str {
+    if full(error) {
+        "; free some space on the device of the server's folder"
+    } else {
+        ""
+    }
 }
 
 impl From<&Fault> for v1::NameError {

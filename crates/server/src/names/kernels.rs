@@ -5,6 +5,7 @@
 
 use super::fault::Fault;
 use super::node::{Node, READ};
+use super::notes;
 use super::sqlite::SqliteNames;
 use super::transaction::Tx;
 use crate::clock;
@@ -25,7 +26,7 @@ impl SqliteNames {
     /// # Errors
     /// If the database fails.
     pub async fn keep_kernels_folder(&self, owner: (u32, u32)) -> Result<(), Fault> {
-        let made = self.database().write(false, move |db| make(db, owner));
+        let made = self.database().write(move |db| make(db, owner));
         if made.await? {
             self.shared().add_files(1);
         }
@@ -41,12 +42,14 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
         if there.is_dir() && (there.mode, there.uid, there.gid) != (FOLDER_MODE, uid, gid) {
             (there.mode, there.uid, there.gid, there.ctime) = (FOLDER_MODE, uid, gid, now);
             there.update(db)?;
+            notes::changed(db, &there)?;
         }
         return Ok(false);
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
     let folder = Node::folder(ino, FOLDER_MODE, (uid, gid), now);
     folder.insert(db)?;
+    notes::changed(db, &folder)?;
     let root = Inode::ROOT.0.cast_signed();
     let entry = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
     db.execute(entry, params![root, name, ino.cast_signed()])?;

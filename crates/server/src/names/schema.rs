@@ -44,7 +44,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -126,6 +126,14 @@ CREATE TABLE content(object INTEGER PRIMARY KEY, hash TEXT NOT NULL);
 CREATE INDEX content_hash ON content(hash);
 ALTER TABLE result ADD COLUMN shape BLOB;
 CREATE INDEX result_shape ON result(shape, task) WHERE shape IS NOT NULL;
+";
+
+// Elements hear of what there is already.
+const NOTES: &str = "
+CREATE TABLE note(element INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL,
+  PRIMARY KEY(element, ino)) WITHOUT ROWID;
+INSERT INTO counter VALUES ('change', 1);
+INSERT INTO note SELECT iif(object = 0, -1, element), ino, 1 FROM inode WHERE NOT (kind = 1 AND version = 0);
 ";
 
 /// Opens the database for writing, making or migrating it first.
@@ -227,6 +235,12 @@ mod tests {
                 old.execute_batch("INSERT INTO result VALUES (x'01', 7)")
                     .unwrap();
             }
+            if version == 6 {
+                // A file on element 3, and one that was never sealed.
+                let sql = "INSERT INTO inode VALUES (9, 1, 420, 0, 0, 1, 5, 0, 0, 0, 0, 1, 70, 3, 0, 0, NULL), \
+                           (10, 1, 420, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 71, 0, NULL)";
+                old.execute_batch(sql).unwrap();
+            }
             drop(old);
             let new = open_writer(&path).unwrap();
             let found: i64 = new
@@ -241,6 +255,11 @@ mod tests {
                 said.ok(),
                 (version == 2).then(|| (String::new(), "why".into()))
             );
+            let noted: Result<(i64, i64, i64), _> =
+                new.query_row("SELECT * FROM note", [], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+                });
+            assert_eq!(noted.ok(), (version == 6).then_some((3, 9, 1)));
             let result: Result<(u64, Option<Vec<u8>>), _> =
                 new.query_row("SELECT task, shape FROM result", [], |row| {
                     Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))

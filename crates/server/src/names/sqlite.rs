@@ -2,7 +2,7 @@
 
 use super::apply::{OPS_MAX, only_reads};
 use super::changes::{Changes, Teller};
-use super::commit::Database;
+use super::commit::{Database, Kept};
 use super::fault::Fault;
 use super::ids;
 use super::node::{Caller, Node};
@@ -92,6 +92,20 @@ impl SqliteNames {
         read.map(Ok)
     }
 
+    /// Tells watchers what was changed. Who asked for more than could be had believes that nothing was, so it is told
+    /// like the others.
+    fn told(
+        &self,
+        kept: Kept<(Vec<v1::NameResult>, Changed)>,
+    ) -> Result<Vec<v1::NameResult>, Fault> {
+        let (results, mut changed) = kept.value;
+        if kept.on_disk.is_err() {
+            changed.session = 0;
+        }
+        self.tell(changed);
+        kept.on_disk.map(|()| results)
+    }
+
     /// A request that changes something, to be carried out in a commit.
     fn writes(
         &self,
@@ -143,10 +157,8 @@ impl Names for SqliteNames {
                 Err(request) => request,
             };
             let durable = request.durable;
-            let written = self.database.write(durable, self.writes(request)).await;
-            let (results, changed) = written?;
-            self.tell(changed);
-            Ok(results)
+            let work = self.writes(request);
+            self.told(self.database.write_durable(durable, work).await?)
         })
     }
 
@@ -157,9 +169,7 @@ impl Names for SqliteNames {
         };
         let durable = request.durable;
         let work = self.writes(request);
-        let (results, changed) = self.database.write_here(durable, work)?;
-        self.tell(changed);
-        Ok(results)
+        self.told(self.database.write_here(durable, work)?)
     }
 
     fn reserve(
@@ -168,9 +178,10 @@ impl Names for SqliteNames {
         inodes: u32,
         objects: u32,
     ) -> Answered<'_, Result<(u64, u64), Fault>> {
-        Box::pin(self.database.write(false, move |db| {
-            ids::reserve_for(db, &caller, inodes, objects)
-        }))
+        Box::pin(
+            self.database
+                .write(move |db| ids::reserve_for(db, &caller, inodes, objects)),
+        )
     }
 
     fn changes(&self) -> Changes {
@@ -178,16 +189,13 @@ impl Names for SqliteNames {
     }
 
     fn new_session(&self) -> Answered<'_, Result<u64, Fault>> {
-        Box::pin(
-            self.database
-                .write(false, |db| ids::reserve(db, "session", 1)),
-        )
+        Box::pin(self.database.write(|db| ids::reserve(db, "session", 1)))
     }
 
     fn end_session(&self, session: u64) -> Answered<'_, Result<(), Fault>> {
         self.shared.end_session(session);
         let shared = self.shared.clone();
-        Box::pin(self.database.write(false, move |db| {
+        Box::pin(self.database.write(move |db| {
             let caller = Caller::root();
             Tx::new(db, &shared, &caller, 0, clock::now_ns()).purge_orphans()?;
             Ok(())

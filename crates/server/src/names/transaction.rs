@@ -14,7 +14,7 @@ pub(crate) const PATH_MAX: usize = 4095;
 /// Symbolic links followed in one path.
 const LINKS_MAX: usize = 40;
 /// Directories that may lie in each other before a walk upwards is given up.
-const DEPTH_MAX: usize = 2048;
+pub(crate) const DEPTH_MAX: usize = 2048;
 
 /// Something that others may have cached and that is different now.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -73,6 +73,7 @@ impl Tx<'_> {
         let node = self.new_node(op, &parent)?;
         self.add_entry(parent, &name, &node)?;
         node.insert(self.db)?;
+        self.note(&node)?;
         self.shared.add_files(1);
         if op.object != 0 {
             self.begin_writing(&node)?;
@@ -299,6 +300,7 @@ impl Tx<'_> {
         node.nlink += 1;
         node.ctime = self.time(op.time);
         node.update(self.db)?;
+        self.note(&node)?;
         self.add_entry(parent, &op.name, &node)?;
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Moved);
@@ -343,6 +345,7 @@ impl Tx<'_> {
     /// A name of the node is gone; with the last one goes the node, unless somebody has it open. Gives the
     /// node as it is then.
     fn drop_name(&mut self, mut node: Node, time: i64) -> Result<Node, Fault> {
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         node.nlink = if node.is_dir() {
             0
@@ -460,6 +463,7 @@ impl Tx<'_> {
             node.parent = to.ino;
         }
         node.update(self.db)?;
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         self.add_entry(to, &op.new_name, &node)?;
         Ok((node, replaced))
@@ -496,6 +500,7 @@ impl Tx<'_> {
                 moved.parent = parent;
             }
             moved.update(self.db)?;
+            self.note(moved)?;
             self.changes.push(Change::Node(moved.ino));
         }
         self.changed_entry(from.ino, &op.name);

@@ -265,6 +265,10 @@ impl Tx<'_> {
         self.record_version(&node, writer.unwrap_or(self.caller.uid), 0)?;
         self.drop_object(old.0, old.1)?;
         node.update(self.db)?;
+        self.note(&node)?;
+        if old.0 == 0 && node.version > 1 {
+            self.note_for_all(node.ino)?;
+        }
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Sealed(node.ino));
         self.purge_if_orphan(&node)?;
@@ -305,6 +309,7 @@ impl Tx<'_> {
             node.element = NO_ELEMENT;
         }
         node.update(self.db)?;
+        self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         self.purge_if_orphan(&node)?;
         Ok(Answer::Attr(node.attr()))

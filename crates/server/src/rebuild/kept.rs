@@ -1,11 +1,13 @@
 //! What an element keeps of its objects and tasks, read from its database (`docs/formats-element.md`).
 
 use super::{Problem, RebuildError};
-use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use prost::Message as _;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use tidemill_core::attribute::{object, task};
+use tidemill_core::attribute::{name, object, task};
 use tidemill_core::object::tag;
+use tidemill_wire::v1::NameNote;
 
 /// The version of an element's tables that this release reads.
 const SCHEMA_VERSION: i64 = 1;
@@ -23,8 +25,10 @@ pub(super) struct Kept {
     pub(super) key: Vec<u8>,
     pub(super) objects: Vec<KeptObject>,
     pub(super) tasks: Vec<KeptTask>,
+    /// What the server said of inodes.
+    pub(super) notes: Vec<NameNote>,
     /// Objects that have a row, but no file any more.
-    pub(super) missing: u64,
+    pub(super) missing: Vec<KeptObject>,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
 }
@@ -122,9 +126,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
             let id = tidemill_core::id::ObjectId(object.id);
             path.join(id.relative_path()).is_file()
         };
-        let all = kept.objects.len();
-        kept.objects.retain(there);
-        kept.missing = (all - kept.objects.len()) as u64;
+        kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
     Ok(kept)
 }
@@ -148,7 +150,8 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
         key: identity("key")?,
         objects: Vec::new(),
         tasks: Vec::new(),
-        missing: 0,
+        notes: notes(db)?,
+        missing: Vec::new(),
         label_max: largest(db, "SELECT max(id) FROM label")?,
         object_max: 0,
     };
@@ -174,6 +177,26 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
         _ => {}
     })?;
     Ok(kept)
+}
+
+/// Notes about names; an array of an earlier release has none.
+fn notes(db: &Connection) -> Result<Vec<NameNote>, Problem> {
+    let sql = "SELECT value FROM attribute WHERE object >= ?1 AND object < ?2 AND page = ?3 AND number = ?4";
+    let mut statement = db.prepare(sql)?;
+    let end = tag::INODE + (1 << 60);
+    let row = params![
+        tag::INODE.cast_signed(),
+        end.cast_signed(),
+        name::PAGE,
+        name::NOTE
+    ];
+    let mut rows = statement.query(row)?;
+    let mut notes = Vec::new();
+    while let Some(row) = rows.next()? {
+        let value: Vec<u8> = row.get(0)?;
+        notes.push(NameNote::decode(value.as_slice()).map_err(Problem::Note)?);
+    }
+    Ok(notes)
 }
 
 fn largest(db: &Connection, sql: &str) -> Result<u64, Problem> {

@@ -1,25 +1,25 @@
 //! Makes a lost server database again from what the elements keep.
 //!
-//! Elements hold, as attributes of their objects and task collections, what made them, whose they are and
-//! which path they had when they were sealed. From that come files, folders, versions and lineage; what only
-//! the server knew is lost: see `docs/operating.md`.
+//! Elements hold, as attributes of their objects and task collections, what made them, whose they are and which path
+//! they had when they were sealed, and what the server has noted of inodes since: names, parents, versions, modes,
+//! owners, times, extended attributes. A note goes before what its object says, the later one before the earlier.
+//! What only the server knew is lost: see `docs/operating.md`.
 
+mod files;
 mod kept;
 mod tree;
 
 use crate::jobs::spec::StoredTask;
 use crate::jobs::store::state_number;
-use crate::names::node::Node;
 use crate::names::{Fault, OpenError, schema};
 use crate::serve;
-use kept::{Kept, KeptObject, KeptTask};
+use files::Files;
+use kept::{Kept, KeptTask};
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tidemill_core::attribute::task as page;
-use tidemill_core::id::Inode;
-use tidemill_wire::v1::State;
-use tree::Tree;
+use tidemill_wire::v1::{NameNote, State};
 
 /// Ids that are left free after the largest one that an element knows: more than clients can have reserved.
 const GAP: u64 = 1 << 32;
@@ -37,19 +37,22 @@ pub struct Rebuilt {
     pub directories: usize,
     /// Tasks whose lineage is known again.
     pub tasks: usize,
-    /// Files that could not get the path they had when they were sealed.
+    /// What could not get its own place.
     pub apart: Vec<Apart>,
-    /// Objects that an element had kept attributes of, but no bytes.
-    pub missing: u64,
+    /// Files that are where they were when they were sealed, with the version number 1 and the time of their seal: no
+    /// note says more.
+    pub unnoted: Vec<PathBuf>,
+    /// Files whose bytes no element has any more.
+    pub missing: Vec<PathBuf>,
 }
 
-/// A file that is in `/lost+found` now.
+/// What is in `/lost+found` now.
 #[derive(Debug)]
 pub struct Apart {
     /// Where it is.
-    pub path: String,
-    /// Where it was when it was sealed; another file has that path, or none can have it.
-    pub was: String,
+    pub path: PathBuf,
+    /// Where it was: something else is there, nothing can be, or the folder is not known.
+    pub was: PathBuf,
 }
 
 /// Why a database could not be rebuilt. Nothing has been changed then.
@@ -106,6 +109,9 @@ pub enum Problem {
     /// Of another release.
     #[error("its tables have version {0}, which this release can't read")]
     Version(i64),
+    /// What the server said of a name.
+    #[error("a note about a name is damaged: {0}")]
+    Note(#[from] prost::DecodeError),
     /// SQLite says no.
     #[error("element.db can't be read: {0}")]
     Sqlite(#[from] rusqlite::Error),
@@ -179,34 +185,11 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     let first = &all[0];
     let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
     db.execute(sql, params![first.key, first.array])?;
-    let mut objects: Vec<&KeptObject> = all.iter().flat_map(|kept| &kept.objects).collect();
-    // The newest first: what was sealed later has the better right to a path.
-    objects.sort_by_key(|object| std::cmp::Reverse((object.sealed_at, object.id)));
-    let newest_inode = objects.iter().map(|object| object.inode).max().unwrap_or(0);
-    let mut tree = Tree::new(newest_inode.max(Inode::ROOT.0) + 1, root_owner);
-    let mut rebuilt = Rebuilt {
-        elements: all.len(),
-        files: objects.len(),
-        missing: all.iter().map(|kept| kept.missing).sum(),
-        ..Rebuilt::default()
-    };
-    let mut written = std::collections::BTreeSet::new();
-    for object in objects {
-        // An older version of a file that has a newer one is a file of its own: which of them was meant
-        // to stay only the server knew.
-        let whole = object.inode > Inode::ROOT.0 && written.insert(object.inode);
-        let ino = if whole { object.inode } else { tree.new_ino() };
-        let (path, kept_path) = tree.put(object, ino, whole);
-        if !kept_path {
-            rebuilt.apart.push(Apart {
-                path: path.clone(),
-                was: object.path.clone(),
-            });
-        }
-        put_file(db, object, ino)?;
-        rebuilt.bytes += object.size;
-    }
-    rebuilt.directories = tree.write(db)?;
+    let mut files = Files::new(all, root_owner);
+    files.noted();
+    files.unnoted();
+    let mut rebuilt = files.write(db)?;
+    rebuilt.elements = all.len();
     let mut tasks: BTreeMap<u64, &KeptTask> = BTreeMap::new();
     for task in all.iter().flat_map(|kept| &kept.tasks) {
         let known = tasks.entry(task.task).or_insert(task);
@@ -217,45 +200,8 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     }
     rebuilt.tasks = tasks.len();
     put_jobs(db, &tasks)?;
-    raise_counters(db, all, &tasks, tree.new_ino())?;
+    raise_counters(db, all, &tasks, files.tree.new_ino())?;
     Ok(rebuilt)
-}
-
-fn put_file(db: &Connection, object: &KeptObject, ino: u64) -> Result<(), Fault> {
-    let sealed_at = object.sealed_at.cast_signed();
-    let node = Node {
-        ino,
-        kind: tidemill_wire::v1::Kind::File,
-        mode: object.mode.unwrap_or(0o644) & 0o7777,
-        uid: object.uid,
-        gid: object.gid,
-        nlink: 1,
-        size: object.size,
-        atime: sealed_at,
-        mtime: sealed_at,
-        ctime: sealed_at,
-        rdev: 0,
-        version: 1,
-        object: object.id,
-        element: object.element.into(),
-        writing: 0,
-        parent: 0,
-        target: Vec::new(),
-    };
-    node.insert(db)?;
-    let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path) \
-               VALUES (?1, ?2, 1, ?3, ?4, ?5, ?6, ?7, ?8)";
-    db.prepare_cached(sql)?.execute(params![
-        object.id.cast_signed(),
-        ino.cast_signed(),
-        object.size.cast_signed(),
-        object.element,
-        object.uid,
-        sealed_at,
-        object.task.cast_signed(),
-        object.path.as_bytes(),
-    ])?;
-    Ok(())
 }
 
 /// Jobs of which only the tasks that ended are known, and those tasks with what they read and made.
@@ -352,6 +298,10 @@ fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>),
     })
 }
 
+fn notes(kept: &Kept, of: fn(&NameNote) -> u64) -> u64 {
+    kept.notes.iter().map(of).max().unwrap_or(0)
+}
+
 /// No id may be given again that an element, a mount or a result knows.
 fn raise_counters(
     db: &Connection,
@@ -368,6 +318,7 @@ fn raise_counters(
         ("job", job),
         ("task", tasks.keys().next_back().copied().unwrap_or(0)),
         ("session", 0),
+        ("change", largest(|kept| notes(kept, |note| note.change))),
     ];
     for (name, used) in used {
         let next = (used + GAP).cast_signed();

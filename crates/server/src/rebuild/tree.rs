@@ -1,41 +1,19 @@
-//! The directories of a rebuilt namespace.
+//! The names of a rebuilt namespace: by inode where the server's notes say where an inode is, by path where only its
+//! object does.
 
-use super::kept::KeptObject;
 use crate::names::Fault;
 use crate::names::node::{NO_ELEMENT, Node};
 use rusqlite::{Connection, params};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Where files go whose path is taken or makes no sense.
-const LOST: &str = "lost+found";
+/// Where goes what has no place: its path is taken or makes no sense, or its folder is not known.
+const LOST: &[u8] = b"lost+found";
 const NAME_BYTES_MAX: usize = 255;
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Directories and files by path; the root is the empty path, others begin with a slash.
-#[derive(Debug)]
-pub(super) struct Tree {
-    entries: BTreeMap<String, Entry>,
-    next_ino: u64,
-    root_owner: (u32, u32),
-}
-
-#[derive(Debug)]
-enum Entry {
-    File(u64),
-    Directory(Directory),
-}
-
-#[derive(Debug)]
-struct Directory {
-    ino: u64,
-    subdirs: u32,
-    /// Whose files are in it and below: one owner, or more than one.
-    owner: Owners,
-    newest: u64,
-}
-
+/// Whose files are in a folder that is known by them only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owners {
     Nobody,
@@ -53,205 +31,316 @@ impl Owners {
     }
 }
 
+/// A folder that no note describes.
+#[derive(Debug)]
+struct Guessed {
+    owner: Owners,
+    newest: u64,
+}
+
+/// Folders and files by inode, and their names.
+#[derive(Debug)]
+pub(super) struct Tree {
+    nodes: BTreeMap<u64, Node>,
+    guessed: BTreeMap<u64, Guessed>,
+    entries: BTreeMap<(u64, Vec<u8>), u64>,
+    next_ino: u64,
+    root_owner: (u32, u32),
+}
+
+/// Where something was put.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Put {
+    pub(super) path: Vec<u8>,
+    /// Whether that is its own place.
+    pub(super) own: bool,
+}
+
 impl Tree {
     pub(super) fn new(next_ino: u64, root_owner: (u32, u32)) -> Self {
-        let root = Directory {
-            ino: Inode::ROOT.0,
-            subdirs: 0,
-            owner: Owners::Many,
-            newest: 0,
-        };
-        Self {
-            entries: BTreeMap::from([(String::new(), Entry::Directory(root))]),
+        let mut tree = Self {
+            nodes: BTreeMap::new(),
+            guessed: BTreeMap::new(),
+            entries: BTreeMap::new(),
             next_ino,
             root_owner,
-        }
+        };
+        tree.nodes.insert(
+            Inode::ROOT.0,
+            Node::folder(Inode::ROOT.0, 0o755, root_owner, 0),
+        );
+        tree
     }
 
-    /// An inode id that no object names.
+    /// An inode id that nothing else has.
     pub(super) fn new_ino(&mut self) -> u64 {
         self.next_ino += 1;
         self.next_ino - 1
     }
 
-    /// Gives a file its path, if `own_path` and it is free, else one in `/lost+found`. The path, and whether it
-    /// is the file's own.
-    pub(super) fn put(&mut self, object: &KeptObject, ino: u64, own_path: bool) -> (String, bool) {
-        let path = normal(&object.path);
-        if own_path
-            && let Some(path) = &path
-            && self.free(path)
-        {
-            self.enter(path.clone(), object, ino);
-            return (path.clone(), true);
-        }
-        let name = object.path.rsplit('/').next().unwrap_or_default();
-        let number = format!(".object{}", object.id);
-        let room = NAME_BYTES_MAX - number.len();
-        let end = (0..=name.len().min(room)).rev();
-        let end = end.into_iter().find(|&at| name.is_char_boundary(at));
-        let name = name[..end.unwrap_or(0)].replace('\0', "_");
-        let lost = format!("/{LOST}/{name}{number}");
-        self.enter(lost.clone(), object, ino);
-        (lost, false)
+    /// Takes a node as it is; its names come later.
+    pub(super) fn add(&mut self, node: Node) {
+        self.nodes.insert(node.ino, node);
     }
 
-    fn free(&self, path: &str) -> bool {
-        if self.entries.contains_key(path) {
+    /// Gives a node a name in a folder. Both were added before; of two that want one name the first has it.
+    pub(super) fn name(&mut self, parent: u64, name: &[u8], ino: u64) -> bool {
+        let folder = self.nodes.get(&parent).is_some_and(Node::is_dir);
+        let free = !self.entries.contains_key(&(parent, name.to_vec()));
+        if !folder || !free || !is_name(name) {
             return false;
         }
-        let mut above = path;
-        while let Some((parent, _)) = above.rsplit_once('/') {
-            if matches!(self.entries.get(parent), Some(Entry::File(_))) {
-                return false;
-            }
-            above = parent;
-        }
+        self.enter(parent, name.to_vec(), ino);
         true
     }
 
-    fn enter(&mut self, path: String, object: &KeptObject, ino: u64) {
-        let mut end = 0;
-        while let Some(at) = path[end + 1..].find('/') {
-            end += 1 + at;
-            self.directory(&path[..end], object);
-        }
-        self.entries.insert(path, Entry::File(ino));
-    }
-
-    fn directory(&mut self, path: &str, object: &KeptObject) {
-        if !self.entries.contains_key(path) {
-            let ino = self.new_ino();
-            let made = Directory {
-                ino,
-                subdirs: 0,
-                owner: Owners::Nobody,
-                newest: 0,
-            };
-            self.entries.insert(path.to_owned(), Entry::Directory(made));
-            let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-            if let Some(Entry::Directory(parent)) = self.entries.get_mut(parent) {
-                parent.subdirs += 1;
-            }
-        }
-        if let Some(Entry::Directory(directory)) = self.entries.get_mut(path) {
-            directory.owner = directory.owner.with(object.uid, object.gid);
-            directory.newest = directory.newest.max(object.sealed_at);
+    fn enter(&mut self, parent: u64, name: Vec<u8>, ino: u64) {
+        self.entries.insert((parent, name), ino);
+        if let Some(node) = self.nodes.get_mut(&ino)
+            && node.is_dir()
+        {
+            node.parent = parent;
         }
     }
 
-    /// Writes directories and all entries; the number of directories, the root not counted.
-    pub(super) fn write(&self, db: &Connection) -> Result<usize, Fault> {
-        let mut entry = db.prepare("INSERT INTO dirent VALUES (?1, ?2, ?3)")?;
-        let mut directories = 0;
-        for (path, child) in &self.entries {
-            let (above, name) = path.rsplit_once('/').unwrap_or(("", ""));
-            let parent = match self.entries.get(above) {
-                Some(Entry::Directory(parent)) => parent.ino,
-                _ => Inode::ROOT.0,
-            };
-            let ino = match child {
-                Entry::File(ino) => *ino,
-                Entry::Directory(directory) => {
-                    self.node(directory, parent).insert(db)?;
-                    directories += 1;
-                    directory.ino
-                }
-            };
-            if ino != Inode::ROOT.0 {
-                entry.execute(params![
-                    parent.cast_signed(),
-                    name.as_bytes(),
-                    ino.cast_signed()
-                ])?;
-            }
-        }
-        Ok(directories - 1)
-    }
-
-    fn node(&self, directory: &Directory, parent: u64) -> Node {
-        let (uid, gid) = match directory.owner {
-            Owners::One(uid, gid) => (uid, gid),
-            Owners::Nobody | Owners::Many => self.root_owner,
+    /// Gives a node a name in the folder of what has no place.
+    pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> Put {
+        let name = was.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let room = NAME_BYTES_MAX - suffix.len();
+        // Not in the middle of a character, where it has characters.
+        let cut = match std::str::from_utf8(name) {
+            Ok(text) => text.floor_char_boundary(room.min(name.len())),
+            Err(_) => room.min(name.len()),
         };
-        let time = directory.newest.cast_signed();
-        Node {
-            ino: directory.ino,
-            kind: Kind::Directory,
-            mode: 0o755,
-            uid,
-            gid,
-            nlink: 2 + directory.subdirs,
-            size: 4096,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            rdev: 0,
-            version: 0,
-            object: 0,
-            element: NO_ELEMENT,
-            writing: 0,
-            parent,
-            target: Vec::new(),
+        let mut name: Vec<u8> = name[..cut].to_vec();
+        for byte in &mut name {
+            if *byte == 0 {
+                *byte = b'_';
+            }
         }
+        name.extend_from_slice(suffix.as_bytes());
+        let lost = self.folder(Inode::ROOT.0, LOST).unwrap_or(Inode::ROOT.0);
+        self.enter(lost, name.clone(), ino);
+        Put {
+            path: [b"/".as_slice(), LOST, b"/", &name].concat(),
+            own: false,
+        }
+    }
+
+    /// Gives a file its path, made of folders that are made if they are missing, or a place apart.
+    pub(super) fn put(&mut self, node: Node, path: &[u8], own_path: bool, suffix: &str) -> Put {
+        let (ino, owner, time) = (node.ino, (node.uid, node.gid), node.mtime.cast_unsigned());
+        self.add(node);
+        let parts = parts(path).filter(|_| own_path);
+        let placed = parts.and_then(|parts| {
+            let (name, above) = parts.split_last()?;
+            let mut at = Inode::ROOT.0;
+            let mut way = Vec::new();
+            for part in above {
+                at = self.folder(at, part)?;
+                way.push(at);
+            }
+            self.name(at, name, ino).then_some((way, parts.join(&b'/')))
+        });
+        let Some((way, path)) = placed else {
+            return self.lose(path, suffix, ino);
+        };
+        for folder in way {
+            if let Some(guessed) = self.guessed.get_mut(&folder) {
+                guessed.owner = guessed.owner.with(owner.0, owner.1);
+                guessed.newest = guessed.newest.max(time);
+            }
+        }
+        Put {
+            path: [b"/".as_slice(), &path].concat(),
+            own: true,
+        }
+    }
+
+    /// The folder of that name, made if there is nothing; `None` if it is something else.
+    fn folder(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
+        if let Some(&there) = self.entries.get(&(parent, name.to_vec())) {
+            return self.nodes.get(&there)?.is_dir().then_some(there);
+        }
+        let ino = self.new_ino();
+        self.add(Node::folder(ino, 0o755, self.root_owner, 0));
+        let guessed = Guessed {
+            owner: Owners::Nobody,
+            newest: 0,
+        };
+        self.guessed.insert(ino, guessed);
+        self.enter(parent, name.to_vec(), ino);
+        Some(ino)
+    }
+
+    /// Folders that no way from the root leads to: their own was not noted, or they lie in each other.
+    pub(super) fn adrift(&self) -> Vec<u64> {
+        let mut children: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for ((parent, _), ino) in &self.entries {
+            children.entry(*parent).or_default().push(*ino);
+        }
+        let mut reached = BTreeSet::from([Inode::ROOT.0]);
+        let mut pending = vec![Inode::ROOT.0];
+        while let Some(at) = pending.pop() {
+            let below = children.get(&at).into_iter().flatten();
+            pending.extend(below.copied().filter(|ino| reached.insert(*ino)));
+        }
+        let folders = self.nodes.values().filter(|node| node.is_dir());
+        folders
+            .map(|node| node.ino)
+            .filter(|ino| !reached.contains(ino))
+            .collect()
+    }
+
+    /// Takes all names of a folder from it.
+    pub(super) fn unname(&mut self, ino: u64) {
+        self.entries.retain(|_, named| *named != ino);
+    }
+
+    /// A path of an inode.
+    pub(super) fn path_of(&self, ino: u64) -> Vec<u8> {
+        let mut names: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
+        // Built anew for each question: it is asked about few.
+        for ((parent, name), named) in &self.entries {
+            names.entry(*named).or_insert((*parent, name));
+        }
+        path_by(&names, ino)
+    }
+
+    /// Paths of all inodes that have one.
+    pub(super) fn paths(&self) -> BTreeMap<u64, Vec<u8>> {
+        let mut names: BTreeMap<u64, (u64, &[u8])> = BTreeMap::new();
+        for ((parent, name), named) in &self.entries {
+            names.entry(*named).or_insert((*parent, name));
+        }
+        names
+            .keys()
+            .map(|&ino| (ino, path_by(&names, ino)))
+            .collect()
+    }
+
+    /// Writes nodes and entries; the numbers of folders, the root not counted, and of files.
+    pub(super) fn write(&mut self, db: &Connection) -> Result<(usize, usize), Fault> {
+        let mut links: BTreeMap<u64, u32> = BTreeMap::new();
+        for ((parent, _), ino) in &self.entries {
+            *links.entry(*ino).or_default() += 1;
+            if self.nodes.get(ino).is_some_and(Node::is_dir) {
+                *links.entry(*parent).or_default() += 1;
+            }
+        }
+        let (mut folders, mut files) = (0, 0);
+        for node in self.nodes.values_mut() {
+            if let Some(guessed) = self.guessed.get(&node.ino) {
+                if let Owners::One(uid, gid) = guessed.owner {
+                    (node.uid, node.gid) = (uid, gid);
+                }
+                let time = guessed.newest.cast_signed();
+                (node.atime, node.mtime, node.ctime) = (time, time, time);
+            }
+            let links = links.get(&node.ino).copied().unwrap_or(0);
+            if node.is_dir() {
+                // `.`, and of the root `..`, which is no entry.
+                node.nlink = links + if node.ino == Inode::ROOT.0 { 2 } else { 1 };
+                node.element = NO_ELEMENT;
+                folders += 1;
+            } else {
+                node.nlink = links;
+                files += usize::from(node.kind == Kind::File);
+            }
+            node.insert(db)?;
+        }
+        let mut entry = db.prepare("INSERT INTO dirent VALUES (?1, ?2, ?3)")?;
+        for ((parent, name), ino) in &self.entries {
+            entry.execute(params![parent.cast_signed(), name, ino.cast_signed()])?;
+        }
+        Ok((folders - 1, files))
     }
 }
 
-/// A path as a name in the array, if it can be one: absolute, without empty parts, `.` and `..`.
-fn normal(path: &str) -> Option<String> {
-    let parts = path.strip_prefix('/').unwrap_or(path).split('/');
-    let fine = |part: &str| {
-        !matches!(part, "" | "." | "..") && part.len() <= NAME_BYTES_MAX && !part.contains('\0')
-    };
-    let parts: Vec<&str> = parts.collect();
-    let fits = path.len() <= PATH_BYTES_MAX && parts.iter().all(|part| fine(part));
-    (fits && parts.first() != Some(&LOST)).then(|| format!("/{}", parts.join("/")))
+fn path_by(names: &BTreeMap<u64, (u64, &[u8])>, ino: u64) -> Vec<u8> {
+    let mut parts = Vec::new();
+    let mut at = ino;
+    while let Some((parent, name)) = names.get(&at) {
+        parts.push(*name);
+        at = *parent;
+        // Folders that lie in each other have no path.
+        if at == ino || parts.len() > names.len() {
+            break;
+        }
+    }
+    parts.reverse();
+    [b"/".as_slice(), &parts.join(&b'/')].concat()
+}
+
+fn is_name(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..")
+        && name.len() <= NAME_BYTES_MAX
+        && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
+/// The parts of a path, if it can be one in the array: absolute, without empty parts, `.` and `..`.
+fn parts(path: &[u8]) -> Option<Vec<&[u8]>> {
+    let inner = path.strip_prefix(b"/").unwrap_or(path);
+    let parts: Vec<&[u8]> = inner.split(|&byte| byte == b'/').collect();
+    let fits = path.len() <= PATH_BYTES_MAX && parts.iter().all(|part| is_name(part));
+    (fits && parts.first() != Some(&LOST)).then_some(parts)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn object(id: u64, path: &str) -> KeptObject {
-        KeptObject {
-            id,
-            element: 0,
-            size: 1,
+    fn file(ino: u64) -> Node {
+        Node {
+            kind: Kind::File,
             uid: 7,
             gid: 7,
-            inode: id,
-            path: path.into(),
-            mode: None,
-            task: 0,
-            sealed_at: 1,
+            ..Node::folder(ino, 0o644, (7, 7), 1)
         }
     }
 
     #[test]
     fn a_path_is_given_once_and_never_below_a_file() {
         let mut tree = Tree::new(100, (0, 0));
-        let cases = [
-            ("/a/b", "/a/b", true),
-            ("/a/b", "/lost+found/b.object2", false),
-            ("/a", "/lost+found/a.object3", false),
-            ("/a/b/c", "/lost+found/c.object4", false),
-            ("", "/lost+found/.object5", false),
-            ("/x/../y", "/lost+found/y.object6", false),
-            ("/lost+found/z", "/lost+found/z.object7", false),
-            ("d", "/d", true),
+        let cases: [(&[u8], &[u8], bool); 9] = [
+            (b"/a/b", b"/a/b", true),
+            (b"/a/b", b"/lost+found/b.object2", false),
+            (b"/a", b"/lost+found/a.object3", false),
+            (b"/a/b/c", b"/lost+found/c.object4", false),
+            (b"", b"/lost+found/.object5", false),
+            (b"/x/../y", b"/lost+found/y.object6", false),
+            (b"/lost+found/z", b"/lost+found/z.object7", false),
+            (b"d", b"/d", true),
+            (b"/a/\xff\xfe", b"/a/\xff\xfe", true),
         ];
         for (id, (was, path, own)) in (1..).zip(cases) {
-            assert_eq!(
-                tree.put(&object(id, was), id, true),
-                (path.into(), own),
-                "{was}"
-            );
+            let put = tree.put(file(id + 1), was, true, &format!(".object{id}"));
+            let path = path.to_vec();
+            assert_eq!(put, Put { path, own }, "{was:?}");
         }
         let long = "é".repeat(200);
-        let (path, own) = tree.put(&object(9, &format!("/{long}")), 9, true);
+        let put = tree.put(file(50), format!("/{long}").as_bytes(), true, ".object10");
         assert!(
-            !own && path.len() <= "/lost+found/".len() + NAME_BYTES_MAX,
-            "{path}"
+            !put.own && put.path.len() <= "/lost+found/".len() + NAME_BYTES_MAX,
+            "{put:?}"
         );
+        assert!(String::from_utf8(put.path).is_ok());
+    }
+
+    #[test]
+    fn folders_that_lie_in_each_other_are_found() {
+        let mut tree = Tree::new(100, (0, 0));
+        for ino in [2, 3, 4] {
+            tree.add(Node::folder(ino, 0o755, (0, 0), 1));
+        }
+        assert!(tree.name(1, b"fine", 2));
+        assert!(tree.name(4, b"three", 3) && tree.name(3, b"four", 4));
+        assert!(!tree.name(1, b"fine", 3), "taken");
+        assert!(!tree.name(99, b"nowhere", 3), "no folder");
+        assert_eq!(tree.adrift(), [3, 4]);
+        tree.unname(3);
+        tree.lose(b"three", ".inode3", 3);
+        assert_eq!(tree.adrift(), [0; 0]);
+        assert_eq!(tree.path_of(4), b"/lost+found/three.inode3/four");
     }
 }

@@ -147,7 +147,7 @@ impl FakeElement {
         Self { id, out, stream }
     }
 
-    /// The next message that is not about other elements.
+    /// The next message that is not about other elements or names.
     pub async fn next(&mut self) -> To {
         loop {
             match self
@@ -159,6 +159,11 @@ impl FakeElement {
                 .message
             {
                 Some(To::Peers(_)) => {}
+                Some(To::Notes(notes)) => {
+                    let change = notes.notes.iter().map(|note| note.change).max();
+                    let change = change.unwrap_or(0);
+                    self.send(From::Noted(v1::Noted { change })).await;
+                }
                 Some(message) => return message,
                 None => panic!("an empty message"),
             }

@@ -1,6 +1,7 @@
 //! What the files of the control folder say, as text for people and simple scripts.
 
 use std::fmt::Write as _;
+use tidemill_core::lineage::HIDDEN;
 use tidemill_wire::v1;
 
 /// Nanoseconds of one millisecond.
@@ -153,8 +154,15 @@ pub(super) fn lineage(reply: &v1::LineageReply) -> String {
             format!(" {} v{}", version.path, version.version)
         })
     };
+    if !reply.cut.is_empty() {
+        let _ = writeln!(text, "{}", reply.cut);
+    }
     let _ = writeln!(text, "object {}{}", reply.object, name(reply.object));
     for version in &reply.versions {
+        if version.hidden {
+            let _ = writeln!(text, "version {} {HIDDEN}", version.object);
+            continue;
+        }
         let maker = match version.task {
             0 => format!("written by user {}", version.uid),
             task => format!("made by task {task}"),
@@ -166,18 +174,22 @@ pub(super) fn lineage(reply: &v1::LineageReply) -> String {
         );
     }
     for run in &reply.runs {
-        let _ = writeln!(
-            text,
-            "task {} {} of job {} ({}): {} {} on element {}",
-            run.task,
-            run.name,
-            run.job,
-            run.job_name,
-            run.kernel,
-            run.args.join(" "),
-            run.element
-        );
-        let _ = writeln!(text, "  kernel hash {}", run.kernel_hash);
+        if run.hidden {
+            let _ = writeln!(text, "task {} {HIDDEN}", run.task);
+        } else {
+            let _ = writeln!(
+                text,
+                "task {} {} of job {} ({}): {} {} on element {}",
+                run.task,
+                run.name,
+                run.job,
+                run.job_name,
+                run.kernel,
+                run.args.join(" "),
+                run.element
+            );
+            let _ = writeln!(text, "  kernel hash {}", run.kernel_hash);
+        }
         for input in &run.inputs {
             let _ = writeln!(text, "  input {} object {}", input.name, input.object);
         }

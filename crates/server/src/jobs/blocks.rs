@@ -1,0 +1,60 @@
+//! Ids for the dispatcher, in blocks from the database.
+
+use crate::names::commit::Database;
+use crate::names::ids;
+use std::ops::Range;
+use std::sync::Arc;
+use tidemill_core::event::IdSource;
+use tidemill_core::id::{LabelId, ObjectId};
+
+/// Ids taken from the database at once.
+const IDS_BLOCK: u64 = 4096;
+
+/// Ids of labels and objects. What the database can't give is not made up: the dispatcher sends nothing then.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    database: Arc<Database>,
+    labels: Range<u64>,
+    objects: Range<u64>,
+}
+
+impl Blocks {
+    pub(super) fn new(database: Arc<Database>) -> Self {
+        Self {
+            database,
+            labels: 0..0,
+            objects: 0..0,
+        }
+    }
+}
+
+/// Makes sure that a block holds so many ids. What was left of the old one is never used.
+fn fill(database: &Database, kind: &'static str, block: &mut Range<u64>, count: u64) -> bool {
+    if block.end - block.start >= count {
+        return true;
+    }
+    let size = count.max(IDS_BLOCK);
+    match database.write_blocking(move |db| ids::reserve(db, kind, size)) {
+        Ok(first) => *block = first..first + size,
+        Err(fault) => {
+            tracing::warn!(kind, %fault, "no ids can be reserved; labels wait");
+            return false;
+        }
+    }
+    true
+}
+
+impl IdSource for Blocks {
+    fn ready(&mut self, objects: usize) -> bool {
+        fill(&self.database, "label", &mut self.labels, 1)
+            && fill(&self.database, "object", &mut self.objects, objects as u64)
+    }
+
+    fn label(&mut self) -> LabelId {
+        LabelId(self.labels.next().expect("one was found ready before"))
+    }
+
+    fn object(&mut self) -> ObjectId {
+        ObjectId(self.objects.next().expect("all were found ready before"))
+    }
+}

@@ -1,0 +1,156 @@
+//! What the driver is told, in order.
+//!
+//! While the database can't be written nothing more can be decided, but elements go on telling. What waits then is
+//! bounded: a status takes the place of the one before, and what is told twice waits once.
+
+use super::Incoming;
+use crate::array::Report;
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// The server stops.
+#[derive(Debug)]
+pub(super) struct Stopped;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    incoming: Receiver<Incoming>,
+    /// What came in while nothing could be worked on.
+    waiting: VecDeque<Incoming>,
+}
+
+impl Inbox {
+    pub(super) fn new(incoming: Receiver<Incoming>) -> Self {
+        Self {
+            incoming,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// The next message, if one comes within `wait`.
+    pub(super) fn next(&mut self, wait: Duration) -> Result<Option<Incoming>, Stopped> {
+        if let Some(first) = self.waiting.pop_front() {
+            return Ok(Some(first));
+        }
+        match self.incoming.recv_timeout(wait) {
+            Ok(Incoming::Stop) | Err(RecvTimeoutError::Disconnected) => Err(Stopped),
+            Ok(message) => Ok(Some(message)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+        }
+    }
+
+    /// Lets time pass without giving anything out.
+    pub(super) fn rest(&mut self, time: Duration) -> Result<(), Stopped> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.incoming.recv_timeout(left) {
+                Ok(Incoming::Stop) | Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
+                Ok(message) => {
+                    self.waiting.retain(|known| !supersedes(&message, known));
+                    self.waiting.push_back(message);
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Whether the later message says all that the earlier one did.
+fn supersedes(later: &Incoming, earlier: &Incoming) -> bool {
+    let (Incoming::Report(later), Incoming::Report(earlier)) = (later, earlier) else {
+        let names = |message: &Incoming| matches!(message, Incoming::NamesChanged);
+        return names(later) && names(earlier);
+    };
+    match (&**later, &**earlier) {
+        (Report::Status { element: a }, Report::Status { element: b })
+        | (Report::Up { element: a, .. }, Report::Up { element: b, .. }) => a.element == b.element,
+        (Report::Down { element: a }, Report::Down { element: b }) => a == b,
+        (
+            Report::Started {
+                element: a,
+                label: x,
+            },
+            Report::Started {
+                element: b,
+                label: y,
+            },
+        )
+        | (
+            Report::Finished {
+                element: a,
+                label: x,
+                ..
+            },
+            Report::Finished {
+                element: b,
+                label: y,
+                ..
+            },
+        ) => (a, x) == (b, y),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_wire::v1;
+
+    fn report(report: Report) -> Incoming {
+        Incoming::Report(Box::new(report))
+    }
+
+    fn status(element: u32, free_bytes: u64) -> Incoming {
+        report(Report::Status {
+            element: v1::Element {
+                element,
+                free_bytes,
+                ..v1::Element::default()
+            },
+        })
+    }
+
+    fn finished(label: u64) -> Incoming {
+        report(Report::Finished {
+            element: 1,
+            label,
+            outcome: v1::LabelOutcome::default(),
+        })
+    }
+
+    #[test]
+    fn what_waits_is_bounded_by_what_there_is_to_tell() {
+        let (sender, incoming) = std::sync::mpsc::channel();
+        let mut inbox = Inbox::new(incoming);
+        for round in 0..1000 {
+            for message in [
+                status(1, round),
+                finished(7),
+                status(2, round),
+                finished(8),
+                Incoming::NamesChanged,
+            ] {
+                sender.send(message).unwrap();
+            }
+        }
+        inbox.rest(Duration::ZERO).unwrap();
+        let mut told = Vec::new();
+        while let Ok(Some(message)) = inbox.next(Duration::ZERO) {
+            told.push(format!("{message:?}"));
+        }
+        assert_eq!(told.len(), 5, "{told:#?}");
+        assert!(told[0].contains("free_bytes: 999"), "{}", told[0]);
+    }
+
+    #[test]
+    fn a_server_that_stops_is_not_kept_waiting() {
+        let (sender, incoming) = std::sync::mpsc::channel();
+        let mut inbox = Inbox::new(incoming);
+        sender.send(finished(1)).unwrap();
+        sender.send(Incoming::Stop).unwrap();
+        assert!(inbox.rest(Duration::from_secs(3600)).is_err());
+    }
+}

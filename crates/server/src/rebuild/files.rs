@@ -1,0 +1,345 @@
+//! Which files and folders there were: from notes where there are, else from the objects themselves.
+
+use super::kept::{Kept, KeptObject};
+use super::tree::Tree;
+use super::{Apart, Rebuilt};
+use crate::names::Fault;
+use crate::names::node::{NO_ELEMENT, Node};
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+use tidemill_core::id::Inode;
+use tidemill_wire::v1::{Kind, NameNote, NamePlace};
+
+/// Objects as versions of files.
+#[derive(Debug)]
+struct Version<'a> {
+    object: &'a KeptObject,
+    ino: u64,
+    number: u64,
+    /// Whether its file has a later one.
+    superseded: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Files<'a> {
+    pub(super) tree: Tree,
+    /// The last note about each inode.
+    notes: BTreeMap<u64, &'a NameNote>,
+    /// Objects by inode, the newest last.
+    objects: BTreeMap<u64, Vec<&'a KeptObject>>,
+    /// Objects that lost their bytes.
+    missing: Vec<&'a KeptObject>,
+    /// Versions of files whose later one is lost.
+    older: Vec<&'a KeptObject>,
+    versions: Vec<Version<'a>>,
+    rebuilt: Rebuilt,
+}
+
+fn shown(path: &[u8]) -> PathBuf {
+    OsString::from_vec(path.to_vec()).into()
+}
+
+fn removed(note: &NameNote) -> bool {
+    note.places.is_empty() && note.ino != Inode::ROOT.0
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(all: &'a [Kept], root_owner: (u32, u32)) -> Self {
+        let mut notes: BTreeMap<u64, &NameNote> = BTreeMap::new();
+        for note in all.iter().flat_map(|kept| &kept.notes) {
+            let known = notes.entry(note.ino).or_insert(note);
+            if note.change > known.change {
+                *known = note;
+            }
+        }
+        let mut objects: BTreeMap<u64, Vec<&KeptObject>> = BTreeMap::new();
+        for object in all.iter().flat_map(|kept| &kept.objects) {
+            objects.entry(object.inode).or_default().push(object);
+        }
+        for of_one in objects.values_mut() {
+            of_one.sort_by_key(|object| (object.sealed_at, object.id));
+        }
+        let missing = all.iter().flat_map(|kept| &kept.missing);
+        let parents = notes.values().flat_map(|note| &note.places);
+        let parents = parents.map(|place| place.parent);
+        let known = objects.keys().chain(notes.keys()).copied().chain(parents);
+        let newest = known.max().unwrap_or(0).max(Inode::ROOT.0);
+        Self {
+            tree: Tree::new(newest + 1, root_owner),
+            notes,
+            objects,
+            missing: missing.collect(),
+            older: Vec::new(),
+            versions: Vec::new(),
+            rebuilt: Rebuilt::default(),
+        }
+    }
+
+    /// Everything that a note says there is.
+    pub(super) fn noted(&mut self) {
+        let notes: Vec<&NameNote> = self.notes.values().copied().collect();
+        let mut lost = Vec::new();
+        for note in notes.iter().filter(|note| !removed(note)) {
+            match self.node(note) {
+                Some(node) => self.tree.add(node),
+                None => lost.push(*note),
+            }
+        }
+        // Of two that were noted under one name the later has it.
+        let mut places: Vec<(&NameNote, &NamePlace)> = Vec::new();
+        for note in notes.iter().filter(|note| !removed(note)) {
+            places.extend(note.places.iter().map(|place| (*note, place)));
+        }
+        places.sort_by_key(|(note, _)| std::cmp::Reverse(note.change));
+        let gone: BTreeSet<u64> = lost.iter().map(|note| note.ino).collect();
+        let mut named = BTreeSet::new();
+        let mut apart = Vec::new();
+        for (note, place) in places
+            .into_iter()
+            .filter(|(note, _)| !gone.contains(&note.ino))
+        {
+            if self.tree.name(place.parent, &place.name, note.ino) {
+                named.insert(note.ino);
+            } else {
+                apart.push((note.ino, place));
+            }
+        }
+        for (ino, place) in apart {
+            // A file that has another name still is not lost.
+            if named.insert(ino) {
+                self.lose(ino, place);
+            }
+        }
+        self.bring_ashore();
+        for note in lost {
+            let place = &note.places[0];
+            let path = self.path_at(place);
+            self.rebuilt.missing.push(shown(&path));
+        }
+    }
+
+    fn path_at(&self, place: &NamePlace) -> Vec<u8> {
+        let mut path = self.tree.path_of(place.parent);
+        if path != b"/" {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&place.name);
+        path
+    }
+
+    fn lose(&mut self, ino: u64, place: &NamePlace) {
+        let was = self.path_at(place);
+        let put = self.tree.lose(&place.name, &format!(".inode{ino}"), ino);
+        self.rebuilt.apart.push(Apart {
+            path: shown(&put.path),
+            was: shown(&was),
+        });
+    }
+
+    /// Folders that no way leads to get one.
+    fn bring_ashore(&mut self) {
+        while let Some(&ino) = self.tree.adrift().first() {
+            self.tree.unname(ino);
+            let place = self.notes.get(&ino).and_then(|note| note.places.first());
+            let place = place.cloned().unwrap_or_default();
+            self.lose(ino, &place);
+        }
+    }
+
+    /// The node of a note; `None` if the bytes of its file are not there.
+    fn node(&mut self, note: &NameNote) -> Option<Node> {
+        let kind = Kind::try_from(note.kind).unwrap_or(Kind::Unspecified);
+        let mut node = Node {
+            ino: note.ino,
+            kind,
+            mode: note.mode & 0o7777,
+            uid: note.uid,
+            gid: note.gid,
+            nlink: 0,
+            size: note.size,
+            atime: note.atime,
+            mtime: note.mtime,
+            ctime: note.ctime,
+            rdev: note.rdev,
+            version: note.version,
+            object: 0,
+            element: NO_ELEMENT,
+            writing: 0,
+            parent: Inode::ROOT.0,
+            target: note.target.clone(),
+        };
+        let mut objects = self.objects.remove(&note.ino).unwrap_or_default();
+        // What was sealed after the note's own object was not noted any more. A file without one had none before.
+        let noted = objects.iter().position(|one| one.id == note.object);
+        let later = match noted {
+            Some(at) => objects.len() - 1 - at,
+            None if note.object == 0 => objects.len(),
+            None => {
+                // Its bytes are lost. What there is of it is older, and not what anybody would expect under its name.
+                self.older.append(&mut objects);
+                return None;
+            }
+        };
+        let current = objects.pop();
+        for object in objects {
+            self.versions.push(Version {
+                object,
+                ino: note.ino,
+                number: 0,
+                superseded: true,
+            });
+        }
+        let Some(object) = current else {
+            return Some(node);
+        };
+        node.version += later as u64;
+        let unnoted = later > 0;
+        if unnoted {
+            node.mtime = object.sealed_at.cast_signed();
+        }
+        fill(&mut node, object);
+        self.versions.push(Version {
+            object,
+            ino: note.ino,
+            number: node.version,
+            superseded: false,
+        });
+        Some(node)
+    }
+
+    /// Everything else that elements have.
+    pub(super) fn unnoted(&mut self) {
+        let noted: BTreeSet<u64> = self.notes.keys().copied().collect();
+        let mut objects: Vec<&KeptObject> = self.objects.values().flatten().copied().collect();
+        // The newest first: what was sealed later has the better right to a path.
+        objects.sort_by_key(|object| std::cmp::Reverse((object.sealed_at, object.id)));
+        let mut written = BTreeSet::new();
+        for object in objects {
+            if noted.contains(&object.inode) {
+                // Its file was removed, and its bytes were about to be.
+                self.versions.push(Version {
+                    object,
+                    ino: object.inode,
+                    number: 0,
+                    superseded: true,
+                });
+                continue;
+            }
+            // An older version of a file that has a newer one is a file of its own: which of them was meant
+            // to stay only the server knew.
+            let whole = object.inode > Inode::ROOT.0 && written.insert(object.inode);
+            let ino = if whole {
+                object.inode
+            } else {
+                self.tree.new_ino()
+            };
+            self.put(object, ino, whole);
+        }
+        for object in std::mem::take(&mut self.older) {
+            let ino = self.tree.new_ino();
+            self.put(object, ino, false);
+        }
+        for object in &self.missing {
+            if !noted.contains(&object.inode) && !written.contains(&object.inode) {
+                self.rebuilt.missing.push(shown(object.path.as_bytes()));
+            }
+        }
+    }
+
+    fn put(&mut self, object: &'a KeptObject, ino: u64, whole: bool) {
+        let sealed_at = object.sealed_at.cast_signed();
+        let mut node = Node {
+            kind: Kind::File,
+            mode: object.mode.unwrap_or(0o644) & 0o7777,
+            version: 1,
+            ..Node::folder(ino, 0, (object.uid, object.gid), sealed_at)
+        };
+        fill(&mut node, object);
+        let suffix = format!(".object{}", object.id);
+        let put = self.tree.put(node, object.path.as_bytes(), whole, &suffix);
+        if put.own {
+            self.rebuilt.unnoted.push(shown(&put.path));
+        } else {
+            self.rebuilt.apart.push(Apart {
+                path: shown(&put.path),
+                was: shown(object.path.as_bytes()),
+            });
+        }
+        self.versions.push(Version {
+            object,
+            ino,
+            number: 1,
+            superseded: false,
+        });
+    }
+
+    /// Writes all of it.
+    pub(super) fn write(&mut self, db: &Connection) -> Result<Rebuilt, Fault> {
+        let mut rebuilt = std::mem::take(&mut self.rebuilt);
+        (rebuilt.directories, rebuilt.files) = self.tree.write(db)?;
+        let paths = self.tree.paths();
+        for version in &self.versions {
+            let path = match paths.get(&version.ino) {
+                Some(path) if !version.superseded => path.as_slice(),
+                _ => version.object.path.as_bytes(),
+            };
+            write_version(db, version, path)?;
+            if !version.superseded {
+                rebuilt.bytes += version.object.size;
+            }
+        }
+        let sql = "INSERT INTO xattr VALUES (?1, ?2, ?3)";
+        let mut statement = db.prepare_cached(sql)?;
+        for note in self
+            .notes
+            .values()
+            .filter(|note| note.ino == Inode::ROOT.0 || paths.contains_key(&note.ino))
+        {
+            for xattr in &note.xattrs {
+                statement.execute(params![note.ino.cast_signed(), xattr.name, xattr.value])?;
+            }
+        }
+        rebuilt.unnoted.sort();
+        rebuilt.missing.sort();
+        Ok(rebuilt)
+    }
+}
+
+fn fill(node: &mut Node, object: &KeptObject) {
+    node.size = object.size;
+    node.object = object.id;
+    node.element = object.element.into();
+}
+
+/// Writes a version's row; one that has a later one is to be removed, as it was before.
+fn write_version(db: &Connection, version: &Version<'_>, path: &[u8]) -> Result<(), Fault> {
+    let object = version.object;
+    let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, removed) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+    db.prepare_cached(sql)?.execute(params![
+        object.id.cast_signed(),
+        version.ino.cast_signed(),
+        version.number.cast_signed(),
+        object.size.cast_signed(),
+        object.element,
+        object.uid,
+        object.sealed_at.cast_signed(),
+        object.task.cast_signed(),
+        path,
+        version.superseded,
+    ])?;
+    if version.superseded {
+        let row = params![
+            object.id.cast_signed(),
+            object.element,
+            object.sealed_at.cast_signed()
+        ];
+        db.prepare_cached("INSERT INTO removal VALUES (?1, ?2, ?3)")?
+            .execute(row)?;
+    }
+    Ok(())
+}

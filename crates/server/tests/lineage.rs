@@ -1,0 +1,176 @@
+//! Lineage: each version and task by the rights to it, what is left out is said, a damaged row is an error.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod array;
+
+use array::{Running, ended, root, stat, submit, user, write_file};
+use rusqlite::Connection;
+use std::path::Path;
+use tidemill_client::Server as Client;
+use tidemill_wire::v1::{self, State, name_op::Op};
+
+/// Two users: what the first makes of a secret file is read by the second.
+const ALICE: u32 = 1000;
+const BOB: u32 = 2000;
+
+fn script(name: &str, args: &str, input: &str, output: &str) -> String {
+    format!(
+        "name = \"{name}\"; workdir = \"/\"; tasks = ({{ name = \"{name}-task\"; kernel = \"max\"; \
+         args = [{args}]; input = [\"{input}\"]; output = [\"{output}\"]; }});"
+    )
+}
+
+async fn mkdir(client: &Client, path: &str, uid: u32, mode: u32) {
+    let create = v1::Create {
+        name: path.as_bytes().to_vec(),
+        kind: v1::Kind::Directory.into(),
+        mode,
+        uid,
+        gid: uid,
+        ..v1::Create::default()
+    };
+    client.one(&root(), Op::Create(create)).await.unwrap();
+}
+
+async fn run(client: &Client, uid: u32, script: &str) {
+    let reply = submit(client, uid, script).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let job = ended(client, reply.job).await;
+    assert_eq!(job.state, i32::from(State::Done), "{job:?}");
+}
+
+async fn ask(
+    client: &Client,
+    credentials: v1::Credentials,
+    path: &str,
+) -> Result<v1::LineageReply, tonic::Status> {
+    let question = v1::LineageRequest {
+        credentials: Some(credentials),
+        path: path.as_bytes().to_vec(),
+        up: true,
+        down: true,
+        ..v1::LineageRequest::default()
+    };
+    Ok(client.lineage().query(question).await?.into_inner())
+}
+
+/// Alice's secret becomes Alice's secret middle, which becomes a file for all, of which Bob makes one of his own.
+async fn chain(folder: &Path) -> (Running, Client) {
+    let running = Running::start(folder).await;
+    let element = running.element(0).await;
+    let client = running.client().await;
+    element.serve();
+    mkdir(&client, "/secret", ALICE, 0o700).await;
+    mkdir(&client, "/open", ALICE, 0o755).await;
+    mkdir(&client, "/bob", BOB, 0o700).await;
+    write_file(&client, "/secret/in", 100, ALICE).await;
+    run(
+        &client,
+        ALICE,
+        &script("covert", "\"dtype=int32\"", "/secret/in", "/secret/mid"),
+    )
+    .await;
+    run(
+        &client,
+        ALICE,
+        &script("public", "", "/secret/mid", "/open/out"),
+    )
+    .await;
+    run(&client, BOB, &script("own", "", "/open/out", "/bob/mine")).await;
+    (running, client)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_ones_own_to_see_has_a_number_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(folder.path()).await;
+    // A mount's kernel has checked the file that is asked about, not those that it was made from.
+    let mounted = v1::Credentials {
+        checked: true,
+        ..user(BOB)
+    };
+    for credentials in [user(BOB), mounted] {
+        let seen = ask(&client, credentials, "/bob/mine").await.unwrap();
+        assert_eq!((seen.versions.len(), seen.runs.len()), (4, 3), "{seen:?}");
+        let text = format!("{seen:?}");
+        for secret in ["secret", "covert", "\"mid\"", "\"in\"", "dtype"] {
+            assert!(!text.contains(secret), "{secret}: {text}");
+        }
+        let hidden: Vec<bool> = seen.runs.iter().map(|run| run.hidden).collect();
+        assert_eq!(hidden, [true, false, false], "{seen:?}");
+        let hidden = seen.versions.iter().filter(|version| version.hidden);
+        assert_eq!(hidden.count(), 2);
+        // The graph is whole all the same.
+        assert_eq!(
+            seen.runs[0].outputs[0].object,
+            seen.runs[1].inputs[0].object
+        );
+    }
+    // Alice does not see what Bob made of hers; root sees all.
+    let alice = ask(&client, user(ALICE), "/open/out").await.unwrap();
+    assert!(!format!("{alice:?}").contains("mine"), "{alice:?}");
+    assert!(
+        alice.runs.iter().any(|run| run.name == "covert-task"),
+        "{alice:?}"
+    );
+    let all = ask(&client, root(), "/bob/mine").await.unwrap();
+    assert!(
+        all.versions.iter().all(|version| !version.hidden),
+        "{all:?}"
+    );
+    assert!(all.runs.iter().all(|run| !run.hidden), "{all:?}");
+    let denied = ask(&client, user(BOB), "/secret/mid").await.unwrap_err();
+    assert_eq!(denied.code(), tonic::Code::PermissionDenied);
+    // The attribute of a file tells no more.
+    let get = v1::GetXattr {
+        ino: stat(&client, "/open/out").await.unwrap().ino,
+        name: b"user.tidemill.lineage".to_vec(),
+    };
+    let told = client.one(&user(BOB), Op::GetXattr(get)).await.unwrap();
+    let v1::name_result::Result::Bytes(told) = told else {
+        panic!("{told:?}")
+    };
+    let told = String::from_utf8(told.value).unwrap();
+    assert!(
+        told.contains("public-task") && !told.contains("secret"),
+        "{told}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_depth_leaves_out_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(folder.path()).await;
+    let mut question = v1::LineageRequest {
+        credentials: Some(root()),
+        path: b"/bob/mine".to_vec(),
+        up: true,
+        depth: 2,
+        ..v1::LineageRequest::default()
+    };
+    let reply = client.lineage().query(question.clone()).await.unwrap();
+    let reply = reply.into_inner();
+    assert_eq!(reply.runs.len(), 2, "{reply:?}");
+    assert!(reply.cut.contains("beyond 2"), "{reply:?}");
+    question.depth = 3;
+    let whole = client.lineage().query(question).await.unwrap().into_inner();
+    assert_eq!((whole.runs.len(), whole.cut.as_str()), (3, ""), "{whole:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_row_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(folder.path()).await;
+    let db = Connection::open(folder.path().join("server.db")).unwrap();
+    let task: i64 = db
+        .query_row("SELECT min(task) FROM task", [], |row| row.get(0))
+        .unwrap();
+    db.execute(
+        "UPDATE task SET spec = '{\"name\":' WHERE task = ?1",
+        [task],
+    )
+    .unwrap();
+    let error = ask(&client, root(), "/bob/mine").await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::DataLoss);
+    assert!(error.message().contains(&format!("task {task}")), "{error}");
+}

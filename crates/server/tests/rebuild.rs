@@ -1,0 +1,246 @@
+//! Databases of earlier versions, and databases that are made again from what elements keep.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod array;
+
+use array::{Running, root, stat};
+use prost::Message as _;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tidemill_core::attribute::{name, object};
+use tidemill_core::id::{Inode, ObjectId};
+use tidemill_server::rebuild::{Rebuilt, rebuild};
+use tidemill_wire::v1::{self, Kind, NameNote, to_element::Message as To};
+
+const SERVER_6: &str = include_str!("fixtures/server-6.sql");
+const ELEMENT_1: &str = include_str!("fixtures/element-1.sql");
+
+fn load(path: &Path, sql: &str) -> Connection {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let db = Connection::open(path).unwrap();
+    db.execute_batch(sql).unwrap();
+    db
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_of_version_6_opens_and_elements_hear_of_all_that_is_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(load(&folder.path().join("server.db"), SERVER_6));
+    let running = Running::start(folder.path()).await;
+    let client = running.client().await;
+    let out = stat(&client, "/w/out").await.unwrap();
+    assert_eq!((out.object, out.version, out.size), (2050, 1, 12));
+    let question = v1::LineageRequest {
+        credentials: Some(root()),
+        path: b"/w/out".to_vec(),
+        up: true,
+        ..v1::LineageRequest::default()
+    };
+    let lineage = client.lineage().query(question).await.unwrap().into_inner();
+    assert_eq!(lineage.runs[0].kernel, "wordcount");
+    // By inode: the names that an element was told.
+    let mut told: BTreeMap<u64, NameNote> = BTreeMap::new();
+    let mut element = running.element(0).await;
+    while ![1, 2, 3, 1027, 1028, 2052]
+        .iter()
+        .all(|ino| told.contains_key(ino))
+    {
+        let Some(message) = element.stream.message().await.unwrap() else {
+            panic!("the server ended the stream")
+        };
+        if let Some(To::Notes(notes)) = message.message {
+            let change = notes.notes.iter().map(|note| note.change).max().unwrap();
+            told.extend(notes.notes.into_iter().map(|note| (note.ino, note)));
+            let noted = v1::from_element::Message::Noted(v1::Noted { change });
+            element.send(noted).await;
+        }
+    }
+    let names: Vec<&[u8]> = told[&2052]
+        .places
+        .iter()
+        .map(|one| one.name.as_slice())
+        .collect();
+    assert_eq!(names, [b"out"]);
+    assert_eq!(
+        (told[&2052].version, told[&2052].places[0].parent),
+        (1, 1027)
+    );
+    running.stop().await;
+}
+
+/// Names and contents of a rebuilt database: path to inode, version and object.
+fn tree(folder: &Path) -> BTreeMap<String, (u64, u64, u64)> {
+    let db = Connection::open(folder.join("server.db")).unwrap();
+    let sql = "WITH RECURSIVE tree(ino, path) AS (VALUES (1, '') UNION ALL \
+               SELECT dirent.ino, tree.path || '/' || CAST(dirent.name AS TEXT) FROM tree \
+               JOIN dirent ON dirent.parent = tree.ino) \
+               SELECT CAST(path AS BLOB), inode.ino, version, object FROM tree JOIN inode ON inode.ino = tree.ino \
+               WHERE inode.ino != 1";
+    let mut statement = db.prepare(sql).unwrap();
+    let rows = statement.query_map([], |row| {
+        let path: Vec<u8> = row.get(0)?;
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        let path = path.escape_ascii().to_string();
+        Ok((path, (number(1)?, number(2)?, number(3)?)))
+    });
+    rows.unwrap().map(Result::unwrap).collect()
+}
+
+fn again(folder: &Path, elements: &[PathBuf]) -> Rebuilt {
+    rebuild(&folder.join("again"), elements, (0, 0)).unwrap()
+}
+
+#[test]
+fn an_array_without_notes_is_made_again_as_its_files_were_sealed() {
+    let folder = tempfile::tempdir().unwrap();
+    let element = folder.path().join("element.db");
+    drop(load(&element, ELEMENT_1));
+    let rebuilt = again(folder.path(), &[element]);
+    assert_eq!(rebuilt.files, 3);
+    assert_eq!(rebuilt.tasks, 1);
+    let unnoted = ["/in.txt", "/w/in", "/w/out"].map(PathBuf::from);
+    assert_eq!(rebuilt.unnoted, unnoted);
+    let tree = tree(&folder.path().join("again"));
+    assert_eq!(tree["/w/out"], (2052, 1, 2050));
+    assert_eq!(tree["/in.txt"], (3, 1, 1));
+}
+
+/// An element's database as its rows say.
+struct Element {
+    path: PathBuf,
+    db: Connection,
+}
+
+impl Element {
+    fn new(folder: &Path, id: u32) -> Self {
+        let path = folder.join(format!("element-{id}.db"));
+        let db = load(&path, ELEMENT_1);
+        let sql = format!(
+            "DELETE FROM attribute; DELETE FROM object; DELETE FROM membership; \
+             UPDATE identity SET value = CAST('{id}' AS BLOB) WHERE key = 'element'"
+        );
+        db.execute_batch(&sql).unwrap();
+        Self { path, db }
+    }
+
+    fn attribute(&self, id: u64, page: u32, number: u32, value: &[u8]) {
+        let row = params![id.cast_signed(), page, number, value];
+        self.db
+            .execute("INSERT INTO attribute VALUES (?1, ?2, ?3, ?4)", row)
+            .unwrap();
+    }
+
+    fn object(&self, id: u64, inode: u64, path: &str, sealed_at: u64) {
+        let sql = "INSERT INTO object VALUES (?1, 0, 1)";
+        self.db.execute(sql, [id.cast_signed()]).unwrap();
+        for (number, value) in [
+            (object::SIZE, 1),
+            (object::INODE, inode),
+            (object::SEALED_AT, sealed_at),
+        ] {
+            self.attribute(id, object::PAGE, number, &u64::to_le_bytes(value));
+        }
+        self.attribute(id, object::PAGE, object::PATH, path.as_bytes());
+    }
+
+    fn note(&self, note: &NameNote) {
+        let id = ObjectId::of_inode(Inode(note.ino)).0;
+        self.attribute(id, name::PAGE, name::CHANGE, &note.change.to_le_bytes());
+        self.attribute(id, name::PAGE, name::NOTE, &note.encode_to_vec());
+    }
+}
+
+fn note(ino: u64, change: u64, kind: Kind, object: u64, places: &[(u64, &[u8])]) -> NameNote {
+    let place = |(parent, name): &(u64, &[u8])| v1::NamePlace {
+        parent: *parent,
+        name: name.to_vec(),
+    };
+    NameNote {
+        ino,
+        change,
+        kind: kind.into(),
+        object,
+        version: 3,
+        places: places.iter().map(place).collect(),
+        ..NameNote::default()
+    }
+}
+
+#[test]
+fn the_last_note_about_an_inode_goes_before_all_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two] = [0, 1].map(|id| Element::new(folder.path(), id));
+    // Swapped by renames, with a name that is no text.
+    one.object(100, 10, "/first", 1);
+    two.object(101, 11, "/second", 1);
+    one.note(&note(10, 5, Kind::File, 100, &[(1, b"second")]));
+    two.note(&note(
+        11,
+        6,
+        Kind::File,
+        101,
+        &[(1, b"first"), (1, b"\xff\xfe")],
+    ));
+    // A folder as one element knew it before it was moved, and as the other knows it.
+    one.note(&note(20, 1, Kind::Directory, 0, &[(1, b"old")]));
+    two.note(&note(20, 7, Kind::Directory, 0, &[(21, b"new")]));
+    one.note(&note(21, 2, Kind::Directory, 0, &[(1, b"above")]));
+    // Written once more than was noted; removed, with its bytes still there; removed, and its name used again.
+    one.object(110, 12, "/old/late", 1);
+    one.object(111, 12, "/old/late", 2);
+    one.note(&note(12, 8, Kind::File, 110, &[(20, b"late")]));
+    one.object(112, 13, "/gone", 1);
+    one.note(&note(13, 9, Kind::File, 112, &[]));
+    two.object(113, 14, "/gone", 2);
+    let rebuilt = again(folder.path(), &[one.path, two.path]);
+    let tree = tree(&folder.path().join("again"));
+    let expected = [
+        ("/above", (21, 3, 0)),
+        ("/above/new", (20, 3, 0)),
+        ("/above/new/late", (12, 4, 111)),
+        ("/first", (11, 3, 101)),
+        ("/gone", (14, 1, 113)),
+        ("/second", (10, 3, 100)),
+        ("/\\xff\\xfe", (11, 3, 101)),
+    ];
+    let expected = expected.map(|(path, of)| (path.to_owned(), of));
+    assert_eq!(tree, expected.into());
+    assert_eq!(rebuilt.unnoted, [PathBuf::from("/gone")]);
+    assert!(
+        rebuilt.apart.is_empty() && rebuilt.missing.is_empty(),
+        "{rebuilt:?}"
+    );
+    // What was superseded is removed at last.
+    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let removal = "SELECT group_concat(object) FROM (SELECT object FROM removal ORDER BY object)";
+    let removal: String = db.query_row(removal, [], |row| row.get(0)).unwrap();
+    assert_eq!(removal, "110,112");
+}
+
+#[test]
+fn what_can_not_be_put_back_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = Element::new(folder.path(), 0);
+    // Two of one name, a folder that nobody knows, folders in each other, and a version whose bytes are lost.
+    one.object(100, 10, "/x", 1);
+    one.object(101, 11, "/x", 1);
+    one.note(&note(10, 5, Kind::File, 100, &[(1, b"x")]));
+    one.note(&note(11, 6, Kind::File, 101, &[(1, b"x")]));
+    one.object(102, 12, "/y", 1);
+    one.note(&note(12, 7, Kind::File, 102, &[(99, b"y")]));
+    one.note(&note(20, 1, Kind::Directory, 0, &[(21, b"a")]));
+    one.note(&note(21, 2, Kind::Directory, 0, &[(20, b"b")]));
+    one.object(103, 13, "/z", 1);
+    one.note(&note(13, 8, Kind::File, 104, &[(1, b"z")]));
+    let rebuilt = again(folder.path(), &[one.path]);
+    let tree = tree(&folder.path().join("again"));
+    assert_eq!(tree["/x"], (11, 3, 101));
+    assert_eq!(tree["/lost+found/x.inode10"], (10, 3, 100));
+    assert_eq!(tree["/lost+found/y.inode12"], (12, 3, 102));
+    assert_eq!(tree["/lost+found/a.inode20/b"], (21, 3, 0));
+    assert!(!tree.contains_key("/z"), "old bytes under its name");
+    assert_eq!(tree["/lost+found/z.object103"].2, 103);
+    assert_eq!(rebuilt.missing, [PathBuf::from("/z")]);
+    assert_eq!(rebuilt.apart.len(), 4, "{rebuilt:?}");
+}

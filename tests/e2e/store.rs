@@ -1,0 +1,128 @@
+//! The disk under the server's database fills up and is freed again.
+
+use crate::array::{Array, Options, wait};
+use std::path::PathBuf;
+
+/// A small file system under the server's folder; it goes when nobody uses it any more.
+struct Small(PathBuf);
+
+impl Small {
+    const BYTES: usize = 6 << 20;
+
+    /// Makes it, and the folder.
+    fn mount(&self) {
+        std::fs::create_dir_all(&self.0).unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args([
+                "-t",
+                "tmpfs",
+                "-o",
+                &format!("size={}", Self::BYTES),
+                "none",
+            ])
+            .arg(&self.0)
+            .status();
+        assert!(mounted.unwrap().success(), "tmpfs can't be mounted");
+    }
+
+    fn fill(&self) {
+        let filled = std::fs::write(self.0.join("filler"), vec![0; Self::BYTES]);
+        assert!(filled.is_err(), "the disk is not full");
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount")
+            .arg("-l")
+            .arg(&self.0)
+            .status();
+    }
+}
+
+fn trouble(array: &Array) -> String {
+    let status = array.json(&["status"]);
+    status["trouble"].as_str().unwrap().to_owned()
+}
+
+/// Makes folders until there is no space for another; gives how many there are.
+fn make_folders(array: &Array, from: usize) -> usize {
+    let mut made = from;
+    loop {
+        let said = array.try_sh(&format!("mkdir w/{made}"));
+        if !said.ok {
+            assert!(said.err.contains("No space left on device"), "{}", said.err);
+            return made;
+        }
+        made += 1;
+    }
+}
+
+#[test]
+fn names_and_jobs_go_on_by_themselves_when_there_is_room_again() {
+    let mut disk = None;
+    let made = Array::prepared(Options::default(), |array| {
+        let small = Small(array.path("server"));
+        small.mount();
+        disk = Some(small);
+    });
+    let (Some(mut array), Some(disk)) = (made, disk) else {
+        return;
+    };
+    array.sh("mkdir w; echo 3 > w/in; sync w/in");
+    let copy = r#"name = "copy"; workdir = "/w"; tasks = (
+        { name = "one"; kernel = "/bin/sh"; args = ["-c", "sleep 6; cat in > mid"];
+          input = ["in"]; output = ["mid"]; },
+        { name = "two"; kernel = "/bin/cp"; args = ["mid", "out"]; input = ["mid"]; output = ["out"]; } );"#;
+    let job = array.submit(copy);
+    wait("the job runs", || {
+        array.job(job)["tasks"][0]["state"] == "running"
+    });
+
+    disk.fill();
+    let made = make_folders(&array, 0);
+    assert!(
+        trouble(&array).contains("free some space"),
+        "{}",
+        trouble(&array)
+    );
+    let refused = array.try_submit(copy);
+    assert!(
+        !refused.ok && refused.err.contains("free some space"),
+        "{}",
+        refused.err
+    );
+    // The task ends in a while, and that can't be kept.
+    wait("the dispatcher waits", || {
+        trouble(&array).starts_with("jobs wait: ")
+    });
+    let names = array.try_sh("cat w/out");
+    assert!(!names.ok, "not before it is kept");
+
+    disk.free();
+    array.done(job);
+    assert_eq!(array.sh("cat w/out").trim(), "3");
+    assert_eq!(trouble(&array), "");
+    array.sh(&format!("mkdir w/{made}"));
+
+    // Killed with a full disk, and started again with room.
+    disk.fill();
+    let more = make_folders(&array, made + 1);
+    array.kill_server();
+    disk.free();
+    array.start_server();
+    array.wait_for_elements(2);
+    for folder in 0..more {
+        assert!(
+            array.at(&format!("w/{folder}")).is_dir(),
+            "{folder} of {more}"
+        );
+    }
+    array.sh(&format!("mkdir w/{more}"));
+    let again = copy.replace("sleep 6; ", "").replace("mid", "mid2");
+    array.done(array.submit(&again.replace("\"out\"", "\"out2\"")));
+}

@@ -202,7 +202,7 @@ impl Run<'_> {
             .collect();
         let names = &self.check.names;
         let shared = names.shared().clone();
-        let removed = names.database().write(false, move |db| {
+        let removed = names.database().write(move |db| {
             holdings::remove_unknown(db, &shared, element, &orphans, clock::now_ns())
         });
         let mut mended = removed.await.map_err(text)?;

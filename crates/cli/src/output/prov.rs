@@ -158,7 +158,7 @@ mod tests {
     use tidemill_core::time::Time;
 
     /// A file of a client, and what a task made of it.
-    fn graph() -> Graph {
+    fn graph(hidden: bool) -> Graph {
         let (uid, gid) = (1000, 100);
         let mut graph = Graph::default();
         for (object, writer) in [
@@ -174,7 +174,7 @@ mod tests {
                 element: ElementId(3),
                 writer,
                 sealed_at: Time(1_700_000_000_000_000_000),
-                hidden: false,
+                hidden,
             });
         }
         graph.add_record(Record {
@@ -184,6 +184,7 @@ mod tests {
             start: Time(1_700_000_000_000_000_000),
             inputs: vec![("in".into(), ObjectId(1))],
             outputs: vec![("out".into(), ObjectId(2))],
+            hidden,
             ..Record::default()
         });
         graph
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn versions_runs_and_users_are_entities_activities_and_agents() {
-        let document = document(&graph());
+        let document = document(&graph(false));
         assert_eq!(document["prefix"]["tidemill"], "urn:tidemill:");
         let members = |section: &str| document[section].as_object().unwrap().len();
         assert_eq!((members("entity"), members("activity")), (2, 1));
@@ -215,19 +216,19 @@ mod tests {
 
     #[test]
     fn what_is_hidden_or_left_out_is_said_and_not_shown() {
-        let mut graph = graph();
+        let mut graph = graph(true);
         graph.cut = Some("more than 2 versions".into());
-        for version in graph.versions.values_mut() {
-            version.hidden = true;
-        }
-        for record in graph.records.values_mut() {
-            record.hidden = true;
-        }
         let document = document(&graph);
-        assert_eq!(document["entity"]["tidemill:left-out"]["prov:label"], "more than 2 versions");
+        assert_eq!(
+            document["entity"]["tidemill:left-out"]["prov:label"],
+            "more than 2 versions"
+        );
         assert!(document.get("agent").is_none(), "{document:#}");
         let text = document.to_string();
-        assert!(!text.contains("xsd:") && text.contains("not yours"), "{text}");
+        assert!(
+            !text.contains("xsd:") && text.contains("not yours"),
+            "{text}"
+        );
     }
 
     #[test]

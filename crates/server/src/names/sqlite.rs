@@ -233,7 +233,7 @@ impl Names for SqliteNames {
     fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>> {
         Box::pin(async move {
             let shared = self.shared.clone();
-            let given_up = self.database.write(false, move |db| {
+            let given_up = self.database.write(move |db| {
                 writers::give_up_silent(db, &shared, clock::now_ns())
             });
             let changes = given_up.await?;

@@ -372,6 +372,12 @@ fn detach(path: &Path) {
         .arg(path)
         .stderr(Stdio::null())
         .status();
+    // A mount that was killed leaves its folder immutable, where that can be.
+    let _ = Command::new("chattr")
+        .arg("-i")
+        .arg(path)
+        .stderr(Stdio::null())
+        .status();
 }
 
 pub(crate) fn said(output: Output) -> Said {

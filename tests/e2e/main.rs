@@ -8,6 +8,7 @@ mod files;
 mod jobs;
 mod kernels;
 mod lineage;
+mod names;
 mod offload;
 mod plan;
 mod remote;

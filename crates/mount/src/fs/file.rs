@@ -30,8 +30,10 @@ pub(crate) struct Opened {
     pub(crate) handle: u64,
     /// The file that the kernel may read and write by itself.
     pub(crate) local: Option<Arc<File>>,
-    /// The object, so that all who have it open share one backing.
+    /// The object, so that the kernel keeps the pages it has of it.
     pub(crate) object: u64,
+    /// Whether it is open for writing.
+    pub(crate) write: bool,
 }
 
 impl Fs {
@@ -63,9 +65,7 @@ impl Fs {
         mode: u32,
         pace: Pace,
     ) -> Result<(Found, Opened), Error> {
-        if name.len() > 255 {
-            return Err(Errno::NAMETOOLONG.into());
-        }
+        super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
         let (node, object, found) = self.create_open(caller, parent, name, mode)?;
         let opened = self.opened(found.key, node, object, true);
@@ -78,6 +78,7 @@ impl Fs {
             handle,
             local: object.local().cloned(),
             object: object.id,
+            write,
         };
         let file = Handle {
             key,

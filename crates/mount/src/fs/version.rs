@@ -1,5 +1,6 @@
 //! Beginning and ending versions of files, and opening the objects that hold them.
 
+use super::backend::attr_of;
 use super::object::{Data, Object};
 use super::remote::{Remote, now_ns};
 use super::right::Right;
@@ -41,6 +42,10 @@ impl Fs {
         let mut tries = 3;
         loop {
             self.fetch(caller, node, pace)?;
+            if node.state.lock().is_written_elsewhere() {
+                pace.wait()?;
+                self.ask_what_was_closed(caller, node)?;
+            }
             let (id, element) = {
                 let mut state = node.state.lock();
                 if let Some(object) = state.writing.as_ref().and_then(|w| w.object.clone()) {
@@ -73,6 +78,18 @@ impl Fs {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Asks for a file that somebody else writes: which object has what was closed last.
+    fn ask_what_was_closed(&self, caller: Caller, node: &Node) -> Result<(), Error> {
+        let asked = self.table.now();
+        let op = Op::GetAttr(v1::GetAttr {
+            ino: node.ino,
+            content: true,
+        });
+        let attr = attr_of(self.backend.one(caller, op)?)?;
+        self.adopt(&mut node.state.lock(), attr, asked);
+        Ok(())
     }
 
     fn open_sealed(
@@ -184,10 +201,8 @@ impl Fs {
             time,
             ..v1::Create::default()
         };
-        let asked = self.table.tick();
-        let answer = self.backend.one_placed(caller, &Op::Create(create));
-        let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))?
-        else {
+        let change = self.table.begin(&[(parent, name)]);
+        let Answer::Opened(opened) = self.backend.one_placed(caller, &Op::Create(create))? else {
             return Err(ClientError::Answer("Create").into());
         };
         let object = match self.writable(caller, &opened) {
@@ -225,7 +240,7 @@ impl Fs {
             attr,
             ..v1::Entry::default()
         };
-        let (node, found) = self.learn(parent, name, entry, asked, true)?;
+        let found = self.learn_made(parent, name, entry, change)?;
         Ok((node, object, found))
     }
 

@@ -1,4 +1,7 @@
-//! Files that the kernel reads and writes by itself: one backing per inode, shared by all who have it open.
+//! Files that the kernel reads and writes by itself: one backing per file, shared by all who have it open.
+//!
+//! **Invariant**: a backing is used for the file it was made of and no other; all open handles of one kernel
+//! inode have the same backing; nobody is given a sealed file to write to.
 
 use super::convert::{attr_of, errno};
 use crate::error::Error;
@@ -6,13 +9,18 @@ use crate::fs::file::Opened;
 use crate::fs::{Caller, Found, Fs};
 use fuser::{BackingId, FileHandle, FopenFlags, Generation, ReplyCreate, ReplyOpen};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close.
 const IN_PLACE: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
+/// Bits of a mode of which a sealed file has none.
+const WRITABLE: u32 = 0o222;
 
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -22,13 +30,72 @@ pub(super) struct Inner {
     backings: Mutex<Backings>,
 }
 
+/// A file on its device. It stays the same file for as long as it is open somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+/// What the kernel was given for one handle.
+#[derive(Debug)]
+struct Given {
+    number: u64,
+    file: FileId,
+    backing: Arc<BackingId>,
+}
+
 #[derive(Debug, Default)]
 struct Backings {
-    /// The one backing of each kernel inode that has one.
-    by_inode: HashMap<u64, (u64, Weak<BackingId>)>,
-    by_handle: HashMap<u64, Arc<BackingId>>,
+    by_file: HashMap<FileId, Weak<BackingId>>,
+    by_handle: HashMap<u64, Given>,
+    /// The file behind each kernel inode that has one, and how many handles it has.
+    by_inode: HashMap<u64, (FileId, usize)>,
     /// The object whose pages the kernel holds for an inode that has no backing.
     cached: HashMap<u64, u64>,
+}
+
+impl Backings {
+    /// Notes what a handle is given; refuses what the kernel could take for another file's bytes.
+    fn give(&mut self, handle: u64, given: Given) -> Result<(), Error> {
+        let (file, handles) = self.by_inode.entry(given.number).or_insert((given.file, 0));
+        if *file != given.file {
+            debug_assert!(false, "two files behind inode {:#x}", given.number);
+            tracing::error!(
+                number = given.number,
+                "an open was refused: the inode is still open with the file of another version"
+            );
+            return Err(Errno::IO.into());
+        }
+        *handles += 1;
+        self.by_handle.insert(handle, given);
+        Ok(())
+    }
+
+    fn take_back(&mut self, handle: u64) {
+        let Some(Given {
+            number,
+            file,
+            backing,
+        }) = self.by_handle.remove(&handle)
+        else {
+            return;
+        };
+        drop(backing);
+        if let Some((_, handles)) = self.by_inode.get_mut(&number) {
+            *handles -= 1;
+            if *handles == 0 {
+                self.by_inode.remove(&number);
+            }
+        }
+        if self
+            .by_file
+            .get(&file)
+            .is_some_and(|weak| weak.strong_count() == 0)
+        {
+            self.by_file.remove(&file);
+        }
+    }
 }
 
 impl Inner {
@@ -50,28 +117,26 @@ impl Inner {
         self.backings.lock().cached.remove(&number);
     }
 
-    /// The backing of an object that is open here, made by `make` if there is none; `None`: the kernel
-    /// can't read and write it by itself.
+    /// The backing of a file that is open here, made by `make` if there is none; `None`: the kernel can't
+    /// read and write it by itself.
     fn backing(
         &self,
         number: u64,
         opened: &Opened,
-        make: impl FnOnce(&std::fs::File) -> io::Result<BackingId>,
+        make: impl FnOnce(&File) -> io::Result<BackingId>,
     ) -> Result<Option<Arc<BackingId>>, Error> {
-        let Some(file) = &opened.local else {
+        let Some(local) = &opened.local else {
             return Ok(None);
         };
         if !self.passthrough.load(Ordering::Relaxed) {
             return Ok(None);
         }
+        let file = identify(local, opened)?;
         let mut backings = self.backings.lock();
-        let shared = backings
-            .by_inode
-            .get(&number)
-            .and_then(|(_, weak)| weak.upgrade());
+        let shared = backings.by_file.get(&file).and_then(Weak::upgrade);
         let backing = match shared {
             Some(backing) => backing,
-            None => match make(file) {
+            None => match make(local) {
                 Ok(backing) => Arc::new(backing),
                 Err(error) if backings.by_handle.is_empty() => {
                     tracing::info!(
@@ -83,9 +148,13 @@ impl Inner {
                 Err(error) => return Err(error.into()),
             },
         };
-        let weak = Arc::downgrade(&backing);
-        backings.by_inode.insert(number, (opened.object, weak));
-        backings.by_handle.insert(opened.handle, backing.clone());
+        let given = Given {
+            number,
+            file,
+            backing: backing.clone(),
+        };
+        backings.by_file.insert(file, Arc::downgrade(&backing));
+        backings.give(opened.handle, given)?;
         Ok(Some(backing))
     }
 
@@ -134,11 +203,23 @@ impl Inner {
     }
 
     pub(super) fn release(&self, handle: u64) {
-        let mut backings = self.backings.lock();
-        if backings.by_handle.remove(&handle).is_some() {
-            backings
-                .by_inode
-                .retain(|_, (_, weak)| weak.strong_count() > 0);
-        }
+        self.backings.lock().take_back(handle);
     }
+}
+
+/// Which file it is. One that is to be written and is sealed is not given to the kernel.
+fn identify(local: &File, opened: &Opened) -> Result<FileId, Error> {
+    let stat = local.metadata()?;
+    if opened.write && stat.mode() & WRITABLE == 0 {
+        debug_assert!(false, "object {:016x} is sealed", opened.object);
+        tracing::error!(
+            object = opened.object,
+            "an open for writing was refused: the object's file is sealed"
+        );
+        return Err(Errno::IO.into());
+    }
+    Ok(FileId {
+        device: stat.dev(),
+        inode: stat.ino(),
+    })
 }

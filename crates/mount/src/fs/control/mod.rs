@@ -16,6 +16,7 @@ mod submit;
 mod text;
 
 use super::backend::credentials;
+use super::directory::Listed;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use parking_lot::Mutex;
@@ -25,12 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
+use tidemill_wire::control::{FOLDER, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Name of the folder.
-pub(crate) const FOLDER: &[u8] = b".tidemill";
-/// Name of the link to it.
-pub(crate) const LINK: &[u8] = b".analyzethis";
 /// How long the kernel believes attributes of special files.
 const TTL: Duration = Duration::ZERO;
 
@@ -127,7 +125,7 @@ impl Control {
             blocks: 0,
             ttl: TTL,
             asked: 0,
-            parent: 0,
+            entry: None,
         }
     }
 
@@ -268,7 +266,10 @@ impl Fs {
         match special {
             Special::Lineage(ino) | Special::LineageOf(ino) => {
                 pace.wait()?;
-                let op = Op::GetAttr(v1::GetAttr { ino });
+                let op = Op::GetAttr(v1::GetAttr {
+                    ino,
+                    content: false,
+                });
                 let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
                 self.mirror(&attr).ok_or_else(|| Errno::STALE.into())
             }
@@ -339,9 +340,10 @@ impl Fs {
 
     fn lineage_list(&self, caller: Caller, ino: u64) -> Result<Vec<Entry>, Error> {
         let handle = self.opendir(ino);
-        let mut entries = Vec::new();
+        let mut entries: Vec<(usize, Listed)> = Vec::new();
         let outcome = loop {
-            match self.list(caller, handle, entries.len(), usize::MAX, Pace::MayWait) {
+            let from = entries.last().map_or(0, |(number, _)| number + 1);
+            match self.list(caller, handle, from, usize::MAX, Pace::MayWait) {
                 Ok(page) if page.is_empty() => break Ok(()),
                 Ok(page) => entries.extend(page),
                 Err(error) => break Err(error),
@@ -349,7 +351,7 @@ impl Fs {
         };
         self.releasedir(handle);
         outcome?;
-        let mirrored = entries.into_iter().filter_map(|listed| {
+        let mirrored = entries.into_iter().filter_map(|(_, listed)| {
             let found = self.mirror(&listed.attr)?;
             Some((listed.name, found))
         });
@@ -435,7 +437,10 @@ impl Fs {
     }
 
     fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
-        let op = Op::GetAttr(v1::GetAttr { ino });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino,
+            content: false,
+        });
         let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
         if attr.object == 0 {
             return Ok("not sealed yet: it has no lineage\n".into());

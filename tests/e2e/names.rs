@@ -1,6 +1,7 @@
 //! Names that nothing may have, mountpoints that keep files from being lost, and arrays that start again at once.
 
 use crate::array::{Array, Options, Said, can_mount, said, wait};
+use crate::require;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -196,7 +197,7 @@ fn a_users_own_array_is_mounted_and_unmounted() {
         .args(["-c", "command -v fusermount3 setpriv"])
         .output();
     if !found.unwrap().status.success() {
-        eprintln!("SKIPPED: no fusermount3 or setpriv");
+        require::skip("fusermount3 or setpriv is missing");
         return;
     }
     let folder = tempfile::Builder::new()
@@ -216,7 +217,7 @@ fn a_users_own_array_is_mounted_and_unmounted() {
     };
     let device = std::fs::metadata("/dev/fuse").unwrap().permissions().mode();
     if device & 0o006 != 0o006 || !run(&["--version"]).ok {
-        eprintln!("SKIPPED: users may not mount, or not run the program");
+        require::tell("users may not mount, or not run the program");
         return;
     }
     let mnt = folder.path().join("mnt");

@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't have its array fails")]
 
 #[path = "../../../../tests/require.rs"]
-mod require;
+pub mod require;
 
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

@@ -209,7 +209,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
     let _element = running.element(0).await;
     let client = running.client().await;
     let mut names = client.names();
-    let watch = names.watch(v1::WatchRequest { session: 0 });
+    let watch = names.watch(v1::WatchRequest::default());
     let mut stream = watch.await.unwrap().into_inner();
     let session = stream.message().await.unwrap().unwrap().session;
     let mount = async |op| {

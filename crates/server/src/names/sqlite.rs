@@ -233,9 +233,9 @@ impl Names for SqliteNames {
     fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>> {
         Box::pin(async move {
             let shared = self.shared.clone();
-            let given_up = self.database.write(move |db| {
-                writers::give_up_silent(db, &shared, clock::now_ns())
-            });
+            let given_up = self
+                .database
+                .write(move |db| writers::give_up_silent(db, &shared, clock::now_ns()));
             let changes = given_up.await?;
             self.tell(Changed {
                 session: 0,

@@ -184,7 +184,10 @@ mod tests {
         assert!(matches!(answer, Some(Answer::Opened(_))), "{answer:?}");
         assert!(give_up() > 0);
         assert_eq!(writing(&names), [slow, mounts]);
-        let attr = v1::GetAttr { ino: silent };
+        let attr = v1::GetAttr {
+            ino: silent,
+            content: false,
+        };
         match apply(&names, 0, Op::GetAttr(attr)) {
             Some(Answer::Attr(attr)) => assert!(!attr.writing && attr.size == 0, "{attr:?}"),
             other => panic!("{other:?}"),

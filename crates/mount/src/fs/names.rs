@@ -492,13 +492,14 @@ impl Fs {
             directory,
             time,
         });
+        let (before, _) = self.table.known(parent, name);
         let change = self.table.begin(&[(parent, name)]);
         let asked = change.asked;
         let answer = self.backend.one(caller, op)?;
         self.touched(parent, time, -i32::from(directory));
         change.settle(&[Known::Nothing]);
         if matches!(answer, Answer::Empty(_)) {
-            // An earlier try did it, whose answer was lost.
+            self.done_before(&[before]);
             return Ok(());
         }
         let attr = attr_of(answer)?;
@@ -533,12 +534,15 @@ impl Fs {
         });
         let same = from == to;
         let names = [from, to];
+        let before = names.map(|(parent, name)| self.table.known(parent, name).0);
         let change = self.table.begin(if same { &names[..1] } else { &names });
         let asked = change.asked;
         let answer = match self.backend.one(caller, op)? {
             Answer::Entries(answer) => answer,
-            // An earlier try did it, whose answer was lost: what is what has to be asked for.
-            Answer::Empty(_) => return Ok(()),
+            Answer::Empty(_) => {
+                self.done_before(&before);
+                return Ok(());
+            }
             _ => return Err(ClientError::Answer("Rename").into()),
         };
         // What was moved, and what was replaced by it or exchanged for it, as both are now.
@@ -601,6 +605,19 @@ impl Fs {
             state.gone = attr.nlink == 0;
         }
         self.table.drop_unused(attr.ino);
+    }
+
+    /// An earlier try of a change did it, whose answer was lost: what it made of these has to be asked for.
+    fn done_before(&self, before: &[Known]) {
+        for known in before {
+            if let Known::Is(ino) = known
+                && let Some(node) = self.table.get(*ino)
+            {
+                let mut state = node.state.lock();
+                state.stamp = self.table.tick();
+                state.fresh = None;
+            }
+        }
     }
 
     pub(crate) fn getxattr(

@@ -9,6 +9,7 @@ mod jobs;
 mod kernels;
 mod lineage;
 mod offload;
+mod open;
 mod plan;
 mod remote;
 mod results;

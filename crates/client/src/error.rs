@@ -96,6 +96,7 @@ impl Error {
             Self::Local { source, .. } => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
             Self::ElementRefused { status: 404, .. } => Errno::NOENT.raw_os_error(),
             Self::ElementRefused { status: 403, .. } => Errno::ACCESS.raw_os_error(),
+            Self::ElementRefused { status: 501, .. } => Errno::OPNOTSUPP.raw_os_error(),
             Self::ElementRefused { status: 507, .. } => Errno::NOSPC.raw_os_error(),
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
             Self::ElementDown(_) | Self::Element { .. } => Errno::HOSTUNREACH.raw_os_error(),

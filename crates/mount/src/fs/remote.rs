@@ -11,6 +11,8 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tidemill_client::Error as ClientError;
+use tidemill_core::id::ObjectId;
 use tokio::task::JoinHandle;
 
 /// Largest piece that is asked for or sent at once.
@@ -92,6 +94,12 @@ impl Remote {
             }),
             reading: Mutex::default(),
         }
+    }
+
+    /// It begins with that many bytes, which were last changed at `mtime`.
+    pub(crate) fn begin_at(&self, size: u64, mtime: i64) {
+        let mut writing = self.writing.lock();
+        (writing.size, writing.mtime) = (size, mtime);
     }
 
     pub(crate) fn stat(&self) -> Stat {
@@ -203,6 +211,45 @@ impl Remote {
         let asked = self.right.ask(&self.backend, self.element, truncate);
         self.backend.runtime.block_on(asked)?;
         writing.size = size;
+        writing.mtime = now_ns();
+        drop(writing);
+        self.reading.lock().pieces.clear();
+        Ok(())
+    }
+
+    /// Has the element make the object, which does not exist yet, of the first bytes of a sealed one that it has.
+    pub(crate) fn copy(&self, source: u64, right: &Right, bytes: u64) -> Result<(), Error> {
+        let objects = &self.backend.objects;
+        let mut renewed = false;
+        loop {
+            let capability = &right.capability();
+            let copy = |address| async move {
+                let source = ObjectId(source);
+                objects.copy(&address, source, capability, bytes).await
+            };
+            let asked = self.right.ask(&self.backend, self.element, copy);
+            match self.backend.runtime.block_on(asked) {
+                // The right to read the source may have run out too.
+                Err(ClientError::ElementRefused { status: 403, .. }) if !renewed => {
+                    renewed = true;
+                    self.backend.runtime.block_on(right.renew(&self.backend))?;
+                }
+                copied => return Ok(copied?),
+            }
+        }
+    }
+
+    /// Allocates or frees the space of a range, as `fallocate(2)` does by `mode`.
+    pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
+        self.flush()?;
+        let objects = &self.backend.objects;
+        let allocate =
+            |address| async move { objects.allocate(&address, (offset, length), mode).await };
+        let asked = self.right.ask(&self.backend, self.element, allocate);
+        let size = self.backend.runtime.block_on(asked)?;
+        let mut writing = self.writing.lock();
+        // The element may not have been sent the last bytes: they are a hole.
+        writing.size = writing.size.max(size);
         writing.mtime = now_ns();
         drop(writing);
         self.reading.lock().pieces.clear();

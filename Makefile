@@ -2,13 +2,17 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
-.PHONY: help build demo test ci fmt clippy layering unit e2e conformance doc deny setup clean
+# All packages with the same features, so that tests of all kinds build each crate once.
+WHOLE := --locked --workspace --features tidemill-cli/wasm
+
+.PHONY: help build demo test ci fmt clippy layering unit e2e conformance doc deny setup clean bench lines
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
 	@echo 'make test         everything CI runs except lints and documentation'
 	@echo 'make ci           everything CI runs'
 	@echo 'make build        target/release/tidemill'
+	@echo 'make bench        every claim of bench/README.md in short form, and one table of them'
 	@echo 'make setup        install what tests and demo need (Debian 12, as root)'
 
 build:
@@ -28,7 +32,8 @@ fmt:
 	cargo fmt --all --check
 
 clippy:
-	cargo clippy --locked --workspace --all-targets --features tidemill-cli/wasm -- -D warnings
+	cargo clippy $(WHOLE) --all-targets -- -D warnings
+	cargo clippy $(WHOLE) --test e2e -- -D warnings
 
 layering:
 	scripts/check-layering.sh
@@ -41,14 +46,24 @@ doc:
 
 # All but the end-to-end tests, which share the machine's mounts and network and run one after the other.
 unit:
-	cargo test --locked --workspace --exclude tidemill-cli
-	cargo test --locked -p tidemill-cli --features wasm --bins --test cli
+	cargo test $(WHOLE)
 
 e2e:
-	cargo test --locked -p tidemill-cli --features wasm --test e2e -- --test-threads=1
+	cargo test $(WHOLE) --test e2e -- --test-threads=1
 
 conformance:
 	scripts/conformance.sh
+
+# About ten minutes on a quiet machine. Peers that are not installed are left out, and said to be.
+bench: build
+	cargo build --release --locked -p tidemill-bench-loopback
+	cargo build --release --locked -p tidemill-kernel --features wasm --examples
+	cargo build --release --locked -p tidemill-plan --example simulate_large
+	bench/short.py
+
+# Lines of Rust without tests, crate by crate.
+lines:
+	scripts/lines.sh
 
 clean:
 	cargo clean

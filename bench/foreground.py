@@ -109,8 +109,8 @@ class Side:
         wait("kernels to end", lambda: self.array.json("status")["elements"][0]["running"] == 0)
 
     def close(self):
-        subprocess.run(["umount", "-l", self.points["http"]], capture_output=True)
         self.array.__exit__()
+        subprocess.run(["umount", "-l", self.points["http"]], capture_output=True)
 
 
 def main():

@@ -67,7 +67,6 @@ class Array:
         return self
 
     def __exit__(self, *_):
-        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
@@ -76,4 +75,5 @@ class Array:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)

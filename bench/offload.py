@@ -32,7 +32,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "testbed"))
 
-from hosts import Network  # noqa: E402
+from hosts import Network, wait  # noqa: E402
 
 PORT = 7070
 MIB = 1 << 20
@@ -72,22 +72,11 @@ class Testbed:
     def _start(self):
         self.server.start(self.options.binary, "server", "--folder", f"{self.folder}/server", "--listen",
                           f"{self.server.address}:{PORT}", log=f"{self.folder}/server.log")
-        self._wait("the server", lambda: os.path.exists(self.token))
+        wait("the server", lambda: os.path.exists(self.token))
         self.element.start(self.options.binary, "--server", self.url, "--token-file", self.token, "element", "--id", "0",
                            "--folder", f"{self.folder}/element0", "--listen", f"{self.element.address}:{PORT}",
                            "--cores", "1", log=f"{self.folder}/element0.log")
-        self._wait("the element", lambda: any(e["up"] for e in self.ask("status")["elements"]))
-
-    @staticmethod
-    def _wait(what, ready):
-        for _ in range(600):
-            try:
-                if ready():
-                    return
-            except RuntimeError:
-                pass
-            time.sleep(0.1)
-        raise RuntimeError(f"gave up waiting for {what}")
+        wait("the element", lambda: any(e["up"] for e in self.ask("status")["elements"]))
 
     def tidemill(self, *args):
         return self.client.call(self.options.binary, "--dir", self.folder, "--server", self.url, "--token-file", self.token,

@@ -22,9 +22,9 @@ forbid tidemill-kernel tokio tonic rusqlite tidemill-wire tidemill-client tidemi
 forbid tidemill-kernel-api tidemill-core tidemill-kernel libc serde
 forbid tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server rusqlite
 forbid tidemill-client tidemill-kernel tidemill-element tidemill-server tidemill-mount rusqlite
-forbid tidemill-element tidemill-server tidemill-mount fuser
-forbid tidemill-server tidemill-element tidemill-mount fuser
-forbid tidemill-mount tidemill-server tidemill-element rusqlite
+forbid tidemill-element tidemill-server tidemill-mount tidemill-plan fuser
+forbid tidemill-server tidemill-element tidemill-mount tidemill-plan fuser
+forbid tidemill-mount tidemill-server tidemill-element tidemill-plan rusqlite
 forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server
 [ $status = 0 ] && echo "layering: all arrows point down"
 exit $status

@@ -28,6 +28,6 @@ fi
 tool() {
   command -v "$1" >/dev/null || { echo "setup: building $1"; cargo install --quiet --locked "$1" --version "$2"; }
 }
-if [ "${CI:-}" = true ] || [ "${1:-}" = all ]; then
+if [ -n "${TIDEMILL_TEST_REQUIRE:-}" ] || [ "${1:-}" = all ]; then
   tool cargo-deny 0.20.2
 fi

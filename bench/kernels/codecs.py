@@ -98,8 +98,7 @@ def codecs(ours, folder, name, content, options):
     for kernel, args, command, goal in PAIRS:
         if not wanted(kernel, options):
             continue
-        if not shutil.which(command[0]):
-            print(json.dumps({"what": kernel, "peer": command[0], "left_out": f"there is no {command[0]} here"}), flush=True)
+        if not here(kernel, command[0]):
             continue
         rounds = min(options.rounds, 3) if kernel == "bzip2" else options.rounds
         compare(ours, " ".join([kernel, *args, "of", name]), [kernel, *args], content, [mine, theirs], command + ["-c"],
@@ -110,7 +109,7 @@ def codecs(ours, folder, name, content, options):
         ours.run(back, theirs, unpack)
         same(content, back)
     for kernel, (unpack, program) in BACK.items():
-        if wanted(unpack, options):
+        if wanted(unpack, options) and here(unpack, kernel):
             packed = f"{folder}/packed"
             timed([kernel, "-c"], content, packed)
             compare(ours, f"{unpack} of {name}", [unpack], packed, [mine, theirs], program + ["-c"], " ".join(program),
@@ -157,6 +156,14 @@ def cipher(ours, folder, content, options):
     same(content, back)
 
 
+def here(what, program):
+    """Whether there is a peer's program; says so if not."""
+    found = shutil.which(program)
+    if not found:
+        print(json.dumps({"what": what, "peer": program, "left_out": f"there is no {program} here"}), flush=True)
+    return bool(found)
+
+
 def wanted(kernel, options):
     return not options.names or kernel in options.names
 
@@ -179,7 +186,7 @@ def main():
     if not options.names or "threads" in options.names:
         options.names = [name for name in options.names if name != "threads"]
         threads(ours, folder, contents["text"], options)
-    if wanted("encrypt", options):
+    if wanted("encrypt", options) and here("encrypt", "openssl"):
         cipher(ours, folder, contents["numbers"], options)
 
 

@@ -19,8 +19,7 @@ import numpy as np
 import scipy.signal
 import wfdb.processing
 
-from memory import Ours
-from reshape import ROOT, timed
+from driver import ROOT, Loops, timed
 
 RATE = 360
 KINDS = ["muscle", "white", "wander", "mains", "motion", "all"]
@@ -106,7 +105,7 @@ def main():
     warnings.filterwarnings("ignore")
     folder = f"{ROOT}/bench/out/kernels"
     os.makedirs(folder, exist_ok=True)
-    ours, peers = Ours(), {"neurokit2": Peer(neurokit), "wfdb xqrs": Peer(xqrs)}
+    ours, peers = Loops(), {"neurokit2": Peer(neurokit), "wfdb xqrs": Peer(xqrs)}
     whole = {name: (np.zeros(3), []) for name in ["ours", *peers]}
     for kind in KINDS:
         for height in HEIGHTS:

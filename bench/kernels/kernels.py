@@ -225,10 +225,11 @@ def main():
     parser.add_argument("--only", choices=("statistics", "select", "grep"))
     parser.add_argument("--prepare", action="store_true", help="make data and environment, and measure nothing")
     parser.add_argument("--folder", type=Path, default=ROOT / "bench" / "out" / "kernels")
+    parser.add_argument("--python", type=Path, help="one that has numpy and polars (default: an environment made for it)")
     options = parser.parse_args()
     folder, size = options.folder.resolve(), options.mib << 20
     folder.mkdir(parents=True, exist_ok=True)
-    python = folder / "venv" / "bin" / "python"
+    python = options.python or folder / "venv" / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
         subprocess.run([python, "-m", "pip", "-q", "install", "numpy", "polars"], check=True)

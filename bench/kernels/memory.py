@@ -15,22 +15,7 @@ import subprocess
 import cv2
 import numpy as np
 
-from reshape import ROOT, result, timed
-
-
-class Ours:
-    """The loops and those peers that are no Python packages, in one process."""
-
-    def __init__(self):
-        program = f"{ROOT}/target/release/examples/kernel_memory"
-        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.found = None
-
-    def run(self, *words):
-        self.process.stdin.write("\t".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        seconds, used, self.found = self.process.stdout.readline().rstrip("\n").split("\t")
-        return [float(seconds), float(used)]
+from driver import ROOT, Loops, result, timed
 
 
 def main():
@@ -41,7 +26,7 @@ def main():
     cv2.setNumThreads(1)
     folder = f"{ROOT}/bench/out/kernels"
     os.makedirs(folder, exist_ok=True)
-    ours = Ours()
+    ours = Loops()
     chance = np.random.default_rng(1)
 
     columns = 4096

@@ -11,25 +11,12 @@ and by processor time.
 import argparse
 import json
 import os
-import resource
-import statistics
 import subprocess
-import time
 
 import cv2
 import numpy as np
 
-from driver import ROOT, Ours
-
-def processor():
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
-
-
-def timed(work, *args):
-    start = time.perf_counter(), processor()
-    work(*args)
-    return [time.perf_counter() - start[0], processor() - start[1]]
+from driver import ROOT, Ours, result, timed
 
 
 def sort(dtype, source, target):
@@ -107,14 +94,6 @@ def main():
             subprocess.run(["cmp", *outputs], check=True)
         print(json.dumps({"what": name, "peer": peer_name, "bytes": os.path.getsize(source),
                           **result(mine, theirs)}), flush=True)
-
-
-def result(mine, theirs):
-    """Medians, and ratios by the clock and by processor time, which says more on a busy machine."""
-    median = lambda values: round(statistics.median(values), 4)
-    ratio = lambda which: round(statistics.median(t[which] / max(m[which], 1e-6) for m, t in zip(mine, theirs)), 2)
-    return {"ours_s": median(m[0] for m in mine), "peer_s": median(t[0] for t in theirs), "ratio": ratio(0),
-            "ours_cpu_s": median(m[1] for m in mine), "peer_cpu_s": median(t[1] for t in theirs), "cpu_ratio": ratio(1)}
 
 
 if __name__ == "__main__":

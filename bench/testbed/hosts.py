@@ -19,6 +19,18 @@ def run(*command, check=True):
     return subprocess.run(command, check=check, capture_output=True, text=True)
 
 
+def wait(what, ready, seconds=60):
+    """Asks again and again, also where asking fails, until it is so."""
+    for _ in range(seconds * 10):
+        try:
+            if ready():
+                return
+        except RuntimeError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"gave up waiting for {what}")
+
+
 class Network:
     """A bridge in a namespace of its own, and the hosts on it."""
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from hosts import Network
+from hosts import Network, wait
 import figures
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -51,28 +51,17 @@ class Array:
         server = [self.options.binary, "server", "--folder", os.path.join(self.folder, "server"), "--listen",
                   f"{self.server.address}:{PORT}", "--host-cores", "1", "--host-listen", f"{self.server.address}:0"]
         self.server.start(*server, log=self._log("server"))
-        self._wait("the server", lambda: os.path.exists(self.token))
+        wait("the server", lambda: os.path.exists(self.token))
         for number, host in enumerate(self.elements):
             host.start(self.options.binary, "--server", self.url, "--token-file", self.token, "element", "--id",
                        str(number), "--folder", os.path.join(self.folder, f"element{number}"), "--listen",
                        f"{host.address}:{PORT}", "--cores", "1", "--link", str(self.options.rate_mbit * 125_000),
                        log=self._log(f"element{number}"))
         up = lambda: sum(e["up"] for e in self.ask("status")["elements"]) >= len(self.elements) + 1
-        self._wait("the elements", up)
+        wait("the elements", up)
 
     def _log(self, name):
         return os.path.join(self.folder, f"{name}.log")
-
-    @staticmethod
-    def _wait(what, ready):
-        for _ in range(600):
-            try:
-                if ready():
-                    return
-            except RuntimeError:
-                pass
-            time.sleep(0.1)
-        raise RuntimeError(f"gave up waiting for {what}")
 
     def tidemill(self, *args):
         return self.client.call(self.options.binary, "--server", self.url, "--token-file", self.token, *args)
@@ -84,7 +73,7 @@ class Array:
         os.makedirs(self.mount_point, exist_ok=True)
         self.mount_process = self.client.start(self.options.binary, "--server", self.url, "--token-file", self.token,
                                                "mount", "--path", self.mount_point, log=self._log("mount"))
-        self._wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
+        wait("the mount", lambda: os.path.exists(os.path.join(self.mount_point, ".tidemill")))
 
     def unmount(self):
         self.mount_process.terminate()

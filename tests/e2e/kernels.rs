@@ -1,6 +1,7 @@
 //! Kernels of one's own: made, built, tried, kept in the array, run by name.
 
 use crate::array::{Array, Said, said};
+use crate::require;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -85,10 +86,10 @@ fn can_make_modules(language: &str) -> bool {
             .iter()
             .all(|tool| Path::new("/usr/bin").join(tool).exists())
     };
-    if !can {
-        let required = std::env::var_os("TIDEMILL_TEST_REQUIRE").is_some();
-        assert!(!required || language == "rust", "clang and lld are missing");
-        eprintln!("skipped: modules from {language} cannot be made here");
+    if !can && language == "rust" {
+        require::tell("the target wasm32-unknown-unknown of rustc is missing");
+    } else if !can {
+        require::skip("clang and lld are missing");
     }
     can
 }
@@ -330,7 +331,7 @@ fn others_cannot_have_it_unless_allowed(array: &Array) {
 #[test]
 fn modules_run_by_name_and_are_compiled_once() {
     if !cfg!(feature = "wasm") {
-        eprintln!("SKIPPED: built without the feature wasm");
+        require::skip("this is built without the feature wasm");
         return;
     }
     let Some(array) = Array::start() else { return };

@@ -8,10 +8,13 @@ mod files;
 mod jobs;
 mod kernels;
 mod lineage;
+mod names;
 mod offload;
 mod open;
 mod plan;
 mod remote;
+#[path = "../require.rs"]
+mod require;
 mod results;
 mod scripts;
 mod traces;

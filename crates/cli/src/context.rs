@@ -5,6 +5,7 @@ use crate::config::{Config, Tls};
 use crate::output::{self, Output};
 use anyhow::Context as _;
 use std::io::IsTerminal;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Credential, Endpoint, Server};
@@ -73,6 +74,29 @@ impl ArrayDir {
     /// Where the array is mounted unless told otherwise.
     pub(crate) fn mount(&self) -> PathBuf {
         self.0.join("mnt")
+    }
+
+    /// Remembers where `up` mounts it.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub(crate) fn note_mountpoint(&self, path: &Path) -> anyhow::Result<()> {
+        let note = self.mountpoint_note();
+        let written = std::fs::create_dir_all(self.0.join("run"))
+            .and_then(|()| std::fs::write(&note, path.as_os_str().as_bytes()));
+        written.with_context(|| note.display().to_string())
+    }
+
+    /// Where `up` has mounted it last.
+    pub(crate) fn noted_mountpoint(&self) -> PathBuf {
+        std::fs::read(self.mountpoint_note()).map_or_else(
+            |_| self.mount(),
+            |path| PathBuf::from(std::ffi::OsString::from_vec(path)),
+        )
+    }
+
+    fn mountpoint_note(&self) -> PathBuf {
+        self.0.join("run").join("mountpoint")
     }
 
     /// The log of one of its processes.

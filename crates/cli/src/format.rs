@@ -3,6 +3,8 @@
 
 use serde::Deserialize;
 use std::str::FromStr;
+pub(crate) use tidemill_core::shown::bytes;
+use tidemill_core::shown::civil;
 
 /// A number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -61,27 +63,6 @@ impl FromStr for Size {
     }
 }
 
-/// `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
-#[expect(clippy::cast_precision_loss, reason = "display only")]
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
-    if count < 1000 {
-        return format!("{count} B");
-    }
-    let mut value = count as f64 / 1000.0;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let digits = match value {
-        v if v < 9.995 => 2,
-        v if v < 99.95 => 1,
-        _ => 0,
-    };
-    format!("{value:.digits$} {}", UNITS[unit])
-}
-
 /// A span of nanoseconds: `4 ms`, `1.25 s`, `3 min 20 s`.
 #[expect(clippy::cast_precision_loss, reason = "display only")]
 pub(crate) fn span(nanos: u64) -> String {
@@ -107,27 +88,9 @@ pub(crate) fn time(nanos: i64) -> String {
     }
     let seconds = nanos.div_euclid(1_000_000_000);
     let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let (year, month, day) = date(days);
+    let (year, month, day) = civil(days);
     let (hour, minute, second) = (of_day / 3600, of_day % 3600 / 60, of_day % 60);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
-}
-
-/// Year, month and day of a day counted from 1970-01-01. Years begin in March here, so that the leap day
-/// is the last of its year.
-fn date(days: i64) -> (i64, i64, i64) {
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let of_era = shifted.rem_euclid(146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
-    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
 /// `rwxr-x---` with the type in front, as `ls -l` has it.
@@ -158,21 +121,6 @@ pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_three_digits() {
-        for (count, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1_000, "1.00 kB"),
-            (1_972_800, "1.97 MB"),
-            (99_960, "100 kB"),
-            (999_600, "1.00 MB"),
-            (u64::MAX, "18.4 EB"),
-        ] {
-            assert_eq!(bytes(count), text);
-        }
-    }
 
     #[test]
     fn sizes_are_read_in_both_systems() {

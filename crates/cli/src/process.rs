@@ -10,8 +10,18 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a process that was killed may take to end.
+const ENDING_PATIENCE: Duration = Duration::from_secs(10);
+/// How often its lock is tried meanwhile.
+const ENDING_PERIOD: Duration = Duration::from_millis(5);
+/// The kernel's flag of a thread that ends.
+const EXITING: u64 = 4;
+/// The bit of SIGKILL among pending signals.
+const KILLED: u64 = 1 << 8;
 
 /// Flags of the commands that stay in the foreground: `server`, `element`, `mount`.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -86,14 +96,10 @@ fn write_pid_file(path: &Path) -> Result<PidFile, ProcessError> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(at)?;
     }
-    let mut file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path)
-        .map_err(at)?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| ProcessError::Held(path.display().to_string()))?;
+    let mut file = lock(path).map_err(at)?.ok_or_else(|| {
+        // Whoever holds it lives, or does not end.
+        ProcessError::Held(path.display().to_string())
+    })?;
     let pid = std::process::id();
     let began = start_time(i32::try_from(pid).unwrap_or(0)).unwrap_or(0);
     file.set_len(0).map_err(at)?;
@@ -105,15 +111,45 @@ fn write_pid_file(path: &Path) -> Result<PidFile, ProcessError> {
     })
 }
 
+/// Opens a pid file and locks it; `None` if another process holds it. One that was killed keeps its locks until
+/// the last of its threads has ended: that is waited for.
+fn lock(path: &Path) -> std::io::Result<Option<File>> {
+    let deadline = Instant::now() + ENDING_PATIENCE;
+    loop {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)?;
+        let locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        // The holder before removes the file at its end: a lock on that one is worth nothing.
+        let there = std::fs::metadata(path).ok();
+        let ours = file.metadata()?;
+        if locked
+            && there.is_some_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()))
+        {
+            return Ok(Some(file));
+        }
+        let held = !locked && running(path).is_some_and(|holder| !holder.ending);
+        if held || Instant::now() > deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(ENDING_PERIOD);
+    }
+}
+
 /// A process that a pid file names and that still runs.
 #[derive(Debug)]
 pub(crate) struct Running {
     /// Its pid.
     pub(crate) pid: i32,
+    /// It was killed long ago and has not ended yet, as when it waits for a disk.
+    pub(crate) ending: bool,
     handle: OwnedFd,
 }
 
-/// The process that a pid file names, if it is still the same one.
+/// The process that a pid file names, if it is still the same one. The end of one that was killed is waited for:
+/// it does nothing any more, but holds its files and locks until then.
 pub(crate) fn running(pid_file: &Path) -> Option<Running> {
     let text = std::fs::read_to_string(pid_file).ok()?;
     let mut words = text.split_whitespace();
@@ -121,7 +157,24 @@ pub(crate) fn running(pid_file: &Path) -> Option<Running> {
     let began: u64 = words.next()?.parse().ok()?;
     let handle = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     // Looked at after the handle was taken: from here on the pid can't pass to another process unseen.
-    (start_time(pid)? == began).then_some(Running { pid, handle })
+    if start_time(pid)? != began {
+        return None;
+    }
+    let mut running = Running {
+        pid,
+        ending: is_ending(pid),
+        handle,
+    };
+    let patience = if running.ending {
+        ENDING_PATIENCE
+    } else {
+        Duration::ZERO
+    };
+    if running.wait(patience) {
+        return None;
+    }
+    running.ending |= is_ending(pid);
+    Some(running)
 }
 
 impl Running {
@@ -150,17 +203,38 @@ impl Running {
     }
 }
 
-/// When a process began, in clock ticks since boot; `None` when there is no such process or it has ended and
-/// only waits to be collected.
-fn start_time(pid: i32) -> Option<u64> {
+/// The fields of `/proc/PID/stat` from the third on.
+fn stat(pid: i32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the program's name in brackets, which may hold spaces and brackets itself.
     let (_, rest) = text.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    if fields.next()? == "Z" {
-        return None;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+/// When a process began, in clock ticks since boot.
+fn start_time(pid: i32) -> Option<u64> {
+    stat(pid)?.get(19)?.parse().ok()
+}
+
+/// Whether a process was killed or ends by itself: its first thread may be gone while others still are on their
+/// way out.
+fn is_ending(pid: i32) -> bool {
+    let Some(fields) = stat(pid) else { return true };
+    let state = fields.first().map(String::as_str);
+    let flags: u64 = fields
+        .get(6)
+        .and_then(|flags| flags.parse().ok())
+        .unwrap_or(0);
+    if matches!(state, Some("Z" | "X")) || flags & EXITING != 0 {
+        return true;
     }
-    fields.nth(18)?.parse().ok()
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| {
+        let (name, mask) = line.split_once(':')?;
+        let counts = matches!(name, "SigPnd" | "ShdPnd");
+        counts.then(|| u64::from_str_radix(mask.trim(), 16).unwrap_or(0))
+    });
+    pending.fold(0, |all, mask| all | mask) & KILLED != 0
 }
 
 /// Starts this program again with other arguments, in the background; what it prints goes to `log`.
@@ -263,5 +337,41 @@ mod tests {
         assert!(matches!(write_pid_file(&path), Err(ProcessError::Held(_))));
         drop(held);
         assert!(!path.exists());
+    }
+
+    /// Killed processes keep their locks for a moment: whoever comes next waits for that.
+    #[test]
+    fn a_lock_that_nobody_alive_holds_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.pid");
+        let left = File::create(&path).unwrap();
+        flock(&left, FlockOperation::NonBlockingLockExclusive).unwrap();
+        std::fs::write(&path, "999999999 1\n").unwrap();
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || write_pid_file(&path)
+        });
+        drop(left);
+        let held = waiting.join().unwrap().unwrap();
+        assert!(running(&path).is_some());
+        drop(held);
+    }
+
+    #[test]
+    fn a_process_that_was_killed_is_not_running() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.pid");
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        std::fs::write(&path, format!("{pid} {}\n", start_time(pid).unwrap())).unwrap();
+        assert!(!running(&path).unwrap().ending);
+        child.kill().unwrap();
+        // Nobody has collected it yet.
+        assert!(running(&path).is_none());
+        child.wait().unwrap();
+        assert!(running(&path).is_none());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
 //! [`tls`] says who is at the other end of both,
-//! [`LocalNames`] is a short way to the namespace of a server on this host. [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
+//! [`LocalNames`] is a short way to the namespace of a server on this host, [`users`] are those of this host. [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
 
 pub mod credential;
 pub mod endpoint;
@@ -15,6 +15,7 @@ pub mod objects;
 pub mod server;
 pub mod tls;
 pub mod transfer;
+pub mod users;
 
 pub use credential::Credential;
 pub use endpoint::Endpoint;

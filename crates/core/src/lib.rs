@@ -5,14 +5,18 @@
 //! under a virtual clock.
 
 pub mod attribute;
+pub mod flash;
 pub mod id;
 pub mod job;
 pub mod label;
 pub mod layout;
 pub mod lineage;
 pub mod object;
+pub mod random;
 pub mod script;
+pub mod shown;
 pub mod time;
+pub mod xml;
 
 pub mod dispatch;
 pub mod event;

@@ -1,17 +1,17 @@
-//! Lineage: the graph of objects and the tasks that made them, how to walk it, and how to show it.
+//! Lineage: the graph of objects and the tasks that made them, and how to show it.
 //!
-//! Pure: whoever keeps lineage fills a [`Graph`]; [`Graph::up`] and [`Graph::down`] cut the part out
-//! that answers a question, and [`text`], [`dot`], [`prov`] and [`svg`] show it.
+//! Pure: whoever keeps lineage cuts the part out that answers a question and fills a [`Graph`] with it; [`text`], [`dot`]
+//! and [`svg`] show its nodes and [`Graph::edges`].
 
 pub mod dot;
-pub mod prov;
 pub mod svg;
 pub mod text;
 
 use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use crate::label::Owner;
+use crate::shown::civil;
 use crate::time::Time;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One run of a task that ended well.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -92,6 +92,26 @@ impl Version {
     }
 }
 
+/// What lineage joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Vertex {
+    /// A version, known or not.
+    Version(ObjectId),
+    /// A run.
+    Run(TaskId),
+}
+
+/// A way that data went: from a version into a run that read it, or from a run into a version that it made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Edge<'a> {
+    /// Where data came from.
+    pub from: Vertex,
+    /// Where it went.
+    pub to: Vertex,
+    /// The name that the kernel had for the version.
+    pub name: &'a str,
+}
+
 /// Versions and the runs between them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Graph {
@@ -128,10 +148,34 @@ impl Graph {
         self.records.values()
     }
 
+    /// All edges in the way of the data, run by run: what it read, then what it made.
+    pub fn edges(&self) -> impl Iterator<Item = Edge<'_>> {
+        self.records.values().flat_map(|record| {
+            let run = Vertex::Run(record.task);
+            let read = record.inputs.iter().map(move |(name, object)| Edge {
+                from: Vertex::Version(*object),
+                to: run,
+                name,
+            });
+            let made = record.outputs.iter().map(move |(name, object)| Edge {
+                from: run,
+                to: Vertex::Version(*object),
+                name,
+            });
+            read.chain(made)
+        })
+    }
+
     /// One version.
     #[must_use]
     pub fn version(&self, object: ObjectId) -> Option<&Version> {
         self.versions.get(&object)
+    }
+
+    /// One run.
+    #[must_use]
+    pub fn record(&self, task: TaskId) -> Option<&Record> {
+        self.records.get(&task)
     }
 
     /// The run that made a version; `None` if a client wrote it or the run is not known.
@@ -148,79 +192,6 @@ impl Graph {
             .flatten()
             .filter_map(|task| self.records.get(task))
     }
-
-    /// What a version was made from: the runs up to `depth` steps back (`None`: all) with all that they
-    /// read and made.
-    #[must_use]
-    pub fn up(&self, object: ObjectId, depth: Option<usize>) -> Self {
-        self.walk(
-            object,
-            depth,
-            |graph, object| graph.maker(object).into_iter().collect(),
-            |record| &record.inputs,
-        )
-    }
-
-    /// What was made of a version: the runs up to `depth` steps on (`None`: all) with all that they read
-    /// and made.
-    #[must_use]
-    pub fn down(&self, object: ObjectId, depth: Option<usize>) -> Self {
-        self.walk(
-            object,
-            depth,
-            |graph, object| graph.readers(object).collect(),
-            |record| &record.outputs,
-        )
-    }
-
-    fn walk<'a>(
-        &'a self,
-        object: ObjectId,
-        depth: Option<usize>,
-        next: impl Fn(&'a Self, ObjectId) -> Vec<&'a Record>,
-        onward: impl Fn(&'a Record) -> &'a Vec<(String, ObjectId)>,
-    ) -> Self {
-        let mut part = Self::default();
-        let mut seen = BTreeSet::from([object]);
-        let mut pending = VecDeque::from([(object, 0)]);
-        part.versions.extend(
-            self.versions
-                .get(&object)
-                .map(|version| (object, version.clone())),
-        );
-        while let Some((object, steps)) = pending.pop_front() {
-            if depth.is_some_and(|depth| steps >= depth) {
-                continue;
-            }
-            for record in next(self, object) {
-                if part.records.contains_key(&record.task) {
-                    continue;
-                }
-                for (_, object) in record.inputs.iter().chain(&record.outputs) {
-                    let known = self.versions.get(object);
-                    part.versions
-                        .extend(known.map(|version| (*object, version.clone())));
-                }
-                for (_, object) in onward(record) {
-                    if seen.insert(*object) {
-                        pending.push_back((*object, steps + 1));
-                    }
-                }
-                part.add_record(record.clone());
-            }
-        }
-        part
-    }
-
-    /// Everything of both graphs.
-    #[must_use]
-    pub fn union(mut self, other: Self) -> Self {
-        self.versions.extend(other.versions);
-        for record in other.records.into_values() {
-            self.add_record(record);
-        }
-        self
-    }
 }
 
 /// A point in time as ISO 8601 in UTC with milliseconds, as xsd:dateTime wants it.
@@ -228,28 +199,10 @@ impl Graph {
 pub fn iso_time(time: Time) -> String {
     let millis = time.0 / 1_000_000;
     let (days, of_day) = (millis / 86_400_000, millis % 86_400_000);
-    let (year, month, day) = civil(days);
+    let (year, month, day) = civil(days.cast_signed());
     let (hour, minute) = (of_day / 3_600_000, of_day / 60_000 % 60);
     let (second, milli) = (of_day / 1000 % 60, of_day % 1000);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
-}
-
-/// The Gregorian date of a day since 1970-01-01, counted in eras of 400 years that begin on 1 March, so
-/// that the leap day is the last of its year.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let leaps = day_of_era / 1460;
-    let year_of_era = (day_of_era - leaps + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]
@@ -317,35 +270,20 @@ mod tests {
         graph
     }
 
-    fn tasks(graph: &Graph) -> Vec<u64> {
-        graph.records().map(|record| record.task.0).collect()
-    }
-
     #[test]
-    fn walking_up_finds_all_that_a_version_was_made_from_and_nothing_else() {
-        let all = mosaic();
-        assert_eq!(tasks(&all.up(ObjectId(5), None)), [11, 12, 13]);
-        assert_eq!(tasks(&all.up(ObjectId(5), Some(1))), [13]);
-        assert_eq!(tasks(&all.up(ObjectId(1), None)), [0; 0]);
-        assert_eq!(all.up(ObjectId(1), None).versions().count(), 1);
-        assert_eq!(all.up(ObjectId(6), None), all);
-    }
-
-    #[test]
-    fn walking_down_finds_all_that_was_made_of_a_version() {
-        let all = mosaic();
-        assert_eq!(tasks(&all.down(ObjectId(1), None)), [11, 13, 14]);
-        assert_eq!(tasks(&all.down(ObjectId(1), Some(2))), [11, 13]);
-        assert_eq!(tasks(&all.down(ObjectId(6), None)), [0; 0]);
-        // A run that was met is shown with all that it read.
-        assert!(all.down(ObjectId(1), None).version(ObjectId(4)).is_some());
-    }
-
-    #[test]
-    fn both_ways_together_are_a_union() {
-        let all = mosaic();
-        let both = all.up(ObjectId(3), None).union(all.down(ObjectId(3), None));
-        assert_eq!(tasks(&both), [11, 13, 14]);
+    fn edges_go_the_way_of_the_data() {
+        let graph = mosaic();
+        let edges: Vec<_> = graph.edges().collect();
+        assert_eq!(edges.len(), 9);
+        let (run, sum) = (Vertex::Run(TaskId(13)), Vertex::Version(ObjectId(5)));
+        let into: Vec<_> = edges.iter().filter(|edge| edge.to == run).collect();
+        assert_eq!(into.len(), 2);
+        assert_eq!(
+            (into[0].from, into[0].name),
+            (Vertex::Version(ObjectId(3)), "o3")
+        );
+        let out = edges.iter().find(|edge| edge.from == run).unwrap();
+        assert_eq!((out.to, out.name), (sum, "o5"));
     }
 
     #[test]

@@ -15,10 +15,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tidemill_core::flash::{Ledger, LedgerError, LedgerReport, SnapshotError};
 use tidemill_core::id::ObjectId;
 use tidemill_core::time::Time;
-use tidemill_plan::flash::ledger::{Ledger, LedgerReport};
-use tidemill_plan::flash::snapshot::SnapshotError;
 use tidemill_wire::v1;
 
 /// Version of the snapshot's layout around the ledger, which has a version of its own.
@@ -247,7 +246,7 @@ impl FlashModel {
 }
 
 impl Book {
-    fn new(capacity_bytes: u64) -> Result<Self, tidemill_plan::flash::ledger::LedgerError> {
+    fn new(capacity_bytes: u64) -> Result<Self, LedgerError> {
         Ok(Self {
             ledger: Ledger::new(capacity_bytes)?,
             since: now(),

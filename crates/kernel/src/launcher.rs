@@ -113,7 +113,6 @@ impl Launcher {
     /// # Errors
     /// If a part of the sandbox is missing and the settings do not allow that.
     pub fn new(settings: Settings) -> Result<Self, SetupError> {
-        child::keep_hook();
         let support = sandbox_support();
         let missing = support.missing();
         if !missing.is_empty() {

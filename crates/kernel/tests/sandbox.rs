@@ -8,7 +8,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use support::{Place, finish, is_root, output, skip_without_root, start, users};
+use support::{Place, finish, is_root, output, require, skip_without_root, start, users};
 use tidemill_kernel::{
     Code, End, InputsAs, Launcher, PrepareError, RunInput, Settings, Together, User,
     sandbox_support,
@@ -453,7 +453,7 @@ fn kernels_have_no_more_memory_together_than_they_may() {
     })
     .unwrap();
     if !launcher.bounds_together() {
-        eprintln!("SKIPPED: this process may not make control groups for memory");
+        require::skip("this process may not make control groups for memory");
         return;
     }
     // Each within its own limits.

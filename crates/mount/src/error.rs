@@ -22,6 +22,27 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Something is mounted there.
+    #[error(
+        "can't mount on {path}: {by} is mounted there already; unmount that first, or choose another folder"
+    )]
+    Taken {
+        /// The mountpoint.
+        path: String,
+        /// What its mount calls itself.
+        by: String,
+    },
+    /// The mountpoint holds files.
+    #[error(
+        "can't mount on {path}: it holds files that the mount would hide, as {name}; they may have been \
+         written while nothing was mounted: move them away and copy them in afterwards, or choose another folder"
+    )]
+    Files {
+        /// The mountpoint.
+        path: String,
+        /// One of them.
+        name: String,
+    },
     /// The answer can't be given without waiting for another process: ask again where waiting is allowed.
     #[error("the operation has to wait for a server")]
     Later,
@@ -37,6 +58,8 @@ impl Error {
             Self::File(source) | Self::Mount { source, .. } => {
                 source.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
             }
+            Self::Taken { .. } => Errno::BUSY.raw_os_error(),
+            Self::Files { .. } => Errno::NOTEMPTY.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),
         }
     }

@@ -1,12 +1,13 @@
 //! The mounted file system.
 //!
 //! `fs` is the file system and knows no FUSE; `fuse` is the thin adapter between it and the kernel;
-//! [`session`] attaches and detaches. It may talk to the server and to elements through `tidemill-client`,
+//! [`session`] attaches and detaches, [`mountpoint`] is where. It may talk to the server and to elements through `tidemill-client`,
 //! and open object files of elements on the same host in place. What it promises is in `docs/semantics.md`.
 
 pub mod error;
 mod fs;
 mod fuse;
+pub mod mountpoint;
 pub mod session;
 
 pub use error::Error;

@@ -5,8 +5,8 @@ use crate::fs::Fs;
 use crate::fs::backend::Backend;
 use crate::fs::watch::Notices;
 use crate::fuse::{Adapter, Caches};
+use crate::mountpoint::{Bare, Own, SOURCE};
 use fuser::{BackgroundSession, MountOption, SessionACL};
-use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +63,9 @@ impl Config {
 pub struct Session {
     fs: Arc<Fs>,
     fuse: Option<BackgroundSession>,
-    mountpoint: PathBuf,
+    mounted: Own,
+    /// Somebody else has unmounted it.
+    gone: bool,
     runtime: Runtime,
 }
 
@@ -76,8 +78,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         path: config.mountpoint.display().to_string(),
         source,
     };
-    detach_stale(&config.mountpoint).map_err(at)?;
-    let mountpoint = config.mountpoint.canonicalize().map_err(at)?;
+    let bare = Bare::open(&config.mountpoint)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(WAITING_THREADS_MAX)
@@ -93,10 +94,12 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
         config.in_place,
     ));
     backend.refresh_elements()?;
-    let fs = Arc::new(Fs::new(backend, mountpoint.clone(), config.attr_ttl));
+    let fs = Arc::new(Fs::new(backend, bare.path().to_owned(), config.attr_ttl));
 
     let caches = Caches::default();
-    let notices = Notices::start(caches.clone()).map_err(at)?;
+    let told = fs.clone();
+    let receipt = move |number| told.tell(number, false);
+    let notices = Notices::start(caches.clone(), receipt).map_err(at)?;
     let (first, mut ready) = mpsc::channel(1);
     runtime.spawn(fs.clone().watch(notices, first));
     // Without a session the mount would be told of its own changes: slower, but right.
@@ -104,17 +107,19 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
 
     let fuse = fuser::Session::new(
         Adapter::new(fs.clone(), caches.clone()),
-        &mountpoint,
+        bare.path(),
         &options(config),
     )
     .map_err(at)?;
+    let mounted = Own::new(bare).map_err(at)?;
     // Nothing else sets it.
     let _ = caches.0.set(fuse.notifier());
     let fuse = fuse.spawn().map_err(at)?;
     Ok(Session {
         fs,
         fuse: Some(fuse),
-        mountpoint,
+        mounted,
+        gone: false,
         runtime,
     })
 }
@@ -122,8 +127,8 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
 fn options(config: &Config) -> fuser::Config {
     let mut options = fuser::Config::default();
     options.mount_options = vec![
-        MountOption::FSName("tidemill".into()),
-        MountOption::Subtype("tidemill".into()),
+        MountOption::FSName(SOURCE.into()),
+        MountOption::Subtype(SOURCE.into()),
         MountOption::DefaultPermissions,
         MountOption::NoSuid,
         MountOption::NoDev,
@@ -136,26 +141,11 @@ fn options(config: &Config) -> fuser::Config {
     options
 }
 
-/// Detaches what a mount that was killed has left at the mountpoint.
-fn detach_stale(mountpoint: &Path) -> std::io::Result<()> {
-    match std::fs::metadata(mountpoint) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            tracing::info!(
-                "detaching what an earlier mount left at {}",
-                mountpoint.display()
-            );
-            Ok(rustix::mount::unmount(mountpoint, UnmountFlags::DETACH)?)
-        }
-        Ok(metadata) if !metadata.is_dir() => Err(std::io::ErrorKind::NotADirectory.into()),
-        other => other.map(drop),
-    }
-}
-
 impl Session {
     /// Where it is mounted.
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
+        self.mounted.path()
     }
 
     /// Serves until the file system is unmounted from outside, or SIGTERM or SIGINT arrives; then unmounts.
@@ -180,7 +170,10 @@ impl Session {
             tokio::select! {
                 _ = terminate.recv() => tracing::info!("SIGTERM: unmounting"),
                 _ = interrupt.recv() => tracing::info!("SIGINT: unmounting"),
-                _ = ended.recv() => tracing::info!("unmounted from outside"),
+                _ = ended.recv() => {
+                    tracing::info!("unmounted from outside");
+                    self.gone = true;
+                }
             }
             Ok::<_, std::io::Error>(())
         });
@@ -198,33 +191,30 @@ impl Session {
         let Some(fuse) = self.fuse.take() else {
             return Ok(());
         };
+        let detached = self.detach(fuse);
+        let sealed = self.finish();
         let at = |source| Error::Mount {
-            path: self.mountpoint.display().to_string(),
+            path: self.mountpoint().display().to_string(),
             source,
         };
-        let detached = match rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty()) {
-            Err(rustix::io::Errno::BUSY) => {
-                rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH)
-            }
-            other => other,
-        };
-        match detached {
-            // Not mounted any more: it was unmounted from outside.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-            // Only root may do it directly.
-            Err(rustix::io::Errno::PERM) => {
-                return self.finish(move || fuse.umount_and_join()).map_err(at);
-            }
-            Err(errno) => return Err(at(errno.into())),
-        }
-        self.finish(move || {
-            drop(fuse);
+        detached.map_err(at)?;
+        if sealed {
             Ok(())
-        })
-        .map_err(at)
+        } else {
+            Err(at(std::io::ErrorKind::TimedOut.into()))
+        }
     }
 
-    fn finish(&self, end: impl FnOnce() -> std::io::Result<()>) -> std::io::Result<()> {
+    /// Takes the mount away, unless others have.
+    fn detach(&self, fuse: BackgroundSession) -> std::io::Result<()> {
+        let gone = self.gone || fuse.guard.is_finished();
+        // It would unmount whatever is mounted on the folder at the end of its own mount.
+        std::mem::forget(fuse);
+        if gone { Ok(()) } else { self.mounted.detach() }
+    }
+
+    /// Ends what is being written; says whether all of it could be sealed.
+    fn finish(&self) -> bool {
         let deadline = Instant::now() + CLOSE_PATIENCE;
         while self.fs.writers() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
@@ -236,12 +226,16 @@ impl Session {
             );
             self.fs.close_all();
         }
-        let sealed = self.fs.drain(SEAL_PATIENCE);
-        end()?;
-        if sealed {
-            Ok(())
-        } else {
-            Err(std::io::ErrorKind::TimedOut.into())
+        self.fs.drain(SEAL_PATIENCE)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(fuse) = self.fuse.take()
+            && let Err(error) = self.detach(fuse)
+        {
+            tracing::warn!("{} stays mounted: {error}", self.mountpoint().display());
         }
     }
 }

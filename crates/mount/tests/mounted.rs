@@ -513,6 +513,33 @@ fn other_mounts_see_sealed_versions_only() {
     });
 }
 
+/// What was closed is what every other mount sees from then on, however soon it looks; nobody waits for a file
+/// that stays open.
+#[test]
+fn what_was_closed_is_seen_by_all() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let writes = array.mount(true);
+    let others = [array.mount(true), array.mount(false)];
+    let open = File::create(writes.join("open")).unwrap();
+    for round in 0..100_u32 {
+        let text = format!("round {round}");
+        let name = format!("f{}", round % 3);
+        fs::write(writes.join(&name), &text).unwrap();
+        for other in &others {
+            assert_eq!(fs::read_to_string(other.join(&name)).unwrap(), text);
+            assert_eq!(
+                fs::metadata(other.join(&name)).unwrap().len(),
+                text.len() as u64
+            );
+            assert_eq!(fs::read(other.join("open")).unwrap(), b"");
+        }
+    }
+    drop(open);
+}
+
 /// Extended attributes in `user.` are kept.
 #[test]
 fn extended_attributes_are_kept() {

@@ -2,7 +2,6 @@
 //!
 //! - [`model`] has the equations of Active Flash: staging, feasibility, energy and cost;
 //! - [`advisor`] says where a kernel should run: on the host, on the element that holds its input, or on both;
-//! - [`flash`] is a device with a page-mapped translation layer, its wear, and analysis run on it;
 //! - [`sim`] runs jobs under a virtual clock over the dispatcher and the policies of a running array;
 //! - [`units`] are the quantities the models compute with, and [`chart`] draws what they find as SVG.
 //!
@@ -10,7 +9,6 @@
 
 pub mod advisor;
 pub mod chart;
-pub mod flash;
 pub mod model;
 pub mod sim;
 pub mod units;

@@ -6,16 +6,16 @@ use crate::names::Caller;
 use parking_lot::Mutex;
 use rand::TryRngCore;
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tidemill_client::Credential;
 use tidemill_client::credential::CredentialError;
+use tidemill_client::{Credential, users};
 use tidemill_wire::v1;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-/// How long what `/etc/group` said is believed.
+/// How long what the name service said is believed.
 const GROUPS_KEPT: Duration = Duration::from_secs(30);
 
 /// Random bytes from the operating system.
@@ -162,39 +162,26 @@ impl Access {
         }
     }
 
-    /// Groups of a user of this host, by `/etc/passwd` and `/etc/group`.
+    /// Groups of a user of this host.
     pub(crate) fn groups_of(&self, uid: u32) -> Vec<u32> {
-        let mut cache = self.groups.lock();
-        if let Some((read, groups)) = cache.get(&uid)
+        if let Some((read, groups)) = self.groups.lock().get(&uid)
             && read.elapsed() < GROUPS_KEPT
         {
             return groups.clone();
         }
-        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let group = fs::read_to_string("/etc/group").unwrap_or_default();
-        let groups = groups_in(&passwd, &group, uid);
-        cache.insert(uid, (Instant::now(), groups.clone()));
+        let groups = asked(uid);
+        let known = (Instant::now(), groups.clone());
+        self.groups.lock().insert(uid, known);
         groups
     }
 }
 
-fn groups_in(passwd: &str, group: &str, uid: u32) -> Vec<u32> {
-    let user = passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then_some(name)
-    });
-    let Some(user) = user else { return Vec::new() };
-    let member = |line: &str| {
-        let mut fields = line.split(':').skip(2);
-        let gid = fields.next()?.parse().ok()?;
-        fields
-            .next()?
-            .split(',')
-            .any(|name| name.trim() == user)
-            .then_some(gid)
-    };
-    group.lines().filter_map(member).collect()
+/// What the name service says, which may take as long as its network: nobody else waits meanwhile.
+fn asked(uid: u32) -> Vec<u32> {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(|| users::groups(uid)),
+        _ => users::groups(uid),
+    }
 }
 
 fn new_token() -> String {
@@ -210,14 +197,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn groups_are_those_that_list_the_user() {
-        let passwd = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/h:/bin/sh\n";
-        let group = "root:x:0:\nann:x:1000:\nlab:x:50:bob,ann\nother:x:51:anna\n";
-        assert_eq!(groups_in(passwd, group, 1000), vec![50]);
-        assert_eq!(groups_in(passwd, group, 7), Vec::<u32>::new());
-    }
+    use std::fs;
 
     #[test]
     fn the_token_is_kept_private_and_kept() {

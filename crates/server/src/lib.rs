@@ -14,6 +14,7 @@ mod local_names;
 pub mod names;
 mod namespace_service;
 pub mod rebuild;
+mod recall;
 mod removal;
 mod serve;
 mod session;

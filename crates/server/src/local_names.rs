@@ -2,8 +2,9 @@
 //! connection, and no more between the socket and the database than has to be.
 
 use crate::access::{Access, Peer};
-use crate::names::{Names, Request};
+use crate::names::Request;
 use crate::namespace_service::refused;
+use crate::recall::Recalls;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};
@@ -33,7 +34,7 @@ pub(crate) struct LocalNames {
 
 #[derive(Debug)]
 struct Service {
-    names: Arc<dyn Names>,
+    recalls: Recalls,
     access: Arc<Access>,
     /// `None` once the socket is closed.
     open: Mutex<Option<BTreeMap<u64, UnixStream>>>,
@@ -41,18 +42,14 @@ struct Service {
 
 impl LocalNames {
     /// Begins to serve.
-    pub(crate) fn start(
-        path: &Path,
-        names: Arc<dyn Names>,
-        access: Arc<Access>,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(path: &Path, recalls: Recalls, access: Arc<Access>) -> io::Result<Self> {
         // The folder's lock is ours, so a socket file that is there was left by a server that is gone.
         let _ = std::fs::remove_file(path);
         let listener = Arc::new(UnixListener::bind(path)?);
         // Everyone may connect: the server knows who they are.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let service = Arc::new(Service {
-            names,
+            recalls,
             access,
             open: Mutex::new(Some(BTreeMap::new())),
         });
@@ -182,7 +179,7 @@ impl Service {
         message: v1::NameRequest,
     ) -> Result<v1::NameReply, tonic::Status> {
         let caller = self.access.caller_of(peer, message.credentials.as_ref())?;
-        let results = self.names.apply_blocking(Request::of(caller, message));
+        let results = self.recalls.apply_blocking(Request::of(caller, message));
         let results = results.map_err(|fault| refused(&fault))?;
         Ok(v1::NameReply { results })
     }

@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest};
+use crate::recall::Recalls;
 use crate::session::Sessions;
 use futures_util::Stream;
 use std::pin::Pin;
@@ -19,6 +20,7 @@ pub(crate) struct NamespaceService {
     pub(crate) names: Arc<dyn Names>,
     pub(crate) access: Arc<Access>,
     pub(crate) sessions: Sessions,
+    pub(crate) recalls: Recalls,
 }
 
 /// What a failed request as a whole becomes on the wire.
@@ -44,7 +46,7 @@ impl v1::names_server::Names for NamespaceService {
             .access
             .caller(&request, request.get_ref().credentials.as_ref())?;
         let results = self
-            .names
+            .recalls
             .apply(NamesRequest::of(caller, request.into_inner()))
             .await
             .map_err(|fault| refused(&fault))?;
@@ -85,12 +87,14 @@ impl v1::names_server::Names for NamespaceService {
         changes.leave_out(session);
         let (sender, receiver) = tokio::sync::mpsc::channel(INVALIDATIONS_MAX);
         let presence = self.sessions.arrive(session);
+        let recalls = self.recalls.clone();
         tokio::spawn(async move {
             let first = v1::Invalidation {
                 session,
                 ..v1::Invalidation::default()
             };
             if sender.send(Ok(first)).await.is_ok() {
+                let _reachable = recalls.reach(session, sender.clone());
                 forward(changes, &sender).await;
             }
             drop(presence);

@@ -13,6 +13,7 @@ use crate::local_names::LocalNames;
 use crate::names::changes::Teller;
 use crate::names::{Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
+use crate::recall::Recalls;
 use crate::session::Sessions;
 use crate::{clock, names, removal};
 use std::net::SocketAddr;
@@ -199,8 +200,10 @@ impl Server {
             &trust,
             config.mount_timeout,
         );
+        let recalls = Recalls::new(names.clone() as Arc<dyn Names>);
         let parts = Parts {
             names: names.clone(),
+            recalls: recalls.clone(),
             array: array.clone(),
             access: access.clone(),
             driver: driver.clone(),
@@ -210,7 +213,7 @@ impl Server {
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes).await?;
-        let local = start_local(&socket, &names, access)?;
+        let local = start_local(&socket, recalls, access)?;
         let (database, shared) = (names.database().clone(), names.shared().clone());
         tokio::spawn(removal::run(database, shared, array));
         tokio::spawn(expiry::run(names.clone()));
@@ -282,11 +285,11 @@ impl Drop for Server {
 
 fn start_local(
     socket: &Path,
-    names: &Arc<SqliteNames>,
+    recalls: Recalls,
     access: Arc<Access>,
 ) -> Result<LocalNames, StartError> {
     let path = tidemill_wire::local::socket(socket);
-    LocalNames::start(&path, names.clone(), access).map_err(|source| file(&path, source))
+    LocalNames::start(&path, recalls, access).map_err(|source| file(&path, source))
 }
 
 /// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.
@@ -308,6 +311,7 @@ async fn start_driver(
 /// What the services are made of.
 struct Parts {
     names: Arc<SqliteNames>,
+    recalls: Recalls,
     array: Arc<Array>,
     access: Arc<Access>,
     driver: Sender<Incoming>,
@@ -321,9 +325,11 @@ impl Parts {
             names: self.names.clone(),
             access: self.access.clone(),
             sessions: self.sessions,
+            recalls: self.recalls.clone(),
         };
         let jobs = JobService {
             names: self.names.clone(),
+            recalls: self.recalls,
             array: self.array.clone(),
             access: self.access.clone(),
             driver: self.driver,

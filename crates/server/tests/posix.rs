@@ -70,7 +70,14 @@ impl Tree {
     }
 
     async fn stat(&self, ino: u64) -> v1::Attr {
-        attr(&self.root(Op::GetAttr(v1::GetAttr { ino })).await)
+        attr(
+            &self
+                .root(Op::GetAttr(v1::GetAttr {
+                    ino,
+                    content: false,
+                }))
+                .await,
+        )
     }
 }
 
@@ -132,7 +139,10 @@ async fn nobody_reaches_others_files_by_name_or_number() {
             parent: home,
             name: bytes("secret"),
         }),
-        Op::GetAttr(v1::GetAttr { ino: secret }),
+        Op::GetAttr(v1::GetAttr {
+            ino: secret,
+            content: false,
+        }),
         Op::Open(v1::Open {
             ino: secret,
             version: 0,
@@ -675,7 +685,12 @@ mod versions {
         };
         opened(by(&client, session, Op::Create(create)).await);
         by(&client, session, unlink(1, "f")).await.unwrap();
-        let get = || Op::GetAttr(v1::GetAttr { ino: ino.0 });
+        let get = || {
+            Op::GetAttr(v1::GetAttr {
+                ino: ino.0,
+                content: false,
+            })
+        };
         let Ok(Answer::Attr(attr)) = by(&client, session, get()).await else {
             panic!("gone while open")
         };
@@ -785,5 +800,92 @@ mod versions {
         assert_eq!((sealed.size, sealed.version), (42, 1));
         let nothing = killed_while_writing("404 Not Found", "no such object").await;
         assert_eq!((nothing.size, nothing.version, nothing.object), (0, 1, 0));
+    }
+}
+
+/// Whoever renames or removes learns what it was that was there: nobody else can know for sure.
+#[tokio::test]
+async fn renames_and_removals_tell_what_they_changed() {
+    let tree = Tree::new();
+    let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
+    let one = tree.make(dir, "one", Kind::File, 0o644, 0).await;
+    let two = tree.make(dir, "two", Kind::File, 0o644, 0).await;
+    let told = async |op: Op| -> Vec<(u64, u32)> {
+        let Answer::Entries(answer) = tree.root(op).await else {
+            panic!("no entries");
+        };
+        let attrs = answer.entries.iter().map(|entry| entry.attr.unwrap());
+        attrs.map(|attr| (attr.ino, attr.nlink)).collect()
+    };
+    assert_eq!(told(rename(dir, "one", 1, "moved")).await, [(one, 1)]);
+    let Op::Rename(op) = rename(1, "moved", dir, "two") else {
+        unreachable!()
+    };
+    let exchange = v1::Rename {
+        exchange: true,
+        ..op.clone()
+    };
+    let exchanged = [(one, 1), (two, 1)];
+    assert_eq!(told(Op::Rename(exchange)).await, exchanged);
+    let replaced = [(two, 1), (one, 0)];
+    assert_eq!(told(Op::Rename(op)).await, replaced);
+    let link = v1::Link {
+        ino: two,
+        parent: 1,
+        name: bytes("second"),
+        time: 0,
+    };
+    tree.root(Op::Link(link)).await;
+    let same = [(two, 2), (two, 2)];
+    assert_eq!(told(rename(dir, "two", 1, "second")).await, same);
+    for links in [1, 0] {
+        let (parent, name) = if links == 1 {
+            (dir, "two")
+        } else {
+            (1, "second")
+        };
+        let gone = attr(&tree.root(unlink(parent, name)).await);
+        assert_eq!((gone.ino, gone.nlink), (two, links));
+    }
+}
+
+/// Nothing at the root gets the names of the control folder; what has one from before can be got back.
+#[tokio::test]
+async fn the_names_of_the_control_folder_are_kept_free() {
+    let tree = Tree::new();
+    let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
+    let file = tree.make(1, "f", Kind::File, 0o644, 0).await;
+    let refused = Some(Errno::PERM);
+    for name in [".tidemill", ".analyzethis"] {
+        let Op::Rename(op) = rename(1, "f", 1, name) else {
+            unreachable!()
+        };
+        let exchange = v1::Rename {
+            exchange: true,
+            ..op
+        };
+        let below = v1::Create {
+            make_parents: true,
+            ..create(0, &format!("/{name}/x"), Kind::File, 0o644)
+        };
+        let link = v1::Link {
+            ino: file,
+            parent: 1,
+            name: bytes(name),
+            time: 0,
+        };
+        for op in [
+            Op::Create(create(1, name, Kind::Directory, 0o755)),
+            Op::Create(create(1, name, Kind::File, 0o644)),
+            Op::Create(below),
+            Op::Link(link),
+            rename(1, "f", 1, name),
+            rename(1, "d", 1, name),
+            Op::Rename(exchange),
+        ] {
+            let errno = tree.errno(&Caller::root(), op.clone()).await;
+            assert_eq!(errno, refused, "{op:?}");
+        }
+        tree.make(dir, name, Kind::File, 0o644, 0).await;
     }
 }

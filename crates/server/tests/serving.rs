@@ -201,6 +201,97 @@ async fn a_mount_hears_of_others_changes_and_not_of_its_own() {
     );
 }
 
+/// Whoever looks at a file that a mount writes gets what was closed last, as the mount says.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let _element = running.element(0).await;
+    let client = running.client().await;
+    let mut names = client.names();
+    let watch = names.watch(v1::WatchRequest { session: 0 });
+    let mut stream = watch.await.unwrap().into_inner();
+    let session = stream.message().await.unwrap().unwrap().session;
+    let mount = async |op| {
+        let request = v1::NameRequest {
+            credentials: Some(root()),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            session,
+            durable: false,
+        };
+        client.apply(request).await.unwrap().remove(0)
+    };
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let Op::Create(create) = file_op("a") else {
+        panic!("no create")
+    };
+    let create = v1::Create {
+        ino: ino.0,
+        object: object.0,
+        ..create
+    };
+    mount(Op::Create(create)).await;
+    // Its own questions are answered at once.
+    assert!(matches!(mount(lookup("a")).await, Answer::Entry(_)));
+
+    let ask = |op| {
+        let client = client.clone();
+        tokio::spawn(async move { client.one(&root(), op).await })
+    };
+    let content = Op::GetAttr(v1::GetAttr {
+        ino: ino.0,
+        content: true,
+    });
+    let sizes = [content.clone(), lookup("a")];
+    for (op, open) in sizes.into_iter().zip([true, false]) {
+        let asked = ask(op);
+        let question = stream.message().await.unwrap().unwrap();
+        assert_eq!(question.ino, ino.0);
+        assert!(question.question != 0 && !asked.is_finished());
+        if open {
+            let question = question.question;
+            mount(Op::Answer(v1::Answer { question, open })).await;
+        } else {
+            let seal = v1::Seal {
+                ino: ino.0,
+                object: object.0,
+                size: 12,
+                mtime: 5,
+            };
+            mount(Op::Seal(seal)).await;
+        }
+        let size = match asked.await.unwrap().unwrap() {
+            Answer::Attr(attr) => attr.size,
+            Answer::Entry(entry) => entry.attr.unwrap().size,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(size, if open { 0 } else { 12 });
+    }
+
+    // A mount that goes away without a word is waited for until what it wrote has been given up.
+    let (_, object) = client.reserve(1, 1).await.unwrap();
+    let new = v1::NewVersion {
+        ino: ino.0,
+        object: object.0,
+        element: None,
+        steal: false,
+    };
+    assert!(matches!(
+        mount(Op::NewVersion(new)).await,
+        Answer::Opened(_)
+    ));
+    let asked = ask(content);
+    assert!(stream.message().await.unwrap().unwrap().question != 0);
+    drop(stream);
+    let abandon = v1::Abandon {
+        ino: ino.0,
+        object: object.0,
+    };
+    assert!(!asked.is_finished());
+    mount(Op::Abandon(abandon)).await;
+    assert!(matches!(asked.await.unwrap(), Ok(Answer::Attr(_))));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_do_not_share_a_folder() {
     let dir = tempfile::tempdir().unwrap();

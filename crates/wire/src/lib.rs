@@ -4,12 +4,13 @@
 //! Knows formats only: no connection is opened here.
 
 pub mod capability;
+pub mod control;
 pub mod convert;
 pub mod local;
 pub mod route;
 
 /// Version of the control protocol. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;

@@ -57,6 +57,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
         stopped.push(name);
     }
+    let mountpoint = context.array.noted_mountpoint();
+    if let Err(error) = tidemill_mount::mountpoint::give_back(&mountpoint) {
+        context.note(format_args!("{}: {error}", mountpoint.display()));
+    }
     let dir = context.array.path().display();
     let text = match stopped.as_slice() {
         [] => format!("nothing was running in {dir}"),

@@ -3,12 +3,13 @@
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::output::lineage::{graph, json};
+use crate::output::prov;
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::id::ObjectId;
 use tidemill_core::lineage::text::Direction;
-use tidemill_core::lineage::{dot, prov, svg, text};
+use tidemill_core::lineage::{dot, svg, text};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -93,7 +94,7 @@ fn render(reply: &v1::LineageReply, format: Format, up: bool, down: bool) -> Str
         Format::Json => format!("{:#}", json(reply)),
         Format::Dot => dot::render(&graph),
         Format::Svg => svg::render(&graph),
-        Format::ProvJson => prov::render(&graph),
+        Format::ProvJson => format!("{:#}", prov::document(&graph)),
     }
 }
 

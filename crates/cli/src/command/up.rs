@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 use tidemill_client::Endpoint;
+use tidemill_mount::mountpoint::{self, is_mounted};
 
 const EXAMPLES: &str = "Examples:
   tidemill up                                   a server, four elements, a mount at DIR/mnt
@@ -177,12 +178,26 @@ impl Up<'_> {
     }
 
     fn mount(&mut self, path: &Path) -> anyhow::Result<()> {
+        let array = &self.context.array;
+        if process::running(&array.pid_file("mount")).is_none() {
+            if path.symlink_metadata().is_ok() {
+                mountpoint::check(path)?;
+            }
+            array.note_mountpoint(path)?;
+        }
         self.start("mount", vec!["mount".into(), path.into()])
     }
 
     fn start(&mut self, name: &str, mut flags: Vec<OsString>) -> anyhow::Result<()> {
         let array = &self.context.array;
-        if process::running(&array.pid_file(name)).is_some() {
+        if let Some(running) = process::running(&array.pid_file(name)) {
+            anyhow::ensure!(
+                !running.ending,
+                "{name} was killed but has not ended: process {}; see what it waits for (`ps -o stat,wchan -p {}`), \
+                 then run `tidemill up` again",
+                running.pid,
+                running.pid
+            );
             self.done.already.push(name.to_owned());
             return Ok(());
         }
@@ -271,26 +286,6 @@ impl Up<'_> {
     }
 }
 
-/// Whether a file system is mounted exactly there.
-pub(crate) fn is_mounted(path: &Path) -> bool {
-    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts.lines().any(|line| {
-        let mut fields = line.split(' ');
-        let (point, kind) = (fields.nth(4), line.split_once(" - ").map(|(_, rest)| rest));
-        point.map(unescape).as_deref() == real.to_str()
-            && kind.is_some_and(|kind| kind.starts_with("fuse"))
-    })
-}
-
-/// The system writes blanks and backslashes in mount points as octal numbers.
-fn unescape(text: &str) -> String {
-    text.replace("\\040", " ")
-        .replace("\\011", "\t")
-        .replace("\\012", "\n")
-        .replace("\\134", "\\")
-}
-
 fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {
     let dir = context.array.path().display().to_string();
     let mut lines = Vec::new();
@@ -333,19 +328,4 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
     });
     context.output.show(&Said::new(lines.join("\n"), json))?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_mount_point_counts_as_mounted() {
-        assert!(
-            !is_mounted(Path::new("/")),
-            "the root is no FUSE file system here"
-        );
-        assert!(!is_mounted(Path::new("/no/such/place")));
-        assert_eq!(unescape("/a\\040b"), "/a b");
-    }
 }

@@ -7,6 +7,7 @@ pub(crate) mod files;
 pub(crate) mod job;
 pub(crate) mod lineage;
 pub(crate) mod plan;
+pub(crate) mod prov;
 pub(crate) mod report;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};

@@ -1,7 +1,7 @@
 //! Lineage in the DOT language of Graphviz: versions are boxes, runs ellipses, edges go the way of the
 //! data.
 
-use super::Graph;
+use super::{Graph, Record, Vertex};
 use std::fmt::Write;
 
 /// The whole graph as a `digraph`.
@@ -9,47 +9,41 @@ use std::fmt::Write;
 pub fn render(graph: &Graph) -> String {
     let mut out =
         String::from("digraph lineage {\n  rankdir=LR;\n  node [fontname=\"sans-serif\"];\n");
+    let mut draw = |node, shape, label: &str| {
+        let _ = writeln!(
+            out,
+            "  {} [shape={shape}, label={}];",
+            name(node),
+            quoted(label)
+        );
+    };
     for version in graph.versions() {
         let label = format!("{}\nobject {}", version.shown_path(), version.object);
-        let _ = writeln!(
-            out,
-            "  o{} [shape=box, label={}];",
-            version.object,
-            quoted(&label)
-        );
+        draw(Vertex::Version(version.object), "box", &label);
     }
     for record in graph.records() {
-        let label = format!(
-            "{}\n{} on element {}",
-            record.name, record.kernel, record.element
-        );
-        let _ = writeln!(
-            out,
-            "  t{} [shape=ellipse, label={}];",
-            record.task,
-            quoted(&label)
-        );
+        let Record {
+            name,
+            kernel,
+            element,
+            ..
+        } = record;
+        let label = format!("{name}\n{kernel} on element {element}");
+        draw(Vertex::Run(record.task), "ellipse", &label);
     }
-    for record in graph.records() {
-        for (name, object) in &record.inputs {
-            let _ = writeln!(
-                out,
-                "  o{object} -> t{} [tooltip={}];",
-                record.task,
-                quoted(name)
-            );
-        }
-        for (name, object) in &record.outputs {
-            let _ = writeln!(
-                out,
-                "  t{} -> o{object} [tooltip={}];",
-                record.task,
-                quoted(name)
-            );
-        }
+    for edge in graph.edges() {
+        let (from, to) = (name(edge.from), name(edge.to));
+        let _ = writeln!(out, "  {from} -> {to} [tooltip={}];", quoted(edge.name));
     }
     out.push_str("}\n");
     out
+}
+
+fn name(node: Vertex) -> String {
+    match node {
+        Vertex::Version(object) => format!("o{object}"),
+        Vertex::Run(task) => format!("t{task}"),
+    }
 }
 
 /// A DOT string: quotes and backslashes escaped, lines kept apart.

@@ -1,9 +1,10 @@
 //! Lineage as an SVG picture, drawn here: columns from left to right in the way of the data, versions as
 //! boxes, runs as rounded ones, both with the full story as a tooltip.
 
-use super::{Graph, text};
-use crate::id::{ObjectId, TaskId};
-use std::collections::BTreeMap;
+use super::{Graph, Vertex, text};
+use crate::shown::bytes;
+use crate::xml::escaped;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 const BOX_WIDTH: usize = 190;
@@ -15,12 +16,6 @@ const MARGIN: usize = 16;
 const LABEL_CHARS_MAX: usize = 28;
 /// Sweeps that order the rows of columns; more change little.
 const SWEEPS: usize = 5;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Node {
-    Version(ObjectId),
-    Run(TaskId),
-}
 
 /// The whole graph as an SVG document.
 #[must_use]
@@ -66,46 +61,28 @@ pub fn render(graph: &Graph) -> String {
     out
 }
 
-/// Edges in the way of the data.
-fn edges(graph: &Graph) -> Vec<(Node, Node)> {
-    let mut edges = Vec::new();
-    for record in graph.records() {
-        let run = Node::Run(record.task);
-        edges.extend(
-            record
-                .inputs
-                .iter()
-                .map(|(_, object)| (Node::Version(*object), run)),
-        );
-        edges.extend(
-            record
-                .outputs
-                .iter()
-                .map(|(_, object)| (run, Node::Version(*object))),
-        );
-    }
-    edges.sort_unstable();
-    edges.dedup();
-    edges
+/// What is joined, once each.
+fn edges(graph: &Graph) -> BTreeSet<(Vertex, Vertex)> {
+    graph.edges().map(|edge| (edge.from, edge.to)).collect()
 }
 
 /// Nodes in columns: each right of all that it depends on, ordered by the middle of its neighbours.
-fn columns(graph: &Graph, edges: &[(Node, Node)]) -> Vec<Vec<Node>> {
-    let mut before: BTreeMap<Node, Vec<Node>> = BTreeMap::new();
-    let mut after: BTreeMap<Node, Vec<Node>> = BTreeMap::new();
+fn columns(graph: &Graph, edges: &BTreeSet<(Vertex, Vertex)>) -> Vec<Vec<Vertex>> {
+    let mut before: BTreeMap<Vertex, Vec<Vertex>> = BTreeMap::new();
+    let mut after: BTreeMap<Vertex, Vec<Vertex>> = BTreeMap::new();
     for version in graph.versions() {
-        before.entry(Node::Version(version.object)).or_default();
+        before.entry(Vertex::Version(version.object)).or_default();
     }
     for &(from, to) in edges {
         before.entry(from).or_default();
         before.entry(to).or_default().push(from);
         after.entry(from).or_default().push(to);
     }
-    let mut waits: BTreeMap<Node, usize> = before
+    let mut waits: BTreeMap<Vertex, usize> = before
         .iter()
         .map(|(node, from)| (*node, from.len()))
         .collect();
-    let mut front: Vec<Node> = waits
+    let mut front: Vec<Vertex> = waits
         .iter()
         .filter(|(_, count)| **count == 0)
         .map(|(node, _)| *node)
@@ -133,7 +110,7 @@ fn columns(graph: &Graph, edges: &[(Node, Node)]) -> Vec<Vec<Node>> {
 }
 
 /// Orders every column by the mean row of its nodes' neighbours, in thousandths.
-fn order(columns: &mut [Vec<Node>], neighbours: &BTreeMap<Node, Vec<Node>>) {
+fn order(columns: &mut [Vec<Vertex>], neighbours: &BTreeMap<Vertex, Vec<Vertex>>) {
     let mut rows = BTreeMap::new();
     for column in columns.iter() {
         rows.extend(column.iter().enumerate().map(|(row, node)| (*node, row)));
@@ -157,12 +134,12 @@ fn order(columns: &mut [Vec<Node>], neighbours: &BTreeMap<Node, Vec<Node>>) {
     }
 }
 
-fn draw(out: &mut String, graph: &Graph, node: Node, x: usize, y: usize) {
+fn draw(out: &mut String, graph: &Graph, node: Vertex, x: usize, y: usize) {
     let (first, second, title, fill, radius) = match node {
-        Node::Version(object) => match graph.version(object) {
+        Vertex::Version(object) => match graph.version(object) {
             Some(version) => (
                 shortened(version.shown_path()),
-                format!("object {object}, {}", text::bytes(version.size)),
+                format!("object {object}, {}", bytes(version.size)),
                 text::version_line(version),
                 "#e8f0fe",
                 2,
@@ -175,8 +152,8 @@ fn draw(out: &mut String, graph: &Graph, node: Node, x: usize, y: usize) {
                 2,
             ),
         },
-        Node::Run(task) => {
-            let Some(record) = graph.records.get(&task) else {
+        Vertex::Run(task) => {
+            let Some(record) = graph.record(task) else {
                 return;
             };
             let seconds = record.end.since(record.start).as_secs_f64();
@@ -213,26 +190,11 @@ fn shortened(label: &str) -> String {
     format!("…{tail}")
 }
 
-/// Text for XML; what XML has no character for becomes a replacement character.
-fn escaped(label: &str) -> String {
-    let mut out = String::with_capacity(label.len());
-    for c in label.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c.is_control() => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::mosaic;
     use super::*;
+    use crate::id::{ObjectId, TaskId};
 
     #[test]
     fn data_flows_from_left_to_right() {
@@ -263,12 +225,15 @@ mod tests {
         let columns = columns(&graph, &edges(&graph));
         assert_eq!(
             columns[0],
-            [Node::Version(ObjectId(1)), Node::Version(ObjectId(2))]
+            [Vertex::Version(ObjectId(1)), Vertex::Version(ObjectId(2))]
         );
-        assert_eq!(columns[1], [Node::Run(TaskId(11)), Node::Run(TaskId(12))]);
+        assert_eq!(
+            columns[1],
+            [Vertex::Run(TaskId(11)), Vertex::Run(TaskId(12))]
+        );
         assert_eq!(
             columns[2],
-            [Node::Version(ObjectId(3)), Node::Version(ObjectId(4))]
+            [Vertex::Version(ObjectId(3)), Vertex::Version(ObjectId(4))]
         );
     }
 

@@ -1,7 +1,8 @@
 //! Lineage as a text tree for terminals. What was shown already is not shown twice.
 
-use super::{Graph, Record, Version, Writer, iso_time};
-use crate::id::{ObjectId, TaskId};
+use super::{Graph, Record, Version, Vertex, Writer, iso_time};
+use crate::id::ObjectId;
+use crate::shown::bytes;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -20,7 +21,7 @@ pub fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
     let mut out = String::new();
     let mut shown = BTreeSet::new();
     // What is left to print, last first: its indentation, whether it is the last of its siblings.
-    let mut pending = vec![(Item::Version(object), String::new(), None)];
+    let mut pending = vec![(Vertex::Version(object), String::new(), None)];
     while let Some((item, indent, last)) = pending.pop() {
         let branch = last.map_or("", |last| if last { "└─ " } else { "├─ " });
         let below = last.map_or(String::new(), |last| {
@@ -48,13 +49,7 @@ pub fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
     out
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Item {
-    Version(ObjectId),
-    Run(TaskId),
-}
-
-fn children(graph: &Graph, item: Item, direction: Direction) -> Vec<Item> {
+fn children(graph: &Graph, item: Vertex, direction: Direction) -> Vec<Vertex> {
     let versions = |record: &Record| {
         let list = if direction == Direction::Up {
             &record.inputs
@@ -62,34 +57,34 @@ fn children(graph: &Graph, item: Item, direction: Direction) -> Vec<Item> {
             &record.outputs
         };
         list.iter()
-            .map(|(_, object)| Item::Version(*object))
+            .map(|(_, object)| Vertex::Version(*object))
             .collect()
     };
     match (item, direction) {
-        (Item::Version(object), Direction::Up) => graph
+        (Vertex::Version(object), Direction::Up) => graph
             .maker(object)
-            .map(|record| Item::Run(record.task))
+            .map(|record| Vertex::Run(record.task))
             .into_iter()
             .collect(),
-        (Item::Version(object), Direction::Down) => graph
+        (Vertex::Version(object), Direction::Down) => graph
             .readers(object)
-            .map(|record| Item::Run(record.task))
+            .map(|record| Vertex::Run(record.task))
             .collect(),
-        (Item::Run(task), _) => graph.records.get(&task).map(versions).unwrap_or_default(),
+        (Vertex::Run(task), _) => graph.record(task).map(versions).unwrap_or_default(),
     }
 }
 
-fn has_children(graph: &Graph, item: Item, direction: Direction) -> bool {
+fn has_children(graph: &Graph, item: Vertex, direction: Direction) -> bool {
     !children(graph, item, direction).is_empty()
 }
 
-fn line(graph: &Graph, item: Item) -> String {
+fn line(graph: &Graph, item: Vertex) -> String {
     match item {
-        Item::Version(object) => match graph.version(object) {
+        Vertex::Version(object) => match graph.version(object) {
             Some(version) => version_line(version),
             None => format!("object {object}, of which nothing else is known"),
         },
-        Item::Run(task) => graph.records.get(&task).map(run_line).unwrap_or_default(),
+        Vertex::Run(task) => graph.record(task).map(run_line).unwrap_or_default(),
     }
 }
 
@@ -141,27 +136,11 @@ pub(super) fn run_line(record: &Record) -> String {
     )
 }
 
-/// A number of bytes for people.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "display only")]
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if count < 1024 {
-        return format!("{count} B");
-    }
-    let mut value = count as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", UNITS[unit])
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::mosaic;
     use super::*;
+    use crate::id::TaskId;
 
     fn names(text: &str) -> Vec<&str> {
         text.lines()
@@ -209,12 +188,5 @@ mod tests {
         let text = render(&graph, ObjectId(5), Direction::Up);
         assert_eq!(text.matches("/raw/1.fits").count(), 1, "{text}");
         assert_eq!(text.matches("(see above)").count(), 1, "{text}");
-    }
-
-    #[test]
-    fn bytes_are_rounded_for_people() {
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(u64::MAX), "16.0 EiB");
     }
 }

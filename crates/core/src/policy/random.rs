@@ -1,26 +1,21 @@
 //! Random: any element whose queue has room, drawn from a seeded source. The yardstick for the others.
 
 use super::{Choice, Policy, Reason, Request, View};
+use crate::random::Source;
 
 /// Draws elements; the same seed draws the same ones.
 #[derive(Clone, Debug)]
 pub struct Random {
-    state: u64,
+    source: Source,
 }
 
 impl Random {
     /// A source that is told its seed.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
-        Self { state: seed }
-    }
-
-    /// SplitMix64 (Steele, Lea, Flood 2014): one addition a step, well mixed for any seed.
-    fn draw(&self) -> u64 {
-        let mut z = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        Self {
+            source: Source::seeded(seed),
+        }
     }
 }
 
@@ -30,7 +25,8 @@ impl Policy for Random {
     }
 
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
-        let index = self.draw().checked_rem(view.free() as u64)?;
+        let drawn = self.source.clone().next_u64();
+        let index = drawn.checked_rem(view.free() as u64)?;
         let element = view.nth_free(usize::try_from(index).ok()?)?;
         Some(Choice {
             element,
@@ -39,7 +35,7 @@ impl Policy for Random {
     }
 
     fn chosen(&mut self, _choice: &Choice) {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.source.next_u64();
     }
 }
 

@@ -106,7 +106,7 @@ fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
         bounded("k", CLUSTERS_MAX)?,
     );
     let matrix = Matrix::open(options, inputs, columns)?;
-    with_dtype!(options, |T| Task::<T> {
+    with_dtype!(options, |T| Clustering::<T> {
         matrix: &matrix,
         missing: missing::<T>(options)?,
         threads: options.positive("threads")?.unwrap_or(1),
@@ -116,7 +116,7 @@ fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
 }
 
 /// What is to be clustered.
-struct Task<'a, T: Computed> {
+struct Clustering<'a, T: Computed> {
     matrix: &'a Matrix,
     missing: Option<T>,
     threads: usize,
@@ -145,7 +145,7 @@ enum Look {
     Squares,
 }
 
-impl<T: Computed> Task<'_, T> {
+impl<T: Computed> Clustering<'_, T> {
     fn run(mut self, options: &Options, k: usize, out: &mut dyn Write) -> Result<(), BuiltinError> {
         let columns = self.matrix.columns();
         let most = options.number("iterations", "a whole number")?;

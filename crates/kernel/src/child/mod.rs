@@ -392,14 +392,8 @@ fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "{message}");
 }
 
-/// Keeps the hook in programs that are linked with it.
-pub(crate) fn keep_hook() {
-    #[cfg(feature = "child-hook")]
-    std::hint::black_box(&HOOK);
-}
-
-/// Runs before `main` in programs that are linked with this feature, such as tests.
-#[cfg(feature = "child-hook")]
+/// Lets this crate's tests be the children that they make. The product calls [`main_if_child`] itself.
+#[cfg(test)]
 #[used]
 #[unsafe(link_section = ".init_array")]
 static HOOK: extern "C" fn() = {

@@ -89,3 +89,31 @@ fn avx2<P: Pass>(pass: P) -> P::Output {
 fn avx512<P: Pass>(pass: P) -> P::Output {
     pass.run()
 }
+
+#[cfg(test)]
+#[path = "../../../../tests/require.rs"]
+mod require;
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// All tests of loops go through the levels that there are; this one tells of which nothing was seen.
+    #[test]
+    fn levels_that_are_missing_here_are_told() {
+        let levels = Level::available();
+        for (level, name) in [
+            (Level::Avx2, "AVX2"),
+            (Level::Avx512, "AVX-512"),
+            (Level::Ifma, "AVX-512 IFMA"),
+        ] {
+            if !levels.contains(&level) {
+                require::tell(&format!(
+                    "{name} is not here, so no loop was tested with it"
+                ));
+            }
+        }
+        assert_eq!(levels.first(), Some(&Level::Portable));
+        assert_eq!(levels.last(), Some(&Level::best()));
+    }
+}

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod law;
+#[path = "../../../../tests/require.rs"]
+pub(crate) mod require;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,6 +15,16 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tidemill_kernel::{Code, Exit, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User};
+
+/// Runs before `main`, so that a test binary can be the child that it makes.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static HOOK: extern "C" fn() = {
+    extern "C" fn hook() {
+        tidemill_kernel::child::main_if_child();
+    }
+    hook
+};
 
 /// The user that object files belong to.
 pub(crate) const STORE: u32 = 65534;
@@ -26,10 +38,10 @@ pub(crate) fn is_root() -> bool {
     std::os::unix::fs::MetadataExt::uid(&file.as_file().metadata().unwrap()) == 0
 }
 
-/// Says that a test cannot run here. CI runs as root, so nothing is skipped there.
+/// Whether a test that switches users must be left out.
 pub(crate) fn skip_without_root() -> bool {
     if !is_root() {
-        eprintln!("SKIPPED: this test switches users, which needs root");
+        require::skip("this test switches users, which needs root");
     }
     !is_root()
 }

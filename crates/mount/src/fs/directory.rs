@@ -1,6 +1,7 @@
 //! Listings of directories, read page by page and kept for as long as the directory is open.
 
-use super::{Caller, Found, Fs, Key, Pace};
+use super::entries::{ENTRIES_MAX, Known, Slot};
+use super::{Caller, Found, Fs, Pace};
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -11,9 +12,6 @@ use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 /// Entries asked for at once.
 const PAGE_ENTRIES: u32 = 2048;
 
-/// Entries of a directory of which all names are remembered.
-const KNOWN_ENTRIES_MAX: usize = 65_536;
-
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct Listing {
@@ -23,10 +21,9 @@ pub(crate) struct Listing {
 
 #[derive(Debug, Default)]
 struct Pages {
-    entries: Vec<v1::Entry>,
+    /// Each with when it was asked for, on the table's clock.
+    entries: Vec<(v1::Entry, u64)>,
     complete: bool,
-    /// When the first page was asked for, on the table's clock.
-    asked: u64,
 }
 
 /// One entry as the kernel is told.
@@ -53,7 +50,8 @@ impl Fs {
         self.directories.lock().remove(&handle);
     }
 
-    /// Up to `limit` entries from number `from` on; none at the end. Starting over at 0 reads anew.
+    /// Up to `limit` entries from number `from` on, each with its number; none at the end. What is known to be
+    /// gone by now is left out. Starting over at 0 reads anew.
     pub(crate) fn list(
         &self,
         caller: Caller,
@@ -61,7 +59,7 @@ impl Fs {
         from: usize,
         limit: usize,
         pace: Pace,
-    ) -> Result<Vec<Listed>, Error> {
+    ) -> Result<Vec<(usize, Listed)>, Error> {
         let listing = self
             .directories
             .lock()
@@ -74,31 +72,40 @@ impl Fs {
             pace.wait()?;
         }
         if from == 0 {
-            *pages = Pages {
-                asked: self.table.now(),
-                ..Pages::default()
-            };
+            *pages = Pages::default();
         }
-        while pages.entries.len() <= from && !pages.complete {
-            self.next_page(caller, listing.ino, &mut pages)?;
+        let mut at = from;
+        loop {
+            while pages.entries.len() <= at && !pages.complete {
+                pace.wait()?;
+                self.next_page(caller, listing.ino, &mut pages)?;
+            }
+            let entries = pages.entries.iter().enumerate().skip(at).take(limit);
+            at = at.saturating_add(entries.len());
+            let listed: Vec<_> = entries
+                .filter_map(|(number, (entry, asked))| {
+                    let gone = self.table.known(listing.ino, &entry.name).0 == Known::Nothing;
+                    let listed = Listed {
+                        name: entry.name.clone(),
+                        attr: entry.attr?,
+                        asked: *asked,
+                        target: entry.target.clone(),
+                    };
+                    (!gone).then_some((number, listed))
+                })
+                .collect();
+            if !listed.is_empty() || pages.complete && pages.entries.len() <= at {
+                return Ok(listed);
+            }
         }
-        let entries = pages.entries.iter().skip(from).take(limit);
-        let listed = entries.filter_map(|entry| {
-            Some(Listed {
-                name: entry.name.clone(),
-                attr: entry.attr?,
-                asked: pages.asked,
-                target: entry.target.clone(),
-            })
-        });
-        Ok(listed.collect())
     }
 
     fn next_page(&self, caller: Caller, ino: u64, pages: &mut Pages) -> Result<(), Error> {
         let after = pages
             .entries
             .last()
-            .map_or_else(Vec::new, |entry| entry.name.clone());
+            .map_or_else(Vec::new, |(entry, _)| entry.name.clone());
+        let asked = self.table.now();
         let op = Op::ReadDir(v1::ReadDir {
             ino,
             after,
@@ -107,9 +114,12 @@ impl Fs {
         match self.backend.one(caller, op)? {
             Answer::Entries(page) => {
                 pages.complete = page.end || page.entries.is_empty();
-                pages.entries.extend(page.entries);
-                if pages.complete && pages.entries.len() <= KNOWN_ENTRIES_MAX {
-                    self.learn_listing(&self.node(ino), &pages.entries, pages.asked);
+                let entries = page.entries.into_iter().map(|entry| (entry, asked));
+                pages.entries.extend(entries);
+                if pages.complete && pages.entries.len() <= ENTRIES_MAX {
+                    let asked = pages.entries.first().map_or(asked, |(_, first)| *first);
+                    let entries = pages.entries.iter().map(|(entry, _)| entry);
+                    self.learn_listing(ino, entries, asked);
                 }
                 Ok(())
             }
@@ -117,38 +127,19 @@ impl Fs {
         }
     }
 
-    /// What the kernel is told of a listed entry that it takes into its cache.
-    pub(crate) fn list_found(&self, parent: u64, listed: &Listed) -> Result<Found, Error> {
-        let entry = v1::Entry {
-            name: Vec::new(),
-            attr: Some(listed.attr),
-            target: listed.target.clone(),
-        };
-        self.learn(parent, &listed.name, entry, listed.asked, true)
-            .map(|(_, found)| found)
-    }
-
-    /// Attributes of a listed entry as they would be, without the kernel taking it into its cache.
-    pub(crate) fn list_peek(&self, parent: u64, listed: &Listed) -> Found {
-        let known = self.table.get(listed.attr.ino);
-        let mut found = known.map_or(
-            Found {
-                key: Key {
-                    ino: listed.attr.ino,
-                    alias: 0,
-                },
-                attr: listed.attr,
-                blocks: listed.attr.size.div_ceil(512),
-                ttl: self.attr_ttl,
-                asked: listed.asked,
-                parent,
-            },
-            |node| self.found(&node, &node.state.lock()),
-        );
-        found.asked = found.asked.min(listed.asked);
-        found.parent = parent;
-        found.attr.ino = listed.attr.ino;
-        found.attr.kind = listed.attr.kind;
+    /// What the kernel is told of a listed entry, which it takes into its cache. The listing may be older than
+    /// what is known by now: then that counts, or the kernel has to ask before it uses the entry.
+    pub(crate) fn list_found(&self, parent: u64, listed: &Listed) -> Found {
+        let entry = Slot::of(parent, &listed.name);
+        let believed = !self.table.entry_changed_since(entry, listed.asked);
+        if !believed && let Some(Ok(known)) = self.lookup_here(parent, &listed.name) {
+            return known;
+        }
+        let mut found = self.hold(listed.attr, listed.target.clone(), listed.asked);
+        found.asked = if believed { listed.asked } else { 0 };
+        found.entry = Some(entry);
+        let (name, ino) = (&listed.name, listed.attr.ino);
+        self.table.learned(parent, name, ino, listed.asked);
         found
     }
 }

@@ -131,9 +131,7 @@ impl Fs {
         mode: u32,
         pace: Pace,
     ) -> Result<(Found, Opened), Error> {
-        if name.len() > 255 {
-            return Err(Errno::NAMETOOLONG.into());
-        }
+        super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
         let (node, found) = self.create_open(caller, parent, name, mode)?;
         let opened = self.opened(found.key, node, true)?;

@@ -6,7 +6,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `backend` | requests to the server, places of elements |
-//! | `table` | inodes and names the kernel knows, aliases of versions |
+//! | `table` | inodes that the kernel knows, aliases of versions |
+//! | `entries` | what is known of names, and what of that is proven |
 //! | `names` | operations on the namespace |
 //! | `file` | open files |
 //! | `version` | beginning and ending versions |
@@ -20,6 +21,7 @@
 pub(crate) mod backend;
 pub(crate) mod control;
 pub(crate) mod directory;
+pub(crate) mod entries;
 pub(crate) mod file;
 mod holders;
 pub(crate) mod names;
@@ -78,15 +80,14 @@ pub(crate) struct Found {
     pub(crate) ttl: Duration,
     /// When this was known, on the table's clock.
     pub(crate) asked: u64,
-    /// The directory it was found in; 0 if it was not found by its name.
-    pub(crate) parent: u64,
+    /// The entry it was found by; `None` if it was not found by its name.
+    pub(crate) entry: Option<entries::Slot>,
 }
 
 impl Fs {
     pub(crate) fn new(backend: Arc<Backend>, mountpoint: PathBuf, attr_ttl: Duration) -> Self {
         let table = Arc::new(table::Table::default());
-        let root = table.get_or_make(Inode::ROOT.0);
-        root.state.lock().lookups = 1;
+        table.hold(Inode::ROOT.0);
         Self {
             sealer: seal::Sealer::start(backend.clone(), table.clone()),
             control: control::Control::default(),
@@ -153,7 +154,7 @@ impl Fs {
             blocks,
             ttl,
             asked: self.table.now(),
-            parent: 0,
+            entry: None,
         }
     }
 
@@ -167,11 +168,12 @@ impl Fs {
     /// How long the kernel may believe attributes and name of what was found. To be asked while the table's
     /// gate is held, until the kernel has been told.
     pub(crate) fn ttls(&self, found: &Found) -> (Duration, Duration) {
-        let changed = |ino| self.table.changed_since(ino, found.asked);
-        if found.key.is_special() || changed(found.key.ino) {
+        let (ino, asked) = (found.key.ino, found.asked);
+        if found.key.is_special() || self.table.changed_since(ino, asked) {
             return (Duration::ZERO, Duration::ZERO);
         }
-        let named = found.parent == 0 || !changed(found.parent);
+        let changed = |entry| self.table.entry_changed_since(entry, asked);
+        let named = !found.entry.is_some_and(changed);
         // The number of an aliased inode is not the one users are to see: they have to ask for attributes.
         let attr = if found.key.alias == 0 {
             found.ttl

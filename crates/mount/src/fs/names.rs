@@ -1,15 +1,16 @@
 //! Operations on the namespace: looking up, making, linking, renaming, removing, attributes.
 
 use super::backend::{attr_of, unsupported};
+use super::entries::{Known, Slot};
 use super::remote::now_ns;
-use super::table::{Bound, Node, State};
+use super::table::{Bound, Change, Node, State, is_dir};
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
-use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Error as ClientError;
 use tidemill_core::id::Inode;
+use tidemill_wire::control;
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
 /// Bytes of a name at most.
@@ -57,6 +58,15 @@ fn check_name(name: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Refuses names that can't be given, or taken away, because they are those of the control folder.
+pub(super) fn check_change(parent: u64, name: &[u8], refusal: Errno) -> Result<(), Error> {
+    check_name(name)?;
+    if parent == Inode::ROOT.0 && control::is_reserved(name) {
+        return Err(refusal.into());
+    }
+    Ok(())
+}
+
 impl Fs {
     pub(crate) fn lookup(
         &self,
@@ -67,19 +77,15 @@ impl Fs {
     ) -> Result<Found, Error> {
         check_name(name)?;
         if name == b"." {
-            let found = self.getattr(
-                caller,
-                Key {
-                    ino: parent,
-                    alias: 0,
-                },
-                pace,
-            )?;
-            self.node(parent).state.lock().lookups += 1;
+            let key = Key {
+                ino: parent,
+                alias: 0,
+            };
+            let found = self.getattr(caller, key, pace)?;
+            self.table.hold(parent);
             return Ok(found);
         }
-        let directory = self.node(parent);
-        if let Some(known) = self.lookup_here(&directory, name) {
+        if let Some(known) = self.lookup_here(parent, name) {
             return known;
         }
         pace.wait()?;
@@ -89,16 +95,14 @@ impl Fs {
             name: name.to_vec(),
         });
         match self.backend.one(caller, op) {
-            Ok(Answer::Entry(entry)) => {
-                let keep = name != b"..";
-                self.learn(parent, name, entry, asked, keep)
-                    .map(|(_, found)| found)
-            }
+            Ok(Answer::Entry(entry)) => self.learn(parent, name, entry, asked),
             Ok(_) => Err(ClientError::Answer("Lookup").into()),
             Err(error) => {
                 if error.is(Errno::NOENT) {
-                    self.table.unname(parent, name);
-                    self.missed(caller, &directory);
+                    let missed = self.table.absent(parent, name, asked);
+                    if missed >= MISSES_MIN && missed.is_power_of_two() {
+                        self.list_for_missed(caller, parent);
+                    }
                 }
                 Err(error)
             }
@@ -106,42 +110,30 @@ impl Fs {
     }
 
     /// The answer to a look-up, if it is known without asking.
-    fn lookup_here(&self, directory: &Node, name: &[u8]) -> Option<Result<Found, Error>> {
-        let Some(ino) = self.table.named(directory.ino, name) else {
-            let complete = directory.state.lock().complete && name != b"..";
-            return complete.then(|| Err(Errno::NOENT.into()));
-        };
-        let asked = self.table.now();
-        // Only what is still named so is known to have been named so at that time.
-        let node = self
-            .table
-            .get(ino)
-            .filter(|_| self.table.named(directory.ino, name) == Some(ino))?;
-        let mut state = node.state.lock();
+    pub(super) fn lookup_here(&self, parent: u64, name: &[u8]) -> Option<Result<Found, Error>> {
+        let (known, node, asked) = self.table.hold_entry(parent, name);
+        if known == Known::Nothing && name != b".." {
+            return Some(Err(Errno::NOENT.into()));
+        }
+        let node = node?;
+        let state = node.state.lock();
         if !state.is_fresh() {
+            drop(state);
+            self.table.let_go(node.ino, 1);
             return None;
         }
-        state.lookups += 1;
         let mut found = self.found(&node, &state);
         found.asked = asked;
-        found.parent = directory.ino;
+        found.entry = Some(Slot::of(parent, name));
         Some(Ok(found))
     }
 
-    /// A name was asked for in vain. A directory where that happens often is listed, so that the next such
+    /// Names were asked for in vain. A directory where that happens often is listed, so that the next such
     /// question needs no server.
-    fn missed(&self, caller: Caller, directory: &Node) {
-        let again = {
-            let mut state = directory.state.lock();
-            state.missed = state.missed.saturating_add(1);
-            state.missed >= MISSES_MIN && state.missed.is_power_of_two()
-        };
-        if !again {
-            return;
-        }
+    fn list_for_missed(&self, caller: Caller, directory: u64) {
         let asked = self.table.now();
         let op = Op::ReadDir(v1::ReadDir {
-            ino: directory.ino,
+            ino: directory,
             after: Vec::new(),
             limit: LISTED_ENTRIES_MAX,
         });
@@ -149,18 +141,19 @@ impl Fs {
         if let Ok(Answer::Entries(entries)) = self.backend.one(caller, op)
             && entries.end
         {
-            self.learn_listing(directory, &entries.entries, asked);
+            self.learn_listing(directory, entries.entries.iter(), asked);
         }
     }
 
     /// Takes note of all entries of a directory.
-    pub(super) fn learn_listing(&self, directory: &Node, entries: &[v1::Entry], asked: u64) {
-        for entry in entries {
-            if let Some(attr) = &entry.attr {
-                self.table.name_unseen(directory.ino, &entry.name, attr.ino);
-            }
-        }
-        self.table.complete(directory, asked);
+    pub(super) fn learn_listing<'a>(
+        &self,
+        directory: u64,
+        entries: impl Iterator<Item = &'a v1::Entry>,
+        asked: u64,
+    ) {
+        let entries = entries.filter_map(|entry| Some((&entry.name[..], entry.attr?.ino)));
+        self.table.listed(directory, entries, asked);
     }
 
     /// Takes over an entry that the kernel is going to know.
@@ -170,43 +163,48 @@ impl Fs {
         name: &[u8],
         entry: v1::Entry,
         asked: u64,
-        named: bool,
-    ) -> Result<(Arc<Node>, Found), Error> {
+    ) -> Result<Found, Error> {
         let attr = entry.attr.ok_or(ClientError::Answer("Apply"))?;
-        let node = self.node(attr.ino);
-        let found = {
-            let mut state = node.state.lock();
-            self.adopt(&mut state, attr, asked);
-            if !entry.target.is_empty() {
-                state.target = entry.target;
-            }
-            state.lookups += 1;
-            let mut found = self.found(&node, &state);
-            found.asked = asked;
-            found.parent = parent;
-            found
-        };
-        if named && !self.table.changed_since(parent, asked) {
-            self.table.name(parent, name, attr.ino);
+        let mut found = self.hold(attr, entry.target, asked);
+        found.asked = asked;
+        found.entry = Some(Slot::of(parent, name));
+        if name != b".." {
+            self.table.learned(parent, name, attr.ino, asked);
         }
-        Ok((node, found))
+        Ok(found)
+    }
+
+    /// As [`Self::learn`], for an entry that was made from here.
+    pub(super) fn learn_made(
+        &self,
+        parent: u64,
+        name: &[u8],
+        entry: v1::Entry,
+        change: Change<'_>,
+    ) -> Result<Found, Error> {
+        let attr = entry.attr.ok_or(ClientError::Answer("Apply"))?;
+        let mut found = self.hold(attr, entry.target, change.asked);
+        found.entry = Some(Slot::of(parent, name));
+        // Unsure: the kernel has to ask for it again.
+        found.asked = change.settle(&[Known::Is(attr.ino)]).unwrap_or(0);
+        Ok(found)
+    }
+
+    /// What the kernel is told of an inode that it is going to know by an answer to a question of `asked`.
+    pub(super) fn hold(&self, attr: Attr, target: Vec<u8>, asked: u64) -> Found {
+        let node = self.table.hold(attr.ino);
+        let mut state = node.state.lock();
+        self.adopt(&mut state, attr, asked);
+        if !target.is_empty() {
+            state.target = target;
+        }
+        self.found(&node, &state)
     }
 
     /// The kernel has dropped references.
     pub(crate) fn forget(&self, key: Key, lookups: u64) {
-        if key.is_special() {
-            return;
-        }
-        let Some(node) = self.table.get(key.ino) else {
-            return;
-        };
-        let unused = {
-            let mut state = node.state.lock();
-            state.lookups = state.lookups.saturating_sub(lookups);
-            state.lookups == 0
-        };
-        if unused {
-            self.table.drop_unused(key.ino);
+        if !key.is_special() {
+            self.table.let_go(key.ino, lookups);
         }
     }
 
@@ -217,7 +215,10 @@ impl Fs {
         }
         pace.wait()?;
         let asked = self.table.now();
-        let op = Op::GetAttr(v1::GetAttr { ino: node.ino });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino: node.ino,
+            content: false,
+        });
         match self.backend.one(caller, op).and_then(attr_of) {
             Ok(attr) => {
                 let mut state = node.state.lock();
@@ -398,8 +399,7 @@ impl Fs {
         }
         pace.wait()?;
         // The target comes with entries only: look the link up again by one of its names.
-        let name = node.state.lock().names.last().cloned();
-        let (parent, name) = name.ok_or(Errno::STALE)?;
+        let (parent, name) = self.table.name_of(ino).ok_or(Errno::STALE)?;
         match self
             .backend
             .one(caller, Op::Lookup(v1::Lookup { parent, name }))?
@@ -418,7 +418,7 @@ impl Fs {
         new: &New,
         pace: Pace,
     ) -> Result<Found, Error> {
-        check_name(name)?;
+        check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
         let (ino, _) = self.backend.ids()?;
         let time = now_ns();
@@ -435,28 +435,17 @@ impl Fs {
             time,
             ..v1::Create::default()
         };
-        let asked = self.table.tick();
-        let answer = self.backend.one(caller, Op::Create(create));
-        let Answer::Entry(mut entry) = answer.inspect_err(|error| self.surprised(parent, error))?
-        else {
+        let change = self.table.begin(&[(parent, name)]);
+        let asked = change.asked;
+        let Answer::Entry(mut entry) = self.backend.one(caller, Op::Create(create))? else {
             return Err(ClientError::Answer("Create").into());
         };
         entry.target.clone_from(&new.target);
         self.touched(parent, time, i32::from(new.kind == Kind::Directory));
-        let (node, found) = self.learn(parent, name, entry, asked, true)?;
         if new.kind == Kind::Directory {
-            self.table.complete(&node, asked);
+            self.table.made(ino, asked);
         }
-        Ok(found)
-    }
-
-    /// A name that was taken for free is not: what is believed of the directory is wrong.
-    pub(super) fn surprised(&self, parent: u64, error: &Error) {
-        if error.is(Errno::EXIST)
-            && let Some(directory) = self.table.get(parent)
-        {
-            directory.state.lock().complete = false;
-        }
+        self.learn_made(parent, name, entry, change)
     }
 
     pub(crate) fn link(
@@ -467,8 +456,9 @@ impl Fs {
         name: &[u8],
         pace: Pace,
     ) -> Result<Found, Error> {
-        check_name(name)?;
+        check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
+        self.wait_published(ino)?;
         let time = now_ns();
         let op = Op::Link(v1::Link {
             ino,
@@ -476,26 +466,44 @@ impl Fs {
             name: name.to_vec(),
             time,
         });
-        let asked = self.table.now();
-        let answer = self.backend.one(caller, op);
-        let attr = answer
-            .and_then(attr_of)
-            .inspect_err(|error| self.surprised(parent, error))?;
+        let change = self.table.begin(&[(parent, name)]);
+        let attr = self.backend.one(caller, op).and_then(attr_of)?;
         self.touched(parent, time, 0);
-        let node = self.node(ino);
-        let found = {
-            let mut state = node.state.lock();
-            self.adopt_change(&mut state, attr, asked);
-            state.lookups += 1;
-            let mut found = self.found(&node, &state);
-            found.asked = asked;
-            found.parent = parent;
-            found
-        };
-        if !self.table.changed_since(parent, asked) {
-            self.table.name(parent, name, ino);
-        }
+        let node = self.table.hold(ino);
+        let mut state = node.state.lock();
+        self.adopt_change(&mut state, attr, change.asked);
+        let mut found = self.found(&node, &state);
+        drop(state);
+        found.entry = Some(Slot::of(parent, name));
+        found.asked = change.settle(&[Known::Is(ino)]).unwrap_or(0);
         Ok(found)
+    }
+
+    /// Waits until versions that were closed here are sealed, before what they belong to gets another name:
+    /// whoever finds it there finds what was written. Of a directory that goes for all that is below it.
+    fn wait_published(&self, ino: u64) -> Result<(), Error> {
+        // What is being sealed here is known here.
+        let Some(node) = self.table.get(ino) else {
+            return Ok(());
+        };
+        if !is_dir(&node.state.lock().attr) {
+            return self.wait_if_sealing(&node);
+        }
+        let sealing = |node: &Node| node.state.lock().is_sealing();
+        let below = |node: &Node| self.table.may_be_below(node.ino, ino);
+        for node in self.table.all() {
+            if sealing(&node) && below(&node) {
+                self.wait_if_sealing(&node)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_if_sealing(&self, node: &Node) -> Result<(), Error> {
+        if node.state.lock().is_sealing() {
+            self.wait_sealed(node)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn unlink(
@@ -506,7 +514,7 @@ impl Fs {
         directory: bool,
         pace: Pace,
     ) -> Result<(), Error> {
-        check_name(name)?;
+        check_change(parent, name, Errno::PERM)?;
         pace.wait()?;
         let time = now_ns();
         let op = Op::Unlink(v1::Unlink {
@@ -515,11 +523,12 @@ impl Fs {
             directory,
             time,
         });
-        self.backend.one(caller, op)?;
+        let change = self.table.begin(&[(parent, name)]);
+        let asked = change.asked;
+        let attr = self.backend.one(caller, op).and_then(attr_of)?;
         self.touched(parent, time, -i32::from(directory));
-        if let Some(ino) = self.table.unname(parent, name) {
-            self.lost_name(ino, directory);
-        }
+        change.settle(&[Known::Nothing]);
+        self.changed_names(attr, asked);
         Ok(())
     }
 
@@ -531,9 +540,14 @@ impl Fs {
         how: Renaming,
         pace: Pace,
     ) -> Result<(), Error> {
-        check_name(from.1)?;
-        check_name(to.1)?;
+        check_change(from.0, from.1, Errno::PERM)?;
+        check_change(to.0, to.1, Errno::PERM)?;
         pace.wait()?;
+        self.wait_published(self.inode_of(caller, from)?)?;
+        if how.exchange {
+            self.wait_published(self.inode_of(caller, to)?)?;
+        }
+        let time = now_ns();
         let op = Op::Rename(v1::Rename {
             parent: from.0,
             name: from.1.to_vec(),
@@ -541,32 +555,53 @@ impl Fs {
             new_name: to.1.to_vec(),
             no_replace: how.no_replace,
             exchange: how.exchange,
-            time: 0,
+            time,
         });
-        self.backend.one(caller, op)?;
-        self.outdate(from.0);
-        self.outdate(to.0);
-        let moved = self.table.named(from.0, from.1);
-        let replaced = self.table.named(to.0, to.1);
-        if moved.is_some() && moved == replaced {
+        let same = from == to;
+        let names = [from, to];
+        let change = self.table.begin(if same { &names[..1] } else { &names });
+        let asked = change.asked;
+        let Answer::Entries(answer) = self.backend.one(caller, op)? else {
+            return Err(ClientError::Answer("Rename").into());
+        };
+        // What was moved, and what was replaced by it or exchanged for it, as both are now.
+        let mut attrs = answer.entries.into_iter().filter_map(|entry| entry.attr);
+        let moved = attrs.next().ok_or(ClientError::Answer("Rename"))?;
+        let other = attrs.next();
+        if other.is_some_and(|other| other.ino == moved.ino) || same {
             // Two names of one inode: rename changes nothing.
+            change.settle(&[Known::Is(moved.ino); 2]);
             return Ok(());
         }
-        self.table.unname(from.0, from.1);
-        self.table.unname(to.0, to.1);
-        if let Some(moved) = moved {
-            self.table.name(to.0, to.1, moved);
-            self.outdate(moved);
-        }
-        match replaced {
-            Some(replaced) if how.exchange => {
-                self.table.name(from.0, from.1, replaced);
-                self.outdate(replaced);
-            }
-            Some(replaced) => self.lost_name(replaced, false),
-            None => {}
+        let left = match other {
+            Some(other) if how.exchange => Known::Is(other.ino),
+            _ => Known::Nothing,
+        };
+        change.settle(&[left, Known::Is(moved.ino)]);
+        let (came, went) = (
+            i32::from(is_dir(&moved)),
+            other.map_or(0, |a| i32::from(is_dir(&a))),
+        );
+        let back = if how.exchange { went } else { 0 };
+        self.touched(from.0, time, back - came);
+        self.touched(to.0, time, came - went);
+        self.changed_names(moved, asked);
+        if let Some(other) = other {
+            self.changed_names(other, asked);
         }
         Ok(())
+    }
+
+    /// The inode that a name leads to, which is asked for only if it is not known.
+    fn inode_of(&self, caller: Caller, (parent, name): (u64, &[u8])) -> Result<u64, Error> {
+        if let (Known::Is(ino), _) = self.table.known(parent, name) {
+            return Ok(ino);
+        }
+        let op = Op::Lookup(v1::Lookup {
+            parent,
+            name: name.to_vec(),
+        });
+        Ok(self.backend.one(caller, op).and_then(attr_of)?.ino)
     }
 
     /// The attributes of a node have changed in a way that only the server knows.
@@ -578,22 +613,17 @@ impl Fs {
         }
     }
 
-    /// A name of the node was removed.
-    fn lost_name(&self, ino: u64, directory: bool) {
-        let Some(node) = self.table.get(ino) else {
+    /// The node got or lost a name by a change from here that was asked for at `asked`.
+    fn changed_names(&self, attr: Attr, asked: u64) {
+        let Some(node) = self.table.get(attr.ino) else {
             return;
         };
         {
             let mut state = node.state.lock();
-            state.stamp = self.table.tick();
-            let links = state.attr.nlink.saturating_sub(1);
-            let last = directory || super::table::is_dir(&state.attr) || links == 0;
-            state.attr.nlink = if last { 0 } else { links };
-            state.attr.ctime = now_ns();
-            state.gone = last;
-            state.fresh = None;
+            self.adopt_change(&mut state, attr, asked);
+            state.gone = attr.nlink == 0;
         }
-        self.table.drop_unused(ino);
+        self.table.drop_unused(attr.ino);
     }
 
     pub(crate) fn getxattr(
@@ -689,7 +719,10 @@ impl Fs {
 
     /// Makes everything that was acknowledged survive power loss.
     pub(crate) fn sync_names(&self, caller: Caller) -> Result<(), Error> {
-        let op = Op::GetAttr(v1::GetAttr { ino: Inode::ROOT.0 });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino: Inode::ROOT.0,
+            content: false,
+        });
         self.backend.apply(caller, vec![op], true).map(drop)
     }
 }

@@ -8,6 +8,7 @@
 //! open needs another version than the one that is open; then the next alias becomes the current one and the
 //! kernel is sent to look the name up again.
 
+use super::entries::{Entries, Known, Slot};
 use super::object::Object;
 use crate::error::Error;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -25,7 +26,9 @@ const INODE_BITS: u32 = 48;
 const ALIAS_MASK: u64 = 0x7fff;
 
 /// Slots that inodes share for the time of their last change by somebody else.
-const FOREIGN_SLOTS: usize = 1024;
+const FOREIGN_SLOTS: usize = 4096;
+/// Directories in each other of which a path is made.
+const DEPTH_MAX: usize = 2048;
 
 /// What the kernel calls an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,6 +73,8 @@ impl Key {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) ino: u64,
+    /// References the kernel holds.
+    lookups: AtomicU64,
     pub(crate) state: Mutex<State>,
     /// Signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
@@ -86,12 +91,8 @@ pub(crate) struct State {
     pub(crate) stamp: u64,
     /// Of a symbolic link.
     pub(crate) target: Vec<u8>,
-    /// References the kernel holds.
-    pub(crate) lookups: u64,
     /// Open handles.
     pub(crate) opens: u32,
-    /// Its names as far as they are known here.
-    pub(crate) names: Vec<(u64, Vec<u8>)>,
     /// The version that is being written here.
     pub(crate) writing: Option<Writing>,
     /// The alias that opens get now.
@@ -102,10 +103,6 @@ pub(crate) struct State {
     pub(crate) objects: Vec<Weak<Object>>,
     /// It has lost its last name.
     pub(crate) gone: bool,
-    /// Of a directory: all its entries are known here, so that what is not known does not exist.
-    pub(crate) complete: bool,
-    /// Of a directory: names that were asked for in vain since it was listed last.
-    pub(crate) missed: u32,
 }
 
 /// A version that is being written here.
@@ -172,6 +169,7 @@ impl Node {
     fn new(ino: u64) -> Self {
         Self {
             ino,
+            lookups: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -197,9 +195,20 @@ impl State {
         (attr, blocks)
     }
 
+    /// Whether a version was closed here and is not sealed yet.
+    pub(crate) fn is_sealing(&self) -> bool {
+        let phase = self.writing.as_ref().map(|writing| writing.phase);
+        phase == Some(Phase::Sealing)
+    }
+
     /// Whether a version is being written or sealed here.
     pub(crate) fn is_writing(&self) -> bool {
         self.writing.is_some()
+    }
+
+    /// Whether another mount or a client is writing a version, as far as is known.
+    pub(crate) fn is_written_elsewhere(&self) -> bool {
+        self.attr.writing && self.writing.is_none()
     }
 
     /// An open object with this id.
@@ -291,21 +300,6 @@ impl State {
     }
 }
 
-impl Inner {
-    /// Forgets a name that still exists: the directory's listing is no longer complete here.
-    fn forget_entry(&mut self, parent: u64, name: &[u8]) {
-        if let Some(entries) = self.names.get_mut(&parent) {
-            entries.remove(name);
-            if entries.is_empty() {
-                self.names.remove(&parent);
-            }
-        }
-        if let Some(directory) = self.nodes.get(&parent) {
-            directory.state.lock().complete = false;
-        }
-    }
-}
-
 /// All inodes and names known here.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -317,26 +311,76 @@ pub(crate) struct Table {
     pub(crate) gate: RwLock<()>,
 }
 
-/// When somebody else last changed an inode or its entries, known here or not, by the inode's low bits.
+/// When inodes were last changed by somebody else, known here or not, by their low bits; and when those that
+/// were forgotten here had been changed from here.
 #[derive(Debug)]
-struct Foreign([AtomicU64; FOREIGN_SLOTS]);
+struct Foreign {
+    slots: [AtomicU64; FOREIGN_SLOTS],
+    /// Since when others' changes are heard of.
+    heard: AtomicU64,
+}
 
 impl Default for Foreign {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+        Self {
+            slots: std::array::from_fn(|_| AtomicU64::new(0)),
+            heard: AtomicU64::new(0),
+        }
     }
 }
 
 impl Foreign {
     fn of(&self, ino: u64) -> &AtomicU64 {
-        &self.0[usize::try_from(ino).unwrap_or(0) % FOREIGN_SLOTS]
+        &self.slots[usize::try_from(ino).unwrap_or(0) % FOREIGN_SLOTS]
     }
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     nodes: HashMap<u64, Arc<Node>>,
-    names: HashMap<u64, HashMap<Vec<u8>, u64>>,
+    entries: Entries,
+}
+
+impl Inner {
+    fn node(&mut self, ino: u64) -> &Arc<Node> {
+        let made = || Arc::new(Node::new(ino));
+        self.nodes.entry(ino).or_insert_with(made)
+    }
+}
+
+/// A change of names that was asked for from here. Unless it is settled, what became of them is unsure.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    table: &'a Table,
+    /// When it began.
+    pub(crate) asked: u64,
+    names: Vec<(u64, Vec<u8>)>,
+}
+
+impl Change<'_> {
+    /// The names are this now. Gives when that was noted, if it is believed.
+    pub(crate) fn settle(mut self, truths: &[Known]) -> Option<u64> {
+        self.end(truths)
+    }
+
+    fn end(&mut self, truths: &[Known]) -> Option<u64> {
+        let mut inner = self.table.inner.lock();
+        let now = self.table.tick();
+        let mut believed = true;
+        for (at, (parent, name)) in self.names.drain(..).enumerate() {
+            let truth = truths.get(at).copied().unwrap_or(Known::Unsure);
+            believed &= inner.entries.changed(parent, &name, self.asked, truth, now);
+        }
+        believed.then_some(now)
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if !self.names.is_empty() {
+            self.end(&[]);
+        }
+    }
 }
 
 impl Table {
@@ -345,8 +389,13 @@ impl Table {
         self.clock.load(Ordering::Acquire)
     }
 
-    /// Somebody else changed an inode or an entry of it: nothing that was asked before is believed.
-    pub(crate) fn foreign_change(&self, ino: u64, entry: bool) {
+    /// A later time than all that were read before.
+    pub(crate) fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Somebody else changed an inode: nothing that was asked before is believed.
+    pub(crate) fn foreign_change(&self, ino: u64) {
         let slot = self.foreign.of(ino);
         // Before, for answers that make the node meanwhile; after, for those that have read it already.
         slot.store(self.tick(), Ordering::Release);
@@ -354,25 +403,25 @@ impl Table {
             let mut state = node.state.lock();
             state.stamp = self.tick();
             state.fresh = None;
-            state.complete &= !entry;
         }
         slot.store(self.tick(), Ordering::Release);
+    }
+
+    /// Somebody else changed an entry of a directory.
+    pub(crate) fn foreign_entry(&self, parent: u64, name: &[u8]) {
+        let mut inner = self.inner.lock();
+        inner.entries.foreign(parent, name, self.tick());
     }
 
     /// Whether somebody else may have changed the inode since `asked`.
     pub(crate) fn changed_since(&self, ino: u64, asked: u64) -> bool {
         self.foreign.of(ino).load(Ordering::Acquire) > asked
+            || self.foreign.heard.load(Ordering::Acquire) > asked
     }
 
-    /// Notes that all entries of a directory are known, as of `asked`.
-    pub(crate) fn complete(&self, directory: &Node, asked: u64) {
-        let mut state = directory.state.lock();
-        state.complete = state.stamp <= asked && !self.changed_since(directory.ino, asked);
-    }
-
-    /// A later time than all that were read before.
-    pub(crate) fn tick(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::AcqRel) + 1
+    /// Whether an entry may have changed since `asked`, from here or from elsewhere.
+    pub(crate) fn entry_changed_since(&self, entry: Slot, asked: u64) -> bool {
+        self.inner.lock().entries.changed_since(entry, asked)
     }
 
     pub(crate) fn get(&self, ino: u64) -> Option<Arc<Node>> {
@@ -380,52 +429,84 @@ impl Table {
     }
 
     pub(crate) fn get_or_make(&self, ino: u64) -> Arc<Node> {
-        let mut inner = self.inner.lock();
-        let made = || Arc::new(Node::new(ino));
-        inner.nodes.entry(ino).or_insert_with(made).clone()
+        self.inner.lock().node(ino).clone()
     }
 
-    /// Notes that a directory has this entry.
-    pub(crate) fn name(&self, parent: u64, name: &[u8], ino: u64) {
+    /// The node, which the kernel is going to know.
+    pub(crate) fn hold(&self, ino: u64) -> Arc<Node> {
         let mut inner = self.inner.lock();
-        let names = inner.names.entry(parent).or_default();
-        let old = names.insert(name.to_vec(), ino);
-        if old == Some(ino) {
-            return;
-        }
-        let moved = old.and_then(|old| inner.nodes.get(&old).cloned());
-        let node = inner.nodes.get(&ino).cloned();
-        drop(inner);
-        if let Some(moved) = moved {
-            moved.state.lock().forget_name(parent, name);
-        }
-        if let Some(node) = node {
-            let mut state = node.state.lock();
-            state.forget_name(parent, name);
-            state.names.push((parent, name.to_vec()));
+        let node = inner.node(ino).clone();
+        node.lookups.fetch_add(1, Ordering::AcqRel);
+        node
+    }
+
+    /// The kernel has dropped references. The node is forgotten with the last one.
+    pub(crate) fn let_go(&self, ino: u64, lookups: u64) {
+        let Some(node) = self.get(ino) else { return };
+        let less = |held: u64| Some(held.saturating_sub(lookups));
+        let held = node
+            .lookups
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        if held.is_ok_and(|held| held <= lookups) {
+            self.drop_unused(ino);
         }
     }
 
-    /// Notes that a directory has no such entry any more; gives what it was.
-    pub(crate) fn unname(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let mut inner = self.inner.lock();
-        let names = inner.names.get_mut(&parent)?;
-        let ino = names.remove(name)?;
-        if names.is_empty() {
-            inner.names.remove(&parent);
+    /// Names are going to be changed from here.
+    pub(crate) fn begin(&self, names: &[(u64, &[u8])]) -> Change<'_> {
+        let owned = |&(parent, name): &(u64, &[u8])| (parent, name.to_vec());
+        Change {
+            table: self,
+            asked: self.tick(),
+            names: names.iter().map(owned).collect(),
         }
-        let node = inner.nodes.get(&ino).cloned();
-        drop(inner);
-        if let Some(node) = node {
-            node.state.lock().forget_name(parent, name);
-        }
-        Some(ino)
     }
 
-    /// What an entry was when it was last looked up.
-    pub(crate) fn named(&self, parent: u64, name: &[u8]) -> Option<u64> {
+    /// What is known of an entry, and since when at the latest.
+    pub(crate) fn known(&self, parent: u64, name: &[u8]) -> (Known, u64) {
         let inner = self.inner.lock();
-        inner.names.get(&parent)?.get(name).copied()
+        (inner.entries.known(parent, name), self.now())
+    }
+
+    /// What an entry is, if that is known, held for the kernel.
+    pub(crate) fn hold_entry(&self, parent: u64, name: &[u8]) -> (Known, Option<Arc<Node>>, u64) {
+        let inner = self.inner.lock();
+        let known = inner.entries.known(parent, name);
+        let node = match known {
+            Known::Is(ino) => inner.nodes.get(&ino).cloned(),
+            _ => None,
+        };
+        if let Some(node) = &node {
+            node.lookups.fetch_add(1, Ordering::AcqRel);
+        }
+        (known, node, self.now())
+    }
+
+    /// An entry was looked up and is this; says whether that is believed.
+    pub(crate) fn learned(&self, parent: u64, name: &[u8], ino: u64, asked: u64) -> bool {
+        let mut inner = self.inner.lock();
+        inner.entries.learned(parent, name, ino, asked)
+    }
+
+    /// An entry was looked up and does not exist. Gives how many such answers there were since the directory
+    /// was listed.
+    pub(crate) fn absent(&self, parent: u64, name: &[u8], asked: u64) -> u32 {
+        self.inner.lock().entries.absent(parent, name, asked)
+    }
+
+    /// A directory was listed whole.
+    pub(crate) fn listed<'a>(
+        &self,
+        directory: u64,
+        entries: impl Iterator<Item = (&'a [u8], u64)>,
+        asked: u64,
+    ) {
+        self.inner.lock().entries.listed(directory, entries, asked);
+    }
+
+    /// A directory was made from here: it has no entries.
+    pub(crate) fn made(&self, directory: u64, asked: u64) {
+        self.inner.lock().entries.made(directory, asked);
     }
 
     /// Forgets the node if nothing holds it.
@@ -434,40 +515,32 @@ impl Table {
         let Some(node) = inner.nodes.get(&ino) else {
             return;
         };
-        let mut state = node.state.lock();
-        if state.lookups > 0 || state.opens > 0 || state.writing.is_some() || ino == Inode::ROOT.0 {
+        let state = node.state.lock();
+        let held = node.lookups.load(Ordering::Acquire) > 0 || ino == Inode::ROOT.0;
+        if held || state.opens > 0 || state.writing.is_some() {
             return;
         }
-        let names = std::mem::take(&mut state.names);
+        // What was changed from here is not to be learned from an older answer again.
+        self.foreign
+            .of(ino)
+            .fetch_max(state.stamp, Ordering::AcqRel);
         drop(state);
         inner.nodes.remove(&ino);
-        inner.names.remove(&ino);
-        for (parent, name) in names {
-            inner.forget_entry(parent, &name);
-        }
+        inner.entries.forget(ino);
     }
 
-    /// Believes nothing any more; gives all that the kernel may have cached.
-    pub(crate) fn forget_all(&self) -> (Vec<u64>, Vec<(u64, Vec<u8>)>) {
-        let inner = self.inner.lock();
+    /// Believes nothing that was asked before `heard`, since when others' changes are heard of; [`u64::MAX`] if
+    /// they are not. Gives all that the kernel may have cached.
+    pub(crate) fn doubt(&self, heard: u64) -> (Vec<u64>, Vec<(u64, Vec<u8>)>) {
+        self.foreign.heard.store(heard, Ordering::Release);
+        let mut inner = self.inner.lock();
         for node in inner.nodes.values() {
             let mut state = node.state.lock();
+            state.stamp = self.tick();
             state.fresh = None;
-            state.complete = false;
         }
         let inodes = inner.nodes.keys().copied().collect();
-        let entries = inner
-            .names
-            .iter()
-            .flat_map(|(parent, names)| names.keys().map(move |name| (*parent, name.clone())));
-        (inodes, entries.collect())
-    }
-
-    /// Notes a name that the kernel does not know, so that the directory's listing is complete.
-    pub(crate) fn name_unseen(&self, parent: u64, name: &[u8], ino: u64) {
-        let mut inner = self.inner.lock();
-        let names = inner.names.entry(parent).or_default();
-        names.entry(name.to_vec()).or_insert(ino);
+        (inodes, inner.entries.doubt(heard))
     }
 
     /// All nodes.
@@ -477,16 +550,16 @@ impl Table {
 
     /// The path of a node, if all names up to the root are known here.
     pub(crate) fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        let mut parts: Vec<Vec<u8>> = Vec::new();
+        let inner = self.inner.lock();
+        let mut parts: Vec<&[u8]> = Vec::new();
         let mut at = ino;
         while at != Inode::ROOT.0 {
-            let node = self.get(at)?;
-            let (parent, name) = node.state.lock().names.last()?.clone();
+            let (parent, name) = inner.entries.name_of(at)?;
             parts.push(name);
-            if parts.len() > 2048 {
+            if parts.len() > DEPTH_MAX {
                 return None;
             }
-            at = parent;
+            at = *parent;
         }
         let mut path = Vec::new();
         for part in parts.iter().rev() {
@@ -495,11 +568,29 @@ impl Table {
         }
         Some(if path.is_empty() { b"/".to_vec() } else { path })
     }
-}
 
-impl State {
-    fn forget_name(&mut self, parent: u64, name: &[u8]) {
-        self.names.retain(|(p, n)| *p != parent || n != name);
+    /// Whether an inode may be below a directory, as far as its names are known.
+    pub(crate) fn may_be_below(&self, ino: u64, directory: u64) -> bool {
+        let inner = self.inner.lock();
+        let mut at = ino;
+        for _ in 0..DEPTH_MAX {
+            if at == directory {
+                return true;
+            }
+            if at == Inode::ROOT.0 {
+                return false;
+            }
+            match inner.entries.name_of(at) {
+                Some((parent, _)) => at = *parent,
+                None => return true,
+            }
+        }
+        true
+    }
+
+    /// One of the names of an inode, if one is known.
+    pub(crate) fn name_of(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
+        self.inner.lock().entries.name_of(ino).cloned()
     }
 }
 
@@ -566,21 +657,36 @@ mod tests {
     }
 
     #[test]
-    fn names_follow_what_was_looked_up_last() {
+    fn an_inode_is_forgotten_with_its_last_reference_and_not_revived_by_an_older_answer() {
         let table = Table::default();
-        for ino in [1, 5, 6] {
-            table.get_or_make(ino).state.lock().lookups = 1;
-        }
-        table.name(1, b"d", 5);
-        table.name(5, b"f", 6);
+        let asked = table.now();
+        table.hold(5);
+        let node = table.hold(6);
+        table.learned(1, b"d", 5, asked);
+        table.learned(5, b"f", 6, asked);
         assert_eq!(table.path(6).unwrap(), b"/d/f");
         assert_eq!(table.path(1).unwrap(), b"/");
-        table.name(1, b"g", 6);
-        assert_eq!(table.unname(5, b"f"), Some(6));
-        assert_eq!(table.path(6).unwrap(), b"/g");
-        table.get(6).unwrap().state.lock().lookups = 0;
-        table.drop_unused(6);
-        assert_eq!(table.named(1, b"g"), None);
+        node.state.lock().stamp = table.tick();
+        table.hold(6);
+        table.let_go(6, 1);
+        assert!(table.get(6).is_some());
+        table.let_go(6, 1);
         assert!(table.get(6).is_none());
+        assert_eq!(table.known(5, b"f").0, Known::Unsure);
+        assert!(table.changed_since(6, asked));
+    }
+
+    #[test]
+    fn a_change_that_is_not_settled_leaves_its_names_unsure() {
+        let table = Table::default();
+        table.made(1, table.now());
+        let change = table.begin(&[(1, b"a"), (1, b"b")]);
+        assert!(change.settle(&[Known::Is(7), Known::Nothing]).is_some());
+        assert_eq!(table.known(1, b"a").0, Known::Is(7));
+        assert_eq!(table.known(1, b"b").0, Known::Nothing);
+        drop(table.begin(&[(1, b"a"), (1, b"b")]));
+        assert_eq!(table.known(1, b"a").0, Known::Unsure);
+        assert_eq!(table.known(1, b"b").0, Known::Unsure);
+        assert_eq!(table.known(1, b"c").0, Known::Nothing);
     }
 }

@@ -1,5 +1,6 @@
 //! Beginning and ending versions of files, and opening the objects that hold them.
 
+use super::backend::attr_of;
 use super::object::{Data, Object};
 use super::remote::{Remote, now_ns};
 use super::right::Right;
@@ -54,6 +55,10 @@ impl Fs {
         let mut tries = 3;
         loop {
             self.fetch(caller, node, pace)?;
+            if node.state.lock().is_written_elsewhere() {
+                pace.wait()?;
+                self.ask_what_was_closed(caller, node)?;
+            }
             let (id, element) = {
                 let state = node.state.lock();
                 if let Some(object) = state.written() {
@@ -94,6 +99,18 @@ impl Fs {
         }
         state.objects.push(Arc::downgrade(&object));
         Ok(object)
+    }
+
+    /// Asks for a file that somebody else writes: which object has what was closed last.
+    fn ask_what_was_closed(&self, caller: Caller, node: &Node) -> Result<(), Error> {
+        let asked = self.table.now();
+        let op = Op::GetAttr(v1::GetAttr {
+            ino: node.ino,
+            content: true,
+        });
+        let attr = attr_of(self.backend.one(caller, op)?)?;
+        self.adopt(&mut node.state.lock(), attr, asked);
+        Ok(())
     }
 
     fn open_sealed(
@@ -227,10 +244,8 @@ impl Fs {
             time,
             ..v1::Create::default()
         };
-        let asked = self.table.tick();
-        let answer = self.backend.one_placed(caller, &Op::Create(create));
-        let Answer::Opened(opened) = answer.inspect_err(|error| self.surprised(parent, error))?
-        else {
+        let change = self.table.begin(&[(parent, name)]);
+        let Answer::Opened(opened) = self.backend.one_placed(caller, &Op::Create(create))? else {
             return Err(ClientError::Answer("Create").into());
         };
         let object = match self.writable(caller, &opened) {
@@ -257,7 +272,8 @@ impl Fs {
             attr,
             ..v1::Entry::default()
         };
-        self.learn(parent, name, entry, asked, true)
+        let found = self.learn_made(parent, name, entry, change)?;
+        Ok((node, found))
     }
 
     fn undo_create(&self, caller: Caller, parent: u64, name: &[u8], opened: &v1::Opened) {

@@ -1,13 +1,15 @@
 //! What others change: the server tells, the caches here and in the kernel forget.
 
-use super::Fs;
+use super::table::Phase;
+use super::{Caller, Fs};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_wire::v1;
+use tidemill_wire::control::FOLDER;
+use tidemill_wire::v1::{self, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
@@ -27,6 +29,8 @@ pub(crate) trait Kernel: Send + 'static {
 enum Notice {
     Entry(u64, Vec<u8>),
     Inode(u64),
+    /// The server wants to know that all before this has been told.
+    Receipt(u64),
 }
 
 /// Notices on their way to the kernel.
@@ -38,7 +42,10 @@ pub(crate) struct Notices {
 
 impl Notices {
     /// Starts the thread that talks to the kernel. It ends with the last [`Notices`].
-    pub(crate) fn start(kernel: impl Kernel) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        kernel: impl Kernel,
+        receipt: impl Fn(u64) + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (queue, notices) = std::sync::mpsc::sync_channel::<Notice>(NOTICES_MAX);
         let waiting: Arc<Mutex<HashSet<Notice>>> = Arc::default();
         let taken = waiting.clone();
@@ -50,6 +57,7 @@ impl Notices {
                         kernel.forget_entry(parent, OsStr::from_bytes(&name));
                     }
                     Notice::Inode(number) => kernel.forget_inode(number),
+                    Notice::Receipt(number) => receipt(number),
                 }
             }
         };
@@ -71,6 +79,8 @@ impl Notices {
 impl Fs {
     /// Listens to the server until the runtime ends.
     pub(crate) async fn watch(self: Arc<Self>, notices: Notices, first: mpsc::Sender<()>) {
+        self.on_everything(u64::MAX, &notices);
+        let mut hears = false;
         loop {
             let request = v1::WatchRequest {
                 session: self.backend.session(),
@@ -81,43 +91,97 @@ impl Fs {
                     while let Some(Ok(message)) = stream.next().await {
                         if message.session != 0 {
                             self.backend.set_session(message.session);
+                            // From here on the server tells of all that others change.
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
                         }
-                        self.on_invalidation(&message, &notices);
+                        if message.question != 0 {
+                            self.on_question(message.question, message.ino);
+                        } else {
+                            self.on_invalidation(&message, &notices);
+                        }
                     }
                     tracing::info!("the server's stream of changes ended; opening it again");
                 }
                 Err(status) => tracing::debug!("no stream of changes: {status}"),
             }
-            // What changed meanwhile is not known.
-            self.on_everything(&notices);
+            // What changes from now on is not told: nothing is believed until it is again.
+            if std::mem::take(&mut hears) {
+                self.on_everything(u64::MAX, &notices);
+            }
             self.backend.forget_elements();
             tokio::time::sleep(PAUSE).await;
         }
     }
 
+    /// Somebody elsewhere asks for a file that is being written here. What was closed is sealed; if it is open,
+    /// the server is told.
+    fn on_question(self: &Arc<Self>, question: u64, ino: u64) {
+        let fs = self.clone();
+        // A thread of its own: those that wait for servers may all be waiting for this answer.
+        let spawned = std::thread::Builder::new()
+            .name("question".into())
+            .spawn(move || fs.answer(question, ino));
+        if let Err(error) = spawned {
+            tracing::warn!(ino, "a question of the server can't be answered: {error}");
+        }
+    }
+
+    fn answer(&self, question: u64, ino: u64) {
+        self.hear_releases(question);
+        let phase = self.table.get(ino).and_then(|node| {
+            let state = node.state.lock();
+            state.writing.as_ref().map(|writing| writing.phase)
+        });
+        if phase == Some(Phase::Sealing) {
+            return self.sealer.hurry();
+        }
+        self.tell(question, phase.is_some());
+    }
+
+    /// Answers a message of the server that has a number.
+    pub(crate) fn tell(&self, question: u64, open: bool) {
+        let backend = self.backend.clone();
+        self.backend.runtime.spawn(async move {
+            let op = Op::Answer(v1::Answer { question, open });
+            let asked = backend.apply_async(Caller::default(), vec![op], false);
+            if let Err(error) = asked.await {
+                tracing::debug!("the server was not answered: {error}");
+            }
+        });
+    }
+
+    /// Waits until every close that returned before is known here: the kernel hands over requests in their
+    /// order, so it is when a later one has come, here a look-up of a name that nobody has asked for.
+    fn hear_releases(&self, question: u64) {
+        let name = OsStr::from_bytes(FOLDER);
+        let elements = self.mountpoint.join(name).join("elements");
+        // It does not exist. If the file system is not attached any more, nobody can have closed anything.
+        let _ = std::fs::symlink_metadata(elements.join(format!("question-{question}")));
+    }
+
     fn on_invalidation(&self, message: &v1::Invalidation, notices: &Notices) {
         if message.everything {
-            self.on_everything(notices);
+            self.on_everything(self.table.tick(), notices);
         }
         if message.ino != 0 {
-            self.on_inode(message.ino, notices);
+            let gate = self.table.gate.write();
+            self.table.foreign_change(message.ino);
+            drop(gate);
+            self.notice_inode(message.ino, notices);
+        }
+        if message.receipt != 0 {
+            notices.send(Notice::Receipt(message.receipt));
         }
         if message.parent != 0 {
             let gate = self.table.gate.write();
-            self.table.foreign_change(message.parent, true);
-            self.table.unname(message.parent, &message.name);
+            self.table.foreign_entry(message.parent, &message.name);
             drop(gate);
-            self.on_inode(message.parent, notices);
             notices.send(Notice::Entry(message.parent, message.name.clone()));
         }
     }
 
-    fn on_inode(&self, ino: u64, notices: &Notices) {
-        let gate = self.table.gate.write();
-        self.table.foreign_change(ino, false);
-        drop(gate);
+    fn notice_inode(&self, ino: u64, notices: &Notices) {
         let alias = self
             .table
             .get(ino)
@@ -125,10 +189,13 @@ impl Fs {
         notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
     }
 
-    fn on_everything(&self, notices: &Notices) {
-        let (inodes, entries) = self.table.forget_all();
+    /// Nothing that was asked before `heard` is believed any more.
+    fn on_everything(&self, heard: u64, notices: &Notices) {
+        let gate = self.table.gate.write();
+        let (inodes, entries) = self.table.doubt(heard);
+        drop(gate);
         for ino in inodes {
-            self.on_inode(ino, notices);
+            self.notice_inode(ino, notices);
         }
         for (parent, name) in entries {
             notices.send(Notice::Entry(parent, name));

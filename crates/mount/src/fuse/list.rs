@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Entries looked at for one page of a listing.
-const LIST_ENTRIES_MAX: usize = 4096;
+/// Entries in one answer at most; the kernel has room for a few hundred.
+const LIST_ENTRIES_MAX: usize = 512;
 
 /// One line of a listing.
 pub(super) struct Line {
@@ -63,23 +63,21 @@ impl Inner {
         line: Line,
     ) -> bool {
         let name = OsStr::from_bytes(&line.name);
-        let (found, counted) = match (&line.entry, line.special) {
-            (Some(entry), _) => (self.fs.list_peek(key(parent).ino, entry), true),
-            (None, Some(found)) => (found, false),
+        let directory = key(parent).ino;
+        let found = match (&line.entry, line.special) {
+            (Some(entry), _) => self.fs.list_found(directory, entry),
+            (None, Some(found)) => found,
             (None, None) => return false,
         };
         let number = found.key.pack();
         let attr = attr_of(&found, number);
         let (attr_ttl, entry_ttl) = self.fs.ttls(&found);
         let ttl = attr_ttl.min(entry_ttl);
-        if reply.add(INodeNo(number), line.next, name, &ttl, &attr, Generation(0)) {
-            return true;
+        let full = reply.add(INodeNo(number), line.next, name, &ttl, &attr, Generation(0));
+        if full && line.entry.is_some() {
+            self.fs.forget(found.key, 1);
         }
-        if counted && let Some(entry) = &line.entry {
-            // The kernel holds it from now on. What can fail is a malformed answer, which had no attributes.
-            let _ = self.fs.list_found(key(parent).ino, entry);
-        }
-        false
+        full
     }
 }
 
@@ -106,7 +104,7 @@ fn lines(
                 blocks: 0,
                 ttl: Duration::ZERO,
                 asked: 0,
-                parent: 0,
+                entry: None,
             };
             lines.push(Line {
                 name: name.to_vec(),
@@ -132,15 +130,11 @@ fn lines(
         }
         return Ok(lines);
     }
-    for (at, entry) in fs
-        .list(caller, handle, from, LIST_ENTRIES_MAX, pace)?
-        .into_iter()
-        .enumerate()
-    {
+    for (number, entry) in fs.list(caller, handle, from, LIST_ENTRIES_MAX, pace)? {
         lines.push(Line {
             name: entry.name.clone(),
             attr: entry.attr,
-            next: (from + at) as u64 + 3,
+            next: number as u64 + 3,
             entry: Some(entry),
             special: None,
         });

@@ -11,7 +11,6 @@ mod list;
 pub(crate) use caches::Caches;
 
 use crate::error::Error;
-use crate::fs::control;
 use crate::fs::file::OpenHow;
 use crate::fs::names::{Changes, New, Renaming};
 use crate::fs::{Found, Fs, Key, Pace, kind_of_mode};
@@ -779,9 +778,7 @@ impl Adapter {
         reply: ReplyEmpty,
     ) {
         let (caller, parent, name) = (caller(request), key(parent), name.to_owned());
-        let control = parent.ino == Inode::ROOT.0
-            && [control::FOLDER, control::LINK].contains(&name.as_bytes());
-        if parent.is_special() || control {
+        if parent.is_special() {
             return reply.error(fuser::Errno::EPERM);
         }
         self.serve_empty(reply, move |fs, pace| {

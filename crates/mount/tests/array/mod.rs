@@ -8,12 +8,15 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test that can't have its array fails")]
 
+#[path = "../../../../tests/require.rs"]
+mod require;
+
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidemill_client::Endpoint;
 use tidemill_core::id::ElementId;
 use tidemill_element::Element;
-use tidemill_mount::{Config, Session, mount};
+use tidemill_mount::{Config, Error, Session, mount};
 use tidemill_server::Server;
 use tokio::runtime::Runtime;
 
@@ -27,6 +30,7 @@ pub struct Array {
 }
 
 /// A mount that is detached at the end of the test.
+#[derive(Debug)]
 pub struct Mounted(Option<Session>);
 
 impl Mounted {
@@ -34,12 +38,16 @@ impl Mounted {
         self.0.as_ref().unwrap().mountpoint()
     }
 
-    pub fn join(&self, name: &str) -> PathBuf {
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path().join(name)
     }
 
-    pub fn unmount(mut self) {
-        self.0.take().unwrap().unmount().unwrap();
+    pub fn unmount(self) {
+        self.try_unmount().unwrap();
+    }
+
+    pub fn try_unmount(mut self) -> Result<(), Error> {
+        self.0.take().unwrap().unmount()
     }
 }
 
@@ -55,8 +63,7 @@ impl Drop for Mounted {
 pub fn can_mount() -> bool {
     let able = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !able {
-        eprintln!("SKIPPED: mounting needs root and /dev/fuse");
-        assert!(std::env::var_os("CI").is_none(), "CI has to run this");
+        require::skip("mounting needs root and /dev/fuse");
     }
     able
 }
@@ -128,6 +135,12 @@ impl Array {
         let mut config = Config::new(self.endpoint(), None, mountpoint);
         config.in_place = in_place;
         Mounted(Some(mount(&config).unwrap()))
+    }
+
+    /// Mounts it where the test says.
+    pub fn try_mount(&mut self, mountpoint: &Path) -> Result<Mounted, Error> {
+        let config = Config::new(self.endpoint(), None, mountpoint.to_owned());
+        Ok(Mounted(Some(mount(&config)?)))
     }
 
     pub fn folder(&self) -> &Path {

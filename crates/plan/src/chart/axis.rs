@@ -55,7 +55,7 @@ impl Axis {
     }
 
     /// The range to show for these values, widened to ticks. Linear bars start at zero: give it as a value.
-    pub(super) fn fit(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
+    pub fn fit(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
         if let Some(range) = self.range {
             return range;
         }
@@ -91,7 +91,7 @@ impl Axis {
     }
 
     /// Where a value stands in a range: 0 at its low end, 1 at its high end.
-    pub(super) fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
+    pub fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
         match self.scale {
             Scale::Linear => (value - low) / (high - low),
             Scale::Log => (value / low).ln() / (high / low).ln(),
@@ -135,7 +135,7 @@ impl Axis {
 }
 
 /// The label of a tick.
-pub(super) fn tick_label(value: f64) -> String {
+pub fn tick_label(value: f64) -> String {
     let number = significant(value);
     match number.strip_prefix('-') {
         Some(size) => format!("\u{2212}{}", thousands(size)),

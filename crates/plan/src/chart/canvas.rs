@@ -2,6 +2,7 @@
 
 use super::Area;
 use std::fmt::Write;
+use tidemill_core::xml::escaped;
 
 const FONT: &str = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 const INK: &str = "#24292f";
@@ -119,7 +120,7 @@ impl Canvas {
     }
 
     /// The line that values start from.
-    pub(super) fn base_line(&mut self, from: (f64, f64), to: (f64, f64)) {
+    pub fn base_line(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to, FRAME, 1.0);
     }
 
@@ -193,15 +194,8 @@ impl Canvas {
 }
 
 /// About how wide a text is; without the font's own measures this errs on the wide side.
-pub(super) fn text_width(text: &str, size: f64) -> f64 {
+pub fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.56
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
 }
 
 #[cfg(test)]

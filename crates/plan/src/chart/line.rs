@@ -130,12 +130,12 @@ impl LineChart {
 }
 
 /// Room that a vertical axis needs at the left of a plot.
-pub(super) fn axis_width(axis: &Axis, range: (f64, f64)) -> f64 {
+pub fn axis_width(axis: &Axis, range: (f64, f64)) -> f64 {
     labels_width(&axis.ticks(range)) + 46.0
 }
 
 /// Draws the ticks, grid lines and label of a vertical axis at the left of `plot`.
-pub(super) fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, f64)) {
+pub fn vertical_axis(canvas: &mut Canvas, plot: Area, axis: &Axis, range: (f64, f64)) {
     for tick in axis.ticks(range) {
         let at = plot.bottom() - axis.place(tick, range) * plot.height;
         canvas.grid_line((plot.x, at), (plot.right(), at));

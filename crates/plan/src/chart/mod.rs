@@ -1,7 +1,7 @@
-//! Charts as SVG text: lines and bars, enough for the models and the simulator, without any library.
+//! Charts as SVG text, enough for the models and the simulator, without any library.
 //!
-//! A chart is plain data: fill [`LineChart`] or [`BarChart`] and call `to_svg`, or put several into a [`Grid`]. What
-//! neither can draw (a Gantt chart, say) is drawn on a [`Canvas`]. The same data gives the same text, byte for byte.
+//! A chart is plain data: fill [`LineChart`] and call `to_svg`. What it can't draw (a Gantt chart, say) is drawn on a
+//! [`Canvas`], with the parts that charts have in common. The same data gives the same text, byte for byte.
 //!
 //! ```
 //! use tidemill_plan::chart::{Axis, Line, LineChart};
@@ -16,14 +16,12 @@
 //! ```
 
 mod axis;
-mod bar;
 mod canvas;
 mod line;
 
-pub use axis::{Axis, Scale};
-pub use bar::{Bar, BarChart, Group, Part};
-pub use canvas::{Anchor, Canvas, color};
-pub use line::{Line, LineChart, stack};
+pub use axis::{Axis, Scale, tick_label};
+pub use canvas::{Anchor, Canvas, color, text_width};
+pub use line::{Line, LineChart, axis_width, stack, vertical_axis};
 
 /// A horizontal line with a name: a threshold or a baseline.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,11 +33,9 @@ pub struct Level {
 }
 
 /// Width of a chart that stands alone.
-const WIDTH: f64 = 860.0;
+pub const WIDTH: f64 = 860.0;
 /// Height of a chart that stands alone.
-const HEIGHT: f64 = 480.0;
-/// Height of a chart within a grid.
-const CELL_HEIGHT: f64 = 330.0;
+pub const HEIGHT: f64 = 480.0;
 /// Distance of the legend's rows.
 const LEGEND_ROW: f64 = 18.0;
 
@@ -68,43 +64,8 @@ impl Area {
     }
 }
 
-/// Several bar charts side by side, each with its own scale, under one title and one legend.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Grid {
-    /// Above all.
-    pub title: String,
-    /// Charts in a row.
-    pub columns: usize,
-    /// The charts, row by row; the legend is that of the first.
-    pub charts: Vec<BarChart>,
-}
-
-impl Grid {
-    /// As an SVG document.
-    pub fn to_svg(&self) -> String {
-        let columns = self.columns.max(1);
-        let rows = self.charts.len().div_ceil(columns);
-        let mut canvas = Canvas::new(WIDTH * 1.25, 64.0 + rows as f64 * CELL_HEIGHT);
-        canvas.title(&self.title);
-        if let Some(first) = self.charts.first() {
-            legend(&mut canvas, 24.0, 50.0, WIDTH * 1.2, &first.series, false);
-        }
-        let cell = canvas.width() / columns as f64;
-        for (index, chart) in self.charts.iter().enumerate() {
-            let area = Area {
-                x: (index % columns) as f64 * cell,
-                y: 64.0 + (index / columns) as f64 * CELL_HEIGHT,
-                width: cell,
-                height: CELL_HEIGHT,
-            };
-            chart.draw(&mut canvas, area);
-        }
-        canvas.finish()
-    }
-}
-
 /// Draws names with their colours in rows of at most `width`; returns the height of all rows.
-fn legend(
+pub fn legend(
     canvas: &mut Canvas,
     left: f64,
     top: f64,
@@ -114,7 +75,7 @@ fn legend(
 ) -> f64 {
     let (mut x, mut y) = (left, top);
     for (index, name) in names.iter().enumerate() {
-        let needed = 38.0 + canvas::text_width(name, 12.0);
+        let needed = 38.0 + text_width(name, 12.0);
         if x > left && x + needed > left + width {
             x = left;
             y += LEGEND_ROW;
@@ -138,7 +99,7 @@ fn legend(
 }
 
 /// Draws levels across `plot` with their names at its right; names that would overlap are moved apart.
-fn levels(canvas: &mut Canvas, plot: Area, y: &Axis, range: (f64, f64), levels: &[Level]) {
+pub fn levels(canvas: &mut Canvas, plot: Area, y: &Axis, range: (f64, f64), levels: &[Level]) {
     let mut places: Vec<(f64, &str)> = levels
         .iter()
         .filter(|level| level.value >= range.0 && level.value <= range.1)
@@ -160,9 +121,9 @@ fn levels(canvas: &mut Canvas, plot: Area, y: &Axis, range: (f64, f64), levels: 
 }
 
 /// Room that the names of levels need at the right of a plot.
-fn levels_width(levels: &[Level]) -> f64 {
+pub fn levels_width(levels: &[Level]) -> f64 {
     let widths = levels
         .iter()
-        .map(|level| canvas::text_width(&level.label, 11.0) + 12.0);
+        .map(|level| text_width(&level.label, 11.0) + 12.0);
     widths.fold(20.0, f64::max)
 }

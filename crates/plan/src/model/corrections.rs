@@ -37,24 +37,6 @@ impl Corrections {
         all_processors: true,
     };
 
-    /// The equations as they are printed.
-    pub const AS_PRINTED: Self = Self {
-        drain_at_share: false,
-        drain_over_link: true,
-        idle_divided_once: false,
-        overload_infeasible: false,
-        hop_energy_per_bit: false,
-        all_processors: false,
-    };
-
-    /// What the bills of Table 5 come out with: draining without the link, and the pair that can't be done in time
-    /// (S3D with k-means on flash) counted with its negative idle energy.
-    pub const TABLE_5: Self = Self {
-        drain_over_link: false,
-        overload_infeasible: false,
-        ..Self::CORRECTED
-    };
-
     /// The names that [`Corrections::switch`] knows.
     pub const NAMES: [&'static str; 6] = [
         "drain-at-share",
@@ -126,7 +108,12 @@ mod tests {
     fn differences_are_named() {
         assert_eq!(Corrections::default().describe(), "all corrections");
         assert_eq!(
-            Corrections::TABLE_5.describe(),
+            Corrections {
+                drain_over_link: false,
+                overload_infeasible: false,
+                ..Corrections::CORRECTED
+            }
+            .describe(),
             "without drain-over-link, without overload-infeasible"
         );
     }

@@ -77,11 +77,6 @@ pub fn active_time(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> Seco
     (stage.internal + throughput.inverse()) * analysed_data(run)
 }
 
-/// E_activeSSD, E_a_node (Eqs. 16 and 31).
-pub fn active_energy(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> Joules {
-    stage.busy * active_time(run, stage, throughput)
-}
-
 /// Time of all devices together to write the run's data to the file system (in Eqs. 17 and 32).
 pub fn draining_time(run: &Run, ratio: f64, corrections: &Corrections) -> Seconds {
     let bandwidth = if corrections.drain_at_share {
@@ -224,11 +219,11 @@ mod tests {
             190.0 * PRODUCED * (1.0 / 30_720.0 + 1.0 / 814.0),
         );
         close(
-            active_energy(&run(), &device(), rate(1.81)).get(),
+            (device().busy * active_time(&run(), &device(), rate(1.81))).get(),
             3.0 * ANALYSED * (1.0 / 320.0 + 1.0 / 3276.8 + 1.0 / 1.81),
         );
         close(
-            active_energy(&run(), &node(), rate(286.0)).get(),
+            (node().busy * active_time(&run(), &node(), rate(286.0))).get(),
             190.0 * ANALYSED / 286.0,
         );
         let share = 1_800.0 / 245_760.0;
@@ -298,7 +293,11 @@ mod tests {
             matches!(error, Infeasible::Overloaded { needed, available } if needed > available)
         );
         assert!(error.to_string().contains("the run lasts 1 d"), "{error}");
-        let printed = stage_energy(&run(), &device(), 10.0, kmeans, &Corrections::TABLE_5).unwrap();
+        let printed = Corrections {
+            overload_infeasible: false,
+            ..Corrections::CORRECTED
+        };
+        let printed = stage_energy(&run(), &device(), 10.0, kmeans, &printed).unwrap();
         assert!(printed.idle < Joules::ZERO);
     }
 

@@ -84,25 +84,6 @@ fn percent(share: f64) -> String {
     significant(share * 100.0)
 }
 
-/// t_a (Eq. 6; Eq. 25 without the internal transfers): time in which a device reads and analyses the data of one
-/// interval and writes the result to its share of the file system.
-pub fn analysis_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
-    let arrived = run.analysis * ratio * run.interval;
-    let share = run.file_system_share() * ratio;
-    (stage.internal + throughput.inverse() + share.inverse() * run.reduction) * arrived
-}
-
-/// t_c (Eqs. 7 and 26): time in which a device writes the checkpoints of one interval to its share of the file
-/// system. R cancels.
-pub fn checkpoint_time(run: &Run) -> Seconds {
-    run.checkpoint * run.interval / run.file_system_share()
-}
-
-/// t_i on an idle network (Eq. 8): time in which the link moves what a device sends on in one interval.
-pub fn idle_link_time(run: &Run, ratio: f64, idle_link: BytesPerSecond) -> Seconds {
-    sent(run, ratio) / idle_link
-}
-
 /// BW_busylink (below Eq. 9): a link's bandwidth when each of `nodes` sends to its farthest peer, `diameter` hops away
 /// over `links` links.
 pub fn busy_link(
@@ -122,11 +103,6 @@ pub fn link_time(run: &Run, ratio: f64) -> Seconds {
 /// m·d + R·t_iter·(α·λ_a + λ_c): what a link carries for one device in one interval.
 fn sent(run: &Run, ratio: f64) -> Bytes {
     run.flit * run.hops_to_io + run.drained() * ratio * run.interval
-}
-
-/// t_a + t_c + t_i (Eq. 10, left side): time that a device is busy in each interval.
-pub fn busy_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
-    analysis_time(run, stage, ratio, throughput) + checkpoint_time(run) + link_time(run, ratio)
 }
 
 /// T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this to be done before the next output.
@@ -220,10 +196,6 @@ mod tests {
     fn link_time_by_hand() {
         let expected = (96.0 + 36_000.0 * 255.0 * 1024.0) / (814.0 * MB);
         assert!((link_time(&run(), 10.0).get() / expected - 1.0).abs() < 1e-12);
-        assert!(
-            (idle_link_time(&run(), 10.0, rate(1628.0)) / link_time(&run(), 10.0) - 0.5).abs()
-                < 1e-12
-        );
         assert_eq!(busy_link(rate(3000.0), 300.0, 100.0, 9.0), rate(1000.0));
     }
 
@@ -283,6 +255,25 @@ mod tests {
             error.to_string(),
             "the kernel runs at 931.8 KB/s and would need more than 1.706 MB/s"
         );
+    }
+
+    /// t_a (Eq. 6; Eq. 25 without the internal transfers): time in which a device reads and analyses the data of one
+    /// interval and writes the result to its share of the file system.
+    fn analysis_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
+        let arrived = run.analysis * ratio * run.interval;
+        let share = run.file_system_share() * ratio;
+        (stage.internal + throughput.inverse() + share.inverse() * run.reduction) * arrived
+    }
+
+    /// t_c (Eqs. 7 and 26): time in which a device writes the checkpoints of one interval to its share of the file
+    /// system. R cancels.
+    fn checkpoint_time(run: &Run) -> Seconds {
+        run.checkpoint * run.interval / run.file_system_share()
+    }
+
+    /// t_a + t_c + t_i (Eq. 10, left side): time that a device is busy in each interval.
+    fn busy_time(run: &Run, stage: &Stage, ratio: f64, throughput: BytesPerSecond) -> Seconds {
+        analysis_time(run, stage, ratio, throughput) + checkpoint_time(run) + link_time(run, ratio)
     }
 
     proptest! {

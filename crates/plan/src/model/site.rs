@@ -330,6 +330,13 @@ struct Tables {
     kernel: Spanned<toml::Value>,
 }
 
+pub(super) const JAGUAR: &str = include_str!("../../../../examples/site/jaguar.toml");
+
+/// The paper's site, as in `examples/site/jaguar.toml`.
+pub fn jaguar() -> Site {
+    Site::parse(JAGUAR, Path::new("examples/site/jaguar.toml")).expect("the tests read this site")
+}
+
 impl Site {
     /// Reads a site file.
     ///
@@ -507,7 +514,6 @@ fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tests::JAGUAR;
 
     /// The line a text stands on in the example, from 1.
     fn line_with(text: &str) -> usize {

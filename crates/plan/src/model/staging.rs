@@ -114,17 +114,6 @@ pub fn whole_devices(nodes: f64, ratio: f64) -> f64 {
     (nodes / ratio).ceil()
 }
 
-/// A capacity as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A 1 may
-/// hide that the application does not fit.
-pub fn whole_device_ratio(nodes: f64, ratio: f64) -> f64 {
-    (nodes / whole_devices(nodes, ratio)).floor().max(1.0)
-}
-
-/// Any other row as Table 4 prints it: rounded down, and never below 1.
-pub fn whole_ratio(ratio: f64) -> f64 {
-    ratio.floor().max(1.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,7 +126,6 @@ mod tests {
     fn capacity_by_hand() {
         let ratio = capacity_ratio(&run(), &device());
         assert!((ratio - 67_108_864.0 / 1_836_000.0).abs() < 1e-9, "{ratio}");
-        assert!((whole_device_ratio(18_000.0, ratio) - 36.0).abs() < 1e-9);
     }
 
     /// By hand: 400 MB/s · 18 000 / (240 · 1024 MB/s) = 29.296 875; 30 · 1024 · 18 000 / (240 · 1024) = 2250.

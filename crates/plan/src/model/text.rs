@@ -36,7 +36,7 @@ impl Table {
 }
 
 /// A number with so many decimals; never a zero with a sign.
-pub(super) fn decimals(value: f64, decimals: usize) -> String {
+pub fn decimals(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let zero = text
         .trim_start_matches('-')

@@ -2,12 +2,13 @@
 
 use super::error::SimError;
 use super::platform::Platform;
-use super::report::{Report, bytes, time};
+use super::report::{Report, time};
 use super::simulation::{Placement, Simulation};
 use super::trace::Trace;
 use super::workflow::Workflow;
 use serde::Serialize;
 use std::fmt::Write as _;
+use tidemill_core::shown::bytes;
 
 /// A prediction beside what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -1,9 +1,11 @@
 //! A simulation as a Gantt chart in SVG: a lane for every core, a bar for every task, coloured by kernel. The pale
 //! head of a bar is the pulling of inputs, its pale tail the writing of outputs. Bars tell their task when pointed at.
 
-use super::report::{Report, TaskReport, bytes, time};
+use super::report::{Report, TaskReport, time};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use tidemill_core::shown::bytes;
+use tidemill_core::xml::escaped;
 
 /// Lanes that are drawn; the chart says how many more there are.
 pub const LANES_MAX: usize = 96;
@@ -133,10 +135,10 @@ fn heading(svg: &mut String, report: &Report) {
         "<text x=\"24\" y=\"36\" font-size=\"20\" font-weight=\"600\">{}</text>\n\
          <text x=\"24\" y=\"60\" font-size=\"13\" fill=\"#4a5562\">{} tasks in {} · policy {} · {} moved · write \
          amplification {:.2}</text>",
-        escape(&report.workflow),
+        escaped(&report.workflow),
         report.tasks.len(),
         time(report.makespan_ns),
-        escape(&report.policy),
+        escaped(&report.policy),
         bytes(report.moved_bytes),
         report.write_amplification
     );
@@ -213,14 +215,14 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
             "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#fff\" font-size=\"10.5\">{}</text>",
             place(report, task.start_ns) + 4.0,
             top + height / 2.0 + 3.8,
-            escape(&task.name)
+            escaped(&task.name)
         );
     }
     let _ = writeln!(
         svg,
         "<title>{} ({}) on element {}, core {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}</title></g>",
-        escape(&task.name),
-        escape(&task.kernel),
+        escaped(&task.name),
+        escaped(&task.kernel),
         task.element,
         task.core,
         time(task.start_ns),
@@ -251,7 +253,7 @@ fn legend(colours: &[(&str, &str)]) -> (String, f64) {
             y - 10.0,
             x + 18.0,
             y,
-            escape(kernel)
+            escaped(kernel)
         );
         x += wide;
     }
@@ -286,22 +288,6 @@ fn tick_label(at_ns: u64, step_ns: u64) -> String {
         _ => (3_600_000_000_000, "h"),
     };
     format!("{} {name}", at_ns / unit)
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '&' => escaped.push_str("&amp;"),
-            '"' => escaped.push_str("&quot;"),
-            // XML has no way to write these.
-            letter if letter.is_control() => escaped.push('\u{fffd}'),
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use tidemill_core::id::ElementId;
 use tidemill_core::policy::write_amplification;
+use tidemill_core::shown::bytes;
 use tidemill_core::time::{Span, Time};
 
 /// How one task went.
@@ -313,18 +314,5 @@ pub(super) fn time(ns: u64) -> String {
         1.0..600.0 => format!("{seconds:.2} s"),
         600.0..36e3 => format!("{:.1} min", seconds / 60.0),
         _ => format!("{:.1} h", seconds / 3600.0),
-    }
-}
-
-/// A number of bytes for people, in powers of 1000.
-#[expect(clippy::cast_precision_loss, reason = "display only")]
-pub(super) fn bytes(bytes: u64) -> String {
-    let value = bytes as f64;
-    match value {
-        ..1e3 => format!("{bytes} B"),
-        1e3..1e6 => format!("{:.1} kB", value / 1e3),
-        1e6..1e9 => format!("{:.1} MB", value / 1e6),
-        1e9..1e12 => format!("{:.2} GB", value / 1e9),
-        _ => format!("{:.2} TB", value / 1e12),
     }
 }

@@ -13,6 +13,7 @@ use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Limits, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::policy;
+use tidemill_core::random::Source;
 
 /// Where the files lie that are there before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,7 +189,7 @@ impl<'a> Simulation<'a> {
     fn place_files(&self) -> Result<Vec<Placed>, SimError> {
         let count = self.platform.elements.len() as u64;
         let mut turn = 0;
-        let mut dice = Dice(self.seed);
+        let mut dice = Source::seeded(self.seed);
         let mut placed = Vec::with_capacity(self.workflow.files.len());
         for (object, file) in (1..).zip(&self.workflow.files) {
             let element = match self.placement {
@@ -205,7 +206,7 @@ impl<'a> Simulation<'a> {
                     turn += 1;
                     (turn - 1) % count
                 }
-                Placement::Random => dice.roll() % count,
+                Placement::Random => dice.next_u64() % count,
             };
             placed.push(Placed {
                 object: ObjectId(object),
@@ -228,19 +229,6 @@ impl<'a> Simulation<'a> {
                 element,
             }),
         }
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }
 

@@ -99,7 +99,7 @@ impl Workflow {
     }
 
     /// The tasks whose outputs a task reads, ascending, each once.
-    fn dependencies(&self, task: usize) -> Vec<usize> {
+    pub(super) fn dependencies(&self, task: usize) -> Vec<usize> {
         let inputs = self.tasks[task].inputs.iter();
         let makers = inputs.filter_map(|&input| Some(self.files[input].maker?.0));
         let mut makers: Vec<usize> = makers.collect();
@@ -109,7 +109,7 @@ impl Workflow {
     }
 
     /// All tasks, those that others need first, else by their indices.
-    fn order(&self) -> Result<Vec<usize>, Fault> {
+    pub(super) fn order(&self) -> Result<Vec<usize>, Fault> {
         let mut dependants = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
         for (task, missing) in missing.iter_mut().enumerate() {
@@ -181,25 +181,5 @@ impl Workflow {
         outputs.fold(0, |sum, &output| {
             sum.saturating_add(self.files[output].size)
         })
-    }
-
-    /// Time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run
-    /// on such cores can be shorter.
-    #[must_use]
-    pub fn critical_path(&self) -> Span {
-        let mut ends = vec![Span(0); self.tasks.len()];
-        for task in self.order().unwrap_or_default() {
-            let makers = self.dependencies(task);
-            let start = makers.into_iter().map(|maker| ends[maker]).max();
-            ends[task] = start.unwrap_or_default() + self.tasks[task].compute;
-        }
-        ends.into_iter().max().unwrap_or_default()
-    }
-
-    /// Time of all tasks together on one core of speed 1.
-    #[must_use]
-    pub fn work(&self) -> Span {
-        let tasks = self.tasks.iter();
-        tasks.fold(Span(0), |sum, task| sum + task.compute)
     }
 }

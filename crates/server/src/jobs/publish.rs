@@ -4,7 +4,7 @@ use super::queue::{Journaled, Queue, SqliteQueue};
 use super::results;
 use crate::names::node::{Caller, Node};
 use crate::names::shared::Shared;
-use crate::names::transaction::Tx;
+use crate::names::transaction::{Tx, check_free};
 use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
 use tidemill_core::event::OutputSpec;
@@ -59,6 +59,10 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
         Fault::Database(_) | Fault::Closed => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
+    let at_root = path.split('/').find(|part| !part.is_empty());
+    if let Err(fault) = check_free(Inode::ROOT.0, at_root.unwrap_or("").as_bytes()) {
+        return refused(fault);
+    }
     match tx.resolve(path.as_bytes(), false) {
         Ok(_) => {
             return Ok(Some(format!(

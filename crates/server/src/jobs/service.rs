@@ -7,6 +7,7 @@ use crate::access::Access;
 use crate::array::Array;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::recall::Recalls;
 use futures_util::Stream;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ const JOBS_MAX: u32 = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct JobService {
     pub(crate) names: Arc<SqliteNames>,
+    pub(crate) recalls: Recalls,
     pub(crate) array: Arc<Array>,
     pub(crate) access: Arc<Access>,
     pub(crate) driver: std::sync::mpsc::Sender<Incoming>,
@@ -119,7 +121,7 @@ impl v1::jobs_server::Jobs for JobService {
             replace,
             no_cache,
         };
-        match submit(&self.names, &self.array, submission).await {
+        match submit(&self.names, &self.recalls, &self.array, submission).await {
             Ok(accepted) => {
                 let job = accepted.spec.job.0;
                 self.tell(Incoming::Submitted(Box::new(accepted)))?;

@@ -7,9 +7,11 @@ use crate::array::Array;
 use crate::clock;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids};
-use std::cell::Cell;
+use crate::recall::{Recalls, Settled};
+use futures_util::future::join_all;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemill_core::event::JobSpec;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
@@ -21,10 +23,6 @@ use tidemill_wire::v1::Kind;
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Longest script, in bytes.
 pub(crate) const SCRIPT_BYTES_MAX: usize = 16 << 20;
-
-/// How long a submission waits for files that are being written, and how often it looks.
-const SEAL_PATIENCE: Duration = Duration::from_secs(2);
-const SEAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a job is refused.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +52,7 @@ pub(crate) struct Submission {
 /// Accepts a job: when this returns it is in the database.
 pub(crate) async fn submit(
     names: &SqliteNames,
+    recalls: &Recalls,
     array: &Array,
     what: Submission,
 ) -> Result<Accepted, Refused> {
@@ -94,7 +93,7 @@ pub(crate) async fn submit(
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
     let view = View { programs, elements };
-    let mut accepted = resolved(names, &job, &caller, &view, owner, issued).await?;
+    let mut accepted = resolved((names, recalls), &job, &caller, &view, owner, issued).await?;
     if let Ok(accepted) = &mut accepted {
         accepted.groups.clone_from(&what.caller.groups);
     }
@@ -115,34 +114,47 @@ pub(crate) async fn submit(
 }
 
 /// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
-/// writes files and then submits means what was written, so files that are being written are waited for, for
-/// [`SEAL_PATIENCE`]. After that their sealed versions count.
+/// writes files and then submits means what was written, so mounts that write files which the job reads are
+/// asked first. What is open counts as it was sealed before.
 async fn resolved(
-    names: &SqliteNames,
+    (names, recalls): (&SqliteNames, &Recalls),
     job: &Job,
     caller: &Caller,
     view: &View,
     owner: Owner,
     issued: Issued,
 ) -> Result<Result<Accepted, Vec<String>>, Fault> {
-    let start = Instant::now();
-    loop {
+    let look = || {
         let mut issued = issued.clone();
-        let (resolved, writing) = names.database().read(|db| {
+        names.database().read(|db| {
             let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
             let seen = Seen {
                 tx: &tx,
                 view,
-                writing: Cell::new(false),
+                writing: RefCell::default(),
             };
             let resolved = look_around(job, &seen, owner, &mut issued);
-            Ok((resolved, seen.writing.get()))
-        })?;
-        if !writing || start.elapsed() > SEAL_PATIENCE {
-            return Ok(resolved);
+            Ok((resolved, seen.writing.take()))
+        })
+    };
+    let (resolved, writing) = look()?;
+    let settled = join_all(writing.keys().map(|&ino| recalls.settle(0, ino))).await;
+    let mut ended = false;
+    let mut unknown = Vec::new();
+    for ((&ino, path), settled) in writing.iter().zip(settled) {
+        match settled? {
+            Settled::Open => {}
+            Settled::Ended => ended = true,
+            Settled::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled(ino))),
         }
-        tokio::time::sleep(SEAL_PAUSE).await;
     }
+    if !unknown.is_empty() {
+        return Ok(Err(unknown));
+    }
+    if ended {
+        return Ok(look()?.0);
+    }
+    Ok(resolved)
 }
 
 fn look_around(
@@ -174,7 +186,8 @@ fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
     for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
         for (output, issued) in task.outputs.iter().zip(&issued.outputs) {
             let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
-            if !seen.insert(dir) {
+            // At the root the name itself may be refused.
+            if !seen.insert(dir) && !dir.is_empty() {
                 continue;
             }
             if let Ok(Some(message)) = publish::obstacle(tx, &output.path, issued.inode.0) {
@@ -264,14 +277,16 @@ struct View {
 struct Seen<'a> {
     tx: &'a Tx<'a>,
     view: &'a View,
-    /// Some file that was looked at is being written.
-    writing: Cell<bool>,
+    /// Files that were looked at and are being written.
+    writing: RefCell<BTreeMap<u64, String>>,
 }
 
 impl Outside for Seen<'_> {
     fn look(&self, path: &str) -> Look {
         let (look, writing) = look(self.tx, path);
-        self.writing.set(self.writing.get() || writing);
+        if let Some(ino) = writing {
+            self.writing.borrow_mut().insert(ino, path.to_owned());
+        }
         look
     }
 
@@ -295,20 +310,20 @@ impl Outside for Seen<'_> {
     }
 }
 
-/// What a path names, and whether a version of it is being written.
-fn look(tx: &Tx<'_>, path: &str) -> (Look, bool) {
+/// What a path names, and its inode if a version of it is being written.
+fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
     let node = match tx.resolve(path.as_bytes(), true) {
         Ok(node) => node,
-        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => return (Look::Nothing, false),
-        Err(_) => return (Look::Denied, false),
+        Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => return (Look::Nothing, None),
+        Err(_) => return (Look::Denied, None),
     };
     if node.kind != Kind::File {
-        return (Look::Folder, false);
+        return (Look::Folder, None);
     }
     if !tx.caller.may(&node, crate::names::node::READ) {
-        return (Look::Denied, false);
+        return (Look::Denied, None);
     }
-    let writing = node.writing != 0;
+    let writing = (node.writing != 0).then_some(node.ino);
     if node.version == 0 {
         return (Look::Unsealed, writing);
     }

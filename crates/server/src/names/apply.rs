@@ -88,6 +88,7 @@ impl Tx<'_> {
             Op::RemoveXattr(op) => self.remove_xattr(op),
             Op::StatFs(_) => Ok(self.stat_fs()),
             Op::Release(op) => self.release(op),
+            Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),
         }
     }
 }

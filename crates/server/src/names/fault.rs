@@ -40,6 +40,9 @@ pub enum Fault {
     /// A name with a slash, a zero byte, or a reserved one.
     #[error("{0:?} can't be a name")]
     BadName(String),
+    /// A name at the root that mounts have for their control folder.
+    #[error("/{0}: the name belongs to the control folder of mounts; choose another")]
+    Reserved(String),
     /// A directory moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
     IntoItself(String),
@@ -49,6 +52,12 @@ pub enum Fault {
     /// Somebody else is writing the file.
     #[error("inode {0} is being written by somebody else; try again when it is closed")]
     Busy(u64),
+    /// A mount has written the file and may have closed it, and nobody can say.
+    #[error(
+        "inode {0} was written by a mount that does not answer, or can't be sealed because its element is away; \
+         try again, or see `tidemill status`"
+    )]
+    Unsettled(u64),
     /// The object is not the one being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
@@ -98,13 +107,17 @@ impl Fault {
             Self::IsDirectory(_) => Errno::ISDIR,
             Self::NotEmpty(_) => Errno::NOTEMPTY,
             Self::Denied(..) => Errno::ACCESS,
-            Self::NotOwner(_) | Self::DirectoryLink(_) | Self::AttributeReadOnly(_) => Errno::PERM,
+            Self::NotOwner(_)
+            | Self::DirectoryLink(_)
+            | Self::AttributeReadOnly(_)
+            | Self::Reserved(_) => Errno::PERM,
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Loop(_) => Errno::LOOP,
             Self::BadName(_) | Self::IntoItself(_) | Self::Malformed(_) | Self::BadElement(_) => {
                 Errno::INVAL
             }
             Self::Busy(_) => Errno::TXTBSY,
+            Self::Unsettled(_) => Errno::TIMEDOUT,
             Self::Stale(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
             Self::NoAttribute(_) => Errno::NODATA,

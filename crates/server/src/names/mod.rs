@@ -110,6 +110,21 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// If the database fails.
     fn end_session(&self, session: u64) -> Answered<'_, Result<Vec<Unfinished>, Fault>>;
+
+    /// The version of a file that is being written, if there is one.
+    ///
+    /// # Errors
+    /// If the database fails.
+    fn written(&self, ino: u64) -> Result<Option<Written>, Fault>;
+}
+
+/// A version that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The object being written.
+    pub object: u64,
+    /// The mount that writes it; 0 if it is none.
+    pub session: u64,
 }
 
 /// A version that a mount was writing when it went away.

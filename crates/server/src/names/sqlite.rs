@@ -9,7 +9,7 @@ use super::node::{Caller, Node};
 use super::schema::OpenError;
 use super::shared::Shared;
 use super::transaction::Tx;
-use super::{Answered, Changed, Names, Request, Unfinished};
+use super::{Answered, Changed, Names, Request, Unfinished, Written};
 use crate::clock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
@@ -192,6 +192,20 @@ impl Names for SqliteNames {
             Tx::new(db, &shared, &caller, 0, clock::now_ns()).purge_orphans()?;
             unfinished(db, session)
         }))
+    }
+
+    fn written(&self, ino: u64) -> Result<Option<Written>, Fault> {
+        self.database.read(|db| {
+            let sql = "SELECT writing.object, session FROM inode JOIN writing ON writing.object = inode.writing \
+                       WHERE inode.ino = ?1";
+            let found = db.prepare_cached(sql)?.query_row([ino.cast_signed()], |row| {
+                Ok(Written {
+                    object: row.get::<_, i64>(0)?.cast_unsigned(),
+                    session: row.get::<_, i64>(1)?.cast_unsigned(),
+                })
+            });
+            Ok(found.optional()?)
+        })
     }
 }
 

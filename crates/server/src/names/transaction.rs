@@ -5,6 +5,7 @@ use super::node::{Caller, Node, READ, SEARCH, WRITE};
 use super::shared::Shared;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::id::Inode;
+use tidemill_wire::control;
 
 /// Longest name of one entry, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
@@ -55,6 +56,14 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     }
     if name == b"." || name == b".." || name.iter().any(|&byte| byte == b'/' || byte == 0) {
         return Err(Fault::BadName(shown(name)));
+    }
+    Ok(())
+}
+
+/// Refuses to make what every mount would hide behind its control folder.
+pub(crate) fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
+    if parent == Inode::ROOT.0 && control::is_reserved(name) {
+        return Err(Fault::Reserved(shown(name)));
     }
     Ok(())
 }

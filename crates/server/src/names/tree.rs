@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node, READ, SEARCH, SETGID, STICKY, WRITE, select_nodes};
-use super::transaction::{Change, PATH_MAX, Tx, check_name, shown};
+use super::transaction::{Change, PATH_MAX, Tx, check_free, check_name, shown};
 use rusqlite::params;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
@@ -237,6 +237,7 @@ impl Tx<'_> {
         name: &[u8],
         node: &Node,
     ) -> Result<(), Fault> {
+        check_free(parent.ino, name)?;
         let sql = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
         let row = params![parent.ino.cast_signed(), name, node.ino.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
@@ -319,8 +320,7 @@ impl Tx<'_> {
         }
         let time = self.time(op.time);
         self.remove_entry(&mut parent, &op.name, -i64::from(node.is_dir()), time)?;
-        self.drop_name(node, time)?;
-        Ok(Answer::Empty(v1::Empty {}))
+        Ok(Answer::Entry(self.drop_name(node, time)?.entry(&op.name)))
     }
 
     /// In a sticky directory only the owners of entry and directory may remove an entry.
@@ -340,8 +340,9 @@ impl Tx<'_> {
         Ok(!statement.exists([dir.cast_signed()])?)
     }
 
-    /// A name of the node is gone; with the last one goes the node, unless somebody has it open.
-    fn drop_name(&mut self, mut node: Node, time: i64) -> Result<(), Fault> {
+    /// A name of the node is gone; with the last one goes the node, unless somebody has it open. Gives the
+    /// node as it is then.
+    fn drop_name(&mut self, mut node: Node, time: i64) -> Result<Node, Fault> {
         self.changes.push(Change::Node(node.ino));
         node.nlink = if node.is_dir() {
             0
@@ -350,21 +351,27 @@ impl Tx<'_> {
         };
         node.ctime = time;
         if node.nlink > 0 {
-            return node.update(self.db);
-        }
-        if node.writing != 0 || self.shared.inode_held(node.ino) {
+            node.update(self.db)?;
+        } else if node.writing != 0 || self.shared.inode_held(node.ino) {
             node.update(self.db)?;
             self.db
                 .prepare_cached("INSERT OR IGNORE INTO orphan VALUES (?1)")?
                 .execute([node.ino.cast_signed()])?;
-            return Ok(());
+        } else {
+            self.purge(&node)?;
         }
-        self.purge(&node)
+        Ok(node)
     }
 
+    /// The answer holds what was moved, and what it replaced or was exchanged for, both as they are now: only
+    /// this transaction knows for sure what they were.
     pub(crate) fn rename(&mut self, op: &v1::Rename) -> Result<Answer, Fault> {
         check_name(&op.name)?;
         check_name(&op.new_name)?;
+        check_free(op.new_parent, &op.new_name)?;
+        if op.exchange {
+            check_free(op.parent, &op.name)?;
+        }
         if op.no_replace && op.exchange {
             return Err(Fault::Malformed(
                 "rename can't both exchange and not replace",
@@ -380,7 +387,7 @@ impl Tx<'_> {
                 return Err(Fault::Exists(shown(&op.new_name)));
             }
             if target.ino == node.ino {
-                return Ok(Answer::Empty(v1::Empty {}));
+                return Ok(moved(op, &node, Some(target)));
             }
             self.need_unsticky(&to, target, &op.new_name)?;
         }
@@ -388,15 +395,15 @@ impl Tx<'_> {
             return Err(Fault::NotFound(shown(&op.new_name)));
         }
         self.check_move(&node, &from, &to, &op.name)?;
-        match target {
+        let (node, other) = match target {
             Some(target) if op.exchange => {
                 self.check_move(&target, &to, &from, &op.new_name)?;
-                self.exchange(op, from, to, node, target)?;
+                self.exchange(op, from, to, node, target)?
             }
             target => self.move_entry(op, from, to, node, target)?,
-        }
+        };
         self.changes.push(Change::Moved);
-        Ok(Answer::Empty(v1::Empty {}))
+        Ok(moved(op, &node, other.as_ref()))
     }
 
     /// A directory may not go below itself, and changes its `..` only with write permission.
@@ -426,7 +433,7 @@ impl Tx<'_> {
         to: Node,
         mut node: Node,
         target: Option<Node>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(Node, Option<Node>), Fault> {
         let time = self.time(op.time);
         if let Some(target) = &target {
             match (node.is_dir(), target.is_dir()) {
@@ -441,17 +448,21 @@ impl Tx<'_> {
         let subdirs = i64::from(node.is_dir());
         self.remove_entry(&mut from, &op.name, -subdirs, time)?;
         let mut to = if to.ino == from.ino { from } else { to };
-        if let Some(target) = target {
-            self.remove_entry(&mut to, &op.new_name, -i64::from(target.is_dir()), time)?;
-            self.drop_name(target, time)?;
-        }
+        let replaced = match target {
+            Some(target) => {
+                self.remove_entry(&mut to, &op.new_name, -i64::from(target.is_dir()), time)?;
+                Some(self.drop_name(target, time)?)
+            }
+            None => None,
+        };
         node.ctime = time;
         if node.is_dir() {
             node.parent = to.ino;
         }
         node.update(self.db)?;
         self.changes.push(Change::Node(node.ino));
-        self.add_entry(to, &op.new_name, &node)
+        self.add_entry(to, &op.new_name, &node)?;
+        Ok((node, replaced))
     }
 
     fn exchange(
@@ -461,7 +472,7 @@ impl Tx<'_> {
         to: Node,
         mut node: Node,
         mut target: Node,
-    ) -> Result<(), Fault> {
+    ) -> Result<(Node, Option<Node>), Fault> {
         let time = self.time(op.time);
         let sql = "UPDATE dirent SET ino = ?3 WHERE parent = ?1 AND name = ?2";
         let point = |dir: u64, name: &[u8], ino: u64| -> Result<(), Fault> {
@@ -489,6 +500,18 @@ impl Tx<'_> {
         }
         self.changed_entry(from.ino, &op.name);
         self.changed_entry(to.ino, &op.new_name);
-        Ok(())
+        Ok((node, Some(target)))
     }
+}
+
+/// The answer to a rename.
+fn moved(op: &v1::Rename, node: &Node, other: Option<&Node>) -> Answer {
+    let other = other.map(|other| other.entry(&op.name));
+    Answer::Entries(v1::Entries {
+        entries: [node.entry(&op.new_name)]
+            .into_iter()
+            .chain(other)
+            .collect(),
+        end: true,
+    })
 }

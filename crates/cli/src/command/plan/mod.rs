@@ -20,7 +20,6 @@ const EXAMPLES: &str = "Examples:
   tidemill plan compare 3                                       predicted against measured, for job 3
   tidemill plan model all                       the models over the site of the Active Flash paper
   tidemill plan model energy --site site.toml   over your own
-  tidemill plan model paper                     the paper's numbers beside the computed ones
   tidemill plan offload max /raw/values.f64     should this kernel run here or on the element?";
 
 /// Tell what jobs and analysis in storage would take and save, without doing it

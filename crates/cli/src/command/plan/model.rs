@@ -1,24 +1,20 @@
-//! `tidemill plan model`: the equations of Active Flash over a site, and over the numbers of its paper.
+//! `tidemill plan model`: the equations of Active Flash over a site.
 
 use crate::context::Context;
 use crate::output::{Said, table, write_table};
-use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_plan::model::{
-    Corrections, Part, Section, Site, SiteReport, charts, jaguar, paper, report,
-};
+use tidemill_plan::model::{Corrections, Part, Section, Site, SiteReport, jaguar, report};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan model all
   tidemill plan model feasible --site site.toml
-  tidemill plan model cost --site site.toml --charts charts/
+  tidemill plan model cost --site site.toml
   tidemill plan model energy --without drain-over-link --without overload-infeasible
   tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
-  tidemill plan model paper
 
 A site file describes a machine, what it may stage on, its applications and kernels; start from
 examples/site/jaguar.toml. docs/models.md tells the equations and what each correction mends.";
@@ -43,9 +39,6 @@ enum Question {
     Cost(OfSite),
     /// All four
     All(OfSite),
-    #[command(after_help = EXAMPLES)]
-    /// The paper's Tables 4, 5 and 7, Figs. 3 and 4 and claims beside what is computed, with the reading of each
-    Paper(Readings),
 }
 
 #[derive(Debug, clap::Args)]
@@ -54,21 +47,12 @@ struct OfSite {
     /// The machine, its applications and kernels [default: the paper's Jaguar]
     #[arg(long, value_name = "FILE")]
     site: Option<PathBuf>,
-    #[command(flatten)]
-    readings: Readings,
-    /// Folder that the site's charts are written into as SVG; made if need be
-    #[arg(long, value_name = "DIR")]
-    charts: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct Readings {
     /// Compute without this correction of the printed equations; give the flag again for more
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Corrections::NAMES))]
     without: Vec<String>,
 }
 
-impl Readings {
+impl OfSite {
     fn corrections(&self) -> Corrections {
         let mut corrections = Corrections::default();
         for name in &self.without {
@@ -87,12 +71,6 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
         Question::Energy(of) => site(&of, &[Section::Energy], context),
         Question::Cost(of) => site(&of, &[Section::Cost], context),
         Question::All(of) => site(&of, &Section::ALL, context),
-        Question::Paper(readings) => {
-            let report = paper(&readings.corrections());
-            let said = Said::new(text(&report.parts())?, serde_json::to_value(&report)?);
-            context.output.show(&said)?;
-            Ok(ExitCode::SUCCESS)
-        }
     }
 }
 
@@ -105,13 +83,9 @@ fn site(of: &OfSite, sections: &[Section], context: &Context) -> anyhow::Result<
         );
         jaguar()
     };
-    let corrections = of.readings.corrections();
-    let report = report(&site, &corrections);
+    let report = report(&site, &of.corrections());
     let said = Said::new(text(&report.parts(sections))?, json(&report, sections)?);
     context.output.show(&said)?;
-    if let Some(folder) = &of.charts {
-        draw(&site, &corrections, folder, context)?;
-    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -142,20 +116,4 @@ fn json(report: &SiteReport, sections: &[Section]) -> anyhow::Result<Value> {
         }
     }
     Ok(json)
-}
-
-fn draw(
-    site: &Site,
-    corrections: &Corrections,
-    folder: &Path,
-    context: &Context,
-) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("can't make {}", folder.display()))?;
-    for chart in charts(site, corrections) {
-        let path = folder.join(chart.file_name);
-        std::fs::write(&path, chart.svg)
-            .with_context(|| format!("can't write {}", path.display()))?;
-        context.note(path.display());
-    }
-    Ok(())
 }

@@ -1,5 +1,8 @@
 //! The frame format of LZ4, version 1.6.1 of its description: frames of blocks that may need the 64 KiB before them, with
-//! checksums (xxHash-32) of header, blocks and content, and frames to be skipped.
+//! checksums (xxHash-32) of header, blocks and content, and frames to be skipped. Blocks themselves are the library's.
+//!
+//! Its frames (`lz4_flex::frame` 0.14) are not used: its decoder pulls where kernels are pushed, and takes a file that
+//! is cut off between two blocks for a whole one; its encoder has one thread.
 
 use std::fmt::Debug;
 use std::io::{self, Write};

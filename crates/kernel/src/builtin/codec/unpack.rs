@@ -34,7 +34,7 @@ pub(super) trait Decode: Send + Debug {
 
 /// Where a decoder is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Phase {
     /// Before the first member.
     Begin,
     Within,
@@ -48,7 +48,7 @@ enum Place {
 #[derive(Debug)]
 pub(super) struct Unpacker<D> {
     decode: D,
-    place: Place,
+    place: Phase,
     /// Bytes of input that were taken.
     taken: u64,
     unpacked: Vec<u8>,
@@ -59,7 +59,7 @@ impl<D: Decode> Unpacker<D> {
     pub(super) fn new(decode: D) -> Self {
         Self {
             decode,
-            place: Place::Begin,
+            place: Phase::Begin,
             taken: 0,
             unpacked: vec![0; PIECE_BYTES],
             filled: 0,
@@ -69,17 +69,17 @@ impl<D: Decode> Unpacker<D> {
     /// Whether a member begins, goes on, or there is nothing but zeros.
     fn turn(&mut self, first: u8) -> Result<bool, BuiltinError> {
         match self.place {
-            Place::Begin => self.place = Place::Within,
-            Place::Within => {}
-            Place::Between | Place::Padding if D::PADDED && first == 0 => {
-                self.place = Place::Padding;
+            Phase::Begin => self.place = Phase::Within,
+            Phase::Within => {}
+            Phase::Between | Phase::Padding if D::PADDED && first == 0 => {
+                self.place = Phase::Padding;
                 return Ok(false);
             }
-            Place::Between => {
+            Phase::Between => {
                 self.decode.again();
-                self.place = Place::Within;
+                self.place = Phase::Within;
             }
-            Place::Padding => {
+            Phase::Padding => {
                 return Err(damaged(
                     D::FORMAT,
                     self.taken,
@@ -116,7 +116,7 @@ impl<D: Decode> Stream for Unpacker<D> {
                 self.filled = 0;
             }
             if step.ended {
-                self.place = Place::Between;
+                self.place = Phase::Between;
             } else if step.read == 0 && step.written == 0 && !bytes.is_empty() {
                 return Err(damaged(D::FORMAT, self.taken, "it does not go on"));
             }
@@ -128,8 +128,8 @@ impl<D: Decode> Stream for Unpacker<D> {
         out.write_all(&self.unpacked[..self.filled])
             .map_err(BuiltinError::Write)?;
         match self.place {
-            Place::Between | Place::Padding => Ok(()),
-            Place::Begin | Place::Within => Err(BuiltinError::CutShort(D::FORMAT)),
+            Phase::Between | Phase::Padding => Ok(()),
+            Phase::Begin | Phase::Within => Err(BuiltinError::CutShort(D::FORMAT)),
         }
     }
 }

@@ -58,7 +58,7 @@ macro_rules! sorts {
         $(impl Sorts for $value {
             fn sort(from: &[u8], big: bool, to: &mut [Self::Key], threads: usize, level: Level) {
                 let value = PhantomData;
-                let task = Task::<Self> { from, big, threads: threads.max(1), value };
+                let task = Sorting::<Self> { from, big, threads: threads.max(1), value };
                 match level {
                     Level::Portable => task.run::<Plain<Self::Key>>(to),
                     #[cfg(target_arch = "x86_64")]
@@ -87,14 +87,14 @@ macro_rules! counts {
 counts!(i8, u8, i16, u16);
 
 /// What is to be sorted, and how.
-struct Task<'a, T> {
+struct Sorting<'a, T> {
     from: &'a [u8],
     big: bool,
     threads: usize,
     value: PhantomData<T>,
 }
 
-impl<T: Value> Task<'_, T> {
+impl<T: Value> Sorting<'_, T> {
     fn run<L: Lanes<Key = T::Key>>(&self, to: &mut [T::Key]) {
         assert_eq!(
             self.from.len(),

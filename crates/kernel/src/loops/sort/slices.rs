@@ -28,7 +28,7 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
         T::sort(one, big, &mut to, threads, Level::best());
         return write(&to);
     }
-    let mut input = Input::<T> {
+    let mut input = Values::<T> {
         from,
         big,
         limit,
@@ -60,7 +60,7 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
     Ok(())
 }
 
-struct Input<'a, T> {
+struct Values<'a, T> {
     from: &'a [&'a [u8]],
     big: bool,
     limit: usize,
@@ -68,7 +68,7 @@ struct Input<'a, T> {
     value: PhantomData<T>,
 }
 
-impl<T: Value> Input<'_, T> {
+impl<T: Value> Values<'_, T> {
     /// The bytes of all values whose keys are from `lowest` to `highest`.
     fn gather(&mut self, lowest: T::Key, highest: T::Key, count: usize) -> &[u8] {
         self.gathered.clear();

@@ -14,9 +14,9 @@
 
 mod submit;
 mod text;
-mod users;
 
 use super::backend::credentials;
+use super::directory::Listed;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use parking_lot::Mutex;
@@ -24,14 +24,11 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::Error as ClientError;
+use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
+use tidemill_wire::control::{FOLDER, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Name of the folder.
-pub(crate) const FOLDER: &[u8] = b".tidemill";
-/// Name of the link to it.
-pub(crate) const LINK: &[u8] = b".analyzethis";
 /// How long the kernel believes attributes of special files.
 const TTL: Duration = Duration::ZERO;
 
@@ -128,7 +125,7 @@ impl Control {
             blocks: 0,
             ttl: TTL,
             asked: 0,
-            parent: 0,
+            entry: None,
         }
     }
 
@@ -269,7 +266,10 @@ impl Fs {
         match special {
             Special::Lineage(ino) | Special::LineageOf(ino) => {
                 pace.wait()?;
-                let op = Op::GetAttr(v1::GetAttr { ino });
+                let op = Op::GetAttr(v1::GetAttr {
+                    ino,
+                    content: false,
+                });
                 let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
                 self.mirror(&attr).ok_or_else(|| Errno::STALE.into())
             }
@@ -294,8 +294,11 @@ impl Fs {
         let named = |name: String, special| (name.into_bytes(), self.control.found(special));
         Ok(match self.control.special(number)? {
             Special::Folder => {
-                let mut seen = self.control.users.lock();
-                seen.insert(caller.uid);
+                let seen = {
+                    let mut seen = self.control.users.lock();
+                    seen.insert(caller.uid);
+                    seen.clone()
+                };
                 let mut entries: Vec<_> = seen
                     .iter()
                     .map(|uid| named(users::name(*uid), Special::User(*uid)))
@@ -337,9 +340,10 @@ impl Fs {
 
     fn lineage_list(&self, caller: Caller, ino: u64) -> Result<Vec<Entry>, Error> {
         let handle = self.opendir(ino);
-        let mut entries = Vec::new();
+        let mut entries: Vec<(usize, Listed)> = Vec::new();
         let outcome = loop {
-            match self.list(caller, handle, entries.len(), usize::MAX, Pace::MayWait) {
+            let from = entries.last().map_or(0, |(number, _)| number + 1);
+            match self.list(caller, handle, from, usize::MAX, Pace::MayWait) {
                 Ok(page) if page.is_empty() => break Ok(()),
                 Ok(page) => entries.extend(page),
                 Err(error) => break Err(error),
@@ -347,7 +351,7 @@ impl Fs {
         };
         self.releasedir(handle);
         outcome?;
-        let mirrored = entries.into_iter().filter_map(|listed| {
+        let mirrored = entries.into_iter().filter_map(|(_, listed)| {
             let found = self.mirror(&listed.attr)?;
             Some((listed.name, found))
         });
@@ -433,7 +437,10 @@ impl Fs {
     }
 
     fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
-        let op = Op::GetAttr(v1::GetAttr { ino });
+        let op = Op::GetAttr(v1::GetAttr {
+            ino,
+            content: false,
+        });
         let attr = super::backend::attr_of(self.backend.one(caller, op)?)?;
         if attr.object == 0 {
             return Ok("not sealed yet: it has no lineage\n".into());

@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""Kills, stops and starts the processes of an array at random while programs write, replace, append, remove and
+read files and jobs run; then checks that everything acknowledged is there, on every mount and for the client.
+
+    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,element,mount]
+
+What must hold (docs/semantics.md): what close, fsync, rename or a finished job acknowledged is what every later
+read sees. A file whose writing broke off has its old content or what was written so far; one that was replaced by
+rename has its old or its new content, nothing between. Reads may fail while something is away; they may not lie.
+Prints one JSON line; exit status 1 if anything acknowledged reads wrong. Needs root and /dev/fuse.
+"""
+import argparse
+import collections
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+FILES = 12  # of each writer
+BYTES_MAX = 200_000
+SETTLE_S = 120
+NEWS_S = 5  # for other mounts, faults included
+# What a call may say while a process is away (docs/semantics.md); anything else is a finding.
+AWAY = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
+BUSY = {errno.ETXTBSY}
+
+
+class Process:
+    """A process of the array that can be killed and started again."""
+
+    def __init__(self, name, command, log):
+        self.name, self.command, self.log, self.child = name, command, log, None
+
+    def start(self):
+        with open(self.log, "ab") as log:
+            self.child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def kill(self, how=signal.SIGKILL):
+        self.child.send_signal(how)
+        self.child.wait()
+
+
+class Array:
+    def __init__(self, binary, work, elements):
+        self.binary, self.work = binary, work
+        self.server = Process("server", [], "")
+        socket = f"unix:{work}/server/server.sock"
+        common = ["--server", socket, "--token-file", f"{work}/server/token"]
+        log = lambda name: f"{work}/{name}.log"
+        make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
+        self.server = make("server", "server", "--folder", f"{work}/server", "--listen", "127.0.0.1:0")
+        self.elements = [
+            make(f"element-{n}", "element", "--id", str(n), "--folder", f"{work}/element-{n}", "--cores", "1", "--listen", "127.0.0.1:0")
+            for n in range(elements)
+        ]
+        self.mounts = {
+            "a": make("mount-a", "mount", "--path", f"{work}/a"),
+            "b": make("mount-b", "mount", "--path", f"{work}/b", "--in-place", "false"),
+        }
+        self.common = common
+
+    def start(self):
+        self.server.start()
+        self.wait("the server", lambda: self.status() is not None)
+        for element in self.elements:
+            element.start()
+        self.wait("the elements", lambda: sum(e["up"] for e in self.status()["elements"]) == len(self.elements))
+        for name in self.mounts:
+            os.mkdir(f"{self.work}/{name}")
+            self.mounts[name].start()
+        self.wait("the mounts", lambda: all(os.path.ismount(f"{self.work}/{name}") for name in self.mounts))
+
+    def detach(self, name):
+        subprocess.run(["umount", "-l", f"{self.work}/{name}"], stderr=subprocess.DEVNULL)
+
+    def stop(self):
+        for name, mount in self.mounts.items():
+            if mount.child and mount.child.poll() is None:
+                mount.kill()
+            self.detach(name)
+        for process in [*self.elements, self.server]:
+            if process.child and process.child.poll() is None:
+                process.kill()
+
+    def run(self, *args, timeout=90):
+        return subprocess.run([self.binary, *args, *self.common], capture_output=True, timeout=timeout)
+
+    def status(self):
+        try:
+            said = self.run("--json", "status", timeout=20)
+            return json.loads(said.stdout) if said.returncode == 0 else None
+        except (subprocess.TimeoutExpired, ValueError):
+            return None
+
+    def wait(self, what, ready):
+        deadline = time.time() + SETTLE_S
+        while True:
+            try:
+                if ready():
+                    return
+            except (TypeError, OSError):
+                pass
+            if time.time() > deadline:
+                raise SystemExit(f"faults: {what} did not come within {SETTLE_S} s; logs in {self.work}")
+            time.sleep(0.1)
+
+
+class File:
+    """What a file may hold: `whole` contents (None: it may be missing), and beginnings of what was `begun`, of so
+    many bytes at least."""
+
+    def __init__(self):
+        self.whole, self.begun, self.lock = {None}, [], threading.Lock()
+        self.before = {None}
+
+    def acknowledged(self, content):
+        self.before |= self.whole
+        self.whole, self.begun = {content}, []
+
+    def holds(self, content):
+        if content in self.whole:
+            return True
+        return content is not None and any(len(content) >= least and whole.startswith(content) for whole, least in self.begun)
+
+
+class Load:
+    """Programs at work in both mounts."""
+
+    def __init__(self, array, seed, writers):
+        self.array, self.seed, self.over = array, seed, threading.Event()
+        self.counts, self.errors, self.wrong = collections.Counter(), collections.Counter(), []
+        self.files = {}
+        self.threads = []
+        for writer in range(writers):
+            for number in range(FILES):
+                self.files[f"w{writer}/f{number}"] = File()
+        for writer in range(writers):
+            mount = "ab"[writer % 2]
+            self.spawn(self.write, writer, mount)
+        for mount in "ab":
+            self.spawn(self.read, mount)
+        self.spawn(self.jobs)
+
+    def spawn(self, work, *args):
+        self.threads.append(threading.Thread(target=self.guard, args=(work, *args), daemon=True))
+
+    def guard(self, work, *args):
+        try:
+            work(*args)
+        except Exception as error:  # a bug of this script must not look like peace
+            self.wrong.append(f"{work.__name__}{args}: {error!r}")
+            raise
+
+    def path(self, mount, name):
+        return f"{self.array.work}/{mount}/{name}"
+
+    def note(self, what, name, content):
+        file = self.files[name]
+        shown = lambda c: "missing" if c is None else f"{len(c)} bytes {c[:24]!r}"
+        allowed = ", ".join(map(shown, file.whole)) + (" or a beginning" if file.begun else "")
+        self.wrong.append(f"{what}: {name} holds {shown(content)}, may hold {allowed}")
+
+    def write(self, writer, mount):
+        rng = random.Random(f"{self.seed}/{writer}")
+        os.makedirs(self.path(mount, f"w{writer}"), exist_ok=True)
+        serial = 0
+        while not self.over.is_set():
+            serial += 1
+            name = f"w{writer}/f{rng.randrange(FILES)}"
+            content = f"{name} {serial} ".encode() * rng.randrange(1, BYTES_MAX // 20)
+            work = rng.choice([self.put, self.put, self.save, self.save, self.append, self.remove])
+            with self.files[name].lock:
+                try:
+                    work(mount, name, content, rng)
+                    self.counts[work.__name__] += 1
+                except OSError as error:
+                    if error.errno not in AWAY | BUSY:
+                        self.wrong.append(f"{work.__name__} {name} on {mount}: {error.strerror}")
+                    self.errors[f"{work.__name__} {error.strerror}"] += 1
+                    time.sleep(0.2)
+            time.sleep(rng.random() * 0.02)
+
+    @staticmethod
+    def put_at(path, flags, content, rng):
+        fd = os.open(path, flags | os.O_WRONLY, 0o644)
+        try:
+            for at in range(0, len(content), 65536):
+                os.write(fd, content[at : at + 65536])
+            if rng.random() < 0.5:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def put(self, mount, name, content, rng):
+        file = self.files[name]
+        file.begun = file.begun + [(content, 0)]
+        self.put_at(self.path(mount, name), os.O_CREAT | os.O_TRUNC, content, rng)
+        file.acknowledged(content)
+
+    def save(self, mount, name, content, rng):
+        file, temporary = self.files[name], self.path(mount, name + ".tmp")
+        self.put_at(temporary, os.O_CREAT | os.O_TRUNC, content, rng)
+        file.whole = file.whole | {content}
+        os.rename(temporary, self.path(mount, name))
+        file.acknowledged(content)
+
+    def append(self, mount, name, content, rng):
+        file = self.files[name]
+        if len(file.whole) != 1 or file.begun or None in file.whole:
+            return
+        before = next(iter(file.whole))
+        after = before + content[:1000]
+        file.begun = [(after, len(before))]
+        self.put_at(self.path(mount, name), os.O_APPEND, content[:1000], rng)
+        file.acknowledged(after)
+
+    def remove(self, mount, name, content, rng):
+        file = self.files[name]
+        if None in file.whole:
+            return
+        file.whole = file.whole | {None}
+        os.unlink(self.path(mount, name))
+        file.acknowledged(None)
+
+    def content(self, path):
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def read(self, mount):
+        rng = random.Random(f"{self.seed}/read/{mount}")
+        while not self.over.is_set():
+            name = rng.choice(list(self.files))
+            with self.files[name].lock:
+                try:
+                    content = self.content(self.path(mount, name))
+                except OSError as error:
+                    if error.errno not in AWAY:
+                        self.wrong.append(f"read {name} on {mount}: {error.strerror}")
+                    self.errors[f"read {error.strerror}"] += 1
+                    time.sleep(0.2)
+                    continue
+                self.counts["read"] += 1
+                if not self.files[name].holds(content) and not self.is_on_its_way(mount, name, content):
+                    self.note(f"read on mount {mount}", name, content)
+            time.sleep(0.005)
+
+    def is_on_its_way(self, mount, name, content):
+        """Other mounts see changes of names within milliseconds: what was there before is no finding yet."""
+        file, deadline = self.files[name], time.time() + NEWS_S
+        own = mount == "ab"[int(name[1]) % 2]
+        while not own and content in file.before and time.time() < deadline:
+            self.counts["read again"] += 1
+            time.sleep(0.002)
+            try:
+                content = self.content(self.path(mount, name))
+            except OSError:
+                return True
+            if file.holds(content):
+                return True
+        return False
+
+    def jobs(self):
+        script = f"{self.array.work}/job.conf"
+        names = [name for name in self.files]
+        rng = random.Random(f"{self.seed}/jobs")
+        serial = 0
+        while not self.over.is_set():
+            time.sleep(0.3)
+            name, serial = rng.choice(names), serial + 1
+            file = self.files[name]
+            with file.lock:
+                if len(file.whole) != 1 or file.begun or None in file.whole:
+                    continue
+                with open(script, "w") as out:
+                    out.write(
+                        f'name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "/bin/cat"; args = ["{name}"]; '
+                        f'input = ["{name}"]; output = ["out{serial}"]; stdout = "out{serial}"; }} );'
+                    )
+                try:
+                    said = self.array.run("submit", "--watch", "--no-cache", script, timeout=180)
+                except subprocess.TimeoutExpired:
+                    self.wrong.append(f"a job that reads {name} did not end within 180 s")
+                    continue
+                if said.returncode != 0:
+                    self.errors["job"] += 1
+                    continue
+                try:
+                    got = self.array.run("cat", f"/out{serial}").stdout
+                except subprocess.TimeoutExpired:
+                    self.errors["cat"] += 1
+                    continue
+                self.counts["job"] += 1
+                if got and not file.holds(got):
+                    self.note("a job", name, got)
+
+    def check(self):
+        """Everything, on both mounts and by the client, when all is well again."""
+        for name, file in self.files.items():
+            for mount in "ab":
+                content = self.content(self.path(mount, name))
+                if not file.holds(content):
+                    self.note(f"at the end on mount {mount}", name, content)
+            said = self.array.run("cat", f"/{name}")
+            content = said.stdout if said.returncode == 0 else None
+            if not file.holds(content):
+                self.note("at the end for the client", name, content)
+
+
+def fault(array, rng, kinds, victims):
+    """One fault, and its end."""
+    candidates = []
+    if "server" in victims:
+        candidates.append(array.server)
+    if "element" in victims:
+        candidates += array.elements
+    if "mount" in victims:
+        candidates += array.mounts.values()
+    victim, kind, away = rng.choice(candidates), rng.choice(kinds), rng.choice([0, 0.1, 1, 4])
+    if kind == "stop":
+        victim.child.send_signal(signal.SIGSTOP)
+        time.sleep(away)
+        victim.child.send_signal(signal.SIGCONT)
+    else:
+        victim.kill(signal.SIGTERM if kind == "restart" else signal.SIGKILL)
+        for name, mount in array.mounts.items():
+            if mount is victim:
+                array.detach(name)
+        time.sleep(away)
+        victim.start()
+    return f"{kind} {victim.name}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="target/release/tidemill")
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--kinds", default="kill,stop,restart")
+    parser.add_argument("--victims", default="server,element,mount")
+    parser.add_argument("--elements", type=int, default=3)
+    parser.add_argument("--writers", type=int, default=4)
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds between faults at most")
+    parser.add_argument("--work", help="an empty folder; kept if something is wrong")
+    args = parser.parse_args()
+    work = args.work or tempfile.mkdtemp(prefix="tidemill-faults-")
+    os.chmod(work, 0o755)
+    print(f"faults: seed {args.seed}, array in {work}", file=sys.stderr)
+    rng = random.Random(args.seed)
+    array = Array(os.path.abspath(args.binary), work, args.elements)
+    began, done = time.time(), collections.Counter()
+    try:
+        array.start()
+        load = Load(array, args.seed, args.writers)
+        for thread in load.threads:
+            thread.start()
+        for number in range(args.faults):
+            time.sleep(rng.random() * args.pause)
+            done[fault(array, rng, args.kinds.split(","), args.victims.split(","))] += 1
+            if load.wrong:
+                break
+            if number % 20 == 19:
+                print(f"faults: {number + 1} of {args.faults}, {sum(load.counts.values())} operations", file=sys.stderr)
+        load.over.set()
+        for thread in load.threads:
+            thread.join(SETTLE_S + 90)
+            if thread.is_alive():
+                load.wrong.append("a program hangs although all processes are up")
+        up = lambda: sum(e["up"] for e in array.status()["elements"]) == len(array.elements)
+        array.wait("all elements", up)
+        array.wait("the mounts", lambda: all(os.listdir(f"{work}/{m}") is not None for m in array.mounts))
+        load.check()
+    finally:
+        array.stop()
+    result = {
+        "seed": args.seed,
+        "faults": sum(done.values()),
+        "seconds": round(time.time() - began),
+        "operations": dict(load.counts),
+        "errors": dict(load.errors),
+        "by": dict(done),
+        "wrong": load.wrong[:20],
+    }
+    print(json.dumps(result))
+    if load.wrong:
+        print(f"faults: {len(load.wrong)} findings; the array is kept in {work}", file=sys.stderr)
+        sys.exit(1)
+    if not args.work:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

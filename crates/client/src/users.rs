@@ -1,0 +1,77 @@
+//! Users and groups of this host as the system knows them: by its name service (NSS), so from files, LDAP and whatever
+//! else it is set up with. Users that it does not know go by their number.
+//!
+//! A look-up may take as long as the network that the name service asks.
+
+use nix::unistd::{Gid, Uid, User, getgrouplist};
+use std::ffi::CString;
+
+fn known(uid: u32) -> Option<User> {
+    User::from_uid(Uid::from_raw(uid)).ok().flatten()
+}
+
+/// The uid of a user's name or number.
+#[must_use]
+pub fn uid(user: &str) -> Option<u32> {
+    let known = User::from_name(user).ok().flatten();
+    known
+        .map(|known| known.uid.as_raw())
+        .or_else(|| user.parse().ok())
+}
+
+/// The name of a user, or the number.
+#[must_use]
+pub fn name(uid: u32) -> String {
+    known(uid).map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+/// The user's own group; that of the same number if the user is not known.
+#[must_use]
+pub fn gid(uid: u32) -> u32 {
+    known(uid).map_or(uid, |user| user.gid.as_raw())
+}
+
+/// The groups that a user is a member of, their own among them; none of a user who is not known.
+#[must_use]
+pub fn groups(uid: u32) -> Vec<u32> {
+    let listed = known(uid).and_then(|user| {
+        let name = CString::new(user.name).ok()?;
+        getgrouplist(&name, user.gid).ok()
+    });
+    let groups = listed.unwrap_or_default();
+    groups.into_iter().map(Gid::as_raw).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn users_go_by_name_or_number() {
+        assert_eq!(uid("root"), Some(0));
+        assert_eq!(name(0), "root");
+        assert_eq!(uid("4000000001"), Some(4_000_000_001));
+        assert_eq!(name(4_000_000_001), "4000000001");
+        assert_eq!(uid("no such user"), None);
+        assert_eq!(gid(4_000_000_001), 4_000_000_001);
+        assert_eq!(groups(4_000_000_001), [0; 0]);
+    }
+
+    /// `id` asks the name service as well.
+    #[test]
+    fn groups_are_those_that_the_system_says() {
+        for user in ["root", "nobody"] {
+            let said = Command::new("id").args(["-G", user]).output().unwrap();
+            let said = String::from_utf8(said.stdout).unwrap();
+            let mut said: Vec<u32> = said
+                .split_whitespace()
+                .map(|gid| gid.parse().unwrap())
+                .collect();
+            said.sort_unstable();
+            let mut groups = groups(uid(user).unwrap());
+            groups.sort_unstable();
+            assert_eq!(groups, said, "{user}");
+        }
+    }
+}

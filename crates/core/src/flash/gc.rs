@@ -1,0 +1,115 @@
+//! Garbage collection: which block goes next, and moving its valid pages, as many at a time as wanted.
+
+use super::blocks::Block;
+use super::ftl::{Ftl, Operation, Slot, Stream};
+
+/// Which closed block is collected next. Ties go to the block that was left alone longest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Collector {
+    /// The one with the fewest valid pages: the least work now.
+    Greedy,
+    /// The one with the greatest age · (1 − u) / 2u, u its share of valid pages and age the time since a
+    /// page in it was last invalidated (Kawaguchi, Nishioka and Motoda, USENIX 1995): cold blocks are
+    /// collected fuller, hot ones get time to empty. Time is counted in invalidations.
+    CostBenefit,
+    /// The one that was closed first. Simple, levels wear perfectly, copies most; here because its write
+    /// amplification has an exact closed form.
+    OldestFirst,
+}
+
+/// How far collection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collection {
+    /// Erased blocks.
+    pub free_blocks: u32,
+    /// Collection in the background would do good.
+    pub wanted: bool,
+    /// The next write has to wait for it.
+    pub forced: bool,
+    /// A block is half collected.
+    pub under_way: bool,
+}
+
+impl Ftl {
+    /// Collects: moves up to `pages` valid pages out of the block under collection, choosing one if there
+    /// is none, and erases it once it is empty. False if no block is worth it, so nothing was done.
+    ///
+    /// An idle device calls this in small steps; a write that finds too few free blocks does it by itself.
+    pub(super) fn collect(&mut self, pages: u32, observe: &mut impl FnMut(Operation)) -> bool {
+        let Some(mut slot) = self.victim.take().or_else(|| self.choose()) else {
+            return false;
+        };
+        let pages_per_block = self.geometry.spec().pages_per_block;
+        let mut moved = 0;
+        while slot.programmed < pages_per_block && moved < pages {
+            let from = slot.block * pages_per_block + slot.programmed;
+            slot.programmed += 1;
+            let logical = self.owner[from as usize];
+            if self.locate(logical) == Some(from) {
+                let to = self.place(logical, Stream::Collector);
+                observe(Operation::Copy { from, to });
+                self.counts.collected_pages += 1;
+                moved += 1;
+            }
+        }
+        if self.blocks.get(slot.block).valid > 0 {
+            self.victim = Some(slot);
+        } else {
+            self.erase(slot.block, observe);
+            self.level(observe);
+        }
+        true
+    }
+
+    /// Collects until the host may open a block.
+    pub(super) fn collect_until_reserve(&mut self, observe: &mut impl FnMut(Operation)) {
+        while self.blocks.free_count() < self.geometry.reserve() {
+            if !self.collect(u32::MAX, observe) {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn erase(&mut self, block: u32, observe: &mut impl FnMut(Operation)) {
+        self.blocks.erase(block);
+        self.counts.erases += 1;
+        observe(Operation::Erase { block });
+    }
+
+    fn choose(&mut self) -> Option<Slot> {
+        let pages_per_block = self.geometry.spec().pages_per_block;
+        // Each list has its oldest block first, so its best is its first.
+        let mut candidates = (0..pages_per_block).filter_map(|valid| self.blocks.first_with(valid));
+        let block = match self.config.collector {
+            Collector::Greedy => candidates.next(),
+            Collector::CostBenefit => candidates
+                .map(|block| (self.benefit(self.blocks.get(block)), block))
+                .reduce(|best, other| if other.0 > best.0 { other } else { best })
+                .map(|(_, block)| block),
+            Collector::OldestFirst => self
+                .blocks
+                .iter()
+                .filter(|(_, block)| block.is_worth_collecting(pages_per_block))
+                .map(|(number, _)| number)
+                .min_by_key(|&number| self.blocks.closed_at(number)),
+        }?;
+        self.blocks.take_victim(block);
+        Some(Slot {
+            block,
+            programmed: 0,
+        })
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a score; 53 bits tell blocks apart"
+    )]
+    fn benefit(&self, block: &Block) -> f64 {
+        if block.valid == 0 {
+            return f64::INFINITY;
+        }
+        let share = f64::from(block.valid) / f64::from(self.geometry.spec().pages_per_block);
+        let age = (self.blocks.tick() - block.modified) as f64;
+        age * (1.0 - share) / (2.0 * share)
+    }
+}

@@ -1,0 +1,330 @@
+//! What a flash device is made of: how many chips, blocks and pages, how fast and how durable. A
+//! [`Geometry`] exists only if it makes sense; the translation layer relies on that.
+
+use crate::time::Span;
+
+/// A physical or logical page number that stands for "none", so at most `u32::MAX - 1` pages fit.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A device as its user describes it. [`Geometry::new`] checks it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Spec {
+    /// Independent buses between controller and chips.
+    pub(super) channels: u32,
+    /// Chips on one channel. A chip does one operation at a time; count dies where they work alone.
+    pub(super) chips_per_channel: u32,
+    /// Erase blocks in one chip.
+    pub(super) blocks_per_chip: u32,
+    /// Pages in one erase block.
+    pub(super) pages_per_block: u32,
+    /// Bytes in one page, the unit of reading and programming.
+    pub(super) page_bytes: u32,
+    /// (physical − logical) / logical capacity; 0.07 is what a device sold in powers of ten has over its
+    /// powers of two.
+    pub(super) over_provisioning: f64,
+    /// Time the chip takes to read a page into its register.
+    pub(super) read: Span,
+    /// Time the chip takes to program a page from its register.
+    pub(super) program: Span,
+    /// Time the chip takes to erase a block.
+    pub(super) erase: Span,
+    /// Bytes per second of one channel.
+    pub(super) channel_bytes_per_s: u64,
+    /// Erase cycles a block endures.
+    pub(super) endurance_erases: u32,
+}
+
+impl Default for Spec {
+    /// The staging SSD of the Active Flash paper (Table 2 and §4): 64 GiB, 8 channels of 40 MiB/s, 300 TB
+    /// written over its life. Page, block and chip counts, read and erase latencies are those of MQSim's
+    /// sample configuration (Tavakkol et al., FAST 2018; MLC). That sample programs as fast as it reads,
+    /// which no MLC part does; 750 µs is used. 5 000 cycles give the 300 TB at a write amplification of 1.2.
+    fn default() -> Self {
+        Self {
+            channels: 8,
+            chips_per_channel: 4,
+            blocks_per_chip: 1096,
+            pages_per_block: 256,
+            page_bytes: 8 << 10,
+            over_provisioning: 0.07,
+            read: Span(75_000),
+            program: Span(750_000),
+            erase: Span(3_800_000),
+            channel_bytes_per_s: 40 << 20,
+            endurance_erases: 5_000,
+        }
+    }
+}
+
+/// Why what is described can't be a device.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GeometryError {
+    /// A count, size or rate is zero.
+    #[error("flash device: {field} is 0; it must be at least 1")]
+    Zero {
+        /// Name of the setting.
+        field: &'static str,
+    },
+    /// Over-provisioning is zero, negative, not finite, or so large that no page is left.
+    #[error(
+        "flash device: over_provisioning is {value}; it must be a positive fraction such as 0.07"
+    )]
+    OverProvisioning {
+        /// What was given.
+        value: f64,
+    },
+    /// More pages than 32-bit maps can number.
+    #[error("flash device: {pages} pages; at most {max} can be mapped, so use larger pages")]
+    TooManyPages {
+        /// Physical pages asked for.
+        pages: u128,
+        /// The most there may be.
+        max: u32,
+    },
+    /// Too few spare blocks for the open blocks of each chip and a collection under way.
+    #[error(
+        "flash device: {spare} spare blocks; {chips} chips need at least {needed}: raise over_provisioning or blocks_per_chip"
+    )]
+    TooFewSpareBlocks {
+        /// Whole blocks beyond the logical capacity.
+        spare: u32,
+        /// Blocks needed.
+        needed: u32,
+        /// Chips in the device.
+        chips: u32,
+    },
+}
+
+/// A checked [`Spec`] with the sizes that follow from it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Geometry {
+    spec: Spec,
+    blocks: u32,
+    logical_pages: u32,
+}
+
+impl Geometry {
+    /// Checks a description.
+    ///
+    /// # Errors
+    /// [`GeometryError`] names the setting that is zero, out of range or inconsistent with the others.
+    pub(super) fn new(spec: Spec) -> Result<Self, GeometryError> {
+        for (field, value) in [
+            ("channels", u64::from(spec.channels)),
+            ("chips_per_channel", u64::from(spec.chips_per_channel)),
+            ("blocks_per_chip", u64::from(spec.blocks_per_chip)),
+            ("pages_per_block", u64::from(spec.pages_per_block)),
+            ("page_bytes", u64::from(spec.page_bytes)),
+            ("read", spec.read.0),
+            ("program", spec.program.0),
+            ("erase", spec.erase.0),
+            ("channel_bytes_per_s", spec.channel_bytes_per_s),
+            ("endurance_erases", u64::from(spec.endurance_erases)),
+        ] {
+            if value == 0 {
+                return Err(GeometryError::Zero { field });
+            }
+        }
+        let value = spec.over_provisioning;
+        if !(value.is_finite() && value > 0.0) {
+            return Err(GeometryError::OverProvisioning { value });
+        }
+        let pages = [
+            spec.channels,
+            spec.chips_per_channel,
+            spec.blocks_per_chip,
+            spec.pages_per_block,
+        ]
+        .into_iter()
+        .try_fold(1u128, |product, count| {
+            product.checked_mul(u128::from(count))
+        });
+        let physical_pages = pages
+            .and_then(|pages| u32::try_from(pages).ok())
+            .filter(|&pages| pages < NONE)
+            .ok_or(GeometryError::TooManyPages {
+                pages: pages.unwrap_or(u128::MAX),
+                max: NONE - 1,
+            })?;
+        let geometry = Self {
+            blocks: physical_pages / spec.pages_per_block,
+            logical_pages: shrink(physical_pages, value),
+            spec,
+        };
+        if geometry.logical_pages == 0 {
+            return Err(GeometryError::OverProvisioning { value });
+        }
+        geometry.check_spare()
+    }
+
+    fn check_spare(self) -> Result<Self, GeometryError> {
+        let spare = self.blocks - self.logical_pages.div_ceil(self.spec.pages_per_block);
+        // Open for the host and for the collector on each chip, free ones that may not be touched, one
+        // being collected and one that levelling swaps.
+        let needed = self
+            .chips()
+            .saturating_mul(2)
+            .saturating_add(self.reserve())
+            .saturating_add(3);
+        if spare < needed {
+            return Err(GeometryError::TooFewSpareBlocks {
+                spare,
+                needed,
+                chips: self.chips(),
+            });
+        }
+        Ok(self)
+    }
+
+    /// The description it was made from.
+    #[must_use]
+    pub(super) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Chips in the device. Chip `c` is on channel `c % channels`, so going through chips in order spreads
+    /// over channels first.
+    #[must_use]
+    pub(super) fn chips(&self) -> u32 {
+        self.spec.channels * self.spec.chips_per_channel
+    }
+
+    /// Erase blocks in the device. Block `b` is in chip `b % chips`.
+    #[must_use]
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Pages the device has.
+    #[must_use]
+    pub(super) fn physical_pages(&self) -> u32 {
+        self.blocks * self.spec.pages_per_block
+    }
+
+    /// Pages the host sees: physical / (1 + over-provisioning).
+    #[must_use]
+    pub(super) fn logical_pages(&self) -> u32 {
+        self.logical_pages
+    }
+
+    /// Bytes in an erase block.
+    #[must_use]
+    pub(super) fn block_bytes(&self) -> u64 {
+        u64::from(self.spec.pages_per_block) * u64::from(self.spec.page_bytes)
+    }
+
+    /// Free blocks below which a write must wait for collection: the collector may open one block on each
+    /// chip before it frees the first.
+    #[must_use]
+    pub(super) fn reserve(&self) -> u32 {
+        self.chips().saturating_add(2)
+    }
+
+    /// The block a physical page is in.
+    #[must_use]
+    pub(super) fn block_of(&self, page: u32) -> u32 {
+        page / self.spec.pages_per_block
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a positive share of a u32 is a u32"
+)]
+fn shrink(physical_pages: u32, over_provisioning: f64) -> u32 {
+    (f64::from(physical_pages) / (1.0 + over_provisioning)).round() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_the_papers_64_gib_device() {
+        let geometry = Geometry::new(Spec::default()).unwrap();
+        let gib = geometry.logical_bytes() / (1 << 30);
+        assert_eq!(gib, 64);
+        assert_eq!(geometry.chips(), 32);
+        let prototype = Geometry::new(Spec::prototype()).unwrap();
+        assert_eq!(prototype.logical_bytes() / (1 << 30), 64);
+    }
+
+    #[test]
+    fn zero_is_refused_by_name() {
+        type Zero = fn(&mut Spec);
+        let cases: [(&str, Zero); 10] = [
+            ("channels", |s| s.channels = 0),
+            ("chips_per_channel", |s| s.chips_per_channel = 0),
+            ("blocks_per_chip", |s| s.blocks_per_chip = 0),
+            ("pages_per_block", |s| s.pages_per_block = 0),
+            ("page_bytes", |s| s.page_bytes = 0),
+            ("read", |s| s.read = Span(0)),
+            ("program", |s| s.program = Span(0)),
+            ("erase", |s| s.erase = Span(0)),
+            ("channel_bytes_per_s", |s| s.channel_bytes_per_s = 0),
+            ("endurance_erases", |s| s.endurance_erases = 0),
+        ];
+        for (field, zero) in cases {
+            let mut spec = Spec::default();
+            zero(&mut spec);
+            assert_eq!(Geometry::new(spec), Err(GeometryError::Zero { field }));
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        for value in [0.0, -0.1, 1e12, f64::INFINITY, f64::NAN] {
+            let spec = Spec {
+                over_provisioning: value,
+                ..Spec::default()
+            };
+            assert!(matches!(
+                Geometry::new(spec),
+                Err(GeometryError::OverProvisioning { .. })
+            ));
+        }
+        let spec = Spec {
+            blocks_per_chip: u32::MAX,
+            ..Spec::default()
+        };
+        assert!(matches!(
+            Geometry::new(spec),
+            Err(GeometryError::TooManyPages { .. })
+        ));
+        let all = Spec {
+            channels: u32::MAX,
+            chips_per_channel: u32::MAX,
+            blocks_per_chip: u32::MAX,
+            pages_per_block: u32::MAX,
+            ..Spec::default()
+        };
+        assert!(matches!(
+            Geometry::new(all),
+            Err(GeometryError::TooManyPages { .. })
+        ));
+        let spec = Spec {
+            channels: u32::MAX - 1,
+            chips_per_channel: 1,
+            blocks_per_chip: 1,
+            pages_per_block: 1,
+            ..Spec::default()
+        };
+        assert!(matches!(
+            Geometry::new(spec),
+            Err(GeometryError::TooFewSpareBlocks { .. })
+        ));
+        let spec = Spec {
+            blocks_per_chip: 10,
+            ..Spec::default()
+        };
+        assert_eq!(
+            Geometry::new(spec),
+            Err(GeometryError::TooFewSpareBlocks {
+                spare: 20,
+                needed: 101,
+                chips: 32
+            })
+        );
+    }
+}

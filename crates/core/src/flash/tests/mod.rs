@@ -1,0 +1,27 @@
+//! The flash model against references: a flash that refuses what real flash would, published write
+//! amplification, and the device's promises on delay.
+
+mod amplification;
+mod device;
+mod ftl;
+mod ledger;
+mod model;
+mod speed;
+mod wear;
+
+use super::ftl::{Config, Ftl};
+use super::geometry::{Geometry, Spec};
+
+/// A device of few, small blocks.
+fn small(over_provisioning: f64, config: Config) -> Ftl {
+    let spec = Spec {
+        channels: 2,
+        chips_per_channel: 2,
+        blocks_per_chip: 32,
+        pages_per_block: 8,
+        page_bytes: 512,
+        over_provisioning,
+        ..Spec::default()
+    };
+    Ftl::new(Geometry::new(spec).unwrap(), config)
+}

@@ -1,0 +1,485 @@
+//! A device that serves requests and analyses data, in virtual time.
+//!
+//! One controller core takes requests in turn and computes analysis slices; chips and channels work beside
+//! it. A request that arrives while a slice is computed waits for its end, as on the single-core prototype
+//! of "Active Flash" (§6.2). The core is free while chips read, program or erase.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::time::{Span, Time};
+
+use super::analysis::{Analysis, Mode, Pending};
+use super::host::RangeError;
+use super::timeline::{Timeline, time_of};
+use crate::flash::ftl::{Counts, Ftl};
+
+/// What a request wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Data from the device.
+    Read,
+    /// Data to the device. It is done when it is in flash.
+    Write,
+}
+
+/// One request of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// When it comes.
+    pub(crate) arrival: Time,
+    /// What it wants.
+    pub(crate) kind: Kind,
+    /// First byte.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) bytes: u64,
+}
+
+/// Why a run can't be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RunError {
+    /// A request is not inside the device.
+    #[error("request {index}: {source}")]
+    Request {
+        /// Which one, from 0.
+        index: usize,
+        /// Where it wants to go.
+        source: RangeError,
+    },
+    /// Data to analyse is not inside the device.
+    #[error("data to analyse: {0}")]
+    Resident(RangeError),
+    /// The analysis would never end.
+    #[error("analysis: {field} is 0; it must be at least 1")]
+    Zero {
+        /// Name of the setting.
+        field: &'static str,
+    },
+}
+
+/// How requests fared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Latency {
+    /// Requests served.
+    pub(crate) requests: u64,
+    /// From arrival until done: mean.
+    pub(crate) mean: Span,
+    /// The same: 99 of 100 took at most this.
+    pub(crate) p99: Span,
+    /// The same: the longest.
+    pub(crate) max: Span,
+    /// Requests that found the core computing and were the first to do so in that slice.
+    pub(crate) preemptions: u64,
+    /// Their mean wait for the slice to end, to be held against B / 2T.
+    pub(crate) preemption_mean: Span,
+    /// The longest wait for a slice to end.
+    pub(crate) preemption_max: Span,
+}
+
+/// How the analysis fared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Analysed {
+    /// Bytes analysed.
+    pub(crate) bytes: u64,
+    /// Of these, bytes that were still in the controller's memory.
+    pub(crate) bytes_in_memory: u64,
+    /// When there first was something to do.
+    pub(crate) started: Time,
+    /// When nothing was left to do.
+    pub(crate) finished: Time,
+}
+
+impl Analysed {
+    /// Bytes per second from first data to the end; 0 if there were none.
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    pub(crate) fn bytes_per_s(&self) -> f64 {
+        let seconds = self.finished.since(self.started).as_secs_f64();
+        if seconds > 0.0 {
+            self.bytes as f64 / seconds
+        } else {
+            0.0
+        }
+    }
+}
+
+/// Collection during a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    /// Pages copied in idle time.
+    pub(crate) background_pages: u64,
+    /// Pages copied while a write waited.
+    pub(crate) forced_pages: u64,
+    /// Analysis slices begun while collection was wanted and had to wait.
+    pub(crate) yields: u64,
+    /// Pages copied in idle time after the analysis was done: what was put off and then caught up.
+    pub(crate) postponed_pages: u64,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Report {
+    /// How requests fared.
+    pub(crate) latency: Latency,
+    /// How the analysis fared.
+    pub(crate) analysed: Analysed,
+    /// Collection.
+    pub(crate) collected: Collected,
+    /// When the last thing was done.
+    pub(crate) ended: Time,
+    /// What the translation layer did during the run.
+    pub(crate) counts: Counts,
+}
+
+/// Serves `requests` (by arrival; those at the same time in the order given) on `ftl`, with an analysis
+/// beside them or none. Each request takes the core for `command`. `ftl` is left as the run ends, so a
+/// device can be filled or aged before, and run again.
+///
+/// # Errors
+/// [`RunError`] if a request or range is not inside the device or the analysis has a zero; then nothing is
+/// done.
+pub(crate) fn run(
+    ftl: &mut Ftl,
+    requests: &[Request],
+    analysis: Option<&Analysis>,
+    command: Span,
+) -> Result<Report, RunError> {
+    check(ftl, requests, analysis)?;
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by_key(|&index| requests[index].arrival);
+    let before = ftl.counts();
+    let mut run = Run::new(ftl, requests, analysis, command);
+    run.go(&order);
+    let after = run.ftl.counts();
+    Ok(run.report(before, after))
+}
+
+fn check(ftl: &Ftl, requests: &[Request], analysis: Option<&Analysis>) -> Result<(), RunError> {
+    for (index, request) in requests.iter().enumerate() {
+        ftl.pages_of(request.offset, request.bytes)
+            .map_err(|source| RunError::Request { index, source })?;
+    }
+    let Some(analysis) = analysis else {
+        return Ok(());
+    };
+    for (field, value) in [
+        ("bytes_per_s", analysis.bytes_per_s),
+        ("slice_bytes", analysis.slice_bytes),
+    ] {
+        if value == 0 {
+            return Err(RunError::Zero { field });
+        }
+    }
+    for &(offset, bytes) in &analysis.resident {
+        ftl.pages_of(offset, bytes).map_err(RunError::Resident)?;
+    }
+    Ok(())
+}
+
+/// Something that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The core has taken up a request.
+    Taken(usize),
+    /// The core has computed a slice.
+    Computed { bytes: u64, in_memory: bool },
+    /// A request is done.
+    Served(usize),
+    /// A slice has been read from flash.
+    Staged { bytes: u64 },
+    /// A step of collection is done.
+    Collected,
+}
+
+/// What the core is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Core {
+    Free,
+    Command,
+    /// A slice, until then; whether somebody waits for its end already.
+    Slice {
+        until: Time,
+        awaited: bool,
+    },
+}
+
+struct Run<'a> {
+    ftl: &'a mut Ftl,
+    requests: &'a [Request],
+    analysis: Option<&'a Analysis>,
+    pending: Option<Pending>,
+    command: Span,
+    timeline: Timeline,
+    now: Time,
+    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    sequence: u64,
+    core: Core,
+    queue: VecDeque<usize>,
+    /// Requests that arrived and are not served.
+    outstanding: usize,
+    /// A slice in the controller's memory, to be computed in idle time.
+    staged: Option<u64>,
+    /// A slice is being read, or a step of collection is under way.
+    flash_busy: bool,
+    latencies: Vec<u64>,
+    preempted: (u64, u64, u64),
+    analysed: Analysed,
+    has_started: bool,
+    collected: Collected,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        ftl: &'a mut Ftl,
+        requests: &'a [Request],
+        analysis: Option<&'a Analysis>,
+        command: Span,
+    ) -> Self {
+        let timeline = Timeline::new(ftl.geometry());
+        let pending = analysis.map(Pending::new);
+        Self {
+            ftl,
+            requests,
+            analysis,
+            has_started: pending.as_ref().is_some_and(Pending::has_left),
+            pending,
+            command,
+            timeline,
+            now: Time(0),
+            events: BinaryHeap::new(),
+            sequence: 0,
+            core: Core::Free,
+            queue: VecDeque::new(),
+            outstanding: 0,
+            staged: None,
+            flash_busy: false,
+            latencies: Vec::with_capacity(requests.len()),
+            preempted: (0, 0, 0),
+            analysed: Analysed::default(),
+            collected: Collected::default(),
+        }
+    }
+
+    fn go(&mut self, order: &[usize]) {
+        let mut arrivals = order.iter().copied().peekable();
+        loop {
+            self.proceed();
+            let event = self.events.peek().map(|Reverse((at, _, _))| *at);
+            let arrival = arrivals.peek().map(|&index| self.requests[index].arrival);
+            match (arrival, event) {
+                (None, None) => return,
+                (Some(at), event) if event.is_none_or(|event| at <= event) => {
+                    self.now = at;
+                    if let Some(index) = arrivals.next() {
+                        self.on_arrival(index);
+                    }
+                }
+                _ => {
+                    if let Some(Reverse((at, _, event))) = self.events.pop() {
+                        self.now = at;
+                        self.on(event);
+                    }
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, time: Time, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((time, self.sequence, event)));
+    }
+
+    fn on_arrival(&mut self, index: usize) {
+        self.outstanding += 1;
+        self.queue.push_back(index);
+        if let Core::Slice { until, awaited } = &mut self.core
+            && !std::mem::replace(awaited, true)
+        {
+            let wait = until.since(self.now).0;
+            let (count, total, max) = self.preempted;
+            self.preempted = (count + 1, total + wait, max.max(wait));
+        }
+    }
+
+    fn on(&mut self, event: Event) {
+        match event {
+            Event::Taken(index) => {
+                self.core = Core::Free;
+                self.serve(index);
+            }
+            Event::Computed { bytes, in_memory } => {
+                self.core = Core::Free;
+                self.analysed.bytes += bytes;
+                if in_memory {
+                    self.analysed.bytes_in_memory += bytes;
+                }
+                self.analysed.finished = self.now;
+            }
+            Event::Served(index) => {
+                self.outstanding -= 1;
+                let latency = self.now.since(self.requests[index].arrival);
+                self.latencies.push(latency.0);
+            }
+            Event::Staged { bytes } => {
+                self.flash_busy = false;
+                self.staged = Some(bytes);
+            }
+            Event::Collected => self.flash_busy = false,
+        }
+    }
+
+    /// Gives the core, or idle flash, the next thing to do. Requests first; then data still in memory,
+    /// which may leave it; the rest only when no request is outstanding.
+    fn proceed(&mut self) {
+        if self.core != Core::Free {
+            return;
+        }
+        if let Some(index) = self.queue.pop_front() {
+            self.core = Core::Command;
+            self.at(self.now + self.command, Event::Taken(index));
+            return;
+        }
+        if let Some(bytes) = self.pending.as_mut().and_then(Pending::take_from_memory) {
+            self.compute(bytes, true);
+            return;
+        }
+        if self.outstanding > 0 {
+            return;
+        }
+        if let Some(bytes) = self.staged.take() {
+            self.compute(bytes, false);
+        } else if !self.flash_busy {
+            self.use_idle_flash();
+        }
+    }
+
+    fn compute(&mut self, bytes: u64, in_memory: bool) {
+        if let Some(analysis) = self.analysis {
+            let until = self.now + time_of(bytes, analysis.bytes_per_s);
+            self.core = Core::Slice {
+                until,
+                awaited: false,
+            };
+            self.at(until, Event::Computed { bytes, in_memory });
+        }
+    }
+
+    fn use_idle_flash(&mut self) {
+        let has_left = self.pending.as_ref().is_some_and(Pending::has_left);
+        let yields = self
+            .analysis
+            .is_some_and(|analysis| analysis.mode == Mode::IdleCollectionYields);
+        let wanted = self.ftl.collection().wanted;
+        if wanted && !(yields && has_left) && self.collect() {
+            return;
+        }
+        if let Some(ranges) = self.pending.as_mut().and_then(Pending::take_from_flash) {
+            self.collected.yields += u64::from(wanted && yields);
+            self.stage(&ranges);
+        }
+    }
+
+    fn collect(&mut self) -> bool {
+        let (timeline, now) = (&mut self.timeline, self.now);
+        let geometry = self.ftl.geometry().clone();
+        let mut end = now;
+        let before = self.ftl.counts();
+        let worked = self
+            .ftl
+            .collect(geometry.spec().channels, &mut |operation| {
+                end = end.max(timeline.book(operation, &geometry, now));
+            });
+        let pages = self.ftl.counts().flash_pages() - before.flash_pages();
+        self.collected.background_pages += pages;
+        if self.collected.yields > 0 && self.pending.as_ref().is_some_and(Pending::is_empty) {
+            self.collected.postponed_pages += pages;
+        }
+        if worked {
+            self.flash_busy = true;
+            self.at(end, Event::Collected);
+        }
+        worked
+    }
+
+    fn stage(&mut self, ranges: &[(u64, u64)]) {
+        let mut end = self.now;
+        for &(offset, bytes) in ranges {
+            end = end.max(self.read(offset, bytes));
+        }
+        let bytes = ranges.iter().map(|&(_, bytes)| bytes).sum();
+        self.flash_busy = true;
+        self.at(end, Event::Staged { bytes });
+    }
+
+    /// Books reads of the pages of a range; pages that hold nothing cost nothing.
+    fn read(&mut self, offset: u64, bytes: u64) -> Time {
+        let mut end = self.now;
+        let pages = self.ftl.pages_of(offset, bytes);
+        for logical in pages.expect("ranges are checked before a run") {
+            if let Some(page) = self.ftl.locate(logical) {
+                let chip = self.ftl.geometry().chip_of(page);
+                end = end.max(self.timeline.read(chip, self.now));
+            }
+        }
+        end
+    }
+
+    fn serve(&mut self, index: usize) {
+        let Request {
+            kind,
+            offset,
+            bytes,
+            ..
+        } = self.requests[index];
+        let end = match kind {
+            Kind::Read => self.read(offset, bytes),
+            Kind::Write => self.write(offset, bytes),
+        };
+        self.at(end, Event::Served(index));
+    }
+
+    fn write(&mut self, offset: u64, bytes: u64) -> Time {
+        let (timeline, now) = (&mut self.timeline, self.now);
+        let geometry = self.ftl.geometry().clone();
+        let before = self.ftl.counts();
+        let mut end = now;
+        let written = self.ftl.write_observed(offset, bytes, &mut |operation| {
+            end = end.max(timeline.book(operation, &geometry, now));
+        });
+        written.expect("ranges are checked before a run");
+        let after = self.ftl.counts();
+        self.collected.forced_pages +=
+            (after.flash_pages() - after.host_pages) - (before.flash_pages() - before.host_pages);
+        if let Some(pending) = &mut self.pending {
+            if !std::mem::replace(&mut self.has_started, true) {
+                self.analysed.started = now;
+            }
+            pending.written(offset, bytes);
+        }
+        end
+    }
+
+    fn report(mut self, before: Counts, after: Counts) -> Report {
+        self.latencies.sort_unstable();
+        let requests = self.latencies.len() as u64;
+        let mean = |total: u64, count: u64| Span(total.checked_div(count).unwrap_or(0));
+        let rank = (self.latencies.len() * 99).div_ceil(100);
+        let at = |index: usize| Span(self.latencies.get(index).copied().unwrap_or(0));
+        let (preemptions, waited, preemption_max) = self.preempted;
+        Report {
+            latency: Latency {
+                requests,
+                mean: mean(self.latencies.iter().sum(), requests),
+                p99: at(rank.saturating_sub(1)),
+                max: at(self.latencies.len().saturating_sub(1)),
+                preemptions,
+                preemption_mean: mean(waited, preemptions),
+                preemption_max: Span(preemption_max),
+            },
+            analysed: self.analysed,
+            collected: self.collected,
+            ended: self.now,
+            counts: after.since(before),
+        }
+    }
+}

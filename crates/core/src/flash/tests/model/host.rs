@@ -1,0 +1,236 @@
+//! A host of the translation layer: it writes and trims ranges of bytes, and counts what they cost.
+
+use crate::flash::blocks::State;
+use crate::flash::ftl::{Counts, Ftl, Operation};
+use crate::flash::geometry::{Geometry, NONE, Spec};
+use crate::flash::snapshot::{Reader, SnapshotError, VERSION, Writer};
+use crate::time::Span;
+
+/// A range that is not inside the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("flash device: bytes {offset} to {offset} + {bytes} are not in its {capacity} bytes")]
+pub(crate) struct RangeError {
+    /// First byte asked for.
+    pub(crate) offset: u64,
+    /// Bytes asked for.
+    pub(crate) bytes: u64,
+    /// Bytes the device has for its host.
+    pub(crate) capacity: u64,
+}
+
+impl Ftl {
+    /// Bytes programmed for each byte the host wrote; 1 before the first.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    pub(crate) fn write_amplification(&self) -> f64 {
+        if self.counts.host_bytes == 0 {
+            return 1.0;
+        }
+        let page_bytes = f64::from(self.geometry.spec().page_bytes);
+        self.counts.flash_pages() as f64 * page_bytes / self.counts.host_bytes as f64
+    }
+
+    /// Writes bytes. A page that is written in part is read first, if it holds anything.
+    ///
+    /// # Errors
+    /// [`RangeError`] if the range is not inside the device; then nothing is written.
+    pub(crate) fn write(&mut self, offset: u64, bytes: u64) -> Result<(), RangeError> {
+        self.write_observed(offset, bytes, &mut |_| ())
+    }
+
+    /// As [`Ftl::write`]; every operation is told to `observe` in the order in which it has to happen.
+    ///
+    /// # Errors
+    /// As [`Ftl::write`].
+    pub(crate) fn write_observed(
+        &mut self,
+        offset: u64,
+        bytes: u64,
+        observe: &mut impl FnMut(Operation),
+    ) -> Result<(), RangeError> {
+        if bytes == 0 {
+            return self.pages_of(offset, bytes).map(|_| ());
+        }
+        let pages = self.pages_of(offset, bytes)?;
+        let page_bytes = u64::from(self.geometry.spec().page_bytes);
+        let (first, last) = (*pages.start(), *pages.end());
+        let head_is_part = !offset.is_multiple_of(page_bytes);
+        let tail_is_part = !(offset + bytes).is_multiple_of(page_bytes);
+        for page in pages {
+            if (page == first && head_is_part) || (page == last && tail_is_part) {
+                self.read_part(page, observe);
+            }
+            self.write_page(page, observe);
+        }
+        self.counts.host_bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives up the pages that lie wholly in a range: what they held is gone and need not be copied.
+    ///
+    /// # Errors
+    /// [`RangeError`] if the range is not inside the device; then nothing is given up.
+    pub(crate) fn trim(&mut self, offset: u64, bytes: u64) -> Result<(), RangeError> {
+        self.pages_of(offset, bytes)?;
+        let page_bytes = u64::from(self.geometry.spec().page_bytes);
+        for page in offset.div_ceil(page_bytes)..(offset + bytes) / page_bytes {
+            self.trim_page(self.logical(page));
+        }
+        Ok(())
+    }
+
+    /// The logical pages that a range touches.
+    ///
+    /// # Errors
+    /// [`RangeError`] if it is not inside the device. An empty range gives the page it starts in.
+    pub(crate) fn pages_of(
+        &self,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<std::ops::RangeInclusive<u32>, RangeError> {
+        let capacity = self.geometry.logical_bytes();
+        let page_bytes = u64::from(self.geometry.spec().page_bytes);
+        match offset.checked_add(bytes) {
+            Some(end) if end <= capacity => {
+                let last = (end.max(offset + 1) - 1) / page_bytes;
+                Ok(self.logical(offset / page_bytes)..=self.logical(last))
+            }
+            _ => Err(RangeError {
+                offset,
+                bytes,
+                capacity,
+            }),
+        }
+    }
+
+    fn logical(&self, page: u64) -> u32 {
+        let last = self.geometry.logical_pages();
+        u32::try_from(page).map_or(last, |page| page.min(last))
+    }
+
+    fn read_part(&mut self, logical: u32, observe: &mut impl FnMut(Operation)) {
+        if let Some(page) = self.locate(logical) {
+            self.counts.partial_reads += 1;
+            observe(Operation::Read { page });
+        }
+    }
+
+    /// Pages in closed blocks, free blocks left out and open ones counted as far as they are programmed,
+    /// over logical pages: the `alpha` of [`super::closed_form`].
+    #[expect(clippy::cast_precision_loss, reason = "a ratio of page counts")]
+    pub(crate) fn pages_in_use_ratio(&self) -> f64 {
+        let pages_per_block = u64::from(self.geometry.spec().pages_per_block);
+        let slots = self.host.slots.iter().chain(&self.collector.slots);
+        let open: u64 = slots.flatten().map(|s| u64::from(s.programmed)).sum();
+        let closed = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.state == State::Closed)
+            .count() as u64;
+        (closed * pages_per_block + open) as f64 / f64::from(self.geometry.logical_pages())
+    }
+
+    /// Nothing is lost, counted twice or in two states.
+    pub(crate) fn check(&self) {
+        self.blocks.check();
+        let mut valid = vec![0; self.geometry.blocks() as usize];
+        for (logical, &page) in (0u32..).zip(&self.map) {
+            if page != NONE {
+                assert_eq!(self.owner[page as usize], logical, "map and owner disagree");
+                valid[self.geometry.block_of(page) as usize] += 1;
+            }
+        }
+        let slots = self.host.slots.iter().chain(&self.collector.slots);
+        let mut open: Vec<u32> = slots.flatten().map(|slot| slot.block).collect();
+        open.sort_unstable();
+        let in_state = |state| {
+            let all = self.blocks.iter();
+            all.filter(move |(_, block)| block.state == state)
+                .map(|(block, _)| block)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(open, in_state(State::Open), "open blocks");
+        let victims: Vec<u32> = self.victim.iter().map(|slot| slot.block).collect();
+        assert_eq!(victims, in_state(State::Victim), "victims");
+        for (block, entry) in self.blocks.iter() {
+            assert_eq!(entry.valid, valid[block as usize], "valid in block {block}");
+            assert!(entry.state != State::Free || entry.valid == 0);
+        }
+    }
+
+    /// How often each block was erased.
+    pub(crate) fn erases(&self) -> impl Iterator<Item = u32> + '_ {
+        self.blocks.iter().map(|(_, block)| block.erases)
+    }
+
+    /// Its state as bytes.
+    pub(crate) fn save(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.put(VERSION);
+        self.encode(&mut writer);
+        writer.into_bytes()
+    }
+
+    /// The layer that [`Ftl::save`] saved; it goes on exactly as the saved one would have.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the bytes are not what `save` of this version gives.
+    pub(crate) fn restore(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let mut reader = Reader::new(bytes);
+        reader.version()?;
+        let ftl = Self::decode(&mut reader, NONE)?;
+        reader.end()?;
+        Ok(ftl)
+    }
+}
+
+impl Counts {
+    /// Pages programmed in all.
+    pub(crate) fn flash_pages(&self) -> u64 {
+        self.host_pages + self.collected_pages + self.levelled_pages
+    }
+
+    /// What has been done since `earlier`.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self {
+            host_bytes: self.host_bytes - earlier.host_bytes,
+            host_pages: self.host_pages - earlier.host_pages,
+            collected_pages: self.collected_pages - earlier.collected_pages,
+            levelled_pages: self.levelled_pages - earlier.levelled_pages,
+            partial_reads: self.partial_reads - earlier.partial_reads,
+            trimmed_pages: self.trimmed_pages - earlier.trimmed_pages,
+            erases: self.erases - earlier.erases,
+        }
+    }
+}
+
+impl Spec {
+    /// The Active Flash paper's prototype (§6, Table 6): 64 GiB and reads of 32 KiB. One read takes
+    /// 0.75 ms, as in Table 7 (100 MB in 2.4 s); how that splits into chip and channel is not published,
+    /// nor are the counts of chips and blocks: they are ours.
+    pub(crate) fn prototype() -> Self {
+        Self {
+            channels: 4,
+            chips_per_channel: 4,
+            blocks_per_chip: 1096,
+            pages_per_block: 128,
+            page_bytes: 32 << 10,
+            read: Span(100_000),
+            program: Span(1_300_000),
+            erase: Span(3_800_000),
+            channel_bytes_per_s: 50_412_308,
+            ..Self::default()
+        }
+    }
+}
+
+impl Geometry {
+    /// Bytes the host sees.
+    pub(crate) fn logical_bytes(&self) -> u64 {
+        u64::from(self.logical_pages()) * u64::from(self.spec().page_bytes)
+    }
+
+    /// The chip a physical page is in.
+    pub(crate) fn chip_of(&self, page: u32) -> u32 {
+        self.block_of(page) % self.chips()
+    }
+}

@@ -1,0 +1,58 @@
+//! Seeded requests to try a device with: uniform random pages, arrivals of a Poisson process.
+
+use crate::random::Source;
+use crate::time::{Span, Time};
+
+use super::device::{Kind, Request};
+
+impl Source {
+    /// An exponentially distributed span of the given mean, to the nanosecond.
+    pub(crate) fn exponential(&mut self, mean: Span) -> Span {
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "53 bits are enough for a random draw"
+        )]
+        let (uniform, mean) = (
+            ((self.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64,
+            mean.0 as f64,
+        );
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the product is positive, and `as` saturates"
+        )]
+        Span((-uniform.ln() * mean) as u64)
+    }
+}
+
+/// `count` requests of one page each to uniformly random pages of the first `pages`, as a Poisson process
+/// with the given mean gap from `start` on. Each is a read or a write as `kind` says.
+pub(crate) fn poisson(
+    source: &mut Source,
+    kind: Kind,
+    count: usize,
+    (start, mean_gap): (Time, Span),
+    (pages, page_bytes): (u32, u32),
+) -> Vec<Request> {
+    let mut at = start;
+    (0..count)
+        .map(|_| {
+            at = at + source.exponential(mean_gap);
+            Request {
+                arrival: at,
+                kind,
+                offset: u64::from(source.below(pages)) * u64::from(page_bytes),
+                bytes: u64::from(page_bytes),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn draws_have_the_mean_they_should() {
+    let mut source = Source::seeded(7);
+    let mean = Span(1_000_000);
+    let total: u64 = (0..100_000).map(|_| source.exponential(mean).0).sum();
+    let found = total / 100_000;
+    assert!((990_000..1_010_000).contains(&found), "mean {found}");
+}

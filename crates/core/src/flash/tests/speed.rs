@@ -1,0 +1,217 @@
+//! How fast the flash model is, and what its figures in `docs/flash.md` are:
+//! `cargo test --release -p tidemill-core --lib flash::tests::speed -- --ignored --nocapture --test-threads=1`.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the measurement needs a clock; what is measured does not"
+)]
+
+use super::super::ftl::{Config, Ftl};
+use super::super::gc::Collector;
+use super::super::geometry::{Geometry, GeometryError, Spec};
+use super::super::ledger::{Ledger, LedgerError};
+use super::model::analysis::{Analysis, Mode};
+use super::model::closed_form;
+use super::model::device::{Kind, run};
+use super::model::workload::poisson;
+use crate::random::Source;
+use crate::time::{Span, Time};
+use std::time::Instant;
+
+const PAGE: u64 = 8192;
+
+fn device(
+    blocks_per_chip: u32,
+    over_provisioning: f64,
+    collector: Collector,
+) -> Result<Ftl, GeometryError> {
+    let spec = Spec {
+        blocks_per_chip,
+        over_provisioning,
+        ..Spec::default()
+    };
+    let config = Config {
+        collector,
+        ..Config::default()
+    };
+    Ok(Ftl::new(Geometry::new(spec)?, config))
+}
+
+fn rate(what: &str, count: u64, work: impl FnOnce()) {
+    let start = Instant::now();
+    work();
+    let seconds = start.elapsed().as_secs_f64();
+    let millions = Span(count).as_secs_f64() * 1e3 / seconds;
+    println!("{what:<58} {millions:>8.1} M/s");
+}
+
+fn random_writes(ftl: &mut Ftl, source: &mut Source, count: u32) {
+    let pages = ftl.geometry().logical_pages();
+    for _ in 0..count {
+        let offset = u64::from(source.below(pages)) * PAGE;
+        ftl.write(offset, PAGE).expect("inside the device");
+    }
+}
+
+/// Page writes per second, as the host counts them.
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
+fn translation() -> Result<(), GeometryError> {
+    for (name, blocks) in [("1 GiB", 18), ("64 GiB", 1096)] {
+        let over_provisioning = if blocks < 100 { 0.25 } else { 0.07 };
+        let mut ftl = device(blocks, over_provisioning, Collector::Greedy)?;
+        let pages = ftl.geometry().logical_pages();
+        let bytes = ftl.geometry().logical_bytes();
+        rate(
+            &format!("{name}: one sequential write"),
+            pages.into(),
+            || {
+                ftl.write(0, bytes).expect("inside the device");
+            },
+        );
+        let mut ftl = device(blocks, over_provisioning, Collector::Greedy)?;
+        let mut source = Source::seeded(1);
+        let erases = ftl.counts().erases;
+        rate(
+            &format!("{name}: random pages, no collection"),
+            pages.into(),
+            || {
+                random_writes(&mut ftl, &mut source, pages);
+            },
+        );
+        assert_eq!(ftl.counts().erases, erases);
+        for _ in 0..2 {
+            random_writes(&mut ftl, &mut source, pages);
+        }
+        let before = ftl.counts();
+        rate(
+            &format!("{name}: random pages, collecting"),
+            pages.into(),
+            || {
+                random_writes(&mut ftl, &mut source, pages);
+            },
+        );
+        let counts = ftl.counts().since(before);
+        println!(
+            "    of them {} pages programmed for {} written",
+            counts.flash_pages(),
+            counts.host_pages
+        );
+    }
+    Ok(())
+}
+
+/// Simulated against closed form, on one chip of 4 096 blocks (few are kept free or open) and on 32 chips of
+/// 137 (many are).
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
+fn amplification() -> Result<(), GeometryError> {
+    println!("\nover-provisioning  chips  collector    simulated  closed form: in use   nominal");
+    for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
+        for (chips, blocks_per_chip) in [(1, 4096), (32, 137)] {
+            for collector in [
+                Collector::Greedy,
+                Collector::OldestFirst,
+                Collector::CostBenefit,
+            ] {
+                let spec = Spec {
+                    channels: 1,
+                    chips_per_channel: chips,
+                    blocks_per_chip,
+                    over_provisioning,
+                    ..Spec::default()
+                };
+                let (found, in_use) = steady_state(spec, collector)?;
+                let form = |alpha| match collector {
+                    Collector::Greedy => closed_form::greedy(alpha, 256),
+                    _ => closed_form::oldest_first(alpha),
+                };
+                println!(
+                    "{over_provisioning:>17}  {chips:>5}  {:<11}  {found:>9.3}  {:>19.3}  {:>8.3}",
+                    format!("{collector:?}"),
+                    form(in_use),
+                    form(1.0 + over_provisioning)
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// (Write amplification, mean pages in use over logical pages) after three device sizes of random writes,
+/// over one more.
+fn steady_state(spec: Spec, collector: Collector) -> Result<(f64, f64), GeometryError> {
+    let config = Config {
+        collector,
+        ..Config::default()
+    };
+    let mut ftl = Ftl::new(Geometry::new(spec)?, config);
+    let bytes = ftl.geometry().logical_bytes();
+    ftl.write(0, bytes).expect("inside the device");
+    let pages = ftl.geometry().logical_pages();
+    let mut source = Source::seeded(2);
+    random_writes(&mut ftl, &mut source, 3 * pages);
+    let before = ftl.counts();
+    let mut in_use = 0.0;
+    for _ in 0..200 {
+        random_writes(&mut ftl, &mut source, pages / 200);
+        in_use += ftl.pages_in_use_ratio() / 200.0;
+    }
+    let counts = ftl.counts().since(before);
+    let found = Span(counts.flash_pages()).as_secs_f64() / Span(counts.host_pages).as_secs_f64();
+    Ok((found, in_use))
+}
+
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
+fn requests() -> Result<(), GeometryError> {
+    let mut ftl = device(1096, 0.07, Collector::Greedy)?;
+    ftl.write(0, 1 << 30).expect("inside the device");
+    let mut source = Source::seeded(3);
+    let gap = (Time(0), Span(100_000));
+    let requests = poisson(&mut source, Kind::Read, 1_000_000, gap, (100_000, 8192));
+    let analysis = Analysis {
+        mode: Mode::Idle,
+        bytes_per_s: 123 << 20,
+        slice_bytes: 32 << 10,
+        resident: vec![(0, 1 << 30); 64],
+    };
+    rate(
+        "device: requests served beside an analysis",
+        1_000_000,
+        || {
+            let report = run(&mut ftl, &requests, Some(&analysis), Span(0));
+            report.expect("inside the device");
+        },
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "prints a table, and takes minutes without --release"]
+fn ledger() -> Result<(), LedgerError> {
+    let mut ledger = Ledger::new(1 << 40)?;
+    let mut source = Source::seeded(4);
+    for object in 0..900_000 {
+        ledger.wrote(object, 1 << 20)?;
+    }
+    rate(
+        "ledger of 1 TiB, 900 000 objects: rewrite 1 MiB",
+        1_000_000,
+        || {
+            for _ in 0..1_000_000 {
+                let object = u64::from(source.below(900_000));
+                ledger.removed(object);
+                ledger.wrote(object, 1 << 20).expect("as much as was freed");
+            }
+        },
+    );
+    for _ in 0..3_000_000 {
+        let object = u64::from(source.below(900_000));
+        ledger.removed(object);
+        ledger.wrote(object, 1 << 20)?;
+    }
+    let bytes = ledger.save();
+    println!("    {:?}", ledger.report());
+    println!("    snapshot: {} bytes", bytes.len());
+    Ok(())
+}

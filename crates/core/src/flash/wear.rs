@@ -1,0 +1,79 @@
+//! Wear: how often blocks were erased, how much life that leaves, and levelling.
+//!
+//! Levelling is done twice over. A block that is opened is the least worn free one of its chip, which
+//! levels among blocks that get written. Where the spread still grows beyond a threshold, cold data sits on
+//! young blocks: it is moved onto the most worn free block, and the young one joins the others.
+
+use super::blocks::State;
+use super::ftl::{Ftl, Operation};
+
+/// Erases between two moves of cold data, so that levelling costs little while it catches up.
+const ERASES_BETWEEN_MOVES: u64 = 16;
+
+/// Erase counts over all blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wear {
+    /// Of the least worn block.
+    pub erases_min: u32,
+    /// Mean.
+    pub erases_mean: f64,
+    /// Of the most worn block.
+    pub erases_max: u32,
+    /// Share of the endurance that is used up: mean erases over cycles endured; above 1 it is overdrawn.
+    pub used: f64,
+}
+
+impl Ftl {
+    /// Erase counts at present.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    pub(super) fn wear(&self) -> Wear {
+        let (erases_min, erases_max) = self.blocks.wear_range();
+        let erases_mean = self.counts.erases as f64 / f64::from(self.geometry.blocks());
+        Wear {
+            erases_min,
+            erases_mean,
+            erases_max,
+            used: erases_mean / f64::from(self.geometry.spec().endurance_erases),
+        }
+    }
+
+    /// Moves the data of the least worn closed block onto the most worn free one, if the spread is too wide.
+    pub(super) fn level(&mut self, observe: &mut impl FnMut(Operation)) {
+        let (least, most) = self.blocks.wear_range();
+        let due = self.counts.erases.is_multiple_of(ERASES_BETWEEN_MOVES);
+        // One free block is filled before the cold one is freed; the collector must still find another.
+        if !due || most - least <= self.config.level_above || self.blocks.free_count() < 2 {
+            return;
+        }
+        let closed = self.blocks.iter().filter(|(_, b)| b.state == State::Closed);
+        let Some((cold, _)) = closed
+            .filter(|(_, block)| most - block.erases > self.config.level_above)
+            .min_by_key(|(_, block)| block.erases)
+        else {
+            return;
+        };
+        let Some(worn) = self.blocks.open_most_worn() else {
+            return;
+        };
+        self.move_block(cold, worn, observe);
+    }
+
+    fn move_block(&mut self, cold: u32, worn: u32, observe: &mut impl FnMut(Operation)) {
+        self.blocks.take_victim(cold);
+        let pages_per_block = self.geometry.spec().pages_per_block;
+        let mut to = worn * pages_per_block;
+        for from in cold * pages_per_block..(cold + 1) * pages_per_block {
+            let logical = self.owner[from as usize];
+            if self.locate(logical) == Some(from) {
+                self.point(logical, to);
+                observe(Operation::Copy { from, to });
+                self.counts.levelled_pages += 1;
+                to += 1;
+            }
+        }
+        // Pages left unprogrammed count as garbage until the block is collected, as they did in the old one.
+        self.blocks.close(worn);
+        self.erase(cold, observe);
+    }
+}

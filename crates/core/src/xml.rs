@@ -1,0 +1,31 @@
+//! Text for XML documents, which pictures are.
+
+/// A text as XML writes it; what XML has no character for becomes a replacement character.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            letter if letter.is_control() => out.push('\u{fffd}'),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_can_not_break_out() {
+        assert_eq!(
+            escaped("<a b=\"c\">&\u{1}é"),
+            "&lt;a b=&quot;c&quot;&gt;&amp;\u{fffd}é"
+        );
+    }
+}

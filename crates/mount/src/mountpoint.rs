@@ -1,0 +1,443 @@
+//! Mountpoints: what is mounted where, taking away what is ours and nothing else, and keeping the bare folder
+//! from being written to while nothing is mounted on it.
+//!
+//! The bare folder is what programs find when the mount has died: what they write there lands on the local
+//! disk, and is hidden by the next mount. So the folder has to be empty, may not be written to by its mode, and
+//! is immutable where the system allows it, which stops root as well; it stays so when the mount is killed or
+//! taken away by others. An orderly end takes the flag back, so that the folder can be removed.
+
+use crate::error::Error;
+use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// What our mounts call themselves.
+pub(crate) const SOURCE: &str = "tidemill";
+/// A file in the bare folder that says what it is; for root, whom the folder's mode does not stop.
+const NOTE: &str = "NOT-MOUNTED";
+/// What it says.
+const NOTE_TEXT: &str = "Nothing is mounted here. This folder is where an array of Tidemill belongs: what is \
+written to it is not in the array, and keeps the array from being mounted.\n";
+/// Dead mounts on top of each other that are taken away.
+const DEAD_MAX: usize = 16;
+/// How long a mount may take to say that it lives; one that says nothing is not taken for dead.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+/// `STATX_MNT_ID_UNIQUE`, since Linux 6.8.
+const MOUNT_ID_UNIQUE: u32 = 0x4000;
+/// Write permission of owner, group and others.
+const WRITE_BITS: u32 = 0o222;
+/// Write permission of the owner.
+const OWNER_WRITE: u32 = 0o200;
+
+/// A file system that is mounted somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mounted {
+    /// Of the mount, and of the file system on it.
+    id: (u64, String),
+    kind: String,
+    source: String,
+}
+
+impl Mounted {
+    fn is_fuse(&self) -> bool {
+        self.kind == "fuse" || self.kind.starts_with("fuse.")
+    }
+
+    fn is_tidemill(&self) -> bool {
+        self.is_fuse() && self.source == SOURCE
+    }
+}
+
+/// The file systems that are mounted on exactly this folder, the one that is seen last.
+fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let lines = table.split(|&byte| byte == b'\n');
+    Ok(lines
+        .filter_map(|line| parse(line, path.as_os_str()))
+        .collect())
+}
+
+/// One line of `/proc/self/mountinfo`, if it is about that folder.
+fn parse(line: &[u8], path: &OsStr) -> Option<Mounted> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let id = text(fields.next()?).parse().ok()?;
+    let device = text(fields.nth(1)?);
+    if unescape(fields.nth(1)?) != path.as_bytes() {
+        return None;
+    }
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    Some(Mounted {
+        id: (id, device),
+        kind: text(rest.next()?),
+        source: text(&unescape(rest.next()?)),
+    })
+}
+
+/// The system writes blanks and backslashes as octal numbers.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while let Some(&byte) = field.get(at) {
+        let code = field.get(at + 1..at + 4).filter(|_| byte == b'\\');
+        let code = code.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());
+        plain.push(code.unwrap_or(byte));
+        at += if code.is_some() { 4 } else { 1 };
+    }
+    plain
+}
+
+/// The folder's own path; also if a dead mount is on it.
+fn real(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if gone(&error) => {
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(error);
+            };
+            Ok(parent.canonicalize()?.join(name))
+        }
+        other => other,
+    }
+}
+
+/// Whether an error says that nobody serves a mount any more.
+fn gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOTCONN | libc::ECONNABORTED)
+    )
+}
+
+/// Whether a file system of an array is mounted exactly there.
+#[must_use]
+pub fn is_mounted(path: &Path) -> bool {
+    let mounts = real(path).and_then(|path| mounts_at(&path));
+    mounts.is_ok_and(|mounts| mounts.last().is_some_and(Mounted::is_tidemill))
+}
+
+/// Whether the process behind what is mounted there has ended. Asked from a thread of its own: a process that
+/// was stopped never answers.
+fn is_dead(path: &Path) -> bool {
+    let (sender, receiver) = mpsc::channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        let answer = rustix::fs::statfs(&path).map_err(io::Error::from);
+        // Nobody waits any more: it took too long.
+        let _ = sender.send(answer.is_err_and(|error| gone(&error)));
+    });
+    receiver.recv_timeout(SIGN_OF_LIFE).unwrap_or(false)
+}
+
+/// Takes away the topmost mount of a folder.
+fn detach(path: &Path) -> io::Result<()> {
+    let detached = match rustix::mount::unmount(path, UnmountFlags::empty()) {
+        Err(Errno::BUSY) => rustix::mount::unmount(path, UnmountFlags::DETACH),
+        other => other,
+    };
+    match detached {
+        // Only root may do it directly.
+        Err(Errno::PERM) => {
+            let mut command = Command::new("fusermount3");
+            command.args(["-u", "-z", "--"]).arg(path);
+            let done = command.stdin(Stdio::null()).output()?;
+            if done.status.success() {
+                return Ok(());
+            }
+            Err(io::Error::other(
+                String::from_utf8_lossy(&done.stderr).trim().to_owned(),
+            ))
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Refuses a folder that something is mounted on, or that holds files, which a mount would hide. What a mount
+/// that was killed has left is taken away first.
+///
+/// # Errors
+/// If the folder can't be used; the error says what to do.
+pub fn check(path: &Path) -> Result<(), Error> {
+    Bare::open(path).map(drop)
+}
+
+/// Takes away what a killed mount has left on a folder and lets it be removed again. What lives is left alone.
+///
+/// # Errors
+/// If the system refuses.
+pub fn give_back(path: &Path) -> io::Result<()> {
+    let path = match real(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    if detach_dead(&path)?.is_none() {
+        let folder = open(&path)?;
+        set_immutable(&folder, false)?;
+    }
+    Ok(())
+}
+
+/// Takes away dead mounts of arrays; gives what is mounted then.
+fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
+    for _ in 0..DEAD_MAX {
+        match mounts_at(path)?.pop() {
+            Some(top) if top.is_tidemill() && is_dead(path) => {
+                tracing::info!("detaching what an earlier mount left at {}", path.display());
+                detach(path)?;
+            }
+            top => return Ok(top),
+        }
+    }
+    Ok(mounts_at(path)?.pop())
+}
+
+/// The number of the topmost mount that no other mount ever has, where the system gives one. Asks nobody but
+/// the kernel.
+fn unique_id(path: &Path) -> Option<u64> {
+    let wanted = StatxFlags::from_bits_retain(MOUNT_ID_UNIQUE);
+    let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    (found.stx_mask & MOUNT_ID_UNIQUE != 0).then_some(found.stx_mnt_id)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+fn set_immutable(folder: &File, immutable: bool) -> io::Result<()> {
+    let mut flags = match rustix::fs::ioctl_getflags(folder) {
+        // The file system has no such flags.
+        Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) if !immutable => {
+            return Ok(());
+        }
+        other => other?,
+    };
+    if flags.contains(IFlags::IMMUTABLE) == immutable {
+        return Ok(());
+    }
+    flags.set(IFlags::IMMUTABLE, immutable);
+    Ok(rustix::fs::ioctl_setflags(folder, flags)?)
+}
+
+/// The folder below a mount.
+#[derive(Debug)]
+pub(crate) struct Bare {
+    path: PathBuf,
+    folder: File,
+}
+
+impl Bare {
+    /// The folder, if it can be mounted on.
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let at = |source| Error::Mount {
+            path: path.display().to_string(),
+            source,
+        };
+        let real = real(path).map_err(at)?;
+        if let Some(top) = detach_dead(&real).map_err(at)?
+            && top.is_fuse()
+        {
+            return Err(Error::Taken {
+                path: path.display().to_string(),
+                by: top.source,
+            });
+        }
+        let folder = open(&real).map_err(at)?;
+        for entry in std::fs::read_dir(&real).map_err(at)? {
+            let name = entry.map_err(at)?.file_name();
+            if name != NOTE {
+                return Err(Error::Files {
+                    path: path.display().to_string(),
+                    name: name.display().to_string(),
+                });
+            }
+        }
+        let bare = Self { path: real, folder };
+        bare.admit_owner();
+        Ok(bare)
+    }
+
+    /// Its own path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `fusermount3`, which other users than root mount with, insists on write permission.
+    fn admit_owner(&self) {
+        if !rustix::process::geteuid().is_root() {
+            // If it is somebody else's, mounting says so.
+            let _ = self.change_mode(|mode| mode | OWNER_WRITE);
+        }
+    }
+
+    fn change_mode(&self, change: impl FnOnce(u32) -> u32) -> io::Result<()> {
+        let mut permissions = self.folder.metadata()?.permissions();
+        let mode = permissions.mode() & 0o7777;
+        let changed = change(mode);
+        if changed != mode {
+            permissions.set_mode(changed);
+            self.folder.set_permissions(permissions)?;
+        }
+        Ok(())
+    }
+
+    /// Lets nobody write to it while nothing is mounted on it.
+    pub(crate) fn protect(&self) {
+        if let Err(error) = self.try_protect() {
+            tracing::info!(
+                "the folder {} below the mount can be written to when the mount is gone: {error}",
+                self.path.display()
+            );
+        }
+    }
+
+    fn try_protect(&self) -> io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            self.leave_note()?;
+        }
+        self.change_mode(|mode| mode & !WRITE_BITS)?;
+        match set_immutable(&self.folder, true) {
+            // Only root may, and not on every file system: the mode and the note have to do.
+            Err(error) => {
+                tracing::debug!("{} can't be made immutable: {error}", self.path.display());
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn leave_note(&self) -> io::Result<()> {
+        use io::Write;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o444);
+        match rustix::fs::openat(&self.folder, NOTE, flags, mode) {
+            Ok(file) => File::from(file).write_all(NOTE_TEXT.as_bytes()),
+            // It is there, perhaps in a folder that is immutable already.
+            Err(Errno::EXIST | Errno::PERM) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Lets it be removed.
+    fn release(&self) {
+        if let Err(error) = set_immutable(&self.folder, false) {
+            tracing::debug!("{} stays immutable: {error}", self.path.display());
+        }
+    }
+}
+
+/// A mount of this process.
+#[derive(Debug)]
+pub(crate) struct Own {
+    bare: Bare,
+    /// `None`: it was taken away before it was looked for.
+    mounted: Option<(Mounted, Option<u64>)>,
+}
+
+impl Own {
+    /// To be called when the file system has been mounted on the folder.
+    pub(crate) fn new(bare: Bare) -> io::Result<Self> {
+        let top = mounts_at(&bare.path)?.pop().filter(Mounted::is_tidemill);
+        let mounted = top.map(|top| (top, unique_id(&bare.path)));
+        bare.protect();
+        Ok(Self { bare, mounted })
+    }
+
+    /// Its mountpoint.
+    pub(crate) fn path(&self) -> &Path {
+        &self.bare.path
+    }
+
+    /// Unmounts it and lets the folder be removed; if somebody else has unmounted it, the folder stays protected.
+    /// What others have mounted on the folder is never touched.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        let Some((mounted, unique)) = &self.mounted else {
+            return Ok(());
+        };
+        let mounts = mounts_at(&self.bare.path)?;
+        match mounts.iter().position(|mount| mount == mounted) {
+            None => Ok(()),
+            // The numbers that mounts are listed with are used again.
+            Some(at) if at + 1 == mounts.len() && unique_id(&self.bare.path) != *unique => Ok(()),
+            Some(at) if at + 1 == mounts.len() => {
+                detach(&self.bare.path)?;
+                self.bare.release();
+                Ok(())
+            }
+            Some(at) => {
+                let above = &mounts[at + 1..];
+                let names: Vec<&str> = above.iter().map(|mount| mount.source.as_str()).collect();
+                Err(io::Error::other(format!(
+                    "{} is mounted on top of it; unmount that first, then this (`umount {}`)",
+                    names.join(", "),
+                    self.bare.path.display()
+                )))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_told_from_one_on_a_folder_of_a_like_name() {
+        let line = b"36 35 0:98 / /a\\040b\\134c\\011 rw,nosuid shared:1 master:2 - fuse.tidemill tidemill rw";
+        let found = parse(line, OsStr::new("/a b\\c\t")).unwrap();
+        assert_eq!(found.id, (36, "0:98".into()));
+        assert!(found.is_tidemill());
+        assert!(parse(line, OsStr::new("/a b\\c")).is_none());
+        assert!(parse(b"", OsStr::new("/")).is_none());
+        let other = b"1 0 8:1 / / rw - ext4 tidemill rw";
+        assert!(!parse(other, OsStr::new("/")).unwrap().is_fuse());
+        assert!(!is_mounted(Path::new("/no/such/place")));
+    }
+
+    #[test]
+    fn a_folder_with_files_is_refused_and_says_which() {
+        let folder = tempfile::tempdir().unwrap();
+        check(folder.path()).unwrap();
+        std::fs::write(folder.path().join(NOTE), NOTE_TEXT).unwrap();
+        check(folder.path()).unwrap();
+        std::fs::write(folder.path().join("results.nc"), "x").unwrap();
+        let refused = check(folder.path()).unwrap_err();
+        assert!(refused.is(Errno::NOTEMPTY));
+        assert!(refused.to_string().contains("results.nc"), "{refused}");
+        assert!(check(&folder.path().join("results.nc")).is_err());
+    }
+
+    #[test]
+    fn a_bare_folder_takes_nothing_until_it_is_given_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mnt");
+        std::fs::create_dir(&path).unwrap();
+        let bare = Bare::open(&path).unwrap();
+        bare.protect();
+        bare.protect();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & WRITE_BITS, 0);
+        let immutable = |folder: &File| {
+            rustix::fs::ioctl_getflags(folder).is_ok_and(|f| f.contains(IFlags::IMMUTABLE))
+        };
+        if rustix::process::geteuid().is_root() {
+            assert!(path.join(NOTE).exists());
+        }
+        if immutable(&bare.folder) {
+            assert!(std::fs::write(path.join("f"), "x").is_err());
+        }
+        check(&path).unwrap();
+        give_back(&path).unwrap();
+        assert!(!immutable(&bare.folder));
+        std::fs::remove_dir_all(&path).unwrap();
+        give_back(&path).unwrap();
+    }
+}

@@ -1,0 +1,109 @@
+//! Mountpoints: refused where a mount would hide something, taken away by their own mount only, and no place for
+//! files while nothing is mounted.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't do what it needs fails"
+)]
+
+mod array;
+
+use array::{Array, can_mount};
+use rustix::fs::{AtFlags, CWD};
+use rustix::io::Errno;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::Path;
+use tidemill_mount::mountpoint::give_back;
+
+/// What is mounted at a path now.
+fn mounts(path: &Path) -> usize {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let path = format!(" {} ", path.display());
+    table.lines().filter(|line| line.contains(&path)).count()
+}
+
+/// A mountpoint that is in use is refused, and the mount that is there goes on.
+#[test]
+fn a_live_mountpoint_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let one = array.mount(true);
+    fs::write(one.join("f"), "here").unwrap();
+    let refused = array.try_mount(one.path()).unwrap_err();
+    assert!(refused.is(Errno::BUSY), "{refused}");
+    assert!(refused.to_string().contains("already"), "{refused}");
+    assert_eq!(mounts(one.path()), 1);
+    assert_eq!(fs::read(one.join("f")).unwrap(), b"here");
+}
+
+/// No mount takes away what is not its own: not what others have mounted on it, nor what is there in its place.
+#[test]
+fn a_mount_takes_only_itself_away() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let one = array.mount(true);
+    let path = one.path().to_owned();
+    let other = |path: &Path| {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("other", path, "tmpfs", flags, None).unwrap();
+    };
+    let unmount = |path: &Path| {
+        rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH).unwrap();
+    };
+    // On top of it.
+    other(&path);
+    let left = one.try_unmount().unwrap_err();
+    assert!(left.to_string().contains("other"), "{left}");
+    assert_eq!(mounts(&path), 2);
+    unmount(&path);
+    unmount(&path);
+    give_back(&path).unwrap();
+    // In its place.
+    let two = array.mount(true);
+    let path = two.path().to_owned();
+    unmount(&path);
+    other(&path);
+    two.try_unmount().unwrap();
+    assert_eq!(mounts(&path), 1);
+    unmount(&path);
+    give_back(&path).unwrap();
+}
+
+/// The bare folder of a mount that was taken away takes no files; an orderly end lets it be removed.
+#[test]
+fn the_bare_folder_is_no_place_for_files() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let one = array.mount(true);
+    let path = one.path().to_owned();
+    rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
+    let folder = File::open(&path).unwrap();
+    let flags = rustix::fs::ioctl_getflags(&folder);
+    if flags.is_ok_and(|flags| flags.contains(rustix::fs::IFlags::IMMUTABLE)) {
+        let refused = fs::write(path.join("lost"), "x").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    } else {
+        eprintln!("SKIPPED: folders can't be made immutable here");
+    }
+    let mode = rustix::fs::statat(CWD, &path, AtFlags::empty())
+        .unwrap()
+        .st_mode;
+    assert_eq!(mode & 0o222, 0);
+    drop(one);
+    // It can be mounted on again.
+    let again = array.try_mount(&path).unwrap();
+    fs::write(again.join("f"), "x").unwrap();
+    again.unmount();
+    fs::write(path.join("found"), "x").unwrap();
+    let refused = array.try_mount(&path).unwrap_err();
+    assert!(refused.is(Errno::NOTEMPTY), "{refused}");
+    assert!(refused.to_string().contains("found"), "{refused}");
+    fs::remove_dir_all(&path).unwrap();
+}

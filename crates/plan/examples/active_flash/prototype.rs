@@ -1,0 +1,41 @@
+//! One device measured: time, throughput, energy and preemption of a kernel (Eq. 35, §6.2 and Table 7).
+
+use tidemill_plan::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
+
+/// t (Eq. 35): reading, then computing; they don't overlap.
+pub(crate) fn kernel_time(io: Seconds, compute: Seconds) -> Seconds {
+    io + compute
+}
+
+/// The throughput of Table 7.
+pub(crate) fn throughput(input: Bytes, time: Seconds) -> BytesPerSecond {
+    input / time
+}
+
+/// The energy of Table 7: `power` for all of the time.
+pub(crate) fn energy(power: Watts, time: Seconds) -> Joules {
+    power * time
+}
+
+/// Delay_k (§6.2): how long a request waits on average for a kernel that looks for requests every `piece` bytes.
+pub(crate) fn mean_delay(piece: Bytes, throughput: BytesPerSecond) -> Seconds {
+    piece / throughput * 0.5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: 32 KB at 4 MB/s take 7.8125 ms, and a request comes in the middle on average.
+    #[test]
+    fn by_hand() {
+        let delay = mean_delay("32 KB".parse().unwrap(), "4 MB/s".parse().unwrap());
+        assert!((delay.get() - 3.906_25e-3).abs() < 1e-12);
+        let time = kernel_time(Seconds::new(2.4), Seconds::new(17.6));
+        assert_eq!(
+            throughput("100 MB".parse().unwrap(), time),
+            "5 MB/s".parse().unwrap()
+        );
+        assert!((energy(Watts::new(1.4), time).get() - 28.0).abs() < 1e-12);
+    }
+}

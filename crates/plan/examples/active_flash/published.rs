@@ -1,0 +1,188 @@
+//! What the Active Flash paper prints: figures only, as they stand there. Nothing here is computed.
+
+use tidemill_plan::model::Approach;
+use tidemill_plan::model::staging::Constraint;
+
+/// The applications, in the order of Tables 1 and 4.
+pub(crate) const APPLICATIONS: [&str; 6] = ["CHIMERA", "VULCAN", "POP", "S3D", "GTC", "GYRO"];
+
+/// A row of Table 4.
+#[derive(Debug)]
+pub(crate) struct Table4Row {
+    /// Where output is staged.
+    pub(crate) approach: Approach,
+    /// What limits.
+    pub(crate) constraint: Constraint,
+    /// The capacity in GB, where it is one of capacity.
+    pub(crate) capacity: Option<&'static str>,
+    /// The ratio of each application.
+    pub(crate) ratios: [&'static str; 6],
+}
+
+/// Table 4.
+pub(crate) const TABLE_4: [Table4Row; 9] = [
+    Table4Row {
+        approach: Approach::ActiveFlash,
+        constraint: Constraint::Capacity,
+        capacity: Some("32 GB"),
+        ratios: ["1", "2571", "233", "18", "6", "166"],
+    },
+    Table4Row {
+        approach: Approach::ActiveFlash,
+        constraint: Constraint::Capacity,
+        capacity: Some("64 GB"),
+        ratios: ["1", "4500", "461", "36", "12", "333"],
+    },
+    Table4Row {
+        approach: Approach::ActiveFlash,
+        constraint: Constraint::Bandwidth,
+        capacity: None,
+        ratios: ["29", "29", "29", "29", "29", "29"],
+    },
+    Table4Row {
+        approach: Approach::ActiveFlash,
+        constraint: Constraint::Endurance,
+        capacity: None,
+        ratios: ["1", "2268", "245", "20", "10", "204"],
+    },
+    Table4Row {
+        approach: Approach::ActiveFlash,
+        constraint: Constraint::Restart,
+        capacity: None,
+        ratios: ["4", "896218", "4054", "240", "42", "1758"],
+    },
+    Table4Row {
+        approach: Approach::AnalysisNode,
+        constraint: Constraint::Capacity,
+        capacity: Some("16 GB"),
+        ratios: ["1", "1285", "117", "9", "3", "83"],
+    },
+    Table4Row {
+        approach: Approach::AnalysisNode,
+        constraint: Constraint::Capacity,
+        capacity: Some("32 GB"),
+        ratios: ["1", "2571", "233", "18", "6", "166"],
+    },
+    Table4Row {
+        approach: Approach::AnalysisNode,
+        constraint: Constraint::Capacity,
+        capacity: Some("64 GB"),
+        ratios: ["1", "4500", "461", "36", "12", "333"],
+    },
+    Table4Row {
+        approach: Approach::AnalysisNode,
+        constraint: Constraint::Bandwidth,
+        capacity: None,
+        ratios: ["2250", "2250", "2250", "2250", "2250", "2250"],
+    },
+];
+
+/// A row of Table 5, in dollars.
+#[derive(Debug)]
+pub(crate) struct Table5Row {
+    /// Where analysis runs.
+    pub(crate) approach: Approach,
+    /// The staging ratio.
+    pub(crate) ratio: f64,
+    /// What is bought.
+    pub(crate) infrastructure: &'static str,
+    /// What energy costs.
+    pub(crate) energy: &'static str,
+    /// Both, as printed.
+    pub(crate) total: &'static str,
+}
+
+/// Table 5. At ratios 30 and 300 it has no figures for active flash: no application is feasible.
+pub(crate) const TABLE_5: [Table5Row; 4] = [
+    Table5Row {
+        approach: Approach::ActiveFlash,
+        ratio: 10.0,
+        infrastructure: "180000",
+        energy: "-19131",
+        total: "160866",
+    },
+    Table5Row {
+        approach: Approach::AnalysisNode,
+        ratio: 10.0,
+        infrastructure: "1818000",
+        energy: "566375",
+        total: "2384375",
+    },
+    Table5Row {
+        approach: Approach::AnalysisNode,
+        ratio: 30.0,
+        infrastructure: "606000",
+        energy: "158193",
+        total: "642993",
+    },
+    Table5Row {
+        approach: Approach::AnalysisNode,
+        ratio: 300.0,
+        infrastructure: "60600",
+        energy: "31072",
+        total: "67432",
+    },
+];
+
+/// One side of a row of Table 7.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// Seconds of I/O and of computing: inputs, since they were measured.
+    pub(crate) seconds: (f64, f64),
+    /// MB/s.
+    pub(crate) throughput: &'static str,
+    /// Joules.
+    pub(crate) energy: &'static str,
+}
+
+/// A row of Table 7: 100 MB through one kernel.
+#[derive(Debug)]
+pub(crate) struct Table7Row {
+    /// The kernel.
+    pub(crate) kernel: &'static str,
+    /// On the device.
+    pub(crate) device: Measured,
+    /// On the host.
+    pub(crate) host: Measured,
+}
+
+const fn measured(seconds: (f64, f64), throughput: &'static str, energy: &'static str) -> Measured {
+    Measured {
+        seconds,
+        throughput,
+        energy,
+    }
+}
+
+/// Table 7.
+pub(crate) const TABLE_7: [Table7Row; 4] = [
+    Table7Row {
+        kernel: "max",
+        device: measured((2.4, 19.8), "4.5", "31"),
+        host: measured((2.6, 0.4), "33.3", "288"),
+    },
+    Table7Row {
+        kernel: "mean",
+        device: measured((2.4, 22.1), "4.0", "34"),
+        host: measured((2.6, 0.4), "33.1", "290"),
+    },
+    Table7Row {
+        kernel: "standard deviation",
+        device: measured((2.4, 27.7), "3.3", "42"),
+        host: measured((2.6, 0.5), "32.0", "300"),
+    },
+    Table7Row {
+        kernel: "linear regression",
+        device: measured((2.4, 49.6), "1.9", "73"),
+        host: measured((2.6, 1.1), "26.8", "357"),
+    },
+];
+
+/// Input of Table 7.
+pub(crate) const TABLE_7_INPUT: &str = "100 MB";
+/// Power of the prototype while it analyses (§6.3).
+pub(crate) const PROTOTYPE_POWER: &str = "1.4 W";
+/// Power of its host while it analyses (§6.3).
+pub(crate) const HOST_POWER: &str = "96 W";
+/// Bytes between looks for requests (§6.2).
+pub(crate) const PREEMPTION_PIECE: &str = "32 KB";

@@ -1,0 +1,388 @@
+//! Files that a mount has open for writing. When it opens one, the other mounts are told before it goes on, so
+//! that nobody believes any more what was known of that file. Who asks for it then is not answered before the
+//! writing mount has said whether it is still open there: a mount seals shortly *after* `close` has returned;
+//! whoever looks in between gets what was closed all the same, or an error if nobody can say.
+//!
+//! Costs nothing where there is one mount and nobody else looks at a file that is being written.
+
+use crate::names::{Change, Changes, Fault, Names, Request, Written};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
+use tonic::Status;
+
+/// How long somebody waits for a mount's word, or for the seal of what it has closed. A mount that died is
+/// given up, and what it wrote is sealed, in less.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a mount may take to forget a file that another one opens for writing. One that takes longer hangs.
+const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
+/// Questions under way at once; who comes beyond is told to try again.
+const QUESTIONS_MAX: usize = 4096;
+
+/// The stream of a mount.
+pub(crate) type Line = mpsc::Sender<Result<v1::Invalidation, Status>>;
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Recalls(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    names: Arc<dyn Names>,
+    runtime: Handle,
+    /// Streams of the mounts that are there, each with a number of its own.
+    lines: Mutex<BTreeMap<u64, (u64, Line)>>,
+    /// Signalled when a mount comes.
+    arrived: Notify,
+    questions: Mutex<BTreeMap<u64, oneshot::Sender<bool>>>,
+    next: AtomicU64,
+}
+
+/// A mount that can be asked, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Reachable {
+    recalls: Recalls,
+    session: u64,
+    number: u64,
+}
+
+impl Drop for Reachable {
+    fn drop(&mut self) {
+        let mut lines = self.recalls.0.lines.lock();
+        if lines
+            .get(&self.session)
+            .is_some_and(|(number, _)| *number == self.number)
+        {
+            lines.remove(&self.session);
+        }
+    }
+}
+
+/// A question under way; forgotten when it is dropped.
+struct Question<'a> {
+    recalls: &'a Recalls,
+    number: u64,
+    answer: oneshot::Receiver<bool>,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.recalls.0.questions.lock().remove(&self.number);
+    }
+}
+
+/// What is known of a file that was being written when it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// Its writer has it open: the version before is the newest that was closed.
+    Open,
+    /// What was being written is sealed or given up.
+    Ended,
+    /// Nobody could say in time.
+    Unknown,
+}
+
+impl Recalls {
+    /// To be called within the runtime that carries the questions.
+    pub(crate) fn new(names: Arc<dyn Names>) -> Self {
+        Self(Arc::new(Inner {
+            names,
+            runtime: Handle::current(),
+            lines: Mutex::default(),
+            arrived: Notify::new(),
+            questions: Mutex::default(),
+            next: AtomicU64::new(1),
+        }))
+    }
+
+    fn number(&self) -> u64 {
+        self.0.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A mount has opened its stream and can be asked from now on.
+    pub(crate) fn reach(&self, session: u64, line: Line) -> Reachable {
+        let number = self.number();
+        self.0.lines.lock().insert(session, (number, line));
+        self.0.arrived.notify_waiters();
+        Reachable {
+            recalls: self.clone(),
+            session,
+            number,
+        }
+    }
+
+    /// As [`Names::apply`], but what somebody else is writing is settled first.
+    pub(crate) async fn apply(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+        if let Some(answered) = self.answered(&request) {
+            return answered;
+        }
+        let again = asks(&request).then(|| request.clone());
+        let opening = self.opening(&request);
+        let results = self.0.names.apply(request).await?;
+        self.tell_others(&opening).await;
+        match again {
+            Some(request) => self.settled(request, results).await,
+            None => Ok(results),
+        }
+    }
+
+    /// As [`Self::apply`], for threads outside the runtime.
+    pub(crate) fn apply_blocking(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+        if let Some(answered) = self.answered(&request) {
+            return answered;
+        }
+        let again = asks(&request).then(|| request.clone());
+        let opening = self.opening(&request);
+        let results = self.0.names.apply_blocking(request)?;
+        if !opening.is_empty() {
+            self.0.runtime.block_on(self.tell_others(&opening));
+        }
+        match again {
+            Some(request) if written(&results).next().is_some() => {
+                self.0.runtime.block_on(self.settled(request, results))
+            }
+            _ => Ok(results),
+        }
+    }
+
+    /// The files that a request opens for writing, and the mounts that have to know before it is answered.
+    fn opening(&self, request: &Request) -> Vec<(u64, Line)> {
+        let opens = |op: &v1::NameOp| match op.op {
+            Some(Op::NewVersion(new)) => Some(new.ino),
+            _ => None,
+        };
+        let mut inodes = request.ops.iter().filter_map(opens).peekable();
+        if inodes.peek().is_none() {
+            return Vec::new();
+        }
+        let lines = self.0.lines.lock();
+        let others = lines
+            .iter()
+            .filter(|(session, _)| **session != request.session);
+        let others: Vec<&Line> = others.map(|(_, (_, line))| line).collect();
+        inodes
+            .flat_map(|ino| others.iter().map(move |&line| (ino, line.clone())))
+            .collect()
+    }
+
+    /// Waits until other mounts have forgotten what they knew of files that are about to be written.
+    async fn tell_others(&self, opening: &[(u64, Line)]) {
+        let receipts = opening.iter().map(|(ino, line)| async move {
+            let message = |receipt| v1::Invalidation {
+                receipt,
+                ino: *ino,
+                ..v1::Invalidation::default()
+            };
+            // A mount whose stream is full hangs, or is told to forget everything.
+            if let Ok(Some(mut question)) = self.send(*ino, line, message) {
+                let _ = tokio::time::timeout(RECEIPT_PATIENCE, &mut question.answer).await;
+            }
+        });
+        join_all(receipts).await;
+    }
+
+    /// Takes a mount's answer, if the request is one.
+    fn answered(&self, request: &Request) -> Option<Result<Vec<v1::NameResult>, Fault>> {
+        let [
+            v1::NameOp {
+                op: Some(Op::Answer(answer)),
+            },
+        ] = &request.ops[..]
+        else {
+            return None;
+        };
+        if !request.caller.trusted {
+            return Some(Err(Fault::Malformed("only mounts answer questions")));
+        }
+        if let Some(waiting) = self.0.questions.lock().remove(&answer.question) {
+            // Whoever asked may have gone away.
+            let _ = waiting.send(answer.open);
+        }
+        let result = Some(Answer::Empty(v1::Empty {}));
+        Some(Ok(vec![v1::NameResult { result }]))
+    }
+
+    async fn settled(
+        &self,
+        request: Request,
+        results: Vec<v1::NameResult>,
+    ) -> Result<Vec<v1::NameResult>, Fault> {
+        let session = request.session;
+        let inodes: Vec<u64> = written(&results).collect();
+        let settled = join_all(inodes.iter().map(|&ino| self.settle(session, ino))).await;
+        let (mut ended, mut unknown) = (false, None);
+        for (ino, settled) in inodes.into_iter().zip(settled) {
+            match settled? {
+                Settled::Open => {}
+                Settled::Ended => ended = true,
+                Settled::Unknown => unknown = Some(ino),
+            }
+        }
+        let mut results = if ended {
+            self.0.names.apply(request.clone()).await?
+        } else {
+            results
+        };
+        // Attributes may be those of the version before. What is in the file may not.
+        let opens = request.ops.iter().position(|op| {
+            matches!(
+                op.op,
+                Some(Op::Open(_) | Op::GetAttr(v1::GetAttr { content: true, .. }))
+            )
+        });
+        if let (Some(ino), Some(at)) = (unknown, opens) {
+            results.truncate(at);
+            let error = Answer::Error((&Fault::Unsettled(ino)).into());
+            results.push(v1::NameResult {
+                result: Some(error),
+            });
+        }
+        Ok(results)
+    }
+
+    /// Waits until it is known whether a version that a mount writes is still open there; if it is not, until
+    /// it is sealed. `session` asks.
+    pub(crate) async fn settle(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
+        let deadline = Instant::now() + PATIENCE;
+        let Some(first) = self.0.names.written(ino)? else {
+            return Ok(Settled::Ended);
+        };
+        if first.session == 0 || first.session == session {
+            return Ok(Settled::Open);
+        }
+        loop {
+            // Before it is looked at again, so that nothing can fall between.
+            let mut changes = self.0.names.changes();
+            let arrived = self.0.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            if self.0.names.written(ino)? != Some(first) {
+                return Ok(Settled::Ended);
+            }
+            let mut question = self.ask(first, ino)?;
+            tokio::select! {
+                open = answer_of(question.as_mut()) => {
+                    if open {
+                        return Ok(Settled::Open);
+                    }
+                    // It is closed: the seal comes by itself.
+                    tokio::select! {
+                        changed = change_of(&mut changes, ino) => changed?,
+                        () = tokio::time::sleep_until(deadline) => return Ok(Settled::Unknown),
+                    }
+                }
+                changed = change_of(&mut changes, ino) => changed?,
+                () = &mut arrived => {}
+                () = tokio::time::sleep_until(deadline) => return Ok(Settled::Unknown),
+            }
+        }
+    }
+
+    /// Asks the mount that writes a version, if it is there.
+    fn ask(&self, version: Written, ino: u64) -> Result<Option<Question<'_>>, Fault> {
+        let line = self
+            .0
+            .lines
+            .lock()
+            .get(&version.session)
+            .map(|(_, line)| line.clone());
+        let Some(line) = line else {
+            return Ok(None);
+        };
+        let message = |question| v1::Invalidation {
+            question,
+            ino,
+            ..v1::Invalidation::default()
+        };
+        self.send(ino, &line, message)
+    }
+
+    /// Sends a mount a message with a number that it is to answer. `None`: it does not read its stream.
+    fn send(
+        &self,
+        ino: u64,
+        line: &Line,
+        message: impl Fn(u64) -> v1::Invalidation,
+    ) -> Result<Option<Question<'_>>, Fault> {
+        let number = self.number();
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut questions = self.0.questions.lock();
+            if questions.len() >= QUESTIONS_MAX {
+                return Err(Fault::Unsettled(ino));
+            }
+            questions.insert(number, sender);
+        }
+        let question = Question {
+            recalls: self,
+            number,
+            answer,
+        };
+        Ok(line
+            .try_send(Ok(message(number)))
+            .is_ok()
+            .then_some(question))
+    }
+}
+
+/// What the mount says: whether the file is open for writing. Never, if it was not asked or has gone away.
+async fn answer_of(question: Option<&mut Question<'_>>) -> bool {
+    if let Some(question) = question
+        && let Ok(open) = (&mut question.answer).await
+    {
+        return open;
+    }
+    std::future::pending().await
+}
+
+/// Waits for a change of the inode.
+async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
+    use tokio::sync::broadcast::error::RecvError;
+    loop {
+        match changes.next().await {
+            Ok(changed) => {
+                let of_ino =
+                    |change: &Change| matches!(change, Change::Node(other) if *other == ino);
+                if changed.changes.iter().any(of_ino) {
+                    return Ok(());
+                }
+            }
+            Err(RecvError::Lagged(_)) => return Ok(()),
+            Err(RecvError::Closed) => return Err(Fault::Closed),
+        }
+    }
+}
+
+/// Whether a request asks for what a file holds or how long it is.
+fn asks(request: &Request) -> bool {
+    let asks = |op: &v1::NameOp| {
+        matches!(
+            op.op,
+            Some(Op::Lookup(_) | Op::Resolve(_) | Op::GetAttr(_) | Op::Open(_))
+        )
+    };
+    request.ops.iter().all(asks)
+}
+
+/// Files in an answer that somebody writes.
+fn written(results: &[v1::NameResult]) -> impl Iterator<Item = u64> {
+    let attr = |result: &v1::NameResult| match result.result.as_ref()? {
+        Answer::Attr(attr) => Some(*attr),
+        Answer::Entry(entry) => entry.attr,
+        Answer::Opened(opened) => opened.attr,
+        _ => None,
+    };
+    let writing = move |result| {
+        attr(result)
+            .filter(|attr| attr.writing)
+            .map(|attr| attr.ino)
+    };
+    results.iter().filter_map(writing)
+}

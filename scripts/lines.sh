@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Counts lines of Rust a crate, without tests: what is in src, less modules and items under `#[cfg(test)]`.
+# With --strip FILE… it prints the files as they are counted.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# An item under `#[cfg(test)]` ends at the line that closes it at its own indentation, or at its semicolon.
+strip() {
+  awk '
+    function indent(line) { match(line, /^ */); return RLENGTH }
+    FNR == 1 { skipping = 0; pending = 0 }
+    skipping { if (indent($0) == depth && $0 ~ /^ *[})\]]+[;,]? *$/) skipping = 0; next }
+    /^ *#\[cfg\((test|all\(test,.*)\)\]/ { pending = 1; depth = indent($0); next }
+    pending && /^ *#\[/ { next }
+    pending { pending = 0; if ($0 !~ /[;}] *$/ && $0 !~ /, *$/) skipping = 1; next }
+    { print }
+  ' "$@"
+}
+
+# A file is a test of its crate if it is named so; `mod tests;` is what the convention has for those.
+sources() {
+  find "$1/src" -name '*.rs' ! -name tests.rs ! -path '*/tests/*' | sort
+}
+
+if [ "${1:-}" = --strip ]; then
+  shift
+  strip "$@"
+  exit
+fi
+
+total=0
+for crate in crates/*/; do
+  mapfile -t files < <(sources "$crate")
+  lines=$(strip "${files[@]}" | wc -l)
+  printf '%8d  %s\n' "$lines" "$(basename "$crate")"
+  total=$((total + lines))
+done
+printf '%8d  in all\n' "$total"

@@ -66,26 +66,6 @@ P"#);
 }
 
 #[test]
-fn a_reader_keeps_the_version_it_opened() {
-    let Some(array) = Array::start() else { return };
-    array.sh(r#"python3 - <<'P'
-import os, time
-def write(path, data):
-    with open(path, "wb") as f:
-        f.write(data)
-write("v", b"first" * 1000)
-reader = open("v", "rb", buffering=0)
-assert reader.read(5) == b"first"
-write("v", b"second")
-assert open("v", "rb").read() == b"second"
-assert reader.read(5) == b"first", "the old version was lost to its reader"
-assert os.fstat(reader.fileno()) is not None
-reader.close()
-assert open("v", "rb").read() == b"second"
-P"#);
-}
-
-#[test]
 fn what_goes_in_by_the_client_comes_out_of_the_mount_and_back() {
     let Some(array) = Array::start() else { return };
     let local = array.path("local.bin");

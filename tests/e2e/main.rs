@@ -12,6 +12,7 @@ mod kernels;
 mod lineage;
 mod names;
 mod offload;
+mod open;
 mod plan;
 mod remote;
 #[path = "../require.rs"]

@@ -10,6 +10,7 @@ pub mod error;
 pub mod host;
 pub mod ids;
 pub mod local;
+pub mod object_file;
 pub mod objects;
 pub mod server;
 pub mod tls;

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::route::{
-    self, CAPABILITY_HEADER, Listed, SealBody, SealItem, SealReply, SealResult,
+    self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
 
 /// Connections to elements. Cheap to clone; connections are kept and used again.
@@ -109,7 +109,39 @@ impl Objects {
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Makes the bytes written so far survive power loss.
+    /// Makes an unsealed object of the first `bytes` of a sealed one of the same element.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn copy(
+        &self,
+        remote: &Remote,
+        from: ObjectId,
+        capability: &[u8],
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let path = format!("/copy?from={:016x}&bytes={bytes}", from.0);
+        let request = base(remote, Method::POST, &path).header(SOURCE_HEADER, hex(capability));
+        self.send(remote, request, Bytes::new()).await.map(drop)
+    }
+
+    /// `fallocate(2)` on an unsealed object; gives its length in bytes.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses.
+    pub async fn allocate(
+        &self,
+        remote: &Remote,
+        (offset, length): (u64, u64),
+        mode: u32,
+    ) -> Result<u64, Error> {
+        let path = format!("/allocate?offset={offset}&length={length}&mode={mode}");
+        let request = base(remote, Method::POST, &path);
+        let response = self.send(remote, request, Bytes::new()).await?;
+        size_of(remote, response, "allocate").await
+    }
+
+    /// Makes the bytes of an object, sealed or not, survive power loss.
     ///
     /// # Errors
     /// If the element can't be reached or refuses.
@@ -127,14 +159,7 @@ impl Objects {
         let request =
             base(remote, Method::POST, "/seal").header("content-type", "application/json");
         let response = self.send(remote, request, body.into()).await?;
-        let bytes = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|e| lost(remote, &e))?
-            .to_bytes();
-        let reply: SealReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))?;
-        Ok(reply.size)
+        size_of(remote, response, "seal").await
     }
 
     /// Seals many objects of one element in one request (at most `route::SEAL_ALL_MAX`); gives what became
@@ -217,6 +242,22 @@ impl Objects {
             message: refusal(status, &body.unwrap_or_default()),
         })
     }
+}
+
+/// The length in an answer that is a [`SealReply`].
+async fn size_of(
+    remote: &Remote,
+    response: Response<hyper::body::Incoming>,
+    what: &'static str,
+) -> Result<u64, Error> {
+    let bytes = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|e| lost(remote, &e))?
+        .to_bytes();
+    let reply: SealReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer(what))?;
+    Ok(reply.size)
 }
 
 fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::Builder {

@@ -9,6 +9,8 @@
 
 use crate::store::{Entry, Opened, ReadAt, Space, Stat, Store, StoreError};
 use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -247,6 +249,45 @@ impl Quota {
     }
 }
 
+/// Makes the first bytes of a file another one, which is there when it has them all.
+fn copy_whole(source: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
+    use tidemill_client::object_file::{copy_data, name, nameless};
+    if let Some(file) = nameless(path, UNSEALED_MODE) {
+        copy_data(source, &file, 0, bytes)?;
+        return name(&file, path);
+    }
+    let partial = path.with_extension("copy");
+    let mut options = OpenOptions::new();
+    options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(UNSEALED_MODE);
+    let file = options.open(&partial).map_err(|e| system(&e))?;
+    let copied = copy_data(source, &file, 0, bytes)
+        .and_then(|()| std::fs::rename(&partial, path).map_err(|e| system(&e)));
+    if copied.is_err() {
+        // The error of the copy is the one to tell.
+        let _ = std::fs::remove_file(&partial);
+    }
+    copied
+}
+
+fn system(error: &std::io::Error) -> Errno {
+    error
+        .raw_os_error()
+        .map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// Makes a file and its name survive power loss.
+fn sync_with_entry(file: &File, path: &Path) -> std::io::Result<()> {
+    file.sync_all()?;
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
 fn is_sealed(metadata: &std::fs::Metadata) -> bool {
     metadata.mode() & 0o222 == 0
 }
@@ -368,10 +409,50 @@ impl Store for FolderStore {
         Ok(())
     }
 
-    fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
+    fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError> {
+        let (path, source) = (self.path(object), self.path(from));
+        let error = |e| StoreError::from_io(object, &path, e);
+        let opened = tidemill_client::object_file::open(&source);
+        let source = opened.map_err(|e| StoreError::from_io(from, &source, e))?;
+        let metadata = source.metadata().map_err(error)?;
+        if !is_sealed(&metadata) {
+            return Err(StoreError::NotFound { object: from });
+        }
+        if path.symlink_metadata().is_ok() {
+            // The request was sent again, and the object may have been written to since.
+            return self.writable(object).map(drop);
+        }
+        let bytes = bytes.min(metadata.len());
+        if let Some(quota) = &self.quota {
+            quota.grow(object, bytes)?;
+        }
+        copy_whole(&source, &path, bytes).map_err(|e| error(e.into()))
+    }
+
+    fn allocate(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> Result<u64, StoreError> {
         let (path, file) = self.writable(object)?;
-        file.sync_all()
-            .map_err(|source| StoreError::from_io(object, &path, source))
+        let error = |source| StoreError::from_io(object, &path, source);
+        let mode = FallocateFlags::from_bits_retain(mode);
+        if let Some(quota) = &self.quota
+            && !mode.contains(FallocateFlags::KEEP_SIZE)
+        {
+            quota.grow(object, offset.saturating_add(length))?;
+        }
+        fallocate(&file, mode, offset, length).map_err(|e| error(e.into()))?;
+        Ok(file.metadata().map_err(error)?.len())
+    }
+
+    fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
+        let path = self.path(object);
+        let error = |source| StoreError::from_io(object, &path, source);
+        let file = tidemill_client::object_file::open(&path).map_err(error)?;
+        sync_with_entry(&file, &path).map_err(error)
     }
 
     fn seal(&self, object: ObjectId, durable: bool) -> Result<u64, StoreError> {
@@ -452,11 +533,7 @@ impl Store for FolderStore {
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError> {
         let path = self.path(object);
         let error = |source| StoreError::from_io(object, &path, source);
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-            .map_err(error)?;
+        let file = tidemill_client::object_file::open(&path).map_err(error)?;
         let metadata = file.metadata().map_err(error)?;
         Ok(Opened {
             stat: Stat {

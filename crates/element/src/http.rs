@@ -24,7 +24,8 @@ use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_kernel::locks::Shown;
 use tidemill_wire::capability::{Capability, Refusal, rights};
 use tidemill_wire::route::{
-    self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SealBody, SealItem, SealReply, SealResult,
+    self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem, SealReply,
+    SealResult,
 };
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -91,6 +92,8 @@ fn router(node: Arc<Node>) -> axum::Router {
         )
         .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
+        .route("/objects/{id}/copy", post(copy))
+        .route("/objects/{id}/allocate", post(allocate))
         .route("/objects/{id}/sync", post(sync))
         .route("/objects/{id}/seal", post(seal))
         .route("/objects/{id}/attributes", get(attributes))
@@ -153,6 +156,7 @@ impl Refused {
             Self::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Store(StoreError::Unsupported { .. }) => StatusCode::NOT_IMPLEMENTED,
             Self::Store(StoreError::Device { .. }) | Self::Db(_) | Self::Thread(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
@@ -346,12 +350,56 @@ async fn truncate(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+#[derive(serde::Deserialize)]
+struct Source {
+    from: String,
+    bytes: u64,
+}
+
+async fn copy(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(Source { from, bytes }): Query<Source>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let from =
+        route::parse_object(&from).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
+    let capability = headers.get(SOURCE_HEADER).ok_or(Refused::NoCapability)?;
+    context
+        .check_bytes(capability.as_bytes(), from, rights::READ)
+        .await?;
+    let store = Arc::clone(&context.node.parts().store);
+    blocking(move || store.copy(object, from, bytes)).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+#[derive(serde::Deserialize)]
+struct Range {
+    offset: u64,
+    length: u64,
+    mode: u32,
+}
+
+async fn allocate(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(range): Query<Range>,
+    headers: HeaderMap,
+) -> Answer {
+    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let store = Arc::clone(&context.node.parts().store);
+    let allocate = move || store.allocate(object, range.offset, range.length, range.mode);
+    let size = blocking(allocate).await?;
+    Ok(axum::Json(SealReply { size }).into_response())
+}
+
 async fn sync(
     State(context): State<Context>,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.sync(object)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -462,11 +462,7 @@ async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> boo
 
 /// Takes a sealed object from a folder of this host; `None` if it can't be had this way.
 fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<Fetched>> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(source);
-    let Ok(mut from) = opened else {
+    let Ok(mut from) = tidemill_client::object_file::open(source) else {
         return Ok(None);
     };
     let metadata = from.metadata()?;

@@ -31,10 +31,30 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// As for [`Store::create`].
     fn truncate(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
 
-    /// Makes the bytes of an unsealed object survive power loss.
+    /// Makes an unsealed object of the first `bytes` of a sealed one, holes kept. It does not exist before it has
+    /// them all; if it exists already, it stays as it is.
+    ///
+    /// # Errors
+    /// As for [`Store::create`]; [`StoreError::NotFound`] if `from` is not there or not sealed.
+    fn copy(&self, object: ObjectId, from: ObjectId, bytes: u64) -> Result<(), StoreError>;
+
+    /// Allocates or frees the space of a range of an unsealed object, as `fallocate(2)` does by `mode`; gives the
+    /// object's length in bytes.
     ///
     /// # Errors
     /// As for [`Store::create`].
+    fn allocate(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> Result<u64, StoreError>;
+
+    /// Makes the bytes of an object, sealed or not, and its name survive power loss.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn sync(&self, object: ObjectId) -> Result<(), StoreError>;
 
     /// Seals an object and gives its length in bytes. Sealing it again changes nothing.
@@ -165,6 +185,12 @@ pub enum StoreError {
     /// The device, or the quota of this element, is used up.
     #[error("this element is full; remove files on it or name another element")]
     Full,
+    /// The device's file system can't do that.
+    #[error("the device of this element can't do that: {source}")]
+    Unsupported {
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The device failed.
     #[error("the device of this element failed at {path}: {source}")]
     Device {
@@ -183,6 +209,7 @@ impl StoreError {
         match source.kind() {
             ErrorKind::NotFound => Self::NotFound { object },
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::Full,
+            ErrorKind::Unsupported => Self::Unsupported { source },
             _ => Self::Device {
                 path: path.to_owned(),
                 source,

@@ -95,6 +95,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         live,
         outcome: failed(live.start, FailureKind::Device, String::new()),
         inputs: Vec::new(),
+        held: Vec::new(),
         pulled: Vec::new(),
         made: Vec::new(),
         removed: None,
@@ -145,6 +146,8 @@ struct Running<'a> {
     outcome: Outcome,
     /// The inputs that its kernel had: names and files.
     inputs: Vec<(String, PathBuf)>,
+    /// Inputs of this element's own: held, so that no mount takes the file for another version.
+    held: Vec<std::fs::File>,
     /// Keeps pulled inputs from being removed.
     pulled: Vec<Pulled>,
     made: Vec<ObjectRecord>,
@@ -359,9 +362,6 @@ impl Running<'_> {
 
     /// Where an input's bytes are, after they have been pulled if need be.
     fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
-        if let Some(found) = self.local(input) {
-            return Ok(found);
-        }
         let failed = |what: String| {
             let message = format!(
                 "input `{}` (object {:016x}) {what}",
@@ -369,6 +369,12 @@ impl Running<'_> {
             );
             failure(FailureKind::Input, message)
         };
+        if let Some(found) = self.local(input) {
+            let held = tidemill_client::object_file::open(&found.0);
+            self.held
+                .push(held.map_err(|error| failed(format!("can't be opened: {error}")))?);
+            return Ok(found);
+        }
         if input.element == self.parts.element {
             return Err(failed(format!("is not on element {}", input.element)));
         }

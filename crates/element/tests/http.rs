@@ -187,6 +187,44 @@ async fn an_unsealed_object_can_be_synced_and_written_further() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_object_begins_as_a_copy_of_a_sealed_one() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    put(&element, 5, b"one and two").await;
+    let all = capability(1, 6, ALL);
+    let source = |rights| format!("x-tidemill-source: {}\r\n", hex(&capability(1, 5, rights)));
+    let from = |from: u64, bytes: u64| format!("{}/copy?from={from:016x}&bytes={bytes}", path(6));
+    let copy = async |target: String, source: String| {
+        let reply = request(&element, "POST", &target, Some(&all), &source, b"").await;
+        reply.status
+    };
+    assert_eq!(copy(from(5, 3), String::new()).await, 403);
+    assert_eq!(copy(from(5, 3), source(rights::WRITE)).await, 403);
+    // What is not sealed is nothing to begin with.
+    assert_eq!(copy(from(6, 3), source(ALL)).await, 403);
+    let bytes = async || {
+        let reply = request(&element, "GET", &path(6), Some(&all), "", b"").await;
+        (reply.status, reply.text().to_owned())
+    };
+    assert_eq!(bytes().await.0, 404);
+    assert_eq!(copy(from(5, 3), source(rights::READ)).await, 204);
+    assert_eq!(bytes().await, (200, "one".to_owned()));
+    let end = format!("{}?offset=3", path(6));
+    let wrote = request(&element, "PUT", &end, Some(&all), "", b"!").await;
+    assert_eq!(wrote.status, 204);
+    // Sent again, it takes nothing back.
+    assert_eq!(copy(from(5, 3), source(rights::READ)).await, 204);
+    assert_eq!(bytes().await.1, "one!");
+    let longer = format!("{}/allocate?offset=0&length=6&mode=0", path(6));
+    let allocated = request(&element, "POST", &longer, Some(&all), "", b"").await;
+    assert_eq!(
+        (allocated.status, bytes().await.1),
+        (200, "one!\0\0".to_owned())
+    );
+    assert_eq!(get(&element, 5).await, b"one and two");
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sealed_object_never_changes() {
     let (_folder, element, _connection) = started(|_| ()).await;
     put(&element, 5, b"for ever").await;
@@ -195,12 +233,19 @@ async fn a_sealed_object_never_changes() {
         ("PUT", path(5)),
         ("PUT", format!("{}?offset=3", path(5))),
         ("POST", format!("{}/truncate?size=0", path(5))),
-        ("POST", format!("{}/sync", path(5))),
+        (
+            "POST",
+            format!("{}/allocate?offset=0&length=99&mode=0", path(5)),
+        ),
     ] {
         let refused = request(&element, method, &path, Some(&all), "", b"x").await;
         assert_eq!(refused.status, 409, "{method} {path}");
         assert!(refused.text().contains("never changes"));
     }
+    // It can be made durable by whoever may read it.
+    let (read, sync) = (capability(1, 5, rights::READ), format!("{}/sync", path(5)));
+    let synced = request(&element, "POST", &sync, Some(&read), "", b"").await;
+    assert_eq!(synced.status, 204);
     assert_eq!(get(&element, 5).await, b"for ever");
     let gone = request(&element, "DELETE", &path(5), Some(&all), "", b"").await;
     assert_eq!(gone.status, 204);
@@ -237,7 +282,7 @@ async fn every_request_needs_its_own_capability() {
         ("DELETE", "", Some(&read_only), 403),
         ("POST", "/truncate?size=0", Some(&read_only), 403),
         ("POST", "/seal", Some(&read_only), 403),
-        ("POST", "/sync", Some(&read_only), 403),
+        ("POST", "/sync", None, 403),
         (
             "GET",
             "/attributes",

@@ -108,8 +108,12 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     // Without a session the mount would be told of its own changes: slower, but right.
     let _ = runtime.block_on(async { tokio::time::timeout(FIRST_CONTACT, ready.recv()).await });
 
-    let fuse =
-        fuser::Session::new(Adapter::new(fs.clone()), bare.path(), &options(config)).map_err(at)?;
+    let fuse = fuser::Session::new(
+        Adapter::new(fs.clone(), caches.clone()),
+        bare.path(),
+        &options(config),
+    )
+    .map_err(at)?;
     let mounted = Own::new(bare).map_err(at)?;
     // Nothing else sets it.
     let _ = caches.0.set(fuse.notifier());

@@ -86,34 +86,162 @@ fn bytes_come_back() {
     });
 }
 
-/// Readers of a version keep it while the next one is written and after it is sealed; new readers get the next.
+/// On one mount, a file that is being written is one file for all who have it open, and stays it after the seal.
 #[test]
-fn readers_keep_their_version() {
+fn readers_and_writers_share_one_file() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, "old old old").unwrap();
-        let mut old = File::open(&path).unwrap();
+        let reader = File::open(&path).unwrap();
+        let read = || {
+            let mut bytes = vec![0; 100];
+            let length = reader.read_at(&mut bytes, 0).unwrap();
+            assert_eq!(reader.metadata().unwrap().len(), length as u64);
+            bytes.truncate(length);
+            String::from_utf8(bytes).unwrap()
+        };
+        assert_eq!(read(), "old old old");
         let mut writer = File::create(&path).unwrap();
+        assert_eq!(read(), "");
         writer.write_all(b"new").unwrap();
-        // In one mount, a new open while a writer is active sees the writer's data.
+        assert_eq!(read(), "new");
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(fs::metadata(&path).unwrap().len(), 3);
-        drop(writer);
-        let mut text = String::new();
-        old.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "old old old");
-        assert_eq!(fs::read(&path).unwrap(), b"new");
-        // Memory maps too.
-        let new = File::open(&path).unwrap();
-        let (of_old, of_new) = (map(&old, 3, false), map(&new, 3, false));
-        assert_eq!((&*of_old, &*of_new), (&b"old"[..], &b"new"[..]));
-        unmap(of_old);
-        unmap(of_new);
-        assert_eq!(old.metadata().unwrap().len(), 11);
+        let (of_reader, of_path) = (reader.metadata().unwrap(), fs::metadata(&path).unwrap());
         assert_eq!(
-            old.metadata().unwrap().ino(),
-            fs::metadata(&path).unwrap().ino()
+            (of_reader.dev(), of_reader.ino()),
+            (of_path.dev(), of_path.ino())
         );
+        drop(writer);
+        assert_eq!(read(), "new");
+        // Through seals, again and again, and memory maps too.
+        let mapped = map(&reader, 3, false);
+        for round in 0..5 {
+            let mut writer = OpenOptions::new().append(true).open(&path).unwrap();
+            write!(writer, "{round}").unwrap();
+            drop(writer);
+            let writer = OpenOptions::new().write(true).open(&path).unwrap();
+            writer
+                .write_all_at(format!("n{round}w").as_bytes(), 0)
+                .unwrap();
+            drop(writer);
+            assert_eq!(mapped, format!("n{round}w").as_bytes());
+        }
+        unmap(mapped);
+        assert_eq!(read(), "n4w01234");
+        assert_eq!(fs::read(&path).unwrap(), b"n4w01234");
+        let truncate = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the path ends with a zero byte.
+        assert_eq!(unsafe { libc::truncate(truncate.as_ptr(), 2) }, 0);
+        assert_eq!(read(), "n4");
+        // Unlinked, it is still one file.
+        let writer = OpenOptions::new().append(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        (&writer).write_all(b"!").unwrap();
+        drop(writer);
+        assert_eq!(read(), "n4!");
+    });
+}
+
+/// A version that another mount makes is another file for those who have the one before open: they keep it.
+#[test]
+fn readers_keep_their_version_when_another_mount_writes() {
+    if !can_mount() {
+        return;
+    }
+    for (here, there) in [(true, true), (false, false), (true, false), (false, true)] {
+        eprintln!("in place: {here}, {there}");
+        let mut array = Array::start();
+        let (a, b) = (array.mount(here), array.mount(there));
+        fs::write(a.join("f"), "old old old").unwrap();
+        soon("the seal is seen", || {
+            fs::read(b.join("f")).is_ok_and(|bytes| bytes == b"old old old")
+        });
+        let keeps = |reader: &File| {
+            let mut bytes = [0; 11];
+            reader.read_exact_at(&mut bytes, 0).unwrap();
+            assert_eq!(&bytes, b"old old old");
+            assert_eq!(reader.metadata().unwrap().len(), 11);
+        };
+        // Both have it open when one of them writes: that one's readers may go on, the other's may not.
+        let (of_a, of_b) = (
+            File::open(a.join("f")).unwrap(),
+            File::open(b.join("f")).unwrap(),
+        );
+        let mapped = map(&of_b, 11, false);
+        let mut writer = File::create(a.join("f")).unwrap();
+        writer.write_all(b"new").unwrap();
+        keeps(&of_b);
+        assert_eq!(fs::read(a.join("f")).unwrap(), b"new");
+        drop(writer);
+        soon("the new version is seen", || {
+            fs::read(b.join("f")).is_ok_and(|bytes| bytes == b"new")
+        });
+        keeps(&of_b);
+        assert_eq!(&*mapped, b"old old old");
+        unmap(mapped);
+        drop(of_a);
+        // Now the other one writes.
+        let of_a = File::open(a.join("f")).unwrap();
+        fs::write(b.join("f"), "newest").unwrap();
+        soon("the newest version is seen", || {
+            fs::read(a.join("f")).is_ok_and(|bytes| bytes == b"newest")
+        });
+        let mut bytes = [0; 10];
+        assert_eq!(of_a.read_at(&mut bytes, 0).unwrap(), 3);
+        assert_eq!(&bytes[..3], b"new");
+        assert_eq!(of_a.metadata().unwrap().len(), 3);
+    }
+}
+
+/// On another mount, opening a file for writing while it is being written gives `ETXTBSY`. However many wait for it,
+/// they hold up nobody else.
+#[test]
+fn openers_of_a_busy_file_hold_nobody_up() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (a, b) = (array.mount(true), array.mount(true));
+    let held = File::create(a.join("busy")).unwrap();
+    soon("the name is seen", || b.join("busy").exists());
+    let openers: Vec<_> = (0..140)
+        .map(|_| {
+            let path = b.join("busy");
+            std::thread::spawn(move || OpenOptions::new().write(true).open(path).map(drop))
+        })
+        .collect();
+    soon("some are refused", || {
+        openers.iter().any(std::thread::JoinHandle::is_finished)
+    });
+    fs::create_dir(b.join("beside")).unwrap();
+    assert!(!openers.iter().all(std::thread::JoinHandle::is_finished));
+    drop(held);
+    for opener in openers {
+        if let Err(error) = opener.join().unwrap() {
+            assert_eq!(error.raw_os_error(), Some(libc::ETXTBSY), "{error}");
+        }
+    }
+    drop(OpenOptions::new().write(true).open(b.join("busy")).unwrap());
+}
+
+/// The space of a range can be allocated and freed.
+#[test]
+fn ranges_are_allocated_and_freed() {
+    both(|_, mounted| {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let path = mounted.join("f");
+        fs::write(&path, vec![b'a'; 300_000]).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, punch, 100_000, 50_000).unwrap();
+        fallocate(&file, FallocateFlags::ZERO_RANGE, 299_000, 2_000).unwrap();
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 400_000, 1_000).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 301_000, 1_000).unwrap();
+        drop(file);
+        let mut expected = vec![b'a'; 302_000];
+        expected[100_000..150_000].fill(0);
+        expected[299_000..].fill(0);
+        assert!(fs::read(&path).unwrap() == expected);
     });
 }
 

@@ -6,7 +6,9 @@
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
-//! | `POST /objects/{id}/sync` | answers when the bytes of an unsealed object survive power loss |
+//! | `POST /objects/{id}/copy?from={id}&bytes=N` | makes an unsealed object of the first `N` bytes of a sealed one of the same element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is whole; idempotent |
+//! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
+//! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`]); answers a list of [`SealResult`], in order |
 //! | `DELETE /objects/{id}` | removes it |
@@ -25,6 +27,9 @@ use tidemill_core::id::ObjectId;
 
 /// The header that carries a capability in hexadecimal.
 pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
+
+/// The header that carries the capability of an object that is copied.
+pub const SOURCE_HEADER: &str = "x-tidemill-source";
 
 /// The path of an object.
 #[must_use]

@@ -1,20 +1,50 @@
 //! Open files.
 
 use super::object::Object;
-use super::table::Node;
+use super::table::{Node, Phase};
+use super::version::object_path;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-/// An open file.
+/// An open file. Its bytes are those of the object that its alias is bound to, which changes when programs here go
+/// on with the next version.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) key: Key,
     pub(crate) node: Arc<Node>,
-    pub(crate) object: Arc<Object>,
     write: bool,
+}
+
+impl Handle {
+    fn object(&self) -> Result<Arc<Object>, Error> {
+        let state = self.node.state.lock();
+        let bound = state.bound.get(&self.key.alias).ok_or(Errno::BADF)?;
+        Ok(bound.object.clone())
+    }
+
+    /// The object to write to. Nothing is ever written to a version that is sealed, or about to be.
+    fn written(&self) -> Result<Arc<Object>, Error> {
+        if !self.write {
+            return Err(Errno::BADF.into());
+        }
+        let object = self.object()?;
+        let state = self.node.state.lock();
+        let writing = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let written = writing.and_then(|w| w.object.as_ref());
+        if written.is_some_and(|written| written.id == object.id) {
+            return Ok(object);
+        }
+        tracing::error!(
+            ino = self.key.ino,
+            object = object.id,
+            "a write was refused: the version is sealed, or the mount ends"
+        );
+        Err(Errno::IO.into())
+    }
 }
 
 /// How a file is opened.
@@ -36,6 +66,9 @@ pub(crate) struct Opened {
     pub(crate) write: bool,
 }
 
+/// How often an open for reading looks for the current version, which others change.
+const READ_TRIES: u32 = 16;
+
 impl Fs {
     pub(crate) fn open(
         &self,
@@ -46,14 +79,47 @@ impl Fs {
     ) -> Result<Opened, Error> {
         let node = self.node(key.ino);
         let write = how.write || how.truncate;
-        let object = if write {
-            self.writing_object(caller, key, &node, how.truncate, pace)?
+        if write {
+            self.bind_writer(caller, key, &node, how.truncate, pace)?;
         } else {
-            let object = self.reading_object(caller, &node, pace)?;
-            node.state.lock().bind(key, &object)?;
-            object
-        };
-        Ok(self.opened(key, node, object, write))
+            self.bind_reader(caller, key, &node, pace)?;
+        }
+        let opened = self.opened(key, node, write)?;
+        if write && let Err(error) = self.give_up_privileges(caller, opened.handle, pace) {
+            self.release(caller, opened.handle);
+            return Err(error);
+        }
+        Ok(opened)
+    }
+
+    fn give_up_privileges(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
+        let node = self.file(handle)?.node.clone();
+        self.drop_privileges(caller, &node, pace)
+    }
+
+    /// Binds the alias to what a reader of the file gets now.
+    fn bind_reader(
+        &self,
+        caller: Caller,
+        key: Key,
+        node: &Arc<Node>,
+        pace: Pace,
+    ) -> Result<(), Error> {
+        let mut tries = 0;
+        loop {
+            let object = self.reading_object(caller, node, pace)?;
+            let mut state = node.state.lock();
+            tries += 1;
+            // A version may have been begun or sealed meanwhile.
+            if state.is_current(object.id) || tries == READ_TRIES {
+                state.bind(key, &object, self.is_direct(&object))?;
+                let sealing = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Sealing);
+                if sealing && object.waits() {
+                    self.hold_after_seal(caller, node.clone(), object.id);
+                }
+                return Ok(());
+            }
+        }
     }
 
     /// Makes a file and opens it.
@@ -67,27 +133,28 @@ impl Fs {
     ) -> Result<(Found, Opened), Error> {
         super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
-        let (node, object, found) = self.create_open(caller, parent, name, mode)?;
-        let opened = self.opened(found.key, node, object, true);
+        let (node, found) = self.create_open(caller, parent, name, mode)?;
+        let opened = self.opened(found.key, node, true)?;
         Ok((found, opened))
     }
 
-    fn opened(&self, key: Key, node: Arc<Node>, object: Arc<Object>, write: bool) -> Opened {
+    /// A handle of an alias that was bound for it.
+    fn opened(&self, key: Key, node: Arc<Node>, write: bool) -> Result<Opened, Error> {
         let handle = self.handle_number();
+        let (object, direct) = {
+            let state = node.state.lock();
+            let bound = state.bound.get(&key.alias).ok_or(Errno::BADF)?;
+            (bound.object.clone(), bound.direct)
+        };
         let opened = Opened {
             handle,
-            local: object.local().cloned(),
+            local: object.local().filter(|_| direct).cloned(),
             object: object.id,
             write,
         };
-        let file = Handle {
-            key,
-            node,
-            object,
-            write,
-        };
+        let file = Handle { key, node, write };
         self.files.lock().insert(handle, Arc::new(file));
-        opened
+        Ok(opened)
     }
 
     fn file(&self, handle: u64) -> Result<Arc<Handle>, Error> {
@@ -105,11 +172,11 @@ impl Fs {
         length: usize,
         pace: Pace,
     ) -> Result<Vec<u8>, Error> {
-        let file = self.file(handle)?;
-        if file.object.waits() {
+        let object = self.file(handle)?.object()?;
+        if object.waits() {
             pace.wait()?;
         }
-        file.object.read(offset, length)
+        object.read(offset, length)
     }
 
     /// Writes; an appending writer writes at the end, wherever that is now.
@@ -120,34 +187,51 @@ impl Fs {
         bytes: &[u8],
         pace: Pace,
     ) -> Result<(), Error> {
-        let file = self.file(handle)?;
-        if !file.write {
-            return Err(Errno::BADF.into());
-        }
-        if file.object.waits() {
+        let object = self.file(handle)?.written()?;
+        if object.waits() {
             pace.wait()?;
         }
-        file.object.write(offset, bytes)
+        object.write(offset, bytes)
     }
 
     /// One of the descriptors of an open file was closed: errors of writing can be told now.
     pub(crate) fn flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let file = self.file(handle)?;
-        if !file.write || !file.object.waits() {
+        let object = file.object()?;
+        if !file.write || !object.waits() {
             return Ok(());
         }
         pace.wait()?;
-        file.object.flush()
+        object.flush()
     }
 
-    /// Makes the bytes and the name of the file survive power loss.
+    /// Makes the bytes and the name of the file survive power loss, whoever wrote them: those of the version that
+    /// is open, of the one that is being written here, and its seal if it was closed already.
     pub(crate) fn fsync(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
         let file = self.file(handle)?;
         pace.wait()?;
-        if file.write {
-            file.object.sync()?;
+        let object = file.object()?;
+        self.sync_object(&object)?;
+        let written = file.node.state.lock().written().cloned();
+        if let Some(written) = written.filter(|written| written.id != object.id) {
+            self.sync_object(&written)?;
         }
+        self.wait_sealed(&file.node)?;
         self.sync_names(caller)
+    }
+
+    fn sync_object(&self, object: &Object) -> Result<(), Error> {
+        object.sync()?;
+        if object.local().is_none() || object.entry_durable.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let place = self.backend.place(object.element, Pace::MayWait)?;
+        let path = place.folder.map(|folder| object_path(&folder, object.id));
+        if let Some(folder) = path.as_deref().and_then(std::path::Path::parent) {
+            File::open(folder)?.sync_all()?;
+            object.entry_durable.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// The last descriptor of an open file is gone.
@@ -155,11 +239,7 @@ impl Fs {
         let Some(file) = self.files.lock().remove(&handle) else {
             return;
         };
-        if file.write {
-            self.close_writer(caller, &file.node, file.key.alias);
-        } else {
-            file.node.state.lock().unbind(file.key.alias);
-        }
+        self.close_handle(caller, &file.node, file.key.alias, file.write);
         self.table.drop_unused(file.key.ino);
     }
 
@@ -169,17 +249,18 @@ impl Fs {
         offset: u64,
         length: u64,
         mode: u32,
+        pace: Pace,
     ) -> Result<(), Error> {
-        let file = self.file(handle)?;
-        if !file.write {
-            return Err(Errno::BADF.into());
+        let object = self.file(handle)?.written()?;
+        if object.waits() {
+            pace.wait()?;
         }
-        file.object.allocate(offset, length, mode)
+        object.allocate(offset, length, mode)
     }
 
     /// Where data (or a hole) begins at or after `offset`.
     pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
-        self.file(handle)?.object.seek(offset, data)
+        self.file(handle)?.object()?.seek(offset, data)
     }
 
     /// Copies within the element's device, without the bytes passing through here.
@@ -189,13 +270,8 @@ impl Fs {
         to: (u64, u64),
         length: u64,
     ) -> Result<u64, Error> {
-        let (source, target) = (self.file(from.0)?, self.file(to.0)?);
-        if !target.write {
-            return Err(Errno::BADF.into());
-        }
-        target
-            .object
-            .copy_from(&source.object, from.1, to.1, length)
+        let (source, target) = (self.file(from.0)?.object()?, self.file(to.0)?.written()?);
+        target.copy_from(&source, from.1, to.1, length)
     }
 
     /// Handles that could write, of all files.

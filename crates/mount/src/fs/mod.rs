@@ -11,6 +11,7 @@
 //! | `names` | operations on the namespace |
 //! | `file` | open files |
 //! | `version` | beginning and ending versions |
+//! | `takeover`, `holders` | one file for readers and writers, in place |
 //! | `seal`, `unsealed` | sealing what was closed, in batches, and what is not sealed yet |
 //! | `patience`, `repeat` | how long an operation waits, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
@@ -23,6 +24,7 @@ pub(crate) mod control;
 pub(crate) mod directory;
 pub(crate) mod entries;
 pub(crate) mod file;
+mod holders;
 pub(crate) mod names;
 pub(crate) mod object;
 pub(crate) mod patience;
@@ -31,6 +33,7 @@ mod repeat;
 pub(crate) mod right;
 pub(crate) mod seal;
 pub(crate) mod table;
+mod takeover;
 pub(crate) mod unsealed;
 pub(crate) mod version;
 pub(crate) mod watch;
@@ -41,12 +44,16 @@ pub(crate) use table::Key;
 use backend::Backend;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
+
+/// Size of files that may have holes worth to be counted, in bytes.
+const SPARSE_BYTES_MIN: u64 = 1 << 20;
 
 /// The file system of one mount.
 #[derive(Debug)]
@@ -60,6 +67,10 @@ pub(crate) struct Fs {
     directories: Mutex<HashMap<u64, Arc<directory::Listing>>>,
     next_handle: AtomicU64,
     attr_ttl: Duration,
+    /// Whether the kernel takes object files to read and write by itself.
+    direct: AtomicBool,
+    /// Openers that wait for files that somebody else is writing.
+    busy_waiters: AtomicUsize,
 }
 
 /// What the kernel is told about a name.
@@ -91,7 +102,19 @@ impl Fs {
             directories: Mutex::default(),
             next_handle: AtomicU64::new(1),
             attr_ttl,
+            direct: AtomicBool::new(true),
+            busy_waiters: AtomicUsize::new(0),
         }
+    }
+
+    /// The kernel can't read and write object files by itself.
+    pub(crate) fn not_direct(&self) {
+        self.direct.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel reads and writes the object's file by itself, if it may choose.
+    fn is_direct(&self, object: &object::Object) -> bool {
+        self.direct.load(Ordering::Relaxed) && object.local().is_some()
     }
 
     fn handle_number(&self) -> u64 {
@@ -114,7 +137,10 @@ impl Fs {
 
     /// What the kernel is told of a node.
     fn found(&self, node: &table::Node, state: &table::State) -> Found {
-        let (attr, blocks) = state.shown();
+        let (attr, mut blocks) = state.shown();
+        if attr.size >= SPARSE_BYTES_MIN && state.written().is_none() {
+            blocks = self.blocks_of(&attr).unwrap_or(blocks);
+        }
         // Memory mapped writes change size and times without telling the kernel's cache.
         let believed = !state.is_writing() && state.is_fresh();
         let ttl = if believed {
@@ -134,6 +160,13 @@ impl Fs {
             asked: self.table.now(),
             entry: None,
         }
+    }
+
+    /// The blocks of a sealed file on its device, if that is on this host.
+    fn blocks_of(&self, attr: &Attr) -> Option<u64> {
+        let place = self.backend.place(attr.element, Pace::Now).ok()?;
+        let path = version::object_path(&place.folder?, attr.object);
+        path.symlink_metadata().ok().map(|stat| stat.blocks())
     }
 
     /// How long the kernel may believe attributes and name of what was found. To be asked while the table's

@@ -3,10 +3,11 @@
 use super::backend::{attr_of, unsupported};
 use super::entries::{Known, Slot};
 use super::remote::now_ns;
-use super::table::{Change, Node, State, is_dir};
+use super::table::{Bound, Change, Node, State, is_dir};
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
+use std::time::Duration;
 use tidemill_client::Error as ClientError;
 use tidemill_core::id::Inode;
 use tidemill_wire::control;
@@ -244,19 +245,29 @@ impl Fs {
             let state = node.state.lock();
             if key.alias != state.alias
                 && let Some(bound) = state.bound.get(&key.alias)
-                && let Some(frozen) = bound.frozen
             {
-                let mut found = self.found(&node, &state);
-                let stat = bound.object.stat()?;
-                found.attr.size = stat.size;
-                found.attr.mtime = frozen.mtime;
-                found.blocks = stat.blocks;
-                return Ok(found);
+                return self.found_before(&node, &state, bound);
             }
         }
         self.fetch(caller, &node, pace)?;
         let state = node.state.lock();
-        Ok(self.found(&node, &state))
+        match state.bound.get(&key.alias) {
+            Some(bound) if !state.is_current(bound.object.id) => {
+                self.found_before(&node, &state, bound)
+            }
+            _ => Ok(self.found(&node, &state)),
+        }
+    }
+
+    /// What the kernel is told of a version that is open here and no longer the file's current one.
+    fn found_before(&self, node: &Node, state: &State, bound: &Bound) -> Result<Found, Error> {
+        let mut found = self.found(node, state);
+        let stat = bound.object.stat()?;
+        found.attr.size = stat.size;
+        found.attr.mtime = bound.seen.mtime;
+        found.blocks = stat.blocks;
+        found.ttl = Duration::ZERO;
+        Ok(found)
     }
 
     pub(crate) fn setattr(
@@ -279,6 +290,26 @@ impl Fs {
         self.set_plain(caller, &node, &changes)?;
         let state = node.state.lock();
         Ok(self.found(&node, &state))
+    }
+
+    /// Somebody opens the file for writing: unless that is root, set-user-id and set-group-id go. The kernel does
+    /// not say when a file that it writes by itself is written to.
+    pub(super) fn drop_privileges(
+        &self,
+        caller: Caller,
+        node: &Node,
+        pace: Pace,
+    ) -> Result<(), Error> {
+        let mode = without_privileges(&node.state.lock().attr);
+        if caller.uid == 0 || mode.is_none() {
+            return Ok(());
+        }
+        pace.wait()?;
+        let changes = Changes {
+            mode,
+            ..Changes::default()
+        };
+        self.set_plain(caller, node, &changes)
     }
 
     /// Sets everything but the size.
@@ -740,13 +771,16 @@ fn drop_privileges(changes: &mut Changes, attr: &Attr, caller: Caller) {
     if attr.kind() != Kind::File || !(owner || truncated) || changes.mode.is_some() {
         return;
     }
+    changes.mode = without_privileges(attr);
+}
+
+/// The mode without set-user-id and set-group-id, if it has any.
+fn without_privileges(attr: &Attr) -> Option<u32> {
     let mut mode = attr.mode & !SETUID;
     if mode & GROUP_EXECUTE != 0 {
         mode &= !SETGID;
     }
-    if mode != attr.mode {
-        changes.mode = Some(mode);
-    }
+    (mode != attr.mode).then_some(mode)
 }
 
 /// Attributes after a change that no server needs to know of.

@@ -3,11 +3,14 @@
 use super::remote::Remote;
 use super::right::Right;
 use crate::error::Error;
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, Timespec};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use tidemill_client::object_file;
 
 /// Nanoseconds of one second.
 const SECOND_NS: i64 = 1_000_000_000;
@@ -19,6 +22,20 @@ pub(crate) struct Object {
     pub(crate) element: u32,
     pub(crate) data: Data,
     pub(crate) right: Arc<Right>,
+    /// Another opening of its file, which the kernel may have been given.
+    pub(crate) opened_first: Option<Arc<File>>,
+    /// Of a version on another host that begins as the one before: that one, until something is written. Until then
+    /// the object does not exist; it is read as the version before, which its element copies when it has to.
+    begun_as: Mutex<Option<Begin>>,
+    /// The entry of its file, in the folder of its element, survives power loss.
+    pub(crate) entry_durable: AtomicBool,
+}
+
+/// The first bytes of a sealed object of the same element.
+#[derive(Debug)]
+struct Begin {
+    object: Arc<Object>,
+    bytes: u64,
 }
 
 /// Where the bytes are.
@@ -43,6 +60,18 @@ pub(crate) struct Stat {
 }
 
 impl Object {
+    pub(crate) fn new(id: u64, element: u32, data: Data, right: Arc<Right>) -> Self {
+        Self {
+            id,
+            element,
+            data,
+            right,
+            opened_first: None,
+            begun_as: Mutex::default(),
+            entry_durable: AtomicBool::new(false),
+        }
+    }
+
     /// The file that the kernel may read and write by itself.
     pub(crate) fn local(&self) -> Option<&Arc<File>> {
         match &self.data {
@@ -56,7 +85,42 @@ impl Object {
         matches!(self.data, Data::Remote(_))
     }
 
+    /// A version that begins with the first bytes of another on the same element, last changed at `mtime`.
+    pub(crate) fn begin_as(self, before: Arc<Self>, bytes: u64, mtime: i64) -> Self {
+        if let Data::Remote(remote) = &self.data {
+            remote.begin_at(bytes, mtime);
+            *self.begun_as.lock() = Some(Begin {
+                object: before,
+                bytes,
+            });
+        }
+        self
+    }
+
+    /// The version before, if it is known that nothing was written to this one, which began as that.
+    pub(crate) fn begun_as(&self) -> Option<Arc<Self>> {
+        let begin = self.begun_as.lock();
+        begin.as_ref().map(|begin| begin.object.clone())
+    }
+
+    /// Something is about to be written: makes the object, with the first `keep` bytes of what it begins as.
+    fn make(&self, keep: u64) -> Result<(), Error> {
+        let mut begin = self.begun_as.lock();
+        let (Some(Begin { object, bytes }), Data::Remote(remote)) = (&*begin, &self.data) else {
+            return Ok(());
+        };
+        let bytes = keep.min(*bytes);
+        if bytes > 0 {
+            remote.copy(object.id, &object.right, bytes)?;
+        }
+        *begin = None;
+        Ok(())
+    }
+
     pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        if let Some(before) = self.begun_as() {
+            return before.read(offset, length);
+        }
         match &self.data {
             Data::Local(file) => {
                 let mut buffer = vec![0; length];
@@ -78,6 +142,7 @@ impl Object {
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.make(u64::MAX)?;
         match &self.data {
             Data::Local(file) => Ok(file.write_all_at(bytes, offset)?),
             Data::Remote(remote) => remote.write(offset, bytes),
@@ -86,6 +151,7 @@ impl Object {
     }
 
     pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
+        self.make(size)?;
         match &self.data {
             Data::Local(file) => Ok(file.set_len(size)?),
             Data::Remote(remote) => remote.truncate(size),
@@ -111,6 +177,9 @@ impl Object {
 
     /// Makes the bytes written so far survive power loss.
     pub(crate) fn sync(&self) -> Result<(), Error> {
+        if let Some(before) = self.begun_as() {
+            return before.sync();
+        }
         match &self.data {
             Data::Local(file) => Ok(file.sync_all()?),
             Data::Remote(remote) => remote.sync(),
@@ -158,8 +227,11 @@ impl Object {
     }
 
     pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
-        let Data::Local(file) = &self.data else {
-            return Err(Errno::OPNOTSUPP.into());
+        self.make(u64::MAX)?;
+        let file = match &self.data {
+            Data::Local(file) => file,
+            Data::Remote(remote) => return remote.allocate(offset, length, mode),
+            Data::Nothing => return Err(Errno::BADF.into()),
         };
         let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
         Ok(rustix::fs::fallocate(file, flags, offset, length)?)
@@ -210,5 +282,14 @@ impl Object {
             }
         }
         Ok(copied)
+    }
+
+    /// Copies `from..to` of another object that is on this host too to the same place, and nothing for its
+    /// holes. The object is that long at least afterwards.
+    pub(crate) fn copy_data(&self, source: &Self, from: u64, to: u64) -> Result<(), Error> {
+        let (Data::Local(source), Data::Local(target)) = (&source.data, &self.data) else {
+            return Err(Errno::OPNOTSUPP.into());
+        };
+        Ok(object_file::copy_data(source, target, from, to)?)
     }
 }

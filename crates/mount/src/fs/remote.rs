@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tidemill_client::objects::Remote as Address;
+use tidemill_core::id::ObjectId;
 use tokio::sync::Notify;
 
 /// Largest piece that is asked for or sent at once.
@@ -114,6 +115,12 @@ impl Remote {
             }),
             reading: Mutex::default(),
         }
+    }
+
+    /// It begins with that many bytes, which were last changed at `mtime`.
+    pub(crate) fn begin_at(&self, size: u64, mtime: i64) {
+        let mut writing = self.out.writing.lock();
+        (writing.size, writing.mtime) = (size, mtime);
     }
 
     pub(crate) fn stat(&self) -> Stat {
@@ -273,6 +280,45 @@ impl Remote {
         self.out.arrived(number, None);
         self.reading.lock().pieces.clear();
         outcome
+    }
+
+    /// Has the element make the object, which does not exist yet, of the first bytes of a sealed one that it has.
+    pub(crate) fn copy(&self, source: u64, right: &Right, bytes: u64) -> Result<(), Error> {
+        let objects = &self.backend.objects;
+        let mut renewed = false;
+        loop {
+            let capability = &right.capability();
+            let copy = |address| async move {
+                let source = ObjectId(source);
+                objects.copy(&address, source, capability, bytes).await
+            };
+            match self.ask_now(copy) {
+                // The right to read the source may have run out too.
+                Err(error) if error.is(rustix::io::Errno::ACCESS) && !renewed => {
+                    renewed = true;
+                    let until = Some(patience::deadline());
+                    let again = right.renew(&self.backend, until);
+                    self.backend.runtime.block_on(again)?;
+                }
+                copied => return copied,
+            }
+        }
+    }
+
+    /// Allocates or frees the space of a range, as `fallocate(2)` does by `mode`.
+    pub(crate) fn allocate(&self, offset: u64, length: u64, mode: u32) -> Result<(), Error> {
+        self.flush()?;
+        let objects = &self.backend.objects;
+        let allocate =
+            |address| async move { objects.allocate(&address, (offset, length), mode).await };
+        let size = self.ask_now(allocate)?;
+        let mut writing = self.out.writing.lock();
+        // The element may not have been sent the last bytes: they are a hole.
+        writing.size = writing.size.max(size);
+        writing.mtime = now_ns();
+        drop(writing);
+        self.reading.lock().pieces.clear();
+        Ok(())
     }
 
     pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {

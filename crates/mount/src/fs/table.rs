@@ -1,9 +1,12 @@
 //! Inodes and names that the kernel knows of, and what is cached of them.
 //!
-//! A file whose versions are open side by side needs one kernel inode for each, because the kernel lets an
-//! inode have one backing file and one page cache only. So the kernel is given [`Key`]s: an inode and an
-//! *alias*. Alias 0 is all there is until an open would need another version than the one that is open;
-//! then the next alias becomes the current one and the kernel is sent to look the name up again.
+//! A file is one kernel inode for all who have it open here, readers and writers, so that they see each other's
+//! writes and locks: who has a version open goes on with the next one that is written here. If that can't be,
+//! because the next version comes from elsewhere or somebody else reads the file of this one, versions are open
+//! side by side. They need one kernel inode each, because the kernel lets an inode have one backing file and one
+//! page cache only. So the kernel is given [`Key`]s: an inode and an *alias*. Alias 0 is all there is until an
+//! open needs another version than the one that is open; then the next alias becomes the current one and the
+//! kernel is sent to look the name up again.
 
 use super::entries::{Entries, Known, Slot};
 use super::object::Object;
@@ -110,6 +113,32 @@ pub(crate) struct Writing {
     pub(crate) writers: u32,
     /// Of a copy: what its mtime was set to. If it still is that at the last close, nothing was written.
     pub(crate) untouched: Option<i64>,
+    /// It says nothing new and goes away: what was sealed before is the file.
+    pub(crate) given_up: bool,
+}
+
+impl Writing {
+    /// A version that is being asked for.
+    pub(crate) fn starting() -> Self {
+        Self {
+            object: None,
+            phase: Phase::Starting,
+            writers: 0,
+            untouched: None,
+            given_up: false,
+        }
+    }
+
+    /// A version that can be written, by that many handles.
+    pub(crate) fn open(object: Arc<Object>, writers: u32, untouched: Option<i64>) -> Self {
+        Self {
+            object: Some(object),
+            phase: Phase::Open,
+            writers,
+            untouched,
+            given_up: false,
+        }
+    }
 }
 
 /// How far a version is.
@@ -117,19 +146,23 @@ pub(crate) struct Writing {
 pub(crate) enum Phase {
     /// Asked for at the server, or being copied from the version before.
     Starting,
+    /// Somebody else is writing the file: it is asked for again and again, by one opener for all.
+    Busy,
     /// Open for writing.
     Open,
     /// Closed by its last writer, not yet sealed.
     Sealing,
 }
 
-/// An object that an alias is used for.
+/// The object that an alias is used for, the same for all handles of the alias.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) object: Arc<Object>,
     pub(crate) opens: u32,
-    /// Attributes of this version once it is no longer the file's current one.
-    pub(crate) frozen: Option<Attr>,
+    /// Whether the kernel reads and writes the object's file by itself, for all of them or for none.
+    pub(crate) direct: bool,
+    /// Attributes when it was last opened: those of this version if it is no longer the file's current one.
+    pub(crate) seen: Attr,
 }
 
 impl Node {
@@ -153,8 +186,7 @@ impl State {
     pub(crate) fn shown(&self) -> (Attr, u64) {
         let mut attr = self.attr;
         let mut blocks = attr.size.div_ceil(512);
-        let object = self.writing.as_ref().and_then(|w| w.object.as_ref());
-        if let Some(stat) = object.and_then(|object| object.stat().ok()) {
+        if let Some(stat) = self.written().and_then(|object| object.stat().ok()) {
             attr.size = stat.size;
             attr.mtime = stat.mtime;
             attr.ctime = attr.ctime.max(stat.mtime.min(super::remote::now_ns()));
@@ -186,9 +218,34 @@ impl State {
         live.find(|object| object.id == id)
     }
 
-    /// Uses the current alias for an object. If the alias is in use for another one, the next alias becomes
-    /// the current one and the error is `ESTALE`: the kernel then looks the name up again and comes back.
-    pub(crate) fn bind(&mut self, key: Key, object: &Arc<Object>) -> Result<(), Error> {
+    /// Whether an object is what opens get now: the version being written here, else the sealed one.
+    pub(crate) fn is_current(&self, object: u64) -> bool {
+        self.written()
+            .map_or(self.attr.object, |written| written.id)
+            == object
+    }
+
+    /// The object that is being written or sealed here.
+    pub(crate) fn written(&self) -> Option<&Arc<Object>> {
+        let writing = self.writing.as_ref().filter(|w| !w.given_up);
+        writing.and_then(|w| w.object.as_ref())
+    }
+
+    /// What is open under the current alias, and whether the kernel reads and writes it by itself.
+    pub(crate) fn bound_now(&self) -> Option<(Arc<Object>, bool)> {
+        let bound = self.bound.get(&self.alias)?;
+        Some((bound.object.clone(), bound.direct))
+    }
+
+    /// Uses the current alias for an object; `direct`: the kernel could read and write its file by itself. If the
+    /// alias is in use for another object, the next alias becomes the current one and the error is `ESTALE`: the
+    /// kernel then looks the name up again and comes back.
+    pub(crate) fn bind(
+        &mut self,
+        key: Key,
+        object: &Arc<Object>,
+        direct: bool,
+    ) -> Result<(), Error> {
         if key.alias != self.alias {
             return Err(Errno::STALE.into());
         }
@@ -196,24 +253,31 @@ impl State {
         if let Some(bound) = self.bound.get_mut(&key.alias) {
             if bound.object.id == object.id {
                 bound.opens += 1;
+                bound.seen = attr;
                 self.opens += 1;
                 return Ok(());
             }
-            bound.frozen.get_or_insert(attr);
             self.next_alias();
             return Err(Errno::STALE.into());
         }
-        let bound = Bound {
-            object: object.clone(),
-            opens: 1,
-            frozen: None,
-        };
-        self.bound.insert(key.alias, bound);
-        self.opens += 1;
+        self.bind_new(object.clone(), direct);
         Ok(())
     }
 
-    fn next_alias(&mut self) {
+    /// Uses the current alias, which nobody uses, for an object.
+    pub(crate) fn bind_new(&mut self, object: Arc<Object>, direct: bool) {
+        let bound = Bound {
+            object,
+            opens: 1,
+            direct,
+            seen: self.attr,
+        };
+        self.bound.insert(self.alias, bound);
+        self.opens += 1;
+    }
+
+    /// Opens from now on get another kernel inode than those that are open.
+    pub(crate) fn next_alias(&mut self) {
         let mut next = self.alias;
         loop {
             next = (next + 1) & 0x7fff;
@@ -542,12 +606,7 @@ mod tests {
     use super::*;
 
     fn object(id: u64) -> Arc<Object> {
-        Arc::new(Object {
-            id,
-            element: 0,
-            data: Data::Nothing,
-            right: Right::none(0, id),
-        })
+        Arc::new(Object::new(id, 0, Data::Nothing, Right::none(0, id)))
     }
 
     #[test]
@@ -574,14 +633,19 @@ mod tests {
     fn another_version_beside_an_open_one_gets_another_alias() {
         let mut state = State::default();
         let key = |alias| Key { ino: 7, alias };
-        state.bind(key(0), &object(1)).unwrap();
-        state.bind(key(0), &object(1)).unwrap();
-        let refused = state.bind(key(0), &object(2)).unwrap_err();
+        state.bind(key(0), &object(1), false).unwrap();
+        state.bind(key(0), &object(1), false).unwrap();
+        let refused = state.bind(key(0), &object(2), false).unwrap_err();
         assert!(refused.is(Errno::STALE));
         assert_eq!(state.alias, 1);
         // The stale alias is not opened again, the new one is.
-        assert!(state.bind(key(0), &object(1)).unwrap_err().is(Errno::STALE));
-        state.bind(key(1), &object(2)).unwrap();
+        assert!(
+            state
+                .bind(key(0), &object(1), false)
+                .unwrap_err()
+                .is(Errno::STALE)
+        );
+        state.bind(key(1), &object(2), false).unwrap();
         assert_eq!(state.opens, 3);
         state.unbind(0);
         state.unbind(0);
@@ -589,7 +653,7 @@ mod tests {
         state.unbind(1);
         assert_eq!(state.opens, 0);
         // With nothing open, the alias serves any version.
-        state.bind(key(1), &object(3)).unwrap();
+        state.bind(key(1), &object(3), false).unwrap();
     }
 
     #[test]

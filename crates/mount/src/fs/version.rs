@@ -6,16 +6,18 @@ use super::patience;
 use super::remote::{Remote, now_ns};
 use super::right::Right;
 use super::seal::{Ending, Job};
-use super::table::{Bound, Key, Node, Phase, State, Writing};
+use super::table::{Key, Node, Phase, State, Writing};
+use super::takeover::{UNSEALED_MODE, open_to_writers};
 use super::{Caller, Found, Fs, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidemill_client::Error as ClientError;
+use tidemill_client::{Error as ClientError, object_file};
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -27,12 +29,23 @@ const WRITER_PAUSE: Duration = Duration::from_millis(20);
 const PASS_OVER: Duration = Duration::from_secs(3);
 /// The same, if it was chosen again: the server is about to notice.
 const PASS_AGAIN: Duration = Duration::from_secs(1);
+/// Openers that may wait for busy files at once: each takes a thread, and others need some. More are refused.
+const BUSY_WAITERS_MAX: usize = 32;
 /// Bytes copied at once from a version that is not on this host.
 const COPY_BYTES: usize = 4 << 20;
 /// An mtime younger than this can't tell whether a copy was written to: clocks of file systems are coarse.
 const MTIME_GRAIN_NS: i64 = 1_000_000_000;
-/// Mode of an object file before its seal.
-const UNSEALED_MODE: u32 = 0o600;
+
+/// A version that was begun and that nobody writes yet.
+struct Begun {
+    object: Arc<Object>,
+    /// What its mtime was set to, if one can see by it later whether it was written to.
+    untouched: Option<i64>,
+    /// The version before.
+    base: u64,
+    /// The object of the version before that programs here have open, if its file is the new version's now.
+    taken: Option<Arc<Object>>,
+}
 
 impl Fs {
     /// The object that a reader of the file gets now: the one being written here, or the sealed one.
@@ -50,26 +63,14 @@ impl Fs {
                 self.ask_what_was_closed(caller, node)?;
             }
             let (id, element) = {
-                let mut state = node.state.lock();
-                if let Some(object) = state.writing.as_ref().and_then(|w| w.object.clone()) {
-                    return Ok(object);
+                let state = node.state.lock();
+                if let Some(object) = state.written() {
+                    return Ok(object.clone());
                 }
-                let id = state.attr.object;
-                if let Some(object) = state.open_object(id) {
-                    return Ok(object);
-                }
-                (id, state.attr.element)
+                (state.attr.object, state.attr.element)
             };
-            match self.open_sealed(caller, node.ino, id, element, pace) {
-                Ok(object) => {
-                    let object = Arc::new(object);
-                    let mut state = node.state.lock();
-                    if let Some(other) = state.open_object(id) {
-                        return Ok(other);
-                    }
-                    state.objects.push(Arc::downgrade(&object));
-                    return Ok(object);
-                }
+            match self.sealed_object(caller, node, (id, element), pace) {
+                Ok(object) => return Ok(object),
                 // Another version was sealed meanwhile, or the element moved.
                 Err(error) if error.is(Errno::NOENT) && tries > 0 => {
                     pace.wait()?;
@@ -81,6 +82,26 @@ impl Fs {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// A sealed object of the file; the one that is open, if it is.
+    fn sealed_object(
+        &self,
+        caller: Caller,
+        node: &Node,
+        (id, element): (u64, u32),
+        pace: Pace,
+    ) -> Result<Arc<Object>, Error> {
+        if let Some(object) = node.state.lock().open_object(id) {
+            return Ok(object);
+        }
+        let object = Arc::new(self.open_sealed(caller, node.ino, id, element, pace)?);
+        let mut state = node.state.lock();
+        if let Some(other) = state.open_object(id) {
+            return Ok(other);
+        }
+        state.objects.push(Arc::downgrade(&object));
+        Ok(object)
     }
 
     /// Asks for a file that somebody else writes: which object has what was closed last.
@@ -110,18 +131,13 @@ impl Fs {
             let place = self.backend.place(element, pace)?;
             match &place.folder {
                 Some(folder) => {
-                    let file = File::open(folder.join(ObjectId(id).relative_path()))?;
+                    let file = object_file::open(&object_path(folder, id))?;
                     (Data::Local(Arc::new(file)), in_place)
                 }
                 None => self.open_remote(caller, ino, id, pace)?,
             }
         };
-        Ok(Object {
-            id,
-            element,
-            data,
-            right,
-        })
+        Ok(Object::new(id, element, data, right))
     }
 
     fn open_remote(
@@ -140,46 +156,73 @@ impl Fs {
             return Err(Errno::NOENT.into());
         }
         let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
-        Ok((self.remote(&opened, right.clone()), right))
+        let remote = self.remote(&opened, right.clone());
+        Ok((Data::Remote(remote), right))
     }
 
-    fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Data {
-        Data::Remote(Remote::new(
-            self.backend.clone(),
-            opened.element,
-            right,
-            opened.size,
-        ))
+    fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Remote {
+        Remote::new(self.backend.clone(), opened.element, right, opened.size)
     }
 
     /// The object that a version is written to, empty.
     fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
+        self.writable_from(caller, opened, None)
+    }
+
+    /// The object that a version is written to. It begins with that many bytes of the version before, and does
+    /// not exist before it has them: if this mount ends meanwhile there is no new version, rather than half of one.
+    fn writable_from(
+        &self,
+        caller: Caller,
+        opened: &v1::Opened,
+        begin: Option<(&v1::Attr, u64)>,
+    ) -> Result<Object, Error> {
         let right = Right::new(caller, opened, None);
         let place = self.backend.place(opened.element, Pace::MayWait)?;
-        let data = match &place.folder {
-            Some(folder) => {
-                let path = folder.join(ObjectId(opened.object).relative_path());
-                let file = make_object_file(&path)?;
-                if let Some((uid, gid)) = place.owner {
-                    std::os::unix::fs::fchown(&file, Some(uid), Some(gid))?;
-                }
-                Data::Local(Arc::new(file))
-            }
-            None => {
-                let data = self.remote(opened, right.clone());
-                if let Data::Remote(remote) = &data {
-                    // The object has to exist even if nothing is ever written.
-                    remote.truncate(0)?;
-                }
-                data
-            }
+        let object = |data| Object::new(opened.object, opened.element, data, right.clone());
+        let Some(folder) = &place.folder else {
+            let remote = self.remote(opened, right.clone());
+            return self.begin_remote(caller, object(Data::Remote(remote)), begin);
         };
-        Ok(Object {
-            id: opened.object,
-            element: opened.element,
-            data,
-            right,
-        })
+        let path = object_path(folder, opened.object);
+        let nameless = begin.and_then(|_| object_file::nameless(&path, UNSEALED_MODE));
+        let named = nameless.is_none();
+        let file = nameless.map_or_else(|| make_object_file(&path), Ok)?;
+        // Without locks on this device nobody takes files.
+        let _ = object_file::hold(&file);
+        if place.owner.is_some() {
+            open_to_writers(&file, place.owner)?;
+        }
+        let file = Arc::new(file);
+        let object = object(Data::Local(file.clone()));
+        if let Some((base, bytes)) = begin {
+            self.copy_base(caller, base, bytes, &object)?;
+        }
+        if !named {
+            object_file::name(&file, &path)?;
+        }
+        Ok(object)
+    }
+
+    /// An object on another host, as a version begins: empty, or as the version before.
+    fn begin_remote(
+        &self,
+        caller: Caller,
+        object: Object,
+        begin: Option<(&v1::Attr, u64)>,
+    ) -> Result<Object, Error> {
+        let Some((base, bytes)) = begin else {
+            // The object has to exist even if nothing is ever written.
+            object.truncate(0)?;
+            return Ok(object);
+        };
+        if base.element == object.element {
+            let before = self.base_object(caller, base)?;
+            return Ok(object.begin_as(before, bytes, base.mtime));
+        }
+        object.truncate(0)?;
+        self.copy_base(caller, base, bytes, &object)?;
+        Ok(object)
     }
 
     /// Makes a file and opens its first version for writing. The new node is bound to its object.
@@ -189,7 +232,7 @@ impl Fs {
         parent: u64,
         name: &[u8],
         mode: u32,
-    ) -> Result<(Arc<Node>, Arc<Object>, Found), Error> {
+    ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
         let create = |ino, object| {
             Op::Create(v1::Create {
@@ -206,25 +249,16 @@ impl Fs {
             })
         };
         let change = self.table.begin(&[(parent, name)]);
-        let (opened, object) = self.begin_somewhere(caller, create)?;
+        let ask = |op: &Op| self.ask_placed(caller, op);
+        let make = |opened: &v1::Opened| self.writable(caller, opened);
+        let (opened, object) = self.begin_somewhere(caller, create, ask, make)?;
         let (ino, object) = (opened.attr.map_or(0, |attr| attr.ino), Arc::new(object));
         let node = self.node(ino);
         {
             let mut state = node.state.lock();
-            state.writing = Some(Writing {
-                object: Some(object.clone()),
-                phase: Phase::Open,
-                writers: 1,
-                untouched: None,
-            });
+            state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
-            state.opens += 1;
-            let bound = Bound {
-                object: object.clone(),
-                opens: 1,
-                frozen: None,
-            };
-            state.bound.insert(0, bound);
+            state.bind_new(object.clone(), self.is_direct(&object));
         }
         self.touched(parent, time, 0);
         // Written here, so known here: `writing` marks what somebody else is about to change.
@@ -237,25 +271,27 @@ impl Fs {
             ..v1::Entry::default()
         };
         let found = self.learn_made(parent, name, entry, change)?;
-        Ok((node, object, found))
+        Ok((node, found))
     }
 
     /// Begins a version by an operation with new ids. If the element that was chosen does not answer, it is
     /// begun anew: the server places it elsewhere, unless the folder asks for that element. Nothing has been
     /// written yet.
-    fn begin_somewhere(
+    fn begin_somewhere<T>(
         &self,
         caller: Caller,
         begin: impl Fn(u64, u64) -> Op,
-    ) -> Result<(v1::Opened, Object), Error> {
+        ask: impl Fn(&Op) -> Result<v1::Opened, Error>,
+        make: impl Fn(&v1::Opened) -> Result<T, Error>,
+    ) -> Result<(v1::Opened, T), Error> {
         let deadline = patience::deadline();
         let mut limit = PASS_OVER;
         loop {
             let (ino, object) = self.backend.ids()?;
             let op = begin(ino, object);
-            let opened = self.ask_version(caller, &op)?;
-            let error = match patience::at_most(limit, || self.writable(caller, &opened)) {
-                Ok(object) => return Ok((opened, object)),
+            let opened = ask(&op)?;
+            let error = match patience::at_most(limit, || make(&opened)) {
+                Ok(made) => return Ok((opened, made)),
                 Err(error) => error,
             };
             self.backend.take_back(caller, &op)?;
@@ -265,6 +301,14 @@ impl Fs {
             let element = opened.element;
             tracing::info!(element, "a new version looks for another element: {error}");
             limit = PASS_AGAIN;
+        }
+    }
+
+    /// Asks to make a file.
+    fn ask_placed(&self, caller: Caller, op: &Op) -> Result<v1::Opened, Error> {
+        match self.backend.one_placed(caller, op)? {
+            Answer::Opened(opened) => Ok(opened),
+            _ => Err(ClientError::Answer("Create").into()),
         }
     }
 
@@ -280,50 +324,48 @@ impl Fs {
     }
 
     /// Opens a file for writing: joins the version being written here or begins one.
-    pub(super) fn writing_object(
+    pub(super) fn bind_writer(
         &self,
         caller: Caller,
         key: Key,
         node: &Node,
         truncate: bool,
         pace: Pace,
-    ) -> Result<Arc<Object>, Error> {
-        {
-            let mut state = node.state.lock();
-            if let Some(object) = self.join(&mut state, key, node, truncate, pace)? {
-                return Ok(object);
-            }
+    ) -> Result<(), Error> {
+        let until = Instant::now() + WRITER_PATIENCE;
+        if self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
+            return Ok(());
         }
-        let keep = (!truncate).then_some(u64::MAX);
-        let begun = self.begin(caller, node, keep);
+        let keep = if truncate { 0 } else { u64::MAX };
+        let begun = if self.readers_can_follow(node) {
+            self.begin(caller, node, keep, true, until)
+        } else {
+            Err(Errno::STALE.into())
+        };
         let mut state = node.state.lock();
         node.changed.notify_all();
-        let (object, untouched) = begun.inspect_err(|_| state.writing = None)?;
-        state.objects.push(Arc::downgrade(&object));
-        state.writing = Some(Writing {
-            object: Some(object.clone()),
-            phase: Phase::Open,
-            writers: 1,
-            untouched,
-        });
-        if let Err(error) = state.bind(key, &object) {
-            // A reader took the alias for the version before: the kernel comes again with the next one.
+        let begun = begun.inspect_err(|error| state.not_begun(error))?;
+        state.begin(&begun, 1);
+        if let Err(error) = state.bind(key, &begun.object, self.is_direct(&begun.object)) {
+            // The version before is open here in a way that this one can't be: the kernel comes again with
+            // the next alias.
             self.end_writing(caller, node, &mut state, Some(Ending::Abandon));
             return Err(error);
         }
-        Ok(object)
+        Ok(())
     }
 
-    /// Takes part in the version that is being written here. `None`: there is none, and the caller has to
-    /// begin one, as is noted in the state.
+    /// Takes part in the version that is being written here. If there is none, the caller has to begin one, as
+    /// is noted in the state.
     fn join(
         &self,
         state: &mut parking_lot::MutexGuard<'_, State>,
         key: Key,
         node: &Node,
         truncate: bool,
+        until: Instant,
         pace: Pace,
-    ) -> Result<Option<Arc<Object>>, Error> {
+    ) -> Result<bool, Error> {
         let deadline = patience::deadline();
         loop {
             if key.alias != state.alias {
@@ -335,7 +377,7 @@ impl Fs {
                     if truncate && object.waits() {
                         pace.wait()?;
                     }
-                    state.bind(key, &object)?;
+                    state.bind(key, &object, self.is_direct(&object))?;
                     if let Some(writing) = state.writing.as_mut() {
                         writing.writers += 1;
                     }
@@ -344,7 +386,11 @@ impl Fs {
                         let cut = || object.truncate(0);
                         parking_lot::MutexGuard::unlocked(state, cut)?;
                     }
-                    return Ok(Some(object));
+                    return Ok(true);
+                }
+                Some((Phase::Busy, _)) => {
+                    pace.wait()?;
+                    self.wait_busy(node, state, until)?;
                 }
                 Some(_) => {
                     pace.wait()?;
@@ -355,67 +401,138 @@ impl Fs {
                 }
                 None => {
                     pace.wait()?;
-                    state.make_room(key)?;
-                    state.writing = Some(Writing {
-                        object: None,
-                        phase: Phase::Starting,
-                        writers: 0,
-                        untouched: None,
-                    });
-                    return Ok(None);
+                    state.writing = Some(Writing::starting());
+                    return Ok(false);
                 }
             }
         }
     }
 
-    /// Begins a version; keeps that many bytes of the version before. Gives the mtime by which one can see
-    /// later whether the copy was written to, if one can.
+    /// Waits until the file that somebody else is writing can be written here, or has been asked for long enough.
+    fn wait_busy(
+        &self,
+        node: &Node,
+        state: &mut parking_lot::MutexGuard<'_, State>,
+        until: Instant,
+    ) -> Result<(), Error> {
+        let waiting = self.busy_waiters.fetch_add(1, Ordering::Relaxed);
+        let over = waiting >= BUSY_WAITERS_MAX || node.changed.wait_until(state, until).timed_out();
+        self.busy_waiters.fetch_sub(1, Ordering::Relaxed);
+        if over {
+            return Err(Errno::TXTBSY.into());
+        }
+        Ok(())
+    }
+
+    /// Begins a version with up to `keep` bytes of the version before. If they `follow`, those who have that one
+    /// open here go on with the new one, as [`State::begin`] notes.
     fn begin(
         &self,
         caller: Caller,
         node: &Node,
-        keep: Option<u64>,
-    ) -> Result<(Arc<Object>, Option<i64>), Error> {
+        keep: u64,
+        follow: bool,
+        until: Instant,
+    ) -> Result<Begun, Error> {
         self.fetch(caller, node, Pace::MayWait)?;
         let attr = node.state.lock().attr;
+        let reader = node.state.lock().bound_now().filter(|_| follow);
+        let stays = (keep > 0 || reader.is_some()) && attr.object != 0;
         let new = |_, object| {
             Op::NewVersion(v1::NewVersion {
                 ino: node.ino,
                 object,
-                element: (keep.is_some() && attr.object != 0).then_some(attr.element),
+                element: stays.then_some(attr.element),
                 steal: false,
             })
         };
-        let (opened, object) = self.begin_somewhere(caller, new)?;
-        // The answer is newer than what was known: somebody else may have sealed a version meanwhile.
-        let base = opened.attr.unwrap_or(attr);
-        if let Some(bytes) = keep {
-            let copied = self.copy_base(caller, &base, bytes.min(base.size), &object);
-            copied.inspect_err(|_| self.drop_version(caller, node.ino, object.id))?;
+        let ask = |op: &Op| self.ask_version(caller, node, op, until);
+        let make = |opened: &v1::Opened| {
+            // The answer is newer than what was known: somebody else may have sealed a version meanwhile.
+            let base = opened.attr.unwrap_or(attr);
+            self.begin_from(caller, opened, &base, keep, reader.clone())
+        };
+        let (_, begun) = self.begin_somewhere(caller, new, ask, make)?;
+        Ok(begun)
+    }
+
+    fn begin_from(
+        &self,
+        caller: Caller,
+        opened: &v1::Opened,
+        base: &v1::Attr,
+        keep: u64,
+        reader: Option<(Arc<Object>, bool)>,
+    ) -> Result<Begun, Error> {
+        let kept = if base.object == 0 {
+            0
+        } else {
+            keep.min(base.size)
+        };
+        let begin = (kept > 0).then_some((base, kept));
+        let mut object = self.writable_from(caller, opened, begin)?;
+        let reader = reader.filter(|(reader, direct)| *direct && reader.id == base.object);
+        let mut taken = None;
+        if let Some((reader, _)) = reader
+            && let Some(same) = self.take_over(&object, kept, &reader)?
+        {
+            object = same;
+            taken = Some(reader);
         }
-        let whole = keep.is_some_and(|bytes| bytes >= base.size) && base.object != 0;
+        let whole = keep >= base.size && base.object != 0;
         let old = now_ns() - base.mtime > MTIME_GRAIN_NS;
         let untouched = (whole && old).then_some(base.mtime);
         if let Some(mtime) = untouched {
-            let set = object.set_mtime(mtime);
-            set.inspect_err(|_| self.drop_version(caller, node.ino, object.id))?;
+            object.set_mtime(mtime)?;
         }
-        Ok((Arc::new(object), untouched))
+        Ok(Begun {
+            object: Arc::new(object),
+            untouched,
+            base: base.object,
+            taken,
+        })
     }
 
-    /// Asks to write a version; another writer may be about to finish.
-    fn ask_version(&self, caller: Caller, op: &Op) -> Result<v1::Opened, Error> {
-        let deadline = patience::deadline().min(Instant::now() + WRITER_PATIENCE);
+    /// Asks to write a version; another writer may be about to finish. Those who want to write it as well wait for
+    /// the outcome.
+    fn ask_version(
+        &self,
+        caller: Caller,
+        node: &Node,
+        op: &Op,
+        until: Instant,
+    ) -> Result<v1::Opened, Error> {
+        let until = until.min(patience::deadline());
+        let note = |phase| {
+            if let Some(writing) = node.state.lock().writing.as_mut() {
+                writing.phase = phase;
+            }
+            node.changed.notify_all();
+        };
+        let mut busy = false;
         loop {
             match self.backend.one_placed(caller, op) {
-                Ok(Answer::Opened(opened)) => return Ok(opened),
+                Ok(Answer::Opened(opened)) => {
+                    if busy {
+                        note(Phase::Starting);
+                    }
+                    return Ok(opened);
+                }
                 Ok(_) => return Err(ClientError::Answer("NewVersion").into()),
-                Err(error) if error.is(Errno::TXTBSY) && Instant::now() < deadline => {
+                Err(error) if error.is(Errno::TXTBSY) && Instant::now() < until => {
+                    if !std::mem::replace(&mut busy, true) {
+                        note(Phase::Busy);
+                    }
                     std::thread::sleep(WRITER_PAUSE);
                 }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn base_object(&self, caller: Caller, base: &v1::Attr) -> Result<Arc<Object>, Error> {
+        let (node, object) = (self.node(base.ino), (base.object, base.element));
+        self.sealed_object(caller, &node, object, Pace::MayWait)
     }
 
     fn copy_base(
@@ -428,12 +545,12 @@ impl Fs {
         if bytes == 0 || base.object == 0 {
             return Ok(());
         }
-        let from = self.open_sealed(caller, base.ino, base.object, base.element, Pace::MayWait)?;
-        let mut copied = match to.copy_from(&from, 0, 0, bytes) {
-            Ok(copied) => copied,
-            Err(error) if error.is(Errno::OPNOTSUPP) || error.is(Errno::XDEV) => 0,
-            Err(error) => return Err(error),
-        };
+        let from = self.base_object(caller, base)?;
+        match to.copy_data(&from, 0, bytes) {
+            Err(error) if error.is(Errno::OPNOTSUPP) || error.is(Errno::XDEV) => {}
+            other => return other,
+        }
+        let mut copied = 0;
         while copied < bytes {
             let piece = usize::try_from(bytes - copied)
                 .unwrap_or(COPY_BYTES)
@@ -453,9 +570,10 @@ impl Fs {
         &self,
         caller: Caller,
         key: Key,
-        node: &Node,
+        node: &Arc<Node>,
         size: u64,
     ) -> Result<(), Error> {
+        let until = Instant::now() + WRITER_PATIENCE;
         {
             let mut state = node.state.lock();
             let deadline = patience::deadline();
@@ -467,6 +585,7 @@ impl Fs {
                     Some((Phase::Open, Some(object))) => {
                         return self.truncate_open(caller, node, &mut state, &object, size);
                     }
+                    Some((Phase::Busy, _)) => self.wait_busy(node, &mut state, until)?,
                     Some(_) => {
                         self.sealer.hurry();
                         if node.changed.wait_until(&mut state, deadline).timed_out() {
@@ -476,31 +595,24 @@ impl Fs {
                     None => break,
                 }
             }
-            state.writing = Some(Writing {
-                object: None,
-                phase: Phase::Starting,
-                writers: 0,
-                untouched: None,
-            });
+            state.writing = Some(Writing::starting());
         }
+        let follow = self.readers_can_follow(node);
         let begun = self
-            .begin(caller, node, Some(size))
-            .and_then(|(object, _)| {
-                let set = object.truncate(size);
-                let set = set.and_then(|()| object.set_mtime(now_ns()));
-                set.inspect_err(|_| self.drop_version(caller, node.ino, object.id))?;
-                Ok(object)
+            .begin(caller, node, size, follow, until)
+            .and_then(|begun| {
+                let set = begun.object.truncate(size);
+                let set = set.and_then(|()| begun.object.set_mtime(now_ns()));
+                set.inspect_err(|_| self.drop_version(caller, node.ino, begun.object.id))?;
+                Ok(Begun {
+                    untouched: None,
+                    ..begun
+                })
             });
         let mut state = node.state.lock();
         node.changed.notify_all();
-        let object = begun.inspect_err(|_| state.writing = None)?;
-        state.objects.push(Arc::downgrade(&object));
-        state.writing = Some(Writing {
-            object: Some(object),
-            phase: Phase::Open,
-            writers: 0,
-            untouched: None,
-        });
+        let begun = begun.inspect_err(|error| state.not_begun(error))?;
+        state.begin(&begun, 0);
         self.end_writing(caller, node, &mut state, None);
         Ok(())
     }
@@ -510,7 +622,7 @@ impl Fs {
     fn truncate_open(
         &self,
         caller: Caller,
-        node: &Node,
+        node: &Arc<Node>,
         state: &mut parking_lot::MutexGuard<'_, State>,
         object: &Object,
         size: u64,
@@ -520,25 +632,60 @@ impl Fs {
         }
         let cut = || object.truncate(size);
         let outcome = parking_lot::MutexGuard::unlocked(state, cut);
-        self.writer_left(caller, node, state);
+        self.left(caller, node, state, true);
         outcome
     }
 
-    /// A handle that could write was closed.
-    pub(super) fn close_writer(&self, caller: Caller, node: &Node, alias: u16) {
+    /// A handle was closed.
+    pub(super) fn close_handle(&self, caller: Caller, node: &Arc<Node>, alias: u16, write: bool) {
         let mut state = node.state.lock();
         state.unbind(alias);
-        self.writer_left(caller, node, &mut state);
+        self.left(caller, node, &mut state, write);
     }
 
-    fn writer_left(&self, caller: Caller, node: &Node, state: &mut State) {
-        let Some(writing) = state.writing.as_mut() else {
+    /// One less has the file open: one who could `write` it, or not.
+    fn left(&self, caller: Caller, node: &Arc<Node>, state: &mut State, write: bool) {
+        let gone = state.gone;
+        let read = state
+            .written()
+            .is_some_and(|object| state.bound.values().any(|b| b.object.id == object.id));
+        let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
+        let Some(writing) = open else {
             return;
         };
-        writing.writers = writing.writers.saturating_sub(1);
-        if writing.writers == 0 {
-            self.end_writing(caller, node, state, None);
+        writing.writers = writing.writers.saturating_sub(u32::from(write));
+        // A version that will never have a name stays as long as somebody here has it open.
+        if writing.writers > 0 || (gone && read) {
+            return;
         }
+        let object = writing.object.clone().filter(|object| object.waits());
+        self.end_writing(caller, node, state, None);
+        if let Some(object) = object.filter(|_| read) {
+            self.hold_after_seal(caller, node.clone(), object.id);
+        }
+    }
+
+    /// Tells the server, once the version is sealed, that it is read here: its element then keeps it for as long,
+    /// whatever version comes next.
+    pub(super) fn hold_after_seal(&self, caller: Caller, node: Arc<Node>, object: u64) {
+        let backend = self.backend.clone();
+        self.backend.runtime.spawn_blocking(move || {
+            let mut state = node.state.lock();
+            while state.written().is_some_and(|written| written.id == object) {
+                if node
+                    .changed
+                    .wait_for(&mut state, patience::PATIENCE)
+                    .timed_out()
+                {
+                    return;
+                }
+            }
+            drop(state);
+            let (ino, version) = (node.ino, 0);
+            if let Err(error) = backend.one(caller, Op::Open(v1::Open { ino, version })) {
+                tracing::debug!(ino, "readers may lose their version: {error}");
+            }
+        });
     }
 
     /// The last writer is gone: the version is to be sealed, or given up if it says nothing new.
@@ -551,16 +698,31 @@ impl Fs {
             return;
         };
         writing.phase = Phase::Sealing;
-        let unchanged = writing.untouched.is_some_and(|mtime| {
-            object
-                .stat()
-                .is_ok_and(|stat| stat.mtime == mtime && stat.size == state.attr.size)
-        });
+        let readers: Vec<_> = state
+            .bound
+            .values_mut()
+            .filter(|bound| bound.object.id == object.id)
+            .collect();
+        let unchanged = if let Some(before) = object.begun_as() {
+            for reader in readers {
+                reader.object = before.clone();
+            }
+            true
+        } else {
+            // Those who read the new version's file go on with it.
+            readers.is_empty()
+                && writing.untouched.is_some_and(|mtime| {
+                    object
+                        .stat()
+                        .is_ok_and(|stat| stat.mtime == mtime && stat.size == state.attr.size)
+                })
+        };
         let ending = match ending {
             Some(ending) => ending,
             None if gone || unchanged => Ending::Abandon,
             None => Ending::Seal,
         };
+        writing.given_up = unchanged && ending == Ending::Abandon;
         self.sealer.submit(Job {
             ino: node.ino,
             object,
@@ -592,31 +754,19 @@ impl Fs {
 
     /// Gives the object a file of its own, if the kernel may still write to the one it has.
     fn part_from_writers(&self, object: &Object) -> Result<(), Error> {
-        let Data::Local(file) = &object.data else {
+        if object.local().is_none() {
             return Ok(());
-        };
+        }
         let place = self.backend.place(object.element, Pace::MayWait)?;
         let folder = place.folder.ok_or(Errno::HOSTUNREACH)?;
-        let path = folder.join(ObjectId(object.id).relative_path());
+        let path = object_path(&folder, object.id);
         let parted = path.with_extension("parted");
         let copy = make_object_file(&parted)?;
-        if let Some((uid, gid)) = place.owner {
-            std::os::unix::fs::fchown(&copy, Some(uid), Some(gid))?;
-        }
+        open_to_writers(&copy, place.owner)?;
         let stat = object.stat()?;
-        let target = Object {
-            id: object.id,
-            element: object.element,
-            data: Data::Local(Arc::new(copy)),
-            right: object.right.clone(),
-        };
-        let source = Object {
-            data: Data::Local(file.clone()),
-            right: object.right.clone(),
-            ..*object
-        };
-        target.copy_from(&source, 0, 0, stat.size)?;
-        target.truncate(stat.size)?;
+        let copy = Data::Local(Arc::new(copy));
+        let target = Object::new(object.id, object.element, copy, object.right.clone());
+        target.copy_data(object, 0, stat.size)?;
         target.set_mtime(stat.mtime)?;
         Ok(std::fs::rename(parted, path)?)
     }
@@ -625,12 +775,12 @@ impl Fs {
     pub(super) fn wait_sealed(&self, node: &Node) -> Result<(), Error> {
         let deadline = patience::deadline();
         let mut state = node.state.lock();
-        self.sealer.hurry();
         while state
             .writing
             .as_ref()
             .is_some_and(|w| w.phase == Phase::Sealing)
         {
+            self.sealer.hurry();
             if node.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(self.sealer.errno(node.ino).into());
             }
@@ -640,19 +790,48 @@ impl Fs {
 }
 
 impl State {
-    /// Makes sure that a new object can be bound to the alias.
-    fn make_room(&mut self, key: Key) -> Result<(), Error> {
-        if self.bound.contains_key(&key.alias) {
-            let nothing = Arc::new(Object {
-                id: u64::MAX,
-                element: 0,
-                data: Data::Nothing,
-                right: Right::none(key.ino, u64::MAX),
-            });
-            return self.bind(key, &nothing);
+    /// No version could be begun. If that is because of those who have the one before open, they are left to it.
+    fn not_begun(&mut self, error: &Error) {
+        self.writing = None;
+        if error.is(Errno::STALE) {
+            self.next_alias();
+            // Their file need not be at the version's path any more.
+            self.objects.clear();
         }
-        Ok(())
     }
+
+    /// The version is being written from now on, by that many handles. Those who have the version before open
+    /// under the current alias have this one open now.
+    fn begin(&mut self, begun: &Begun, writers: u32) {
+        let alias = self.alias;
+        if let Some(bound) = self.bound.get_mut(&alias) {
+            let follows = match &begun.taken {
+                Some(taken) => Arc::ptr_eq(taken, &bound.object),
+                None => !bound.direct && bound.object.id == begun.base,
+            };
+            if follows {
+                bound.object = begun.object.clone();
+            }
+        }
+        if begun.taken.is_some() {
+            // Its file is the new version's.
+            self.objects.retain(|weak| {
+                let object = weak.upgrade();
+                object.is_some_and(|object| object.id != begun.base)
+            });
+        }
+        self.objects.push(Arc::downgrade(&begun.object));
+        self.writing = Some(Writing::open(
+            begun.object.clone(),
+            writers,
+            begun.untouched,
+        ));
+    }
+}
+
+/// Where an element keeps an object.
+pub(super) fn object_path(folder: &Path, object: u64) -> PathBuf {
+    folder.join(ObjectId(object).relative_path())
 }
 
 /// Makes an object file; the folder of its lowest byte as well if it is not there yet.

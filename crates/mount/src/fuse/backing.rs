@@ -3,6 +3,7 @@
 //! **Invariant**: a backing is used for the file it was made of and no other; all open handles of one kernel
 //! inode have the same backing; nobody is given a sealed file to write to.
 
+use super::caches::Caches;
 use super::convert::{attr_of, errno};
 use super::waiting::Waiting;
 use crate::error::Error;
@@ -15,7 +16,6 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close.
@@ -27,8 +27,7 @@ const WRITABLE: u32 = 0o222;
 pub(super) struct Inner {
     pub(super) fs: Arc<Fs>,
     pub(super) waiting: Waiting,
-    /// Whether the kernel takes object files to read and write by itself.
-    passthrough: AtomicBool,
+    caches: Caches,
     backings: Mutex<Backings>,
 }
 
@@ -101,18 +100,13 @@ impl Backings {
 }
 
 impl Inner {
-    pub(super) fn new(fs: Arc<Fs>) -> Self {
+    pub(super) fn new(fs: Arc<Fs>, caches: Caches) -> Self {
         Self {
             fs,
             waiting: Waiting::default(),
-            passthrough: AtomicBool::new(true),
+            caches,
             backings: Mutex::default(),
         }
-    }
-
-    /// The kernel can't do it.
-    pub(super) fn no_backings(&self) {
-        self.passthrough.store(false, Ordering::Relaxed);
     }
 
     /// The kernel holds no pages of an inode any more.
@@ -131,9 +125,6 @@ impl Inner {
         let Some(local) = &opened.local else {
             return Ok(None);
         };
-        if !self.passthrough.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         let file = identify(local, opened)?;
         let mut backings = self.backings.lock();
         let shared = backings.by_file.get(&file).and_then(Weak::upgrade);
@@ -145,7 +136,7 @@ impl Inner {
                     tracing::info!(
                         "files are read and written through the mount's process: {error}"
                     );
-                    self.no_backings();
+                    self.fs.not_direct();
                     return Ok(None);
                 }
                 Err(error) => return Err(error.into()),
@@ -173,6 +164,10 @@ impl Inner {
 
     pub(super) fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
         let handle = FileHandle(opened.handle);
+        if opened.write {
+            // Memory mapped writes change size and times, and the kernel does not notice.
+            self.caches.forget_attributes(number);
+        }
         match self.backing(number, opened, |file| reply.open_backing(file)) {
             Ok(Some(backing)) => reply.opened_passthrough(handle, IN_PLACE, &backing),
             Ok(None) => reply.opened(handle, self.cached_flags(number, opened.object)),

@@ -57,8 +57,8 @@ const WANTED: [InitFlags; 10] = [
 pub(crate) struct Adapter(Arc<Inner>);
 
 impl Adapter {
-    pub(crate) fn new(fs: Arc<Fs>) -> Self {
-        Self(Arc::new(Inner::new(fs)))
+    pub(crate) fn new(fs: Arc<Fs>, caches: Caches) -> Self {
+        Self(Arc::new(Inner::new(fs, caches)))
     }
 
     /// Answers at once if `op` can, else lets the pool do it. `unheard` takes back what the kernel was to be
@@ -202,7 +202,7 @@ impl Filesystem for Adapter {
             if config.add_capabilities(flag).is_err() {
                 tracing::debug!("the kernel lacks {flag:?}");
                 if flag == InitFlags::FUSE_PASSTHROUGH {
-                    self.0.no_backings();
+                    self.0.fs.not_direct();
                 }
             }
         }
@@ -745,8 +745,8 @@ impl Filesystem for Adapter {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
         let mode = mode.cast_unsigned();
-        self.serve_empty(request.pid(), reply, move |fs, _| {
-            fs.allocate(fh.0, offset, length, mode)
+        self.serve_empty(request.pid(), reply, move |fs, pace| {
+            fs.allocate(fh.0, offset, length, mode, pace)
         });
     }
 

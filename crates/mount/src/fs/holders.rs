@@ -1,0 +1,169 @@
+//! Who else on this host has a file open or mapped, as `/proc` tells.
+//!
+//! Programs of this array say so themselves by a lock (`tidemill_client::sealed`); this finds all others, a `cp`
+//! out of an element's folder for one. Nothing is asked of any file system but `/proc`, so it can't hang.
+
+use std::collections::HashMap;
+use std::fs::{File, read_dir, read_to_string};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+
+/// The first process, which starts others and reads no objects.
+const INIT: u32 = 1;
+
+/// A file as `/proc` names it.
+struct Wanted {
+    inode: u64,
+    /// Major and minor number of its file system.
+    device: (u32, u32),
+    /// Devices of the mounts that are seen here, by the mount's id.
+    mounts: HashMap<u64, (u32, u32)>,
+}
+
+/// Whether another process has the file open or mapped. What can't be seen counts as if it had.
+pub(super) fn held_by_others(file: &File) -> bool {
+    search(file).unwrap_or_else(|error| {
+        tracing::debug!("can't see who has a file open: {error}");
+        true
+    })
+}
+
+fn search(file: &File) -> io::Result<bool> {
+    let mounts = mounts()?;
+    let own = read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let device = field(&own, "mnt_id:").and_then(|id| mounts.get(&id));
+    let wanted = Wanted {
+        inode: file.metadata()?.ino(),
+        device: *device.ok_or(io::ErrorKind::NotFound)?,
+        mounts,
+    };
+    for entry in read_dir("/proc")? {
+        let name = entry?.file_name();
+        let process: Option<u32> = name.to_str().and_then(|name| name.parse().ok());
+        let Some(process) = process.filter(|&process| process != std::process::id()) else {
+            continue;
+        };
+        match wanted.held_by(process) {
+            Ok(false) => {}
+            Ok(true) => return Ok(true),
+            // In a container it may have more rights than root here, and can't be looked at.
+            Err(error) if process == INIT && error.kind() == io::ErrorKind::PermissionDenied => {}
+            // It has ended.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+impl Wanted {
+    fn held_by(&self, process: u32) -> io::Result<bool> {
+        for entry in read_dir(format!("/proc/{process}/fdinfo"))? {
+            match read_to_string(entry?.path()) {
+                Ok(info) if self.is_open_as(&info)? => return Ok(true),
+                Ok(_) => {}
+                // Closed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let maps = std::fs::read(format!("/proc/{process}/maps"))?;
+        let mut lines = maps.split(|&byte| byte == b'\n');
+        Ok(lines.any(|line| self.is_mapped_by(&String::from_utf8_lossy(line))))
+    }
+
+    fn is_open_as(&self, info: &str) -> io::Result<bool> {
+        let inode = field(info, "ino:").ok_or(io::ErrorKind::Unsupported)?;
+        if inode != self.inode {
+            return Ok(false);
+        }
+        let mount = field(info, "mnt_id:").ok_or(io::ErrorKind::Unsupported)?;
+        // A mount of another namespace may be of any device.
+        let device = self.mounts.get(&mount);
+        Ok(device.is_none_or(|device| *device == self.device))
+    }
+
+    /// A line of `maps`: addresses, permissions, offset, device, inode, path.
+    fn is_mapped_by(&self, line: &str) -> bool {
+        let mut words = line.split_ascii_whitespace().skip(3);
+        let (device, inode) = (words.next(), words.next());
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        let device = device
+            .and_then(|text| text.split_once(':'))
+            .and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+        device == Some(self.device) && inode.and_then(|text| text.parse().ok()) == Some(self.inode)
+    }
+}
+
+fn field(info: &str, name: &str) -> Option<u64> {
+    let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().parse().ok()
+}
+
+/// The device of each mount by its id.
+fn mounts() -> io::Result<HashMap<u64, (u32, u32)>> {
+    let text = std::fs::read("/proc/self/mountinfo")?;
+    let text = String::from_utf8_lossy(&text);
+    let mount = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let (id, device) = (words.next()?, words.nth(1)?);
+        let (major, minor) = device.split_once(':')?;
+        Some((id.parse().ok()?, (major.parse().ok()?, minor.parse().ok()?)))
+    };
+    Ok(text.lines().filter_map(mount).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn another_process_that_has_it_open_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        std::fs::write(&path, "text").unwrap();
+        let file = File::open(&path).unwrap();
+        if search(&file).is_err() {
+            eprintln!("SKIPPED: not all processes can be seen here");
+            return;
+        }
+        assert!(!held_by_others(&file));
+        let mut other = Command::new("sh")
+            .arg("-c")
+            .arg("exec 3<\"$0\"; echo open; read line; exec 3<&-; echo closed; read line")
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(other.stdout.take().unwrap());
+        let mut say = other.stdin.take().unwrap();
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert!(held_by_others(&file));
+        writeln!(say).unwrap();
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line, "open\nclosed\n");
+        assert!(!held_by_others(&file));
+        drop(say);
+        other.wait().unwrap();
+    }
+
+    #[test]
+    fn maps_are_read() {
+        let wanted = Wanted {
+            inode: 247_278,
+            device: (254, 0),
+            mounts: HashMap::new(),
+        };
+        let line = |rest| format!("555c58434000-555c58436000 r--p 00000000 {rest}");
+        assert!(wanted.is_mapped_by(&line("fe:00 247278     /usr/bin/head")));
+        assert!(!wanted.is_mapped_by(&line("fe:01 247278     /usr/bin/head")));
+        assert!(!wanted.is_mapped_by(&line("fe:00 247279     /usr/bin/head")));
+        assert!(!wanted.is_mapped_by("7ffd0-7ffe0 rw-p 00000000 00:00 0 [stack]"));
+    }
+}

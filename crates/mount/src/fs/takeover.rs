@@ -1,0 +1,129 @@
+//! The file of a version that programs here have open becomes the file of the next version, which is written here.
+//!
+//! The kernel reads and writes files in place, and lets an inode have one file only. For readers and writers to
+//! share the inode, what the writer gets must be the file that the readers have. So the new version's file is made
+//! a copy of the old one, and the two exchange their names: the old version goes on in the copy, which nobody has
+//! open, and the new one in the file that is open here. Both have the same bytes at that moment, so that it does
+//! not matter when somebody looks, or if this process ends in between.
+
+use super::holders::held_by_others;
+use super::object::{Data, Object};
+use super::table::Node;
+use super::version::object_path;
+use super::{Fs, Pace};
+use crate::error::Error;
+use rustix::fs::{CWD, OFlags, RenameFlags, fcntl_getfl, renameat_with};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::Path;
+use std::sync::Arc;
+use tidemill_client::object_file;
+
+/// Mode of an object file before its seal.
+pub(super) const UNSEALED_MODE: u32 = 0o600;
+
+impl Fs {
+    /// Whether programs here that have the file open in place can go on with the version to come.
+    pub(super) fn readers_can_follow(&self, node: &Node) -> bool {
+        let reader = node.state.lock().bound_now();
+        match reader {
+            Some((object, true)) => object
+                .local()
+                .is_some_and(|file| is_ours(file, &object) && !held_by_others(file)),
+            _ => true,
+        }
+    }
+
+    /// The new version `to`, whose file holds the first `kept` bytes of the version `from`, in the file that
+    /// `from` has. `None`: it can't be, and `to` is as it was.
+    ///
+    /// # Errors
+    /// If it turned out too late that somebody else reads the file: `to` has to be given up.
+    pub(super) fn take_over(
+        &self,
+        to: &Object,
+        kept: u64,
+        from: &Object,
+    ) -> Result<Option<Object>, Error> {
+        let (Data::Local(copy), Data::Local(read)) = (&to.data, &from.data) else {
+            return Ok(None);
+        };
+        let place = self.backend.place(to.element, Pace::MayWait)?;
+        let Some(folder) = place.folder.filter(|_| to.element == from.element) else {
+            return Ok(None);
+        };
+        if !is_ours(read, from) {
+            return Ok(None);
+        }
+        to.copy_data(from, kept, from.stat()?.size)?;
+        look_like(copy, read)?;
+        // What was durable under the old name has to be so after the exchange.
+        copy.sync_all()?;
+        let (new, old) = (object_path(&folder, to.id), object_path(&folder, from.id));
+        if let Err(errno) = renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE) {
+            tracing::debug!("files can't be exchanged on this device: {errno}");
+            open_to_writers(copy, place.owner)?;
+            to.truncate(kept)?;
+            return Ok(None);
+        }
+        // From here on nobody can open the file by its old name. Who has done so before is seen now.
+        if !is_ours(read, from) || held_by_others(read) {
+            return Err(Errno::STALE.into());
+        }
+        let (file, opened_first) = writable(read, from, &new)?;
+        open_to_writers(&file, place.owner)?;
+        let mut object = Object::new(to.id, to.element, Data::Local(file), to.right.clone());
+        object.opened_first = opened_first;
+        if object.stat()?.size != kept {
+            object.truncate(kept)?;
+        }
+        Ok(Some(object))
+    }
+}
+
+/// Whether the file has one name, and no program of this array but this mount has it open.
+fn is_ours(file: &File, object: &Object) -> bool {
+    let openings: Vec<_> = std::iter::once(file)
+        .chain(object.opened_first.as_deref())
+        .collect();
+    file.metadata().is_ok_and(|stat| stat.nlink() == 1) && object_file::alone(&openings)
+}
+
+/// The file of `object`, which is at `path` now, opened for writing, and the opening of it before, if that is
+/// another.
+fn writable(
+    read: &Arc<File>,
+    object: &Object,
+    path: &Path,
+) -> Result<(Arc<File>, Option<Arc<File>>), Error> {
+    let (is, was) = (path.symlink_metadata()?, read.metadata()?);
+    if (is.dev(), is.ino()) != (was.dev(), was.ino()) {
+        return Err(Errno::STALE.into());
+    }
+    if fcntl_getfl(read)? & OFlags::RWMODE == OFlags::RDWR {
+        return Ok((read.clone(), object.opened_first.clone()));
+    }
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    object_file::hold(&file)?;
+    Ok((Arc::new(file), Some(read.clone())))
+}
+
+/// Gives a copy owner, mode and time of the original.
+fn look_like(copy: &File, original: &File) -> Result<(), Error> {
+    let stat = original.metadata()?;
+    fchown(copy, Some(stat.uid()), Some(stat.gid()))?;
+    copy.set_permissions(Permissions::from_mode(stat.mode() & 0o7777))?;
+    Ok(copy.set_modified(stat.modified()?)?)
+}
+
+/// Gives a file owner and mode of an object that is being written.
+pub(super) fn open_to_writers(file: &File, owner: Option<(u32, u32)>) -> Result<(), Error> {
+    let us = || {
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        (uid.as_raw(), gid.as_raw())
+    };
+    let (uid, gid) = owner.unwrap_or_else(us);
+    fchown(file, Some(uid), Some(gid))?;
+    Ok(file.set_permissions(Permissions::from_mode(UNSEALED_MODE))?)
+}

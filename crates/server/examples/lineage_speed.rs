@@ -53,12 +53,12 @@ fn fill(
         // Objects, inodes and tasks have the same numbers; the folder one that none of them has.
         let dir = start + (1 << 40);
         folder.execute(params![dir, UID])?;
-        entry.execute(params![1, format!("w{start}"), dir])?;
+        entry.execute(params![1, format!("w{start}").into_bytes(), dir])?;
         for id in start..(start + size).min(from + count) {
             let name = format!("file{id}");
             inode.execute(params![id, UID])?;
             entry.execute(params![dir, name.as_bytes(), id])?;
-            version.execute(params![id, UID, format!("/w{start}/{name}")])?;
+            version.execute(params![id, UID, format!("/w{start}/{name}").into_bytes()])?;
             task.execute(params![id, SPEC])?;
             output.execute([id])?;
             for seq in 0..random.random_range(1..=3_i64) {

@@ -205,7 +205,7 @@ fn the_last_note_about_an_inode_goes_before_all_else() {
         ("/\\xff\\xfe", (11, 3, 101)),
     ];
     let expected = expected.map(|(path, of)| (path.to_owned(), of));
-    assert_eq!(tree, expected.into());
+    assert_eq!(tree, BTreeMap::from(expected));
     assert_eq!(rebuilt.unnoted, [PathBuf::from("/gone")]);
     assert!(
         rebuilt.apart.is_empty() && rebuilt.missing.is_empty(),

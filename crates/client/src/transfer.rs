@@ -113,16 +113,7 @@ impl Transfer {
             if offset == 0 {
                 self.objects.truncate(&remote, 0).await?;
             }
-            let body = SealBody {
-                inode: attr.ino,
-                path: path.into(),
-                uid: attr.uid,
-                gid: attr.gid,
-                mode: attr.mode,
-                durable: false,
-                lost: false,
-            };
-            self.objects.seal(&remote, &body).await
+            self.objects.seal(&remote, &seal_body(&attr, path)).await
         }
         .await;
         match written {
@@ -309,4 +300,17 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
         }
     }
     Ok(filled)
+}
+
+/// What an element notes of a file that was written.
+fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
+    SealBody {
+        inode: attr.ino,
+        path: path.into(),
+        uid: attr.uid,
+        gid: attr.gid,
+        mode: attr.mode,
+        durable: false,
+        lost: false,
+    }
 }

@@ -220,11 +220,8 @@ impl Server {
         let address = listen(config.listen, identity, &socket, routes).await?;
         let local = start_local(&socket, recalls, access)?;
         keep_up(&names, array, ends);
-        tokio::spawn(forward_changes(
-            names.teller().clone(),
-            signals,
-            driver.clone(),
-        ));
+        let teller = names.teller().clone();
+        tokio::spawn(forward_changes(teller, signals, driver.clone()));
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,

@@ -638,16 +638,20 @@ impl Fs {
         self.table.drop_unused(attr.ino);
     }
 
-    /// An earlier try of a change did it, whose answer was lost: what it made of these has to be asked for.
+    /// An earlier try of a change did it, whose answer was lost: what it made of these has to be asked for. If
+    /// it is not known what they were, that goes for all.
     fn done_before(&self, before: &[Known]) {
-        for known in before {
-            if let Known::Is(ino) = known
-                && let Some(node) = self.table.get(*ino)
-            {
-                let mut state = node.state.lock();
-                state.stamp = self.table.tick();
-                state.fresh = None;
-            }
+        let known = before.iter().map(|known| match known {
+            Known::Is(ino) => self
+                .table
+                .get(*ino)
+                .map_or_else(Vec::new, |node| vec![node]),
+            _ => self.table.all(),
+        });
+        for node in known.flatten() {
+            let mut state = node.state.lock();
+            state.stamp = self.table.tick();
+            state.fresh = None;
         }
     }
 

@@ -109,7 +109,10 @@ impl Tree {
         let room = NAME_BYTES_MAX - suffix.len();
         // Not in the middle of a character, where it has characters.
         let cut = match std::str::from_utf8(name) {
-            Ok(text) => text.floor_char_boundary(room.min(name.len())),
+            Ok(text) => (0..=room.min(name.len()))
+                .rev()
+                .find(|&at| text.is_char_boundary(at))
+                .unwrap_or(0),
             Err(_) => room.min(name.len()),
         };
         let mut name: Vec<u8> = name[..cut].to_vec();

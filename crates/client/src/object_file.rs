@@ -1,7 +1,7 @@
 //! Object files in place: on the host where their element keeps them.
 //!
 //! A sealed one never changes, for whoever has it open. But a mount whose programs read a version may take that version's file for the one they write next, if nobody
-//! else has it open (`docs/decisions/0005-one-file-while-written.md`); the version itself then goes on in a copy.
+//! else has it open (`docs/decisions/0007-one-file-while-written.md`); the version itself then goes on in a copy.
 //! So whoever opens an object file directly holds a shared lock on it, and looks whether it still is the object's.
 
 use rustix::fs::{

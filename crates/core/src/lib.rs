@@ -18,3 +18,4 @@ pub mod dispatch;
 pub mod event;
 pub mod fabric;
 pub mod policy;
+pub mod queue;

@@ -7,6 +7,7 @@
 use crate::reserve::Reserve;
 use parking_lot::Mutex;
 use rusqlite::Connection;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
@@ -93,8 +94,19 @@ pub enum DbError {
 pub struct Db {
     path: Arc<Path>,
     writes: mpsc::Sender<Message>,
-    readers: Arc<[Mutex<Connection>; READERS]>,
+    readers: Arc<[Shared]>,
     writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
+}
+
+/// A connection that several threads use in turn.
+pub type Shared = Arc<Mutex<Connection>>;
+
+/// The end of the database that commits: it has a thread of its own, or is asked for each commit in a simulation.
+#[derive(Debug)]
+pub struct Writer {
+    connection: Shared,
+    incoming: mpsc::Receiver<Message>,
+    reserve: Option<Reserve>,
 }
 
 enum Message {
@@ -168,22 +180,60 @@ impl Db {
         drop(options);
         let connection = connect(path).map_err(failed)?;
         migrate(path, &connection)?;
-        let readers = [
-            connect(path).map_err(failed)?,
-            connect(path).map_err(failed)?,
-        ];
+        let readers: Result<_, _> = (0..READERS)
+            .map(|_| connect(path).map(|reader| Arc::new(Mutex::new(reader))))
+            .collect();
+        let readers = readers.map_err(failed)?;
         let reserve = Reserve::new(path.parent().unwrap_or(Path::new(".")));
-        let (writes, incoming) = mpsc::channel();
-        let writer = std::thread::Builder::new()
+        let (db, writer) = Self::of(
+            path,
+            Arc::new(Mutex::new(connection)),
+            readers,
+            Some(reserve),
+        );
+        let thread = std::thread::Builder::new()
             .name("element-db".into())
-            .spawn(move || write_groups(&connection, &incoming, reserve))
+            .spawn(move || writer.run())
             .expect("a thread can be started when the element starts");
-        Ok(Self {
+        *db.writer.lock() = Some(thread);
+        Ok(db)
+    }
+
+    /// A database that reads and writes by one connection, and commits when the writer that comes with it is told to.
+    /// What the connection holds is brought up to date first.
+    ///
+    /// # Errors
+    /// If it can't be used, or a newer release made it.
+    pub fn without_thread(connection: Shared) -> Result<(Self, Writer), DbError> {
+        let path = Path::new(":memory:");
+        migrate(path, &connection.lock())?;
+        Ok(Self::of(
+            path,
+            Arc::clone(&connection),
+            Arc::new([connection]),
+            None,
+        ))
+    }
+
+    fn of(
+        path: &Path,
+        connection: Shared,
+        readers: Arc<[Shared]>,
+        reserve: Option<Reserve>,
+    ) -> (Self, Writer) {
+        let (writes, incoming) = mpsc::channel();
+        let db = Self {
             path: path.into(),
             writes,
-            readers: Arc::new(readers.map(Mutex::new)),
-            writer: Arc::new(Mutex::new(Some(writer))),
-        })
+            readers,
+            writer: Arc::default(),
+        };
+        let writer = Writer {
+            connection,
+            incoming,
+            reserve,
+        };
+        (db, writer)
     }
 
     /// Hands a change to the writer; `done` is called on the writer's thread after the commit, with what the
@@ -235,7 +285,7 @@ impl Db {
         let connection = self
             .readers
             .iter()
-            .find_map(Mutex::try_lock)
+            .find_map(|reader| reader.try_lock())
             .unwrap_or_else(|| self.readers[0].lock());
         read(&connection).map_err(|source| DbError::Sqlite {
             path: self.path.to_path_buf(),
@@ -286,34 +336,58 @@ fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
     Ok(())
 }
 
-fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>, mut reserve: Reserve) {
-    let mut stop = false;
-    while !stop {
-        let Ok(Message::Change(first)) = incoming.recv() else {
-            break;
-        };
+impl Writer {
+    /// Commits what comes until told to stop.
+    fn run(mut self) {
+        while let Ok(Message::Change(first)) = self.incoming.recv() {
+            if self.group(first).is_break() {
+                break;
+            }
+        }
+        // Makes the next start quicker; a failure loses nothing.
+        let _ = self
+            .connection
+            .lock()
+            .execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+    }
+
+    /// Commits one group of what waits; gives whether anything did.
+    pub fn turn(&mut self) -> bool {
+        match self.incoming.try_recv() {
+            Ok(Message::Change(first)) => {
+                // Nobody stops a writer that has no thread.
+                let _ = self.group(first);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn group(&mut self, first: Box<dyn Change>) -> ControlFlow<()> {
+        let mut flow = ControlFlow::Continue(());
         let mut group = vec![first];
         while group.len() < GROUP_MAX {
-            match incoming.try_recv() {
+            match self.incoming.try_recv() {
                 Ok(Message::Change(change)) => group.push(change),
                 Ok(Message::Stop) => {
-                    stop = true;
+                    flow = ControlFlow::Break(());
                     break;
                 }
                 Err(_) => break,
             }
         }
-        reserve.look();
-        let committed = commit(connection, &mut group).map_err(Arc::new);
+        if let Some(reserve) = &mut self.reserve {
+            reserve.look();
+        }
+        let committed = commit(&self.connection.lock(), &mut group).map_err(Arc::new);
         if let Err(error) = &committed {
             tracing::error!(%error, "the element's database could not commit");
         }
         for change in group {
             change.done(committed.clone());
         }
+        flow
     }
-    // Makes the next start quicker; a failure loses nothing.
-    let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
 }
 
 fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), rusqlite::Error> {

@@ -17,5 +17,7 @@ pub mod rebuild;
 mod removal;
 mod serve;
 mod session;
+#[cfg(feature = "simulation")]
+pub mod simulated;
 
 pub use serve::{Config, Server, StartError};

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::{self, to_element::Message as To};
+use tokio::time::Instant;
 
 /// How often the list is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -29,7 +30,7 @@ const BATCH_MAX: i64 = 4096;
 struct Sent {
     epoch: u64,
     objects: Vec<u64>,
-    at: std::time::Instant,
+    at: Instant,
 }
 
 /// Carries out removals for ever.
@@ -94,7 +95,7 @@ async fn one_element(
         batches.push(Sent {
             epoch,
             objects,
-            at: std::time::Instant::now(),
+            at: Instant::now(),
         });
     }
     Ok(())

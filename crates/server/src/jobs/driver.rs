@@ -17,6 +17,7 @@ use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Changed, Fault, SqliteNames, ids};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -118,7 +119,7 @@ impl Blocks {
                 Err(Fault::Closed) => return 0..u64::MAX,
                 Err(fault) => {
                     tracing::error!(%fault, "no ids can be reserved; trying again");
-                    std::thread::sleep(REST);
+                    clock::rest(REST);
                 }
             }
         }
@@ -189,6 +190,9 @@ impl Driver {
     }
 
     fn bring_back(&mut self) -> Result<(), Fault> {
+        if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
+            tracing::warn!(%fault, "labels that nobody waits for stay in the journal until the next start");
+        }
         let jobs = self.database.read(store::unfinished)?;
         tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
         let mut steps = Vec::new();
@@ -202,35 +206,49 @@ impl Driver {
     /// Works until told to stop.
     pub(crate) fn run(mut self, incoming: &Receiver<Incoming>) {
         loop {
-            let mut next = match incoming.recv_timeout(LOOK_AGAIN) {
+            let first = match incoming.recv_timeout(LOOK_AGAIN) {
                 Ok(first) => Some(first),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.look = true;
-                    None
-                }
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let mut steps = Vec::new();
-            let mut outbox = Outbox::default();
-            let mut taken = 0;
-            while let Some(message) = next {
-                if matches!(message, Incoming::Stop) {
-                    return;
-                }
-                self.on(message, &mut steps, &mut outbox);
-                taken += 1;
-                next = if taken < BATCH_MAX {
-                    incoming.try_recv().ok()
-                } else {
-                    None
-                };
-            }
-            if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
-                self.look_for_awaited(&mut steps, &mut outbox);
-            }
-            if let Err(fault) = self.finish(steps, outbox) {
-                tracing::error!(%fault, "the driver of jobs ends");
+            if self.turn(first, incoming).is_break() {
                 return;
+            }
+        }
+    }
+
+    /// Takes what has come in, decides, keeps and sends; then looks around if nothing came in for a while. Breaks off
+    /// when the server stops.
+    pub(crate) fn turn(
+        &mut self,
+        first: Option<Incoming>,
+        incoming: &Receiver<Incoming>,
+    ) -> ControlFlow<()> {
+        self.look |= first.is_none();
+        let mut next = first;
+        let mut steps = Vec::new();
+        let mut outbox = Outbox::default();
+        let mut taken = 0;
+        while let Some(message) = next {
+            if matches!(message, Incoming::Stop) {
+                return ControlFlow::Break(());
+            }
+            self.on(message, &mut steps, &mut outbox);
+            taken += 1;
+            next = if taken < BATCH_MAX {
+                incoming.try_recv().ok()
+            } else {
+                None
+            };
+        }
+        if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
+            self.look_for_awaited(&mut steps, &mut outbox);
+        }
+        match self.finish(steps, outbox) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(fault) => {
+                tracing::error!(%fault, "the driver of jobs ends");
+                ControlFlow::Break(())
             }
         }
     }
@@ -703,7 +721,7 @@ impl Driver {
                     Err(Fault::Closed) => return Err(Fault::Closed),
                     Err(fault) => {
                         tracing::error!(%fault, "decisions can't be kept; trying again");
-                        std::thread::sleep(REST);
+                        clock::rest(REST);
                     }
                 }
             };

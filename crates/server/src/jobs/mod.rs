@@ -15,7 +15,7 @@ mod results;
 pub(crate) mod service;
 pub(crate) mod spec;
 pub(crate) mod store;
-mod submit;
+pub(crate) mod submit;
 mod trace;
 mod view;
 

@@ -9,13 +9,14 @@ use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemill_core::event::JobSpec;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
+use tokio::time::Instant;
 
 /// How long elements are waited for when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);

@@ -41,12 +41,15 @@ pub(crate) struct Database {
     writing: Arc<Mutex<Option<Writing>>>,
     /// Pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
+    /// All is done on the caller's thread, by one connection.
+    alone: bool,
 }
 
 /// The writing connection.
 struct Writing {
     connection: Connection,
-    wal: PathBuf,
+    /// `None` for a database in memory.
+    wal: Option<PathBuf>,
     wal_file: Option<File>,
 }
 
@@ -80,7 +83,7 @@ impl Database {
         wal.push("-wal");
         let writing = Arc::new(Mutex::new(Some(Writing {
             connection,
-            wal: PathBuf::from(wal),
+            wal: Some(PathBuf::from(wal)),
             wal_file: None,
         })));
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -95,8 +98,77 @@ impl Database {
             writer: Mutex::new(Some(writer)),
             writing,
             waiting,
+            alone: false,
         };
         Ok((database, done))
+    }
+
+    /// A database that does all on the caller's thread and by one connection, which may be one in memory, for a
+    /// simulation: what is committed does not depend on threads.
+    #[cfg(feature = "simulation")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "the disk is given back, once a start"
+    )]
+    pub(crate) fn without_thread<T>(
+        mut connection: Connection,
+        first: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<(Self, T), (Connection, OpenError)> {
+        let path = Path::new(":memory:");
+        let at = |fault: Fault| OpenError::Content {
+            path: path.display().to_string(),
+            reason: fault.to_string(),
+        };
+        let begun = schema::prepare(&mut connection, path).and_then(|()| {
+            let transaction = connection.transaction().map_err(|error| at(error.into()))?;
+            let done = first(&transaction).map_err(at)?;
+            transaction.commit().map_err(|error| at(error.into()))?;
+            Ok(done)
+        });
+        let done = match begun {
+            Ok(done) => done,
+            Err(error) => return Err((connection, error)),
+        };
+        let writing = Writing {
+            connection,
+            wal: None,
+            wal_file: None,
+        };
+        let database = Self {
+            queue: Mutex::default(),
+            readers: Vec::new(),
+            next_reader: AtomicUsize::new(0),
+            writer: Mutex::default(),
+            writing: Arc::new(Mutex::new(Some(writing))),
+            waiting: Arc::default(),
+            alone: true,
+        };
+        Ok((database, done))
+    }
+
+    /// Closes it and gives what it was on.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn take_connection(&self) -> Connection {
+        let writing = self.writing.lock().take();
+        let connection = writing
+            .expect("a simulated server is killed once")
+            .connection;
+        if !connection.is_autocommit() {
+            let _ = connection.execute_batch("ROLLBACK");
+        }
+        connection
+    }
+
+    /// Does something to the connection.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
+        let writing = self.writing.lock();
+        with(
+            &writing
+                .as_ref()
+                .expect("a simulated server is asked while it runs")
+                .connection,
+        )
     }
 
     fn submit<T: Send + 'static>(
@@ -116,6 +188,12 @@ impl Database {
                 let _ = sender.send(result);
             })
         });
+        if self.alone {
+            let mut writing = self.writing.lock();
+            let writing = writing.as_mut().ok_or(Fault::Closed)?;
+            together(writing, Piece { work, durable }, || None);
+            return Ok(receiver);
+        }
         let queue = self.queue.lock().clone().ok_or(Fault::Closed)?;
         self.waiting.fetch_add(1, Ordering::AcqRel);
         queue
@@ -179,6 +257,12 @@ impl Database {
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
+        if self.alone {
+            let mut writing = self.writing.lock();
+            let writing = writing.as_mut().ok_or(Fault::Closed)?;
+            let transaction = writing.connection.transaction()?;
+            return work(&transaction);
+        }
         let start = self
             .next_reader
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -231,36 +315,42 @@ fn write_loop(
             return;
         };
         let started = Instant::now();
-        let mut durable = first.durable;
         waiting.fetch_sub(1, Ordering::AcqRel);
-        if let Err(error) = execute(&writing.connection, "BEGIN IMMEDIATE") {
-            // Dropping the piece tells its caller.
-            tracing::error!(%error, "can't begin a transaction");
-            continue;
-        }
-        let mut answers = vec![(first.work)(&writing.connection)];
-        // SQLite may have ended the transaction itself (disk full): nothing more may go in then.
-        while answers.len() < BATCH_MAX
-            && started.elapsed() < BATCH_TIME_MAX
-            && !writing.connection.is_autocommit()
-        {
-            let Ok(piece) = queue.try_recv() else { break };
+        together(writing, first, || {
+            let piece = (started.elapsed() < BATCH_TIME_MAX).then(|| queue.try_recv());
+            let piece = piece?.ok()?;
             waiting.fetch_sub(1, Ordering::AcqRel);
-            durable |= piece.durable;
-            answers.push((piece.work)(&writing.connection));
-        }
-        let committed = writing.commit(durable);
-        for answer in answers {
-            answer(committed);
-        }
+            Some(piece)
+        });
     }
     tracing::debug!(at = clock::now_ns(), "database closed");
+}
+
+/// Does pieces of work in one transaction.
+fn together(writing: &mut Writing, first: Piece, mut more: impl FnMut() -> Option<Piece>) {
+    let mut durable = first.durable;
+    if let Err(error) = execute(&writing.connection, "BEGIN IMMEDIATE") {
+        // Dropping the piece tells its caller.
+        tracing::error!(%error, "can't begin a transaction");
+        return;
+    }
+    let mut answers = vec![(first.work)(&writing.connection)];
+    // SQLite may have ended the transaction itself (disk full): nothing more may go in then.
+    while answers.len() < BATCH_MAX && !writing.connection.is_autocommit() {
+        let Some(piece) = more() else { break };
+        durable |= piece.durable;
+        answers.push((piece.work)(&writing.connection));
+    }
+    let committed = writing.commit(durable);
+    for answer in answers {
+        answer(committed);
+    }
 }
 
 impl Writing {
     /// Commits what was begun; says whether it is kept.
     fn commit(&mut self, durable: bool) -> bool {
-        commit(&self.connection) && (!durable || sync(&mut self.wal_file, &self.wal))
+        commit(&self.connection) && (!durable || sync(&mut self.wal_file, self.wal.as_deref()))
     }
 }
 
@@ -281,7 +371,8 @@ fn commit(connection: &Connection) -> bool {
 
 /// SQLite in WAL mode with `synchronous=NORMAL` leaves the log to the page cache; a caller who wants a commit
 /// to survive power loss needs the log itself on the disk.
-fn sync(file: &mut Option<File>, wal: &Path) -> bool {
+fn sync(file: &mut Option<File>, wal: Option<&Path>) -> bool {
+    let Some(wal) = wal else { return true };
     if file.is_none() {
         *file = File::open(wal).ok();
     }

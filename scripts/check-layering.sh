@@ -26,5 +26,6 @@ forbid tidemill-element tidemill-server tidemill-mount tidemill-plan fuser
 forbid tidemill-server tidemill-element tidemill-mount tidemill-plan fuser
 forbid tidemill-mount tidemill-server tidemill-element tidemill-plan rusqlite
 forbid tidemill-plan tokio tonic rusqlite tidemill-wire tidemill-client tidemill-kernel tidemill-element tidemill-server
+forbid tidemill-cli tidemill-simulation
 [ $status = 0 ] && echo "layering: all arrows point down"
 exit $status

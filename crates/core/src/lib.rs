@@ -22,3 +22,4 @@ pub mod dispatch;
 pub mod event;
 pub mod fabric;
 pub mod policy;
+pub mod queue;

@@ -100,7 +100,7 @@ async fn attach(node: &Arc<Node>, welcomed: &mut bool) -> Result<std::convert::I
 }
 
 fn hello(node: &Node) -> Result<v1::Hello, Error> {
-    let known = node.executor.known()?;
+    let known = node.labels().known()?;
     Ok(v1::Hello {
         version: PROTOCOL_VERSION,
         element: Some(node.describe()?),
@@ -116,22 +116,7 @@ async fn on_welcome(node: &Node, welcome: &v1::Welcome) -> Result<(), Ended> {
         .await?;
     node.renew(&welcome.certificate).await?;
     tracing::info!(element = %node.config.element, url = %node.url, "attached to array {:016x}", welcome.array_id);
-    let reports = &node.parts().reports;
-    for live in node.executor.live() {
-        if live.state != "queued" {
-            reports.started(live.label.id, live.start, live.state);
-        }
-    }
-    for record in node.executor.known().map_err(Error::from)? {
-        if let Some(outcome) = record.outcome {
-            match prost::Message::decode(&*outcome) {
-                Ok(outcome) => reports.finished(record.id, outcome),
-                Err(error) => {
-                    tracing::error!(%error, label = %record.id, "a kept outcome is broken")
-                }
-            }
-        }
-    }
+    node.labels().report().map_err(Error::from)?;
     Ok(())
 }
 
@@ -139,11 +124,11 @@ fn on_message(node: &Arc<Node>, message: Message) {
     match message {
         // Handled where it can be waited for.
         Message::Welcome(_) => {}
-        Message::Labels(labels) => node.executor.accept(labels.labels),
-        Message::Abort(abort) => node.executor.abort(LabelId(abort.label)),
+        Message::Labels(labels) => node.labels().accept(labels.labels),
+        Message::Abort(abort) => node.labels().abort(LabelId(abort.label)),
         Message::Ack(ack) => {
             let labels = ack.labels.into_iter().map(LabelId).collect();
-            node.executor.acknowledge(labels);
+            node.labels().acknowledge(labels);
         }
         Message::Remove(remove) => {
             let node = Arc::clone(node);

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
@@ -95,10 +96,23 @@ pub enum DbError {
 pub struct Db {
     path: Arc<Path>,
     writes: mpsc::Sender<Message>,
-    readers: Arc<[Mutex<Connection>; READERS]>,
+    readers: Arc<[Shared]>,
     writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
     left: Arc<Left>,
     /// Open until the last connection is closed; see [`reserve::hold_index`].
+    _index: Option<Arc<File>>,
+}
+
+/// A connection that several threads use in turn.
+pub type Shared = Arc<Mutex<Connection>>;
+
+/// The end of the database that commits: it has a thread of its own, or is asked for each commit in a simulation.
+#[derive(Debug)]
+pub struct Writer {
+    connection: Shared,
+    incoming: mpsc::Receiver<Message>,
+    /// `None` for a database that is in no file.
+    reserve: Option<Reserve>,
     _index: Option<Arc<File>>,
 }
 
@@ -181,29 +195,56 @@ impl Db {
             .map(Arc::new);
         let connection = connect(path).map_err(failed)?;
         migrate(path, &connection)?;
-        let readers = [
-            connect(path).map_err(failed)?,
-            connect(path).map_err(failed)?,
-        ];
+        let readers: Result<_, _> = (0..READERS)
+            .map(|_| connect(path).map(|reader| Arc::new(Mutex::new(reader))))
+            .collect();
+        let readers = readers.map_err(failed)?;
         let reserve = Reserve::new(path, &connection);
-        let left = reserve.left();
-        let (writes, incoming) = mpsc::channel();
-        let held = index.clone();
-        let writer = std::thread::Builder::new()
+        let connection = Arc::new(Mutex::new(connection));
+        let (db, writer) = Self::of(path, connection, readers, Some(reserve), index);
+        let thread = std::thread::Builder::new()
             .name("element-db".into())
-            .spawn(move || {
-                write_groups(&connection, &incoming, reserve);
-                drop((connection, held));
-            })
+            .spawn(move || writer.run())
             .expect("a thread can be started when the element starts");
-        Ok(Self {
+        *db.writer.lock() = Some(thread);
+        Ok(db)
+    }
+
+    /// A database that reads and writes by one connection, and commits when the writer that comes with it is told to.
+    /// What the connection holds is brought up to date first.
+    ///
+    /// # Errors
+    /// If it can't be used, or a newer release made it.
+    pub fn without_thread(connection: Shared) -> Result<(Self, Writer), DbError> {
+        let path = Path::new(":memory:");
+        migrate(path, &connection.lock())?;
+        let readers = Arc::new([Arc::clone(&connection)]);
+        Ok(Self::of(path, connection, readers, None, None))
+    }
+
+    fn of(
+        path: &Path,
+        connection: Shared,
+        readers: Arc<[Shared]>,
+        reserve: Option<Reserve>,
+        index: Option<Arc<File>>,
+    ) -> (Self, Writer) {
+        let (writes, incoming) = mpsc::channel();
+        let db = Self {
             path: path.into(),
             writes,
-            readers: Arc::new(readers.map(Mutex::new)),
-            writer: Arc::new(Mutex::new(Some(writer))),
-            left,
+            readers,
+            writer: Arc::default(),
+            left: reserve.as_ref().map(Reserve::left).unwrap_or_default(),
+            _index: index.clone(),
+        };
+        let writer = Writer {
+            connection,
+            incoming,
+            reserve,
             _index: index,
-        })
+        };
+        (db, writer)
     }
 
     /// What space is left for it.
@@ -260,7 +301,7 @@ impl Db {
         let connection = self
             .readers
             .iter()
-            .find_map(Mutex::try_lock)
+            .find_map(|reader| reader.try_lock())
             .unwrap_or_else(|| self.readers[0].lock());
         read(&connection).map_err(|source| DbError::Sqlite {
             path: self.path.to_path_buf(),
@@ -315,37 +356,60 @@ fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
     Ok(())
 }
 
-fn write_groups(connection: &Connection, incoming: &mpsc::Receiver<Message>, mut reserve: Reserve) {
-    let mut stop = false;
-    while !stop {
-        let Ok(Message::Change(first)) = incoming.recv() else {
-            break;
-        };
+impl Writer {
+    /// Commits what comes until told to stop.
+    fn run(mut self) {
+        while let Ok(Message::Change(first)) = self.incoming.recv() {
+            if self.group(first).is_break() {
+                break;
+            }
+        }
+        // Whoever copies the database without its log has all of it; a failure loses nothing.
+        let _ = reserve::begin_log_anew(&self.connection.lock());
+    }
+
+    /// Commits one group of what waits; gives whether anything did.
+    pub fn turn(&mut self) -> bool {
+        match self.incoming.try_recv() {
+            Ok(Message::Change(first)) => {
+                // Nobody stops a writer that has no thread.
+                let _ = self.group(first);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn group(&mut self, first: Box<dyn Change>) -> ControlFlow<()> {
+        let mut flow = ControlFlow::Continue(());
         let mut group = vec![first];
         while group.len() < GROUP_MAX {
-            match incoming.try_recv() {
+            match self.incoming.try_recv() {
                 Ok(Message::Change(change)) => group.push(change),
                 Ok(Message::Stop) => {
-                    stop = true;
+                    flow = ControlFlow::Break(());
                     break;
                 }
                 Err(_) => break,
             }
         }
-        let committed = commit(connection, &mut group).map_err(Arc::new);
+        let committed = commit(&self.connection.lock(), &mut group).map_err(Arc::new);
         if let Err(error) = &committed {
             tracing::error!(%error, "the element's database could not commit");
-            // The next one has all of the log's space again. If that can't be, it will say so itself.
-            let _ = reserve::begin_log_anew(connection);
+            if self.reserve.is_some() {
+                // The next one has all of the log's space again. If that can't be, it will say so itself.
+                let _ = reserve::begin_log_anew(&self.connection.lock());
+            }
         }
         let changes = group.len();
         for change in group {
             change.done(committed.clone());
         }
-        reserve.look(connection, changes);
+        if let Some(reserve) = &mut self.reserve {
+            reserve.look(&self.connection.lock(), changes);
+        }
+        flow
     }
-    // Whoever copies the database without its log has all of it; a failure loses nothing.
-    let _ = reserve::begin_log_anew(connection);
 }
 
 fn commit(connection: &Connection, group: &mut [Box<dyn Change>]) -> Result<(), rusqlite::Error> {

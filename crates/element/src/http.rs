@@ -658,7 +658,7 @@ async fn tasks(State(context): State<Context>, headers: HeaderMap) -> Answer {
     context
         .check(&headers, ObjectId::STATUS, rights::READ)
         .await?;
-    let live = context.node.executor.live();
+    let live = context.node.labels().live();
     let list: Vec<serde_json::Value> = live.iter().map(tracker::live_json).collect();
     Ok(axum::Json(list).into_response())
 }
@@ -667,7 +667,7 @@ async fn task(State(context): State<Context>, Path(id): Path<u64>, headers: Head
     let task = TaskId(id);
     let collection = ObjectId::task_collection(task);
     context.check(&headers, collection, rights::READ).await?;
-    let live = context.node.executor.live();
+    let live = context.node.labels().live();
     if let Some(live) = live.iter().find(|live| tracker::is_of(live, task)) {
         return Ok(axum::Json(tracker::live_json(live)).into_response());
     }

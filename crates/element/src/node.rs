@@ -5,6 +5,7 @@ use crate::db::{Db, DbError};
 use crate::error::Error;
 use crate::executor::{Executor, Parts};
 use crate::identity::Identity;
+use crate::labels::Labels;
 use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,6 +108,12 @@ impl Node {
         self.executor.parts()
     }
 
+    /// Its labels.
+    #[must_use]
+    pub fn labels(&self) -> &Arc<Labels> {
+        self.executor.labels()
+    }
+
     /// The key that checks capabilities; `None` if it does not join an array soon.
     pub async fn key(&self) -> Option<Key> {
         if let Some(key) = &self.membership.borrow().key {
@@ -180,7 +187,7 @@ impl Node {
     pub fn describe(&self) -> Result<v1::Element, Error> {
         let parts = self.parts();
         let space = parts.store.space()?;
-        let (running, queued) = self.executor.counts();
+        let (running, queued) = self.labels().counts();
         let link = self.config.link_bytes_per_sec;
         let link = link.or_else(|| parts.pulls.measured_bytes_per_sec());
         let mut element = v1::Element {
@@ -236,6 +243,7 @@ impl Node {
         for count in 1_u32.. {
             ticks.tick().await;
             self.settle().await;
+            self.labels().keep_again();
             let element = match self.describe() {
                 Ok(element) => element,
                 Err(error) => {

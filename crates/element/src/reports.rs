@@ -2,7 +2,7 @@
 //!
 //! Nothing is kept here: while there is no connection a message is dropped, since a new connection begins
 //! with all that is to be known. So this never holds more than one connection is behind, which the number
-//! of labels ([`crate::queue::LABELS_MAX`]) bounds.
+//! of labels ([`tidemill_core::queue::LABELS_MAX`]) bounds.
 
 use parking_lot::Mutex;
 use tidemill_core::id::LabelId;

@@ -57,6 +57,16 @@ pub(crate) struct Left {
     device_bytes: AtomicU64,
 }
 
+impl Default for Left {
+    /// As much as can be.
+    fn default() -> Self {
+        Self {
+            pool_bytes: AtomicU64::new(u64::MAX),
+            device_bytes: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
 impl Left {
     fn is_full(&self) -> bool {
         self.device_bytes.load(Ordering::Relaxed) < FULL_BYTES
@@ -100,13 +110,9 @@ impl Reserve {
         if let Err(error) = hold_log(path) {
             tracing::warn!(%error, "no space can be set aside for the database's log");
         }
-        let left = Left {
-            pool_bytes: AtomicU64::new(u64::MAX),
-            device_bytes: AtomicU64::new(u64::MAX),
-        };
         let mut reserve = Self {
             folder,
-            left: Arc::new(left),
+            left: Arc::default(),
             changes: CHANGES_PER_LOOK,
             told: (false, false),
         };

@@ -5,8 +5,9 @@
 //! outputs in the place of those of its first run, which nobody can have seen.
 
 use crate::content;
-use crate::executor::{Live, Parts, failed};
+use crate::executor::Parts;
 use crate::flash_model::FlashModel;
+use crate::labels::{Live, failed};
 use crate::pull::{PullError, Pulled};
 use crate::records::{self, ObjectRecord};
 use crate::runner::{self, Ran};
@@ -35,9 +36,12 @@ pub fn now() -> Time {
 pub struct Work {
     /// How it ended.
     pub outcome: Outcome,
-    label: Option<std::sync::Arc<Label>>,
-    made: Vec<ObjectRecord>,
-    removed: Option<ObjectId>,
+    /// The label, unless it had no effect.
+    pub label: Option<std::sync::Arc<Label>>,
+    /// The objects that it sealed.
+    pub made: Vec<ObjectRecord>,
+    /// The object that it removed.
+    pub removed: Option<ObjectId>,
 }
 
 impl Work {

@@ -1,7 +1,7 @@
 //! The task tracker and the status object as JSON, for `GET /tasks`, `/status` and attributes.
 
-use crate::executor::Live;
 use crate::flash_model;
+use crate::labels::Live;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use tidemill_core::attribute::{object, status, task};

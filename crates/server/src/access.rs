@@ -21,6 +21,10 @@ const GROUPS_KEPT: Duration = Duration::from_secs(30);
 /// Random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
+    #[cfg(feature = "simulation")]
+    if crate::simulated::chance::fill(&mut bytes) {
+        return bytes;
+    }
     rand::rngs::OsRng
         .try_fill_bytes(&mut bytes)
         .expect("the operating system gives random bytes");

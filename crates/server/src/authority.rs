@@ -77,9 +77,24 @@ impl Authority {
     /// Reads the authority of the array from a file, or makes one.
     pub(crate) fn open(path: &Path) -> Result<Self, AuthorityError> {
         let text = match fs::read_to_string(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => make(path)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let text = make()?;
+                write_private(path, &text)?;
+                text
+            }
             other => other?,
         };
+        Self::of(&text)
+    }
+
+    /// A new authority that is nowhere kept.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn in_memory() -> Result<Self, AuthorityError> {
+        Self::of(&make()?)
+    }
+
+    /// The authority of what its file says.
+    fn of(text: &str) -> Result<Self, AuthorityError> {
         let key = PrivateKeyDer::from_pem_slice(text.as_bytes());
         let key = key.map_err(|_| AuthorityError::Broken)?;
         let key = KeyPair::try_from(&key).map_err(|_| AuthorityError::Broken)?;
@@ -161,13 +176,11 @@ fn called(name: &str) -> DistinguishedName {
     names
 }
 
-/// Makes an authority and gives what its file says.
-fn make(path: &Path) -> Result<String, AuthorityError> {
+/// Makes an authority and gives what its file is to say.
+fn make() -> Result<String, AuthorityError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let certificate = own_params(&key).self_signed(&key)?;
-    let text = format!("{}{}", key.serialize_pem(), certificate.pem());
-    write_private(path, &text)?;
-    Ok(text)
+    Ok(format!("{}{}", key.serialize_pem(), certificate.pem()))
 }
 
 /// Replaces a file whole or not at all by one that only its owner can read.

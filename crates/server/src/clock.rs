@@ -1,25 +1,31 @@
 //! The one place of this crate that reads the wall clock.
+//!
+//! In a simulation it is virtual: see [`crate::simulated`].
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tidemill_core::time::Time;
 
 /// Nanoseconds since the Unix epoch.
 pub(crate) fn now_ns() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    i64::try_from(since_epoch().as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Seconds since the Unix epoch.
 pub(crate) fn now_secs() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
+    since_epoch().as_secs()
 }
 
 /// The time as the core takes it.
 pub(crate) fn now() -> Time {
     tidemill_wire::convert::time_from_wire(now_ns())
+}
+
+fn since_epoch() -> Duration {
+    #[cfg(feature = "simulation")]
+    if let Some(since) = crate::simulated::time::since_epoch() {
+        return since;
+    }
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default()
 }

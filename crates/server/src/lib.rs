@@ -21,5 +21,7 @@ mod recall;
 mod removal;
 mod serve;
 mod session;
+#[cfg(feature = "simulation")]
+pub mod simulated;
 
 pub use serve::{Config, Server, StartError};

@@ -9,8 +9,9 @@ use crate::{clock, names::Fault};
 use rusqlite::params;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidemill_wire::v1::{self, to_element::Message as To};
+use tokio::time::Instant;
 
 /// How often the list is looked at.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -383,7 +383,7 @@ impl Parts {
 
 /// Tells the driver of changes in the namespace while jobs wait for files. Many changes at once are told
 /// once.
-async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incoming>) {
+pub(crate) async fn forward_changes(teller: Teller, signals: Signals, driver: Sender<Incoming>) {
     loop {
         teller.files().await;
         if !signals.awaiting.load(std::sync::atomic::Ordering::Relaxed) {

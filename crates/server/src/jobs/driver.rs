@@ -158,6 +158,9 @@ impl Driver {
     }
 
     fn bring_back(&mut self) -> Result<(), Fault> {
+        if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
+            tracing::warn!(%fault, "labels that nobody waits for stay in the journal until the next start");
+        }
         let jobs = self.database.read(store::unfinished)?;
         tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
         let mut steps = Vec::new();
@@ -172,17 +175,22 @@ impl Driver {
     /// Works until the server stops.
     pub(crate) fn run(mut self, incoming: Receiver<Incoming>) {
         let mut inbox = Inbox::new(incoming);
-        let (steps, outbox) = std::mem::take(&mut self.first);
-        let mut going = self.finish(steps, outbox, &mut inbox);
+        let mut going = self.begin(&mut inbox);
         while going.is_ok() {
-            going = self.batch(&mut inbox);
+            going = self.turn(&mut inbox, LOOK_AGAIN);
         }
         tracing::debug!("the driver of jobs has ended");
     }
 
-    /// Takes what has come in, decides, keeps and sends.
-    fn batch(&mut self, inbox: &mut Inbox) -> Result<(), Stopped> {
-        let mut next = inbox.next(LOOK_AGAIN)?;
+    /// Keeps and sends what follows from the jobs that were brought back.
+    pub(crate) fn begin(&mut self, inbox: &mut Inbox) -> Result<(), Stopped> {
+        let (steps, outbox) = std::mem::take(&mut self.first);
+        self.finish(steps, outbox, inbox)
+    }
+
+    /// Takes what has come in, decides, keeps and sends; looks around if nothing comes in for so long.
+    pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
+        let mut next = inbox.next(wait)?;
         self.look |= next.is_none();
         let mut steps = Vec::new();
         let mut outbox = Outbox::default();

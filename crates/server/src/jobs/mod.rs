@@ -8,7 +8,7 @@
 mod blocks;
 pub(crate) mod driver;
 pub(crate) mod expiry;
-mod inbox;
+pub(crate) mod inbox;
 mod memo;
 mod persist;
 mod publish;
@@ -17,7 +17,7 @@ mod results;
 pub(crate) mod service;
 pub(crate) mod spec;
 pub(crate) mod store;
-mod submit;
+pub(crate) mod submit;
 mod trace;
 mod view;
 

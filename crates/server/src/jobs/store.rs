@@ -79,6 +79,18 @@ pub(crate) fn insert(
     Ok(())
 }
 
+/// Forgets journaled labels that no task waits for: those of jobs that have ended, and of tries that were overtaken. To
+/// be called before anything is taken up again. An element that never heard of one will never tell how it ended, and
+/// what another tells of one is taken as that of a label that nobody wants.
+pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
+    let sql = "DELETE FROM label WHERE NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
+               WHERE task.task = label.task AND task.label = label.label AND job.state = ?1 \
+               AND task.state IN (?2, ?3))";
+    let states = [State::Running, State::Sent, State::Running].map(state_number);
+    db.execute(sql, states)?;
+    Ok(())
+}
+
 /// All jobs that have not ended.
 pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
     let sql = "SELECT job, uid, gid, groups, policy, cache, replacing FROM job WHERE state = ?1 ORDER BY job";

@@ -124,6 +124,8 @@ pub(crate) struct Database {
     /// Pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
     trouble: Trouble,
+    /// All is done on the caller's thread, by one connection.
+    alone: bool,
 }
 
 /// Why changes can't be kept now, if they can't.
@@ -134,7 +136,8 @@ struct Writing {
     connection: Connection,
     /// Whether a commit is the writer's own, see [`guard`].
     committing: Arc<AtomicBool>,
-    wal: PathBuf,
+    /// `None` for a database in memory.
+    wal: Option<PathBuf>,
     wal_file: Option<File>,
     /// The log could not be synced once, and what it held has not been written anew since.
     doubtful: bool,
@@ -176,7 +179,7 @@ impl Database {
         let writing = Arc::new(Mutex::new(Some(Writing {
             connection,
             committing,
-            wal: PathBuf::from(wal),
+            wal: Some(PathBuf::from(wal)),
             wal_file: None,
             doubtful: false,
             trouble: trouble.clone(),
@@ -195,8 +198,89 @@ impl Database {
             writing,
             waiting,
             trouble,
+            alone: false,
         };
         Ok((database, done))
+    }
+
+    /// A database that does all on the caller's thread and by one connection, which may be one in memory, for a
+    /// simulation: what is committed does not depend on threads.
+    #[cfg(feature = "simulation")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "the disk is given back, once a start"
+    )]
+    pub(crate) fn without_thread<T>(
+        mut connection: Connection,
+        first: impl FnOnce(&Connection) -> Result<T, Fault>,
+    ) -> Result<(Self, T), (Connection, OpenError)> {
+        let path = Path::new(":memory:");
+        let at = |fault: Fault| OpenError::Content {
+            path: path.display().to_string(),
+            reason: fault.to_string(),
+        };
+        let begun = schema::prepare(&mut connection, path).and_then(|()| {
+            let transaction = connection.transaction().map_err(|error| at(error.into()))?;
+            let done = first(&transaction).map_err(at)?;
+            transaction.commit().map_err(|error| at(error.into()))?;
+            Ok(done)
+        });
+        let done = match begun {
+            Ok(done) => done,
+            Err(error) => return Err((connection, error)),
+        };
+        let trouble = Trouble::default();
+        let committing = match guard(&mut connection) {
+            Ok(committing) => committing,
+            Err(error) => return Err((connection, at(error.into()))),
+        };
+        let writing = Writing {
+            connection,
+            committing,
+            wal: None,
+            wal_file: None,
+            doubtful: false,
+            trouble: trouble.clone(),
+            failing: false,
+        };
+        let database = Self {
+            queue: Mutex::default(),
+            readers: Vec::new(),
+            next_reader: AtomicUsize::new(0),
+            writer: Mutex::default(),
+            writing: Arc::new(Mutex::new(Some(writing))),
+            waiting: Arc::default(),
+            trouble,
+            alone: true,
+        };
+        Ok((database, done))
+    }
+
+    /// Closes it and gives what it was on.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn take_connection(&self) -> Connection {
+        let writing = self.writing.lock().take();
+        let mut connection = writing
+            .expect("a simulated server is killed once")
+            .connection;
+        if !connection.is_autocommit() {
+            let _ = connection.execute_batch("ROLLBACK");
+        }
+        // What comes next on it is not this server's.
+        let _ = connection.commit_hook(None::<fn() -> bool>);
+        connection
+    }
+
+    /// Does something to the connection.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
+        let writing = self.writing.lock();
+        with(
+            &writing
+                .as_ref()
+                .expect("a simulated server is asked while it runs")
+                .connection,
+        )
     }
 
     fn submit<T: Send + 'static>(
@@ -211,6 +295,12 @@ impl Database {
             result: None,
             caller,
         };
+        if self.alone {
+            let mut writing = self.writing.lock();
+            let writing = writing.as_mut().ok_or(Fault::Closed)?;
+            writing.together(Box::new(piece), |_| None);
+            return Ok(receiver);
+        }
         let queue = self.queue.lock().clone().ok_or(Fault::Closed)?;
         self.waiting.fetch_add(1, Ordering::AcqRel);
         queue.send(Box::new(piece)).map_err(|_| Fault::Closed)?;
@@ -271,6 +361,12 @@ impl Database {
         &self,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
+        if self.alone {
+            let mut writing = self.writing.lock();
+            let writing = writing.as_mut().ok_or(Fault::Closed)?;
+            let transaction = writing.connection.transaction()?;
+            return work(&transaction);
+        }
         let start = self
             .next_reader
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -487,13 +583,16 @@ impl Writing {
     }
 
     fn sync_log(&mut self) -> std::io::Result<()> {
+        let Some(wal) = &self.wal else {
+            return Ok(());
+        };
         let file = if let Some(file) = &self.wal_file {
             file
         } else {
             // The log may be new, and its name on the disk is needed to find it.
-            let folder = self.wal.parent().unwrap_or(Path::new("."));
+            let folder = wal.parent().unwrap_or(Path::new("."));
             File::open(folder)?.sync_all()?;
-            self.wal_file.insert(File::open(&self.wal)?)
+            self.wal_file.insert(File::open(wal)?)
         };
         file.sync_data()
     }

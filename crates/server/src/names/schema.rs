@@ -143,6 +143,16 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
         source,
     };
     let mut connection = Connection::open(path).map_err(at)?;
+    prepare(&mut connection, path)?;
+    Ok(connection)
+}
+
+/// Sets a connection up for writing and brings the tables up to date.
+pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
+    let at = |source| OpenError::Database {
+        path: path.display().to_string(),
+        source,
+    };
     // A server that was just killed may still be letting go of the file.
     connection
         .busy_timeout(std::time::Duration::from_secs(5))
@@ -166,8 +176,7 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let found = connection
         .pragma_query_value(None, "user_version", |row| row.get(0))
         .map_err(at)?;
-    migrate(&mut connection, found, path)?;
-    Ok(connection)
+    migrate(connection, found, path)
 }
 
 fn migrate(connection: &mut Connection, found: i64, path: &Path) -> Result<(), OpenError> {

@@ -32,11 +32,31 @@ impl SqliteNames {
     /// # Errors
     /// If it can't be opened, or a later release made it.
     pub fn open(path: &Path, root_owner: (u32, u32)) -> Result<Self, OpenError> {
+        let (database, key) = Database::open(path, |db| first_steps(db, root_owner))?;
+        Self::of(path, database, key)
+    }
+
+    /// As [`Self::open`] on a connection, for a simulation; see [`Database::without_thread`].
+    #[cfg(feature = "simulation")]
+    #[allow(
+        clippy::result_large_err,
+        reason = "the disk is given back, once a start"
+    )]
+    pub(crate) fn without_thread(
+        connection: Connection,
+        root_owner: (u32, u32),
+    ) -> Result<Self, (Connection, OpenError)> {
+        let first = |db: &Connection| first_steps(db, root_owner);
+        let (database, key) = Database::without_thread(connection, first)?;
+        Self::of(Path::new(":memory:"), database, key)
+            .map_err(|error| unreachable!("what was just made can be read: {error}"))
+    }
+
+    fn of(path: &Path, database: Database, key: Key) -> Result<Self, OpenError> {
         let at = |fault: Fault| OpenError::Content {
             path: path.display().to_string(),
             reason: fault.to_string(),
         };
-        let (database, key) = Database::open(path, |db| first_steps(db, root_owner))?;
         let shared = Shared::new(key);
         let count = |sql: &str| -> Result<i64, Fault> {
             database.read(|db| Ok(db.query_row(sql, [], |row| row.get(0))?))

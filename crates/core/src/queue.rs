@@ -1,9 +1,10 @@
 //! The order of an element's labels: first come, first served, but none before those it comes after.
 //!
-//! Pure: it knows no thread, clock or database. [`crate::executor`] asks it what to run next.
+//! What it holds is kept by others: an element journals a label before it is added, and adds what was journaled
+//! again when it starts.
 
+use crate::id::LabelId;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use tidemill_core::id::LabelId;
 
 /// Labels that may wait or run at once; what comes beyond is refused.
 pub const LABELS_MAX: usize = 1_000_000;
@@ -55,7 +56,9 @@ pub enum Added {
 /// What aborting a label led to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Aborted {
-    /// It is not known, or ended already.
+    /// It is not known, so it will never run unless it is added.
+    Unknown,
+    /// It ended already.
     Nothing,
     /// It runs: whoever runs it has to end it.
     Running,
@@ -157,7 +160,8 @@ impl Queue {
         match self.labels.get(&label).map(|entry| entry.state) {
             Some(State::Waiting | State::Ready) => Aborted::Removed(self.fail(label)),
             Some(State::Running) => Aborted::Running,
-            _ => Aborted::Nothing,
+            Some(State::Done | State::Failed) => Aborted::Nothing,
+            None => Aborted::Unknown,
         }
     }
 
@@ -294,7 +298,7 @@ mod tests {
         assert_eq!(queue.abort(id(1)), Aborted::Running);
         assert_eq!(queue.abort(id(2)), Aborted::Removed(vec![id(3)]));
         assert_eq!(queue.abort(id(2)), Aborted::Nothing);
-        assert_eq!(queue.abort(id(9)), Aborted::Nothing);
+        assert_eq!(queue.abort(id(9)), Aborted::Unknown);
         assert_eq!(queue.take(), None);
         assert_eq!((queue.running(), queue.queued()), (1, 0));
     }

@@ -1,0 +1,640 @@
+//! The element's labels, from their arrival until the server has kept how they ended.
+//!
+//! A label is in the database before it is in the queue, and its outcome is in the database before it is
+//! reported, so that neither a killed element nor a lost connection loses or repeats an effect.
+//!
+//! It knows no thread, clock or kernel: [`crate::executor`] takes labels from it, runs them on threads and brings
+//! back what they did; a simulation does the same in virtual time.
+
+use crate::db::{Db, DbError};
+use crate::flash_model::FlashModel;
+use crate::records::{self, Kept, LabelRecord};
+use crate::reports::Reports;
+use crate::runner::Control;
+use crate::task::Work;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use prost::Message as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
+use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
+use tidemill_core::time::{Span, Time};
+use tidemill_wire::v1;
+
+/// Labels answered from memory that are known as such, for labels that come after them.
+const REUSED_MAX: usize = 10_000;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Labels {
+    element: ElementId,
+    db: Db,
+    flash: Arc<FlashModel>,
+    reports: Arc<Reports>,
+    clock: fn() -> Time,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: Queue,
+    live: BTreeMap<LabelId, Live>,
+    /// Labels that were answered from memory, the last ones.
+    reused: BTreeSet<LabelId>,
+    seq: u64,
+    /// Labels that have ended, and how that could not be kept yet.
+    unkept: Vec<(LabelId, Arc<Work>)>,
+    /// Labels that were acknowledged, and that could not be kept yet.
+    unacknowledged: Vec<LabelId>,
+    stopping: bool,
+}
+
+/// A label from its acceptance until its outcome is kept.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// The label.
+    pub label: Arc<Label>,
+    /// The capabilities of its inputs, in their order.
+    pub capabilities: Arc<[Vec<u8>]>,
+    /// The result of an earlier task like it.
+    pub remembered: Option<Arc<v1::Remembered>>,
+    /// `queued`, `fetching` or `running`.
+    pub state: &'static str,
+    /// When it was begun; zero before.
+    pub start: Time,
+    /// To give it up while it runs.
+    pub control: Arc<Control>,
+}
+
+impl Labels {
+    /// Takes up what was queued when the element stopped.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn open(
+        element: ElementId,
+        db: Db,
+        flash: Arc<FlashModel>,
+        reports: Arc<Reports>,
+        clock: fn() -> Time,
+    ) -> Result<Arc<Self>, DbError> {
+        let labels = Arc::new(Self {
+            element,
+            db,
+            flash,
+            reports,
+            clock,
+            state: Mutex::default(),
+            wake: Condvar::new(),
+        });
+        labels.recover()?;
+        Ok(labels)
+    }
+
+    /// Takes labels in: those that are new are queued once they are in the database, those that have ended
+    /// are reported again.
+    pub fn accept(self: &Arc<Self>, messages: Vec<v1::Label>) {
+        let labels = Arc::clone(self);
+        let mut incoming: Vec<Incoming> = {
+            let mut state = self.state.lock();
+            messages
+                .into_iter()
+                .map(|label| {
+                    state.seq += 1;
+                    Incoming::new(label, state.seq, self.now())
+                })
+                .collect()
+        };
+        let records: Vec<LabelRecord> = incoming.iter_mut().map(Incoming::record).collect();
+        let change = move |connection: &rusqlite::Connection| {
+            records
+                .iter()
+                .map(|record| records::accept_label(connection, record))
+                .collect::<Result<Vec<Kept>, _>>()
+        };
+        self.db.submit(false, change, move |kept| match kept {
+            Ok(kept) => labels.on_accepted(incoming, kept),
+            Err(error) => labels.on_refused(&incoming, &error),
+        });
+    }
+
+    /// Gives up a label: it is taken out of the queue, or its kernel is killed.
+    pub fn abort(self: &Arc<Self>, label: LabelId) {
+        let labels = Arc::clone(self);
+        // Goes the way of the labels, so that it can't overtake the one it is about.
+        self.db
+            .submit(false, |_| Ok(()), move |_| labels.on_abort(label));
+    }
+
+    /// The server has kept these outcomes.
+    pub fn acknowledge(self: &Arc<Self>, ids: Vec<LabelId>) {
+        let labels = Arc::clone(self);
+        let acked = ids.clone();
+        let change = move |connection: &rusqlite::Connection| {
+            records::ack_labels(connection, &acked)?;
+            Ok(())
+        };
+        self.db.submit(false, change, move |result| {
+            if let Err(error) = result {
+                tracing::warn!(%error, "acknowledged labels can't be forgotten yet");
+                labels.state.lock().unacknowledged.extend(ids);
+                return;
+            }
+            let mut state = labels.state.lock();
+            for id in ids {
+                state.queue.acknowledge(id);
+            }
+        });
+    }
+
+    /// Labels that run and labels that wait.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.queue.running(), state.queue.queued())
+    }
+
+    /// Labels whose outcome is not kept yet.
+    #[must_use]
+    pub fn live(&self) -> Vec<Live> {
+        self.state.lock().live.values().cloned().collect()
+    }
+
+    /// Whether its outcome is not kept yet.
+    #[must_use]
+    pub fn is_live(&self, label: LabelId) -> bool {
+        self.state.lock().live.contains_key(&label)
+    }
+
+    /// Labels whose outcome the server has not acknowledged, with the outcomes of those that ended.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn known(&self) -> Result<Vec<LabelRecord>, DbError> {
+        self.db.read(records::open_labels)
+    }
+
+    /// Tells a server that has just been reached what runs, and how labels ended whose end it has not acknowledged.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn report(&self) -> Result<(), DbError> {
+        for live in self.live() {
+            if live.state != "queued" {
+                self.reports.started(live.label.id, live.start, live.state);
+            }
+        }
+        for record in self.known()? {
+            if let Some(outcome) = record.outcome {
+                self.repeat(record.id, &outcome);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next label to run, once there is one; `None` when the element stops.
+    #[must_use]
+    pub fn next(&self) -> Option<(LabelId, Live)> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stopping {
+                return None;
+            }
+            if let Some(next) = self.take(&mut state) {
+                return Some(next);
+            }
+            self.wake.wait(&mut state);
+        }
+    }
+
+    /// The next label to run, if there is one now.
+    #[must_use]
+    pub fn try_next(&self) -> Option<(LabelId, Live)> {
+        self.take(&mut self.state.lock())
+    }
+
+    fn take(&self, state: &mut MutexGuard<'_, State>) -> Option<(LabelId, Live)> {
+        let state = &mut **state;
+        let id = state.queue.take()?;
+        let live = state.live.get_mut(&id)?;
+        live.start = self.now();
+        live.state = "fetching";
+        let mut live = live.clone();
+        let holds = |memory: &Arc<v1::Remembered>| {
+            let mut needed = memory.if_reused.iter();
+            needed.all(|label| state.reused.contains(&LabelId(*label)))
+        };
+        live.remembered = live.remembered.filter(holds);
+        Some((id, live))
+    }
+
+    /// What a label that was taken did. Gives whether that counts: what failed because the element stops does not.
+    pub fn end(self: &Arc<Self>, id: LabelId, work: Work) -> bool {
+        let succeeded = work.outcome.result.is_ok();
+        let lost = {
+            let mut state = self.state.lock();
+            if state.stopping && !succeeded {
+                // It is run again at the next start.
+                return false;
+            }
+            if work.outcome.reused.is_some() {
+                state.reused.insert(id);
+                if state.reused.len() > REUSED_MAX {
+                    state.reused.pop_first();
+                }
+            }
+            state.queue.end(id, succeeded)
+        };
+        self.keep(id, work);
+        if succeeded {
+            self.wake.notify_all();
+        }
+        self.give_up(id, lost);
+        true
+    }
+
+    /// Gives no label out any more and kills those that run.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopping = true;
+        for live in state.live.values() {
+            live.control.cancel();
+        }
+        drop(state);
+        self.wake.notify_all();
+    }
+
+    fn now(&self) -> Time {
+        (self.clock)()
+    }
+
+    /// Puts the labels of the database back into the queue.
+    fn recover(self: &Arc<Self>) -> Result<(), DbError> {
+        let db = &self.db;
+        let acked = db.read(records::acked_labels)?;
+        let open = db.read(records::open_labels)?;
+        let mut queued = Vec::new();
+        let mut state = self.state.lock();
+        let last = acked.iter().chain(&open).map(|record| record.seq).max();
+        state.seq = last.unwrap_or(0);
+        for record in acked {
+            state
+                .queue
+                .add_ended(record.id, record.seq, succeeded(&record));
+            state.queue.acknowledge(record.id);
+        }
+        for record in open {
+            if record.outcome.is_some() {
+                state
+                    .queue
+                    .add_ended(record.id, record.seq, succeeded(&record));
+            } else {
+                queued.push(record);
+            }
+        }
+        drop(state);
+        for record in queued {
+            let message = v1::Label::decode(&*record.payload).unwrap_or(v1::Label {
+                id: record.id.0,
+                ..v1::Label::default()
+            });
+            self.enqueue(&Incoming::new(message, record.seq, self.now()));
+        }
+        Ok(())
+    }
+
+    fn on_accepted(self: &Arc<Self>, incoming: Vec<Incoming>, kept: Vec<Kept>) {
+        for (incoming, kept) in incoming.into_iter().zip(kept) {
+            match kept {
+                Kept::New => self.enqueue(&incoming),
+                Kept::Queued => {}
+                Kept::Ended(outcome) => self.repeat(incoming.id(), &outcome),
+            }
+        }
+    }
+
+    /// Reports a kept outcome again.
+    fn repeat(&self, id: LabelId, outcome: &[u8]) {
+        match v1::LabelOutcome::decode(outcome) {
+            Ok(outcome) => self.reports.finished(id, outcome),
+            Err(error) => tracing::error!(%error, label = %id, "a kept outcome is broken"),
+        }
+    }
+
+    /// The labels could not be kept, so those that are new can't be promised to be run.
+    fn on_refused(&self, incoming: &[Incoming], error: &DbError) {
+        for incoming in incoming {
+            if self.state.lock().live.contains_key(&incoming.id()) {
+                continue;
+            }
+            let outcome = failed(self.now(), FailureKind::Device, error.to_string());
+            self.reports.finished(incoming.id(), (&outcome).into());
+        }
+    }
+
+    fn enqueue(self: &Arc<Self>, incoming: &Incoming) {
+        let id = incoming.id();
+        let mut state = self.state.lock();
+        let label = match &incoming.label {
+            Ok(label) => label,
+            Err(outcome) => {
+                state.queue.add_ended(id, incoming.seq, false);
+                drop(state);
+                self.keep(id, Work::without_effect((**outcome).clone()));
+                return;
+            }
+        };
+        if state.live.len() >= LABELS_MAX {
+            state.queue.add_ended(id, incoming.seq, false);
+            drop(state);
+            let message = format!("the queue of element {} is full", self.element);
+            let outcome = failed(self.now(), FailureKind::Device, message);
+            self.keep(id, Work::without_effect(outcome));
+            return;
+        }
+        match state.queue.add(id, incoming.seq, &label.after) {
+            Added::Known => {}
+            Added::Queued => {
+                state.live.insert(id, incoming.live(label));
+                drop(state);
+                self.wake.notify_one();
+            }
+            Added::DependencyFailed(before) => {
+                drop(state);
+                self.keep(
+                    id,
+                    Work::without_effect(dependency_failed(before, self.now())),
+                );
+            }
+        }
+    }
+
+    fn on_abort(self: &Arc<Self>, label: LabelId) {
+        let aborted = {
+            let mut state = self.state.lock();
+            let aborted = state.queue.abort(label);
+            if aborted == Aborted::Running
+                && let Some(live) = state.live.get(&label)
+            {
+                live.control.cancel();
+            }
+            aborted
+        };
+        let given_up = |message: &str| failed(self.now(), FailureKind::Cancelled, message.into());
+        match aborted {
+            Aborted::Running | Aborted::Nothing => {}
+            Aborted::Removed(dependants) => {
+                let outcome = given_up("the label was given up before it began");
+                self.keep(label, Work::without_effect(outcome));
+                self.give_up(label, dependants);
+            }
+            // It was lost on its way here, and the server waits for its end.
+            Aborted::Unknown => {
+                let outcome = given_up("the label was given up before it came");
+                self.reports.finished(label, (&outcome).into());
+            }
+        }
+    }
+
+    /// A label that was taken begins to fetch or to run.
+    pub fn on_phase(&self, id: LabelId, phase: &'static str) {
+        if let Some(live) = self.state.lock().live.get_mut(&id) {
+            live.state = phase;
+        }
+        self.reports.started(id, self.now(), phase);
+    }
+
+    /// Ends labels that came after one that failed.
+    fn give_up(self: &Arc<Self>, failed: LabelId, dependants: Vec<LabelId>) {
+        for dependant in dependants {
+            self.keep(
+                dependant,
+                Work::without_effect(dependency_failed(failed, self.now())),
+            );
+        }
+    }
+
+    /// Keeps how a label ended with all its effects in one change, then reports it.
+    fn keep(self: &Arc<Self>, id: LabelId, work: Work) {
+        self.try_to_keep(id, Arc::new(work));
+    }
+
+    fn try_to_keep(self: &Arc<Self>, id: LabelId, work: Arc<Work>) {
+        let labels = Arc::clone(self);
+        let outcome = v1::LabelOutcome::from(&work.outcome);
+        let message = outcome.encode_to_vec();
+        let effects = Arc::clone(&work);
+        let change = move |connection: &rusqlite::Connection| {
+            effects.keep(connection)?;
+            records::end_label(connection, id, &message)
+        };
+        self.db.submit(false, change, move |kept| match kept {
+            Ok(()) => {
+                labels.state.lock().live.remove(&id);
+                work.tell(&labels.flash);
+                labels.reports.finished(id, outcome);
+            }
+            Err(DbError::Stopped) => {}
+            Err(error) => {
+                tracing::warn!(%error, label = %id, "how a label ended can't be kept yet");
+                labels.state.lock().unkept.push((id, work));
+            }
+        });
+    }
+
+    /// Tries again to keep how labels ended and that the server knows it, where that failed. Until an outcome is kept
+    /// nothing of it is told: after a restart it would not have been.
+    pub fn keep_again(self: &Arc<Self>) {
+        let (unkept, unacknowledged) = {
+            let mut state = self.state.lock();
+            let unkept = std::mem::take(&mut state.unkept);
+            (unkept, std::mem::take(&mut state.unacknowledged))
+        };
+        for (id, work) in unkept {
+            self.try_to_keep(id, work);
+        }
+        if !unacknowledged.is_empty() {
+            self.acknowledge(unacknowledged);
+        }
+    }
+}
+
+/// A label on its way into the queue.
+#[derive(Debug)]
+struct Incoming {
+    message: v1::Label,
+    seq: u64,
+    /// What it says, or the outcome of a label that says nothing that can be done.
+    label: Result<Arc<Label>, Box<Outcome>>,
+}
+
+impl Incoming {
+    fn new(message: v1::Label, seq: u64, now: Time) -> Self {
+        let label = Label::try_from(&message).map(Arc::new).map_err(|error| {
+            Box::new(failed(
+                now,
+                FailureKind::Kernel,
+                format!("the label can't be understood: {error}"),
+            ))
+        });
+        Self {
+            message,
+            seq,
+            label,
+        }
+    }
+
+    fn id(&self) -> LabelId {
+        LabelId(self.message.id)
+    }
+
+    fn record(&mut self) -> LabelRecord {
+        let outcome = self.label.as_ref().err();
+        LabelRecord {
+            id: self.id(),
+            seq: self.seq,
+            payload: self.message.encode_to_vec(),
+            outcome: outcome.map(|outcome| v1::LabelOutcome::from(&**outcome).encode_to_vec()),
+        }
+    }
+
+    fn live(&self, label: &Arc<Label>) -> Live {
+        Live {
+            label: Arc::clone(label),
+            capabilities: capabilities(&self.message),
+            remembered: remembered(&self.message),
+            state: "queued",
+            start: Time::default(),
+            control: Arc::default(),
+        }
+    }
+}
+
+/// The outcome of a label that failed before it had any effect.
+#[must_use]
+pub fn failed(at: Time, kind: FailureKind, message: String) -> Outcome {
+    Outcome {
+        result: Err(Failure { kind, message }),
+        start: at,
+        kernel_start: at,
+        end: at,
+        moved_bytes: 0,
+        read_bytes: 0,
+        written_bytes: 0,
+        cpu: Span(0),
+        memory_bytes: 0,
+        reused: None,
+        kernel_hash: String::new(),
+        contents: Vec::new(),
+        stdout: String::new(),
+        stderr: String::new(),
+    }
+}
+
+fn succeeded(record: &LabelRecord) -> bool {
+    let outcome = record.outcome.as_deref().map(v1::LabelOutcome::decode);
+    matches!(outcome, Some(Ok(outcome)) if outcome.failure.is_none())
+}
+
+fn dependency_failed(before: LabelId, now: Time) -> Outcome {
+    let message = format!("label {before}, which had to end well before, failed");
+    failed(now, FailureKind::Dependency, message)
+}
+
+fn remembered(message: &v1::Label) -> Option<Arc<v1::Remembered>> {
+    match &message.operation {
+        Some(v1::label::Operation::Analyse(analyse)) => analyse.remembered.clone().map(Arc::new),
+        _ => None,
+    }
+}
+
+fn capabilities(message: &v1::Label) -> Arc<[Vec<u8>]> {
+    use v1::label::Operation;
+    let inputs = match &message.operation {
+        Some(Operation::Analyse(analyse)) => analyse.inputs.as_slice(),
+        Some(Operation::Copy(copy)) => copy.from.as_slice(),
+        _ => &[],
+    };
+    inputs
+        .iter()
+        .map(|input| input.capability.clone())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rusqlite::Connection;
+    use std::path::Path;
+    use tidemill_core::id::ObjectId;
+    use tidemill_core::label::{Operation, Owner};
+
+    fn label(id: u64) -> v1::Label {
+        v1::Label::from(&Label {
+            id: LabelId(id),
+            owner: Owner::default(),
+            after: Vec::new(),
+            operation: Operation::Remove {
+                object: ObjectId(3),
+            },
+        })
+    }
+
+    fn pages_max(disk: &Mutex<Connection>, pages: u64) {
+        let sql = format!("PRAGMA max_page_count = {pages}");
+        disk.lock().query_row(&sql, [], |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_label_that_never_came_ends_when_it_is_given_up() {
+        let connection = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
+        let (db, mut writer) = Db::without_thread(connection).unwrap();
+        let reports = Arc::new(Reports::default());
+        let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
+        let labels = Labels::open(ElementId(0), db, flash, Arc::clone(&reports), Time::default);
+        let mut told = reports.connect(v1::Hello::default());
+        told.try_recv().unwrap();
+        labels.unwrap().abort(LabelId(7));
+        assert!(writer.turn());
+        let told = told.try_recv().unwrap().message;
+        let Some(v1::from_element::Message::Finished(finished)) = told else {
+            panic!("{told:?}");
+        };
+        assert_eq!(finished.label, 7);
+        assert!(finished.outcome.unwrap().failure.is_some());
+    }
+
+    #[test]
+    fn an_outcome_that_finds_no_room_is_told_once_it_is_kept() {
+        let disk = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
+        let (db, mut writer) = Db::without_thread(Arc::clone(&disk)).unwrap();
+        let reports = Arc::new(Reports::default());
+        let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
+        let labels = Labels::open(ElementId(0), db, flash, Arc::clone(&reports), Time::default);
+        let labels = labels.unwrap();
+        let mut told = reports.connect(v1::Hello::default());
+        told.try_recv().unwrap();
+        labels.accept(vec![label(7)]);
+        assert!(writer.turn());
+        let (id, _) = labels.try_next().unwrap();
+
+        pages_max(&disk, 1);
+        let long = "why ".repeat(1 << 14);
+        let work = Work::without_effect(failed(Time(1), FailureKind::Exit(1), long));
+        assert!(labels.end(id, work));
+        assert!(writer.turn());
+        assert!(told.try_recv().is_err(), "told and not kept");
+        assert_eq!(labels.known().unwrap()[0].outcome, None);
+
+        pages_max(&disk, 1 << 30);
+        labels.keep_again();
+        assert!(writer.turn());
+        assert!(told.try_recv().is_ok());
+        assert!(labels.known().unwrap()[0].outcome.is_some());
+        labels.acknowledge(vec![id]);
+        assert!(writer.turn());
+        assert_eq!(labels.known().unwrap(), []);
+    }
+}

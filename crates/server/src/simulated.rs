@@ -1,0 +1,400 @@
+//! The server of a simulated array: names, jobs, driver, elements and all that it does by itself, as in [`crate::Server`],
+//! but without connections and threads, on one database connection, in virtual time and with chance from a seed.
+//!
+//! What the server does on timers runs on a runtime of its own whose clock is moved by [`Simulated::advance`]. Time has
+//! a resolution of one millisecond. Nothing else of the server is written anew here: whoever simulates calls what the
+//! services call.
+
+use crate::array::{Array, Settings, outbox};
+use crate::authority::Authority;
+use crate::jobs::driver::{Driver, Signals};
+use crate::jobs::inbox::Inbox;
+use crate::jobs::submit::{Refused, Submission, submit};
+use crate::jobs::{Incoming, expiry};
+use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
+use crate::recall::Recalls;
+use crate::{notes, removal};
+use rusqlite::Connection;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tidemill_core::id::JobId;
+use tidemill_wire::v1::{self, from_element::Message as From};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Versions that a mount writes at most on one element.
+const UNFINISHED_MAX: usize = 4096;
+
+/// Virtual time.
+pub mod time {
+    use std::cell::Cell;
+    use std::time::Duration;
+    use tokio::time::Instant;
+
+    thread_local! {
+        /// When the server of this thread started, and what its runtime's clock said then.
+        static START: Cell<Option<(Duration, Instant)>> = const { Cell::new(None) };
+        static REST: Cell<Option<fn()>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn start(at: Duration) {
+        START.set(Some((at, Instant::now())));
+    }
+
+    pub(super) fn stop() {
+        START.set(None);
+    }
+
+    pub(crate) fn since_epoch() -> Option<Duration> {
+        let (at, start) = START.get()?;
+        Some(at + start.elapsed())
+    }
+
+    /// Has `rest` called instead of letting the driver sleep after a failed commit. It may unwind: the server is then
+    /// killed right there.
+    pub fn on_rest(rest: fn()) {
+        REST.set(Some(rest));
+    }
+
+    /// Whether this thread simulates; then it has rested.
+    pub(crate) fn rest() -> bool {
+        REST.get().map(|rest| rest()).is_some()
+    }
+}
+
+/// Chance from a seed.
+pub(crate) mod chance {
+    use std::cell::Cell;
+
+    thread_local! {
+        static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn seed(seed: u64) {
+        STATE.set(Some(seed));
+    }
+
+    /// Fills in bytes if this thread simulates.
+    pub(crate) fn fill(bytes: &mut [u8]) -> bool {
+        let Some(mut state) = STATE.get() else {
+            return false;
+        };
+        for byte in bytes {
+            // Steele, Lea and Flood's SplitMix64, its highest byte.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            *byte = mixed.to_be_bytes()[0];
+        }
+        STATE.set(Some(state));
+        true
+    }
+}
+
+/// How a simulated server is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Of all that is drawn.
+    pub seed: u64,
+    /// How long an element may be away before its labels are given elsewhere.
+    pub element_timeout: Duration,
+    /// Policy of jobs that name none.
+    pub policy: String,
+}
+
+/// A server that can't be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The database.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its content.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// The stream of one element.
+#[derive(Debug)]
+pub struct Link {
+    /// Counts the connections of the element.
+    pub epoch: u64,
+    /// What the server sends.
+    pub outbox: mpsc::Receiver<v1::ToElement>,
+    /// Set when the server ends the stream.
+    pub ended: watch::Receiver<bool>,
+}
+
+/// The answer to a submission: the job's number, or why there is none.
+pub type Submitted = oneshot::Receiver<Result<u64, String>>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Simulated {
+    names: Arc<SqliteNames>,
+    recalls: Recalls,
+    array: Arc<Array>,
+    driver: Driver,
+    inbox: Inbox,
+    /// The driver has done what follows from the jobs that were brought back.
+    begun: bool,
+    told: Sender<Incoming>,
+    /// Last, so that what runs on it is dropped after all else.
+    runtime: Runtime,
+    started: tokio::time::Instant,
+}
+
+impl Simulated {
+    /// Starts a server on what `disk` holds, `since_epoch` after the epoch.
+    ///
+    /// # Errors
+    /// If the database can't be used; it is given back.
+    #[allow(
+        clippy::result_large_err,
+        reason = "the disk is given back, once a start"
+    )]
+    pub fn start(
+        disk: Connection,
+        since_epoch: Duration,
+        options: &Options,
+    ) -> Result<Self, (Connection, StartError)> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime without threads and sockets can always be built");
+        let entered = runtime.enter();
+        time::start(since_epoch);
+        chance::seed(options.seed);
+        let names = match SqliteNames::without_thread(disk, (0, 0)) {
+            Ok(names) => Arc::new(names),
+            Err((disk, error)) => return Err((disk, error.into())),
+        };
+        let (told, incoming) = std::sync::mpsc::channel();
+        match Self::parts(&names, options, told.clone()) {
+            Ok((array, driver)) => {
+                let started = tokio::time::Instant::now();
+                let recalls = Recalls::new(names.clone() as Arc<dyn Names>);
+                drop(entered);
+                Ok(Self {
+                    names,
+                    recalls,
+                    array,
+                    driver,
+                    inbox: Inbox::new(incoming),
+                    begun: false,
+                    told,
+                    runtime,
+                    started,
+                })
+            }
+            Err(fault) => Err((names.database().take_connection(), fault.into())),
+        }
+    }
+
+    /// As a server does it when it begins.
+    fn parts(
+        names: &Arc<SqliteNames>,
+        options: &Options,
+        told: Sender<Incoming>,
+    ) -> Result<(Arc<Array>, Driver), Fault> {
+        let settings = Settings {
+            array_id: names.database().read(array_id)?,
+            element_timeout: options.element_timeout,
+            link_bytes_per_sec: 125_000_000,
+            tls: false,
+            authority: authority(),
+        };
+        let array = Arc::new(Array::new(names, settings, told.clone())?);
+        let signals = Signals::default();
+        let driver = Driver::new(
+            names.clone(),
+            array.clone(),
+            signals.clone(),
+            &options.policy,
+        )?;
+        array.expect_known();
+        let _ = told.send(Incoming::NamesChanged);
+        let (database, shared) = (names.database().clone(), names.shared().clone());
+        tokio::spawn(notes::run(database.clone(), array.clone()));
+        tokio::spawn(removal::run(database, shared, array.clone()));
+        tokio::spawn(expiry::run(names.clone()));
+        let teller = names.teller().clone();
+        tokio::spawn(crate::serve::forward_changes(teller, signals, told));
+        Ok((array, driver))
+    }
+
+    /// Lets time pass until so long after the start, and what is due be done.
+    pub fn advance(&self, since_start: Duration) {
+        let until = self.started + since_start;
+        self.runtime.block_on(async {
+            tokio::time::sleep_until(until).await;
+            // What was begun meanwhile goes as far as it can.
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    /// Whether the driver has been told something.
+    pub fn told(&mut self) -> bool {
+        !self.begun || self.inbox.has_more()
+    }
+
+    /// Lets the driver take what it has been told, decide, keep and send; or look around if that is nothing.
+    pub fn turn(&mut self) {
+        let _entered = self.runtime.enter();
+        // A server that stops is dropped instead.
+        if std::mem::replace(&mut self.begun, true) {
+            let _ = self.driver.turn(&mut self.inbox, Duration::ZERO);
+        } else {
+            let _ = self.driver.begin(&mut self.inbox);
+        }
+    }
+
+    /// An element's stream begins.
+    ///
+    /// # Errors
+    /// If the array does not take it.
+    pub fn join(&self, hello: v1::Hello) -> Result<Link, String> {
+        let _entered = self.runtime.enter();
+        let (sender, outbox) = outbox();
+        let joined = self.array.join(hello, sender);
+        let (_, epoch, ended) = joined.map_err(|status| status.to_string())?;
+        Ok(Link {
+            epoch,
+            outbox,
+            ended,
+        })
+    }
+
+    /// An element said something.
+    pub fn hear(&self, element: u32, epoch: u64, message: From) {
+        let _entered = self.runtime.enter();
+        self.array.on_message(element, epoch, message);
+    }
+
+    /// An element's stream ended.
+    pub fn leave(&self, element: u32, epoch: u64) {
+        let _entered = self.runtime.enter();
+        self.array.leave(element, epoch);
+    }
+
+    /// Carries out a mount's request.
+    ///
+    /// # Errors
+    /// If it could not be carried out as a whole.
+    pub fn apply(&self, request: Request) -> Result<Vec<v1::NameResult>, Fault> {
+        let _entered = self.runtime.enter();
+        self.names.apply_blocking(request)
+    }
+
+    /// Reserves ids for a mount.
+    ///
+    /// # Errors
+    /// If that can't be kept.
+    pub fn reserve(&self, inodes: u32, objects: u32) -> Result<(u64, u64), Fault> {
+        let reserved = self.names.reserve(Caller::root(), inodes, objects);
+        self.runtime.block_on(reserved)
+    }
+
+    /// A number for a mount.
+    ///
+    /// # Errors
+    /// If that can't be kept.
+    pub fn new_session(&self) -> Result<u64, Fault> {
+        self.runtime.block_on(self.names.new_session())
+    }
+
+    /// A mount is gone; gives what it was writing, and on which elements.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn end_session(&self, session: u64) -> Result<Vec<(u32, Unfinished)>, Fault> {
+        self.runtime.block_on(self.names.end_session(session))?;
+        let mut versions = Vec::new();
+        for group in self.names.unsealed()? {
+            if session == 0 || group.session != session {
+                continue;
+            }
+            let writer = (session, group.element);
+            let unfinished = self.names.unfinished(writer, 0, UNFINISHED_MAX)?;
+            versions.extend(unfinished.into_iter().map(|one| (group.element, one)));
+        }
+        Ok(versions)
+    }
+
+    /// Submits a job script as a user; the answer comes as time passes.
+    pub fn submit(&self, uid: u32, script: String) -> Submitted {
+        let submission = Submission {
+            caller: Caller {
+                uid,
+                gid: uid,
+                groups: Vec::new(),
+                checked: false,
+                trusted: true,
+            },
+            script,
+            source: String::new(),
+            policy: String::new(),
+            replace: false,
+            no_cache: false,
+        };
+        let (answer, answered) = oneshot::channel();
+        let (names, recalls) = (self.names.clone(), self.recalls.clone());
+        let (array, told) = (self.array.clone(), self.told.clone());
+        self.runtime.spawn(async move {
+            let result = match submit(&names, &recalls, &array, submission).await {
+                Ok(accepted) => {
+                    let job = accepted.spec.job.0;
+                    let _ = told.send(Incoming::Submitted(Box::new(accepted)));
+                    Ok(job)
+                }
+                Err(Refused::Script(errors)) => Err(errors.join("\n")),
+                Err(Refused::Fault(fault)) => Err(fault.to_string()),
+            };
+            // Who asked may have gone away.
+            let _ = answer.send(result);
+        });
+        answered
+    }
+
+    /// The owner of a job gives it up.
+    pub fn cancel(&self, job: u64) {
+        let _ = self.told.send(Incoming::Cancel(JobId(job)));
+    }
+
+    /// Reads what is committed.
+    ///
+    /// # Errors
+    /// If SQLite refuses.
+    pub fn read<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+    ) -> Result<T, Fault> {
+        self.names.database().read(|db| Ok(read(db)?))
+    }
+
+    /// Does something to the connection, which nobody uses meanwhile.
+    pub fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
+        self.names.database().with_connection(with)
+    }
+
+    /// Kills the server; gives what is left of it.
+    #[must_use]
+    pub fn kill(self) -> Connection {
+        let Self { names, runtime, .. } = self;
+        drop(runtime);
+        time::stop();
+        names.database().take_connection()
+    }
+}
+
+/// Nothing is certified in a simulation, so one authority will do for all.
+fn authority() -> Arc<Authority> {
+    static AUTHORITY: std::sync::OnceLock<Arc<Authority>> = std::sync::OnceLock::new();
+    let made = AUTHORITY.get_or_init(|| {
+        let authority = Authority::in_memory();
+        Arc::new(authority.expect("a key can always be made"))
+    });
+    made.clone()
+}

@@ -1,0 +1,60 @@
+//! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
+//! on after a defect, `--without FAULT,FAULT` to leave faults out.
+#![allow(clippy::print_stdout, reason = "a program for people")]
+
+use std::process::ExitCode;
+use std::time::Instant;
+use tidemill_simulation::{Options, run};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
+    let value = |name: &str| {
+        let index = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(index + 1)
+    };
+    let seeds = value("--seeds").and_then(|range| {
+        let (first, end) = range.split_once("..")?;
+        Some((first.parse::<u64>().ok()?, end.parse::<u64>().ok()?))
+    });
+    let Some((first, end)) = seeds else {
+        println!("usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT]");
+        return ExitCode::FAILURE;
+    };
+    let without = value("--without").map_or("", String::as_str).split(',');
+    let options = Options {
+        verbose: has("--verbose"),
+        without: without.map(str::to_owned).collect(),
+    };
+    // What failed is printed whole below.
+    std::panic::set_hook(Box::new(|_| {}));
+    let start = Instant::now();
+    let (mut events, mut jobs, mut outputs, mut defects) = (0, 0, 0, 0);
+    for seed in first..end {
+        match run(seed, &options) {
+            Ok(summary) => {
+                events += summary.events;
+                jobs += summary.jobs;
+                outputs += summary.outputs;
+            }
+            Err(defect) => {
+                println!("{defect}");
+                events += defect.events;
+                defects += 1;
+                if !has("--keep-going") {
+                    break;
+                }
+            }
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
+    println!(
+        "{events} events, {jobs} jobs, {outputs} outputs in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+    );
+    if defects == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,360 @@
+//! What clients ask is carried out: over a network that loses requests and answers, by the production server and by
+//! elements.
+
+use crate::element::fill;
+use crate::port::{Answer, Ask, OfElement};
+use crate::store::Refusal;
+use crate::world::World;
+use std::sync::Arc;
+use tidemill_server::names::{Caller, Request};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
+
+/// After this long a client gives up waiting for an answer, in milliseconds.
+const PATIENCE_MS: u64 = 20_000;
+/// After this long a mount that is away is gone.
+const MOUNT_TIMEOUT_MS: u64 = 10_000;
+
+/// A client's question: the client, its life, its ticket.
+type Question = (usize, u64, u64);
+
+/// Whether a request may reach the server twice, as a mount's may that is repeated.
+fn repeatable(ops: &[Op]) -> bool {
+    !ops.iter()
+        .any(|op| matches!(op, Op::Rename(_) | Op::Unlink(_) | Op::Open(_)))
+}
+
+impl World {
+    /// Sends a question on its way; whether it was answered at once.
+    pub(crate) fn carry(&mut self, number: usize, life: u64, ticket: u64, ask: Ask) -> bool {
+        let question = (number, life, ticket);
+        match ask {
+            Ask::Sleep(ms) => {
+                self.later(ms, "client wakes", move |world| {
+                    world.answer(number, life, ticket, Answer::Done);
+                });
+                false
+            }
+            Ask::Element(element, what) => {
+                let index = self.elements.iter().position(|known| known.id == element);
+                let index = index.expect("the server names elements that there are");
+                self.ask_element(question, index, what)
+            }
+            ask => {
+                self.ask_server(question, ask);
+                false
+            }
+        }
+    }
+
+    fn ask_server(&mut self, question: Question, ask: Ask) {
+        if self.dice.chance(self.weather.lost) {
+            return self.lose(question);
+        }
+        let delay = self.weather.delay(&mut self.dice);
+        // Who is killed meanwhile leaves it as the last request of its session.
+        let session = self.slots[question.0].session;
+        if let Ask::Names(ops) = &ask
+            && repeatable(ops)
+            && self.dice.chance(self.weather.twice)
+        {
+            let (number, ops) = (question.0, ops.clone());
+            let late = delay + self.dice.roll(100);
+            self.later(late, "request comes twice", move |world| {
+                let _ = world.apply(number, session, &ops);
+            });
+        }
+        self.later(delay, "request", move |world| {
+            world.serve(question, session, ask)
+        });
+    }
+
+    /// The answer never comes.
+    fn lose(&mut self, (number, life, ticket): Question) {
+        let wait = 1 + self.dice.roll(PATIENCE_MS);
+        self.later(wait, "no answer", move |world| {
+            world.answer(number, life, ticket, Answer::Lost);
+        });
+    }
+
+    /// A request reaches the server.
+    fn serve(&mut self, question: Question, session: u64, ask: Ask) {
+        let (number, life, ticket) = question;
+        let Some(server) = &self.server else {
+            return self.lose(question);
+        };
+        let answer = match ask {
+            Ask::Names(ops) => self.apply(number, session, &ops),
+            Ask::Ids => {
+                let ids = server.reserve(1, 1);
+                ids.map_or(Answer::Refused, |(inode, object)| {
+                    Answer::Ids(inode, object)
+                })
+            }
+            Ask::Session => match server.new_session() {
+                Ok(session) => {
+                    if self.slots[number].life == life {
+                        self.slots[number].session = session;
+                    }
+                    Answer::Session
+                }
+                Err(_) => Answer::Refused,
+            },
+            Ask::Submit(script) => {
+                let submitted = server.submit(1000, script.text.clone());
+                self.reference.asked(&script);
+                self.submissions.push((submitted, number, life, ticket));
+                return;
+            }
+            Ask::Cancel(job) => {
+                server.cancel(job);
+                Answer::Done
+            }
+            Ask::Element(..) | Ask::Sleep(_) => Answer::Done,
+        };
+        if self.dice.chance(self.weather.lost) {
+            return self.lose(question);
+        }
+        let delay = self.weather.delay(&mut self.dice);
+        self.later(delay, "answer", move |world| {
+            world.answer(number, life, ticket, answer)
+        });
+    }
+
+    /// Carries out operations on names and compares what is said of them with the reference.
+    fn apply(&mut self, number: usize, session: u64, ops: &[Op]) -> Answer {
+        let Some(server) = &self.server else {
+            return Answer::Lost;
+        };
+        let slot = &mut self.slots[number];
+        let request = Request {
+            caller: Caller {
+                uid: 1000,
+                gid: 1000,
+                groups: Vec::new(),
+                checked: true,
+                trusted: true,
+            },
+            session,
+            durable: false,
+            ops: ops
+                .iter()
+                .map(|op| v1::NameOp {
+                    op: Some(op.clone()),
+                })
+                .collect(),
+        };
+        match server.apply(request) {
+            Ok(results) => {
+                if let (Some(Op::Open(_)), Some(Some(Named::Opened(opened)))) =
+                    (ops.first(), results.first().map(|result| &result.result))
+                    && slot.session == session
+                {
+                    slot.holds = Some((opened.object, self.server_life));
+                }
+                self.reference.carried_out(ops, &results, &self.elements);
+                Answer::Names(results)
+            }
+            Err(_) => Answer::Refused,
+        }
+    }
+
+    fn ask_element(&mut self, question: Question, element: usize, what: OfElement) -> bool {
+        let (number, life, ticket) = question;
+        if let (true, OfElement::Write(object, bytes)) = (self.slots[number].in_place, &what) {
+            let written = self.elements[element].store.write(*object, *bytes);
+            self.slots[number].port.answer(ticket, of(written));
+            return true;
+        }
+        if self.dice.chance(self.weather.lost) {
+            self.lose(question);
+            return false;
+        }
+        let delay = self.weather.delay(&mut self.dice);
+        self.later(delay, "request to element", move |world| {
+            if world.slots[number].life == life {
+                world.serve_at_element(question, element, what);
+            }
+        });
+        false
+    }
+
+    fn serve_at_element(&mut self, question: Question, element: usize, what: OfElement) {
+        let (number, life, ticket) = question;
+        if self.elements[element].life.is_none() {
+            return self.lose(question);
+        }
+        let answer = match what {
+            OfElement::Write(object, bytes) => {
+                of(self.elements[element].store.write(object, bytes))
+            }
+            OfElement::Read(object) => self.read(number, element, object),
+            OfElement::Seal(object, body) => {
+                // Unless it is kept before, or the element is killed.
+                self.lose(question);
+                let sealed = Arc::clone(&self.sealed);
+                let done = move |result| sealed.lock().push((question, result));
+                self.elements[element].seal(object, &body, done);
+                self.tend(element);
+                return self.take_sealed();
+            }
+        };
+        let delay = self.weather.delay(&mut self.dice);
+        self.later(delay, "answer of element", move |world| {
+            world.answer(number, life, ticket, answer);
+        });
+    }
+
+    /// What a client that has an object open reads must be what the object held when it was sealed.
+    fn read(&mut self, number: usize, element: usize, object: u64) -> Answer {
+        let read = self.elements[element].store.read(object);
+        match read {
+            Some(bytes) => assert_eq!(
+                Some(bytes),
+                self.reference.content(object),
+                "object {object} reads otherwise than it was sealed"
+            ),
+            None => assert_ne!(
+                self.slots[number].holds,
+                Some((object, self.server_life)),
+                "object {object} is gone though it is open"
+            ),
+        }
+        Answer::Read
+    }
+
+    /// Seals that are kept by now are answered.
+    pub(crate) fn take_sealed(&mut self) {
+        let sealed = std::mem::take(&mut *self.sealed.lock());
+        for ((number, life, ticket), result) in sealed {
+            let answer = match result {
+                Ok(size) => Answer::Sealed(size),
+                Err(_) => Answer::Refused,
+            };
+            if self.dice.chance(self.weather.lost) {
+                self.lose((number, life, ticket));
+                continue;
+            }
+            let delay = self.weather.delay(&mut self.dice);
+            self.later(delay, "sealed", move |world| {
+                world.answer(number, life, ticket, answer)
+            });
+        }
+    }
+
+    /// Kills a client. Another one takes its place after a while.
+    pub(crate) fn kill_client(&mut self, number: usize) {
+        let slot = &mut self.slots[number];
+        let session = std::mem::take(&mut slot.session);
+        slot.running = None;
+        slot.life += 1;
+        if session != 0 {
+            self.expect_session(session);
+        }
+        let delay = 1 + self.dice.roll(5000);
+        let life = self.slots[number].life;
+        self.later(delay, "client starts", move |world| {
+            if world.slots[number].life == life {
+                world.start_client(number);
+            }
+        });
+    }
+
+    /// A mount gets some time to come back.
+    pub(crate) fn expect_session(&mut self, session: u64) {
+        self.later(MOUNT_TIMEOUT_MS, "session ends", move |world| {
+            world.end_session(session)
+        });
+    }
+
+    /// A server that has just started gives all mounts time to come back.
+    pub(crate) fn expect_sessions(&mut self) {
+        let Some(server) = &self.server else { return };
+        let sessions = server.read(|db| {
+            let sql = "SELECT DISTINCT session FROM writing WHERE session != 0";
+            let mut statement = db.prepare_cached(sql)?;
+            let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+            rows.collect::<Result<Vec<_>, _>>()
+        });
+        let sessions = sessions.expect("a committed namespace can be read");
+        for session in sessions {
+            self.expect_session(session.cast_unsigned());
+        }
+        // What nobody has a name for and nobody may have open any more.
+        self.expect_session(0);
+    }
+
+    fn end_session(&mut self, session: u64) {
+        if session != 0 && self.slots.iter().any(|slot| slot.session == session) {
+            return;
+        }
+        let Some(server) = &self.server else { return };
+        let Ok(unfinished) = server.end_session(session) else {
+            return self.expect_session(session);
+        };
+        for (element, version) in unfinished {
+            self.finish(version.ino, version.object, element);
+        }
+    }
+
+    /// A mount died while it was writing: what reached the element is sealed, as if it had closed the file.
+    fn finish(&mut self, ino: u64, object: u64, element: u32) {
+        let life = self.server_life;
+        let delay = 1 + self.weather.delay(&mut self.dice);
+        self.later(delay, "server seals", move |world| {
+            if world.server.is_none() || world.server_life != life {
+                return;
+            }
+            let index = world.elements.iter().position(|known| known.id == element);
+            let index = index.expect("the server names elements that there are");
+            if world.elements[index].life.is_none() {
+                return world.later(1000, "server tries again", move |world| {
+                    world.finish(ino, object, element);
+                });
+            }
+            // Its row in the element's database is written by a seal that is asked for again, if that is not kept.
+            let op = match world.elements[index].store.seal(object) {
+                Ok(size) => Op::Seal(v1::Seal {
+                    ino,
+                    object,
+                    size,
+                    mtime: 1,
+                }),
+                Err(Refusal::Missing) => Op::Abandon(v1::Abandon { ino, object }),
+                Err(Refusal::Sealed | Refusal::Full) => return,
+            };
+            world.finish_at_server(ino, object, element, op);
+        });
+    }
+
+    fn finish_at_server(&mut self, ino: u64, object: u64, element: u32, op: Op) {
+        let Some(server) = &self.server else { return };
+        let request = Request {
+            caller: Caller::root(),
+            ops: vec![v1::NameOp {
+                op: Some(op.clone()),
+            }],
+            ..Request::default()
+        };
+        match server.apply(request) {
+            Ok(results) => self.reference.carried_out(&[op], &results, &self.elements),
+            Err(_) => self.later(1000, "server tries again", move |world| {
+                world.finish(ino, object, element);
+            }),
+        }
+    }
+
+    /// Lets the server's database grow no more, or again.
+    pub(crate) fn fill_server(&mut self, full: bool) {
+        match &self.server {
+            Some(server) => server.with_connection(|connection| fill(connection, full)),
+            None => self.fill_disk(full),
+        }
+    }
+}
+
+fn of(written: Result<(), Refusal>) -> Answer {
+    match written {
+        Ok(()) => Answer::Done,
+        Err(_) => Answer::Refused,
+    }
+}

@@ -1,0 +1,141 @@
+//! What must be true once the faults have stopped and time has gone on.
+
+use crate::world::World;
+use rusqlite::Connection;
+use std::collections::BTreeSet;
+use tidemill_wire::v1::State;
+
+/// What the server's database says of one thing, as lines.
+fn lines(db: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {
+    let mut statement = db.prepare(sql)?;
+    let columns = statement.column_count();
+    let rows = statement.query_map([], |row| {
+        let values = (0..columns).map(|column| Ok(format!("{:?}", row.get_ref(column)?)));
+        Ok(values.collect::<rusqlite::Result<Vec<_>>>()?.join(" "))
+    })?;
+    rows.collect()
+}
+
+impl World {
+    fn ask(&self, sql: &str) -> Vec<String> {
+        let Some(server) = &self.server else {
+            return vec!["there is no server".into()];
+        };
+        let read = server.read(|db| lines(db, sql));
+        read.expect("the server's tables can be read")
+    }
+
+    /// What has not come to rest; nothing once all has.
+    pub(crate) fn unsettled(&self) -> Vec<String> {
+        let running = i32::from(State::Running);
+        let mut left = Vec::new();
+        let mut look = |what: &str, found: Vec<String>| {
+            left.extend(found.into_iter().map(|line| format!("{what}: {line}")));
+        };
+        look(
+            "a job runs",
+            self.ask(&format!(
+                "SELECT job, state FROM job WHERE state = {running}"
+            )),
+        );
+        look("a label is journaled", self.ask("SELECT * FROM label"));
+        look(
+            "a version is being written",
+            self.ask("SELECT * FROM writing"),
+        );
+        look(
+            "an object is to be removed",
+            self.ask("SELECT * FROM removal"),
+        );
+        look(
+            "a file without name is kept",
+            self.ask("SELECT * FROM orphan"),
+        );
+        for element in &self.elements {
+            let open = element.read(|db| {
+                lines(
+                    db,
+                    "SELECT id, seq, state, outcome IS NULL FROM label WHERE acked = 0",
+                )
+            });
+            look(&format!("element {} has a label", element.id), open);
+        }
+        let waiting = self.slots.iter().filter(|slot| slot.running.is_some());
+        look(
+            "a client waits",
+            waiting.map(|slot| format!("{}", slot.session)).collect(),
+        );
+        left
+    }
+
+    /// Jobs that wait for files that nobody will write are given up.
+    pub(crate) fn cancel_waiting(&self) {
+        let Some(server) = &self.server else { return };
+        let jobs = server.read(|db| {
+            let sql = "SELECT DISTINCT awaited.job FROM awaited JOIN job ON job.job = awaited.job \
+                       WHERE object = -1 AND job.ended = 0";
+            let mut statement = db.prepare_cached(sql)?;
+            let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+            rows.collect::<Result<Vec<_>, _>>()
+        });
+        for job in jobs.expect("the server's tables can be read") {
+            server.cancel(job.cast_unsigned());
+        }
+    }
+
+    /// Nothing acknowledged is lost, nothing leaks, every end has a reason.
+    pub(crate) fn check_end(&mut self) {
+        self.compare();
+        let left = self.unsettled();
+        assert!(
+            left.is_empty(),
+            "not settled after the faults have stopped:\n{}",
+            left.join("\n")
+        );
+        let unexplained = self.ask(&format!(
+            "SELECT job, task FROM task WHERE state = {} AND error = ''",
+            i32::from(State::Failed)
+        ));
+        assert!(
+            unexplained.is_empty(),
+            "tasks failed for no reason: {unexplained:?}"
+        );
+        self.check_jobs();
+        self.check_objects();
+    }
+
+    fn check_jobs(&self) {
+        let known: BTreeSet<String> = self.ask("SELECT job FROM job").into_iter().collect();
+        for job in &self.reference.accepted {
+            let line = format!("Integer({job})");
+            assert!(known.contains(&line), "accepted job {job} is lost");
+        }
+        let unnamed = self.ask(&format!(
+            "SELECT task.task FROM task LEFT JOIN task_output ON task_output.task = task.task \
+             WHERE state = {} AND task_output.task IS NULL",
+            i32::from(State::Done)
+        ));
+        assert!(
+            unnamed.is_empty(),
+            "tasks are done without outputs: {unnamed:?}"
+        );
+    }
+
+    /// What elements hold is what the namespace knows.
+    fn check_objects(&self) {
+        for element in &self.elements {
+            let id = element.id;
+            let sql = format!("SELECT object FROM inode WHERE element = {id} AND object != 0");
+            let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
+            let line = |object: &u64| format!("Integer({object})");
+            let held: BTreeSet<String> = element.store.objects.keys().map(line).collect();
+            let lost: Vec<&String> = known.difference(&held).collect();
+            assert!(lost.is_empty(), "element {id} does not have {lost:?}");
+            let leaked: Vec<&String> = held.difference(&known).collect();
+            assert!(
+                leaked.is_empty(),
+                "element {id} has {leaked:?}, which nobody knows"
+            );
+        }
+    }
+}

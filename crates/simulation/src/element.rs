@@ -1,0 +1,447 @@
+//! One element: its production state machine of labels, reports and database, driven without threads, around objects
+//! in memory and kernels that take virtual time.
+
+use crate::dice::mix;
+use crate::store::{Bytes, Refusal, Store};
+use crate::time;
+use parking_lot::Mutex;
+use prost::Message as _;
+use rusqlite::Connection;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::label::{Analysis, FailureKind, Kernel, Operation, Outcome, Owner, Sealed};
+use tidemill_element::db::{Db, Writer};
+use tidemill_element::flash_model::FlashModel;
+use tidemill_element::labels::{Labels, Live, failed};
+use tidemill_element::notes;
+use tidemill_element::records::{self, ObjectRecord};
+use tidemill_element::reports::Reports;
+use tidemill_element::task::Work;
+use tidemill_wire::route::SealBody;
+use tidemill_wire::v1::{self, to_element::Message as To};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// Statuses between two clean-ups of the label table.
+const STATUSES_PER_PRUNE: u64 = 30;
+const CAPACITY_BYTES: u64 = 1 << 40;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Element {
+    pub(crate) id: u32,
+    cores: u32,
+    /// What survives.
+    disk: Arc<Mutex<Connection>>,
+    pub(crate) store: Store,
+    /// `None` while it is down.
+    pub(crate) life: Option<Life>,
+    /// Counts its lives.
+    pub(crate) lives: u64,
+    statuses: u64,
+}
+
+/// An element that runs.
+#[derive(Debug)]
+pub(crate) struct Life {
+    db: Db,
+    writer: Writer,
+    pub(crate) labels: Arc<Labels>,
+    reports: Arc<Reports>,
+    /// What is on its way out of it; `None` without a connection.
+    outgoing: Option<UnboundedReceiver<v1::FromElement>>,
+    pub(crate) running: BTreeMap<LabelId, Live>,
+    /// A commit of what waits is to come.
+    pub(crate) commit_due: bool,
+}
+
+/// The bytes that a task makes of these inputs.
+pub(crate) fn made_of(kernel: &str, args: &[String], index: usize, inputs: &[Bytes]) -> Bytes {
+    let text = kernel
+        .bytes()
+        .chain(args.iter().flat_map(|arg| arg.bytes()));
+    let start = text.fold(mix(index as u64), |sum, byte| mix(sum ^ u64::from(byte)));
+    let token = inputs
+        .iter()
+        .fold(start, |sum, input| mix(sum ^ input.token));
+    let size = 1 + token % 1000;
+    Bytes { token, size }
+}
+
+impl Element {
+    pub(crate) fn new(id: u32, cores: u32) -> Self {
+        let connection = Connection::open_in_memory().expect("SQLite works in memory");
+        connection.set_prepared_statement_cache_capacity(64);
+        Self {
+            id,
+            cores,
+            disk: Arc::new(Mutex::new(connection)),
+            store: Store::default(),
+            life: None,
+            lives: 0,
+            statuses: 0,
+        }
+    }
+
+    /// Starts it on what it kept.
+    pub(crate) fn start(&mut self) {
+        self.lives += 1;
+        let (db, writer) =
+            Db::without_thread(Arc::clone(&self.disk)).expect("an element's database is its own");
+        self.remove_unkept();
+        let reports = Arc::new(Reports::default());
+        let labels = Labels::open(
+            ElementId(self.id),
+            db.clone(),
+            Arc::new(FlashModel::new(Path::new("/nowhere"), CAPACITY_BYTES)),
+            Arc::clone(&reports),
+            time::now,
+        );
+        let labels = labels.expect("an element's database is its own");
+        self.life = Some(Life {
+            db,
+            writer,
+            labels,
+            reports,
+            outgoing: None,
+            running: BTreeMap::new(),
+            commit_due: false,
+        });
+    }
+
+    /// Removes outputs that came into the store and were not kept before the element was killed: their label may be
+    /// given up before it runs again.
+    fn remove_unkept(&mut self) {
+        let open = self.read(records::open_labels);
+        for record in open.iter().filter(|record| record.outcome.is_none()) {
+            let label = v1::Label::decode(&*record.payload).expect("an element keeps what it got");
+            let Some(v1::label::Operation::Analyse(analyse)) = label.operation else {
+                continue;
+            };
+            for output in analyse.outputs {
+                if !self.read(|db| records::has_object(db, ObjectId(output.object))) {
+                    self.store.objects.remove(&output.object);
+                }
+            }
+        }
+    }
+
+    /// Kills it: what was not committed is lost.
+    pub(crate) fn kill(&mut self) {
+        self.life = None;
+    }
+
+    fn status(&self, life: &Life) -> v1::Element {
+        let (running, queued) = life.labels.counts();
+        v1::Element {
+            element: self.id,
+            role: "store".into(),
+            up: true,
+            url: format!("http://element-{}", self.id),
+            host: format!("host-{}", self.id),
+            folder: format!("/element/{}", self.id),
+            cores: self.cores,
+            running: u32::try_from(running).unwrap_or(u32::MAX),
+            queued: u32::try_from(queued).unwrap_or(u32::MAX),
+            capacity_bytes: CAPACITY_BYTES,
+            free_bytes: if self.store.full {
+                0
+            } else {
+                CAPACITY_BYTES / 2
+            },
+            link_bytes_per_sec: 125_000_000,
+            ..v1::Element::default()
+        }
+    }
+
+    /// Begins a connection: what it says goes there from now on.
+    pub(crate) fn connect(&mut self) {
+        let Some(life) = &self.life else { return };
+        let known = life
+            .labels
+            .known()
+            .expect("an element's database is its own");
+        let hello = v1::Hello {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            element: Some(self.status(life)),
+            array_id: 0,
+            labels: known.iter().map(|record| record.id.0).collect(),
+            free_space_epoch: 0,
+            public_key: Vec::new(),
+        };
+        let outgoing = life.reports.connect(hello);
+        if let Some(life) = &mut self.life {
+            life.outgoing = Some(outgoing);
+        }
+    }
+
+    pub(crate) fn disconnect(&mut self) {
+        if let Some(life) = &mut self.life {
+            life.reports.disconnect();
+            life.outgoing = None;
+        }
+    }
+
+    /// What it wants to send.
+    pub(crate) fn take_outgoing(&mut self) -> Vec<v1::FromElement> {
+        let outgoing = self.life.as_mut().and_then(|life| life.outgoing.as_mut());
+        let mut messages = Vec::new();
+        if let Some(outgoing) = outgoing {
+            while let Ok(message) = outgoing.try_recv() {
+                messages.push(message);
+            }
+        }
+        messages
+    }
+
+    /// Sends its status, and cleans up now and then.
+    pub(crate) fn tell_status(&mut self) {
+        let Some(life) = &self.life else { return };
+        life.labels.keep_again();
+        let status = self.status(life);
+        life.reports.send(v1::from_element::Message::Status(status));
+        self.statuses += 1;
+        if self.statuses.is_multiple_of(STATUSES_PER_PRUNE) {
+            life.db.submit(false, records::prune_labels, |_| {});
+        }
+    }
+
+    /// A message of the server, as the element's connection handles it.
+    pub(crate) fn hear(&mut self, message: To) {
+        let Some(life) = &self.life else { return };
+        match message {
+            To::Welcome(_) => {
+                let reported = life.labels.report();
+                reported.expect("an element's database is its own");
+            }
+            To::Labels(labels) => life.labels.accept(labels.labels),
+            To::Abort(abort) => life.labels.abort(LabelId(abort.label)),
+            To::Ack(ack) => life
+                .labels
+                .acknowledge(ack.labels.into_iter().map(LabelId).collect()),
+            To::Remove(remove) => self.remove(&remove.objects),
+            To::Notes(notes) => {
+                let change = move |connection: &Connection| notes::put(connection, &notes.notes);
+                let reports = Arc::clone(&life.reports);
+                life.db.submit(false, change, move |kept| {
+                    if let Ok(change) = kept {
+                        reports.send(v1::from_element::Message::Noted(v1::Noted { change }));
+                    }
+                });
+            }
+            To::FindPrograms(_) | To::Peers(_) => {}
+        }
+    }
+
+    fn remove(&mut self, objects: &[u64]) {
+        for object in objects {
+            self.store.objects.remove(object);
+        }
+        let Some(life) = &self.life else { return };
+        let objects = objects.to_vec();
+        let change = move |connection: &Connection| {
+            for &object in &objects {
+                records::remove_object(connection, ObjectId(object))?;
+            }
+            Ok(objects)
+        };
+        let reports = Arc::clone(&life.reports);
+        life.db.submit(false, change, move |kept| {
+            // What is not said to be removed is asked for again.
+            if let Ok(objects) = kept {
+                reports.send(v1::from_element::Message::Removed(v1::Removed { objects }));
+            }
+        });
+    }
+
+    /// Seals an object that a client wrote; `done` is told its length once that is kept.
+    pub(crate) fn seal(
+        &mut self,
+        object: u64,
+        body: &SealBody,
+        done: impl FnOnce(Result<u64, Refusal>) + Send + 'static,
+    ) {
+        let Some(life) = &self.life else { return };
+        let size = match self.store.seal(object) {
+            Ok(size) => size,
+            Err(refusal) => return done(Err(refusal)),
+        };
+        let row = ObjectRecord::written(ObjectId(object), size, body, time::now());
+        let change = move |connection: &Connection| {
+            if !records::has_object(connection, row.id)? {
+                records::put_object(connection, &row)?;
+            }
+            Ok(())
+        };
+        life.db.submit(false, change, move |kept| {
+            done(kept.map(|()| size).map_err(|_| Refusal::Full));
+        });
+    }
+
+    /// Commits what waits, as often as there is something.
+    pub(crate) fn commit(&mut self) {
+        if let Some(life) = &mut self.life {
+            life.commit_due = false;
+            while life.writer.turn() {}
+        }
+    }
+
+    /// Labels that begin to run now.
+    pub(crate) fn begin(&mut self) -> Vec<LabelId> {
+        let mut begun = Vec::new();
+        let Some(life) = &mut self.life else {
+            return begun;
+        };
+        while life.running.len() < self.cores as usize {
+            let Some((id, live)) = life.labels.try_next() else {
+                break;
+            };
+            life.labels.on_phase(id, "running");
+            life.running.insert(id, live);
+            begun.push(id);
+        }
+        begun
+    }
+
+    /// Makes the database full, or gives it room again.
+    pub(crate) fn fill_database(&self, full: bool) {
+        fill(&self.disk.lock(), full);
+    }
+
+    /// Reads the database.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> T {
+        read(&self.disk.lock()).expect("an element's database is its own")
+    }
+}
+
+/// Lets a database grow no more, or again.
+pub(crate) fn fill(connection: &Connection, full: bool) {
+    let pages = if full { 1 } else { 1 << 30 };
+    let set = connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()));
+    set.expect("a setting that every SQLite has");
+}
+
+/// What a task did.
+#[derive(Debug)]
+pub(crate) struct Did {
+    pub(crate) work: Work,
+    /// The objects that it put into the store.
+    pub(crate) objects: Vec<(u64, Bytes)>,
+}
+
+/// The end of a label that ran: what it read is given, or why it could not be.
+pub(crate) fn done(
+    live: &Live,
+    inputs: Result<Vec<Bytes>, String>,
+    remembered: Option<Vec<Bytes>>,
+    hashes: bool,
+) -> Did {
+    let ended = |kind, message| {
+        let mut outcome = failed(live.start, kind, message);
+        outcome.end = time::now();
+        outcome
+    };
+    let failure = |kind, message: String| Did {
+        work: Work {
+            outcome: ended(kind, message),
+            label: Some(Arc::clone(&live.label)),
+            made: Vec::new(),
+            removed: None,
+        },
+        objects: Vec::new(),
+    };
+    let Operation::Analyse(analysis) = &live.label.operation else {
+        return failure(FailureKind::Kernel, "only analyses are simulated".into());
+    };
+    if live.control.is_cancelled() {
+        return failure(FailureKind::Cancelled, "the label was given up".into());
+    }
+    let inputs = match inputs {
+        Ok(inputs) => inputs,
+        Err(message) => return failure(FailureKind::Input, message),
+    };
+    let mut outcome = ended(FailureKind::Device, String::new());
+    outcome.kernel_hash = format!("hash of {}", analysis.kernel.name());
+    outcome.read_bytes = inputs.iter().map(|input| input.size).sum();
+    if hashes {
+        outcome.contents = inputs
+            .iter()
+            .map(|input| format!("{:016x}", input.token))
+            .collect();
+    }
+    let objects = match (&live.remembered, remembered) {
+        (Some(memory), Some(outputs)) => {
+            outcome.reused = Some(tidemill_core::id::TaskId(memory.task));
+            let objects = analysis.outputs.iter().map(|output| output.object.0);
+            objects.zip(outputs).collect()
+        }
+        _ => outputs(analysis, &inputs),
+    };
+    let sealed = objects.iter().map(|&(object, bytes)| Sealed {
+        object: ObjectId(object),
+        size: bytes.size,
+    });
+    outcome.result = Ok(sealed.collect());
+    let made = made(analysis, &objects, live.label.owner, &outcome);
+    let label = Some(Arc::clone(&live.label));
+    let removed = None;
+    let work = Work {
+        outcome,
+        label,
+        made,
+        removed,
+    };
+    Did { work, objects }
+}
+
+/// The end of a label whose kernel failed or whose outputs found no room.
+pub(crate) fn broke(live: &Live, kind: FailureKind) -> Did {
+    let mut outcome = failed(live.start, kind, "as the dice fell".into());
+    outcome.end = time::now();
+    let label = Some(Arc::clone(&live.label));
+    let work = Work {
+        outcome,
+        label,
+        made: Vec::new(),
+        removed: None,
+    };
+    let objects = Vec::new();
+    Did { work, objects }
+}
+
+fn outputs(analysis: &Analysis, inputs: &[Bytes]) -> Vec<(u64, Bytes)> {
+    let kernel = kernel_name(&analysis.kernel);
+    let outputs = analysis.outputs.iter().enumerate();
+    outputs
+        .map(|(index, output)| {
+            let bytes = made_of(kernel, &analysis.args, index, inputs);
+            (output.object.0, bytes)
+        })
+        .collect()
+}
+
+pub(crate) fn kernel_name(kernel: &Kernel) -> &str {
+    kernel.name()
+}
+
+fn made(
+    analysis: &Analysis,
+    objects: &[(u64, Bytes)],
+    owner: Owner,
+    outcome: &Outcome,
+) -> Vec<ObjectRecord> {
+    let outputs = analysis.outputs.iter().zip(objects);
+    outputs
+        .map(|(output, (_, bytes))| ObjectRecord {
+            id: output.object,
+            size: bytes.size,
+            owner,
+            inode: output.inode.0,
+            path: output.path.clone(),
+            mode: None,
+            task: Some(analysis.task.0),
+            sealed_at: outcome.end,
+        })
+        .collect()
+}

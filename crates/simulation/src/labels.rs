@@ -1,0 +1,196 @@
+//! Labels on elements: they arrive, run for a while, end and are kept.
+
+use crate::element::{Did, broke, done};
+use crate::store::Bytes;
+use crate::world::World;
+use tidemill_core::id::LabelId;
+use tidemill_core::label::{Analysis, FailureKind, Operation};
+use tidemill_element::labels::Live;
+use tidemill_wire::v1::{self, label::Operation as Sent, to_element::Message as To};
+
+/// Longest run of a kernel in milliseconds, usually and now and then.
+const RUN_MS: u64 = 300;
+const LONG_RUN_MS: u64 = 20_000;
+/// How long changes wait for the commit of an element's database at most, in milliseconds.
+const COMMIT_MS: u64 = 5;
+
+/// A message in a few words.
+fn brief(message: &To) -> String {
+    match message {
+        To::Labels(labels) => {
+            let ids: Vec<u64> = labels.labels.iter().map(|label| label.id).collect();
+            format!("labels {ids:?}")
+        }
+        To::Abort(abort) => format!("abort {}", abort.label),
+        To::Ack(ack) => format!("ack {:?}", ack.labels),
+        To::Remove(remove) => format!("remove {:?}", remove.objects),
+        To::Welcome(_) => "welcome".into(),
+        To::Peers(_) => "peers".into(),
+        To::FindPrograms(_) => "a question for programs".into(),
+        To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
+    }
+}
+
+impl World {
+    /// A message reaches an element.
+    pub(crate) fn element_hears(&mut self, element: usize, message: To) {
+        if self.elements[element].life.is_none() {
+            return;
+        }
+        if self.verbose {
+            self.say(&format!("element {element} hears {}", brief(&message)));
+        }
+        match &message {
+            To::Labels(labels) => {
+                for label in &labels.labels {
+                    self.note_label(element, label);
+                }
+            }
+            To::Remove(remove) => {
+                for &object in &remove.objects {
+                    let current = self.reference.is_current(object);
+                    assert!(!current, "object {object} is removed and has a name");
+                }
+            }
+            _ => {}
+        }
+        self.elements[element].hear(message);
+        self.tend(element);
+    }
+
+    /// No id of a label or of an output may ever be used for something else.
+    fn note_label(&mut self, element: usize, label: &v1::Label) {
+        let Some(Sent::Analyse(analyse)) = &label.operation else {
+            return;
+        };
+        let known = *self
+            .labels
+            .entry(label.id)
+            .or_insert((element, analyse.task));
+        assert_eq!(
+            known,
+            (element, analyse.task),
+            "label {} is used twice",
+            label.id
+        );
+        for output in &analyse.outputs {
+            let user = format!("label {}", label.id);
+            self.reference.uses(output.object, &user);
+        }
+    }
+
+    /// Takes up what an element has to send, to commit and to run.
+    pub(crate) fn tend(&mut self, element: usize) {
+        self.go_on(element);
+        let lives = self.elements[element].lives;
+        let Some(life) = &mut self.elements[element].life else {
+            return;
+        };
+        if !std::mem::replace(&mut life.commit_due, true) {
+            let delay = self.dice.roll(COMMIT_MS);
+            self.later(delay, "element commits", move |world| {
+                if world.elements[element].lives == lives {
+                    world.elements[element].commit();
+                    world.go_on(element);
+                    world.take_sealed();
+                }
+            });
+        }
+    }
+
+    fn go_on(&mut self, element: usize) {
+        let lives = self.elements[element].lives;
+        for label in self.elements[element].begin() {
+            let long = self.dice.chance(20);
+            let time = 1 + self.dice.roll(if long { LONG_RUN_MS } else { RUN_MS });
+            self.later(time, "kernel ends", move |world| {
+                world.ran(element, lives, label)
+            });
+        }
+        self.send_from_element(element);
+    }
+
+    /// A label's kernel has ended.
+    fn ran(&mut self, element: usize, lives: u64, label: LabelId) {
+        if self.elements[element].lives != lives {
+            return;
+        }
+        let Some(life) = &mut self.elements[element].life else {
+            return;
+        };
+        let Some(live) = life.running.remove(&label) else {
+            return;
+        };
+        let Did { work, objects } = self.work(element, &live);
+        for (object, bytes) in objects {
+            let adopted = self.elements[element].store.adopt(object, bytes);
+            adopted.expect("a full store was seen before");
+            self.reference.holds(object, bytes);
+        }
+        if let Some(life) = &self.elements[element].life {
+            life.labels.end(label, work);
+        }
+        self.tend(element);
+    }
+
+    fn work(&mut self, element: usize, live: &Live) -> Did {
+        let Operation::Analyse(analysis) = &live.label.operation else {
+            return broke(live, FailureKind::Kernel);
+        };
+        if self.dice.chance(self.weather.kernel) {
+            return broke(live, FailureKind::Exit(1));
+        }
+        if self.elements[element].store.full {
+            return broke(live, FailureKind::Device);
+        }
+        let inputs: Result<Vec<Bytes>, String> = analysis
+            .inputs
+            .iter()
+            .map(|input| {
+                let found = self.fetch(element, input.element.0, input.object.0);
+                found.ok_or_else(|| format!("input {} can't be had", input.name))
+            })
+            .collect();
+        let remembered = inputs
+            .as_ref()
+            .ok()
+            .and_then(|inputs| self.recall(element, live, analysis, inputs));
+        let hashes = self.dice.chance(300);
+        done(live, inputs, remembered, hashes)
+    }
+
+    /// The bytes of an object: from here, or pulled from where it is.
+    fn fetch(&self, here: usize, from: u32, object: u64) -> Option<Bytes> {
+        if object == 0 {
+            return Some(Bytes { token: 0, size: 0 });
+        }
+        if let Some(bytes) = self.elements[here].store.read(object) {
+            return Some(bytes);
+        }
+        let from = self.elements.iter().find(|element| element.id == from)?;
+        from.life.as_ref()?;
+        from.store.read(object)
+    }
+
+    /// The outputs of an earlier task like this one, if that is one whose code and content are the same.
+    fn recall(
+        &self,
+        element: usize,
+        live: &Live,
+        analysis: &Analysis,
+        inputs: &[Bytes],
+    ) -> Option<Vec<Bytes>> {
+        let memory = live.remembered.as_ref()?;
+        let code = format!("hash of {}", analysis.kernel.name());
+        let mut expected = memory.contents.iter().zip(inputs);
+        let same = expected
+            .all(|(hash, input)| hash.is_empty() || *hash == format!("{:016x}", input.token));
+        if memory.kernel_hash != code || !same || memory.outputs.len() != analysis.outputs.len() {
+            return None;
+        }
+        let outputs = memory.outputs.iter();
+        outputs
+            .map(|output| self.fetch(element, output.element, output.object))
+            .collect()
+    }
+}

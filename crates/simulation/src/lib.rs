@@ -1,0 +1,133 @@
+//! One deterministic simulation of the whole array's control plane under faults.
+//!
+//! The *production* dispatcher, its driver, journal, publication and remembered results, the namespace on SQLite, the
+//! server's timers and its list of elements, and the elements' label state machine with its database run in one
+//! thread under a virtual clock and a virtual network. Clients, kernels, objects' bytes and connections are modelled.
+//! What is checked, which faults there are, and what is left out is in `docs/testing.md`.
+//!
+//! One seed decides everything: [`run`] with the same seed does the same.
+
+mod carry;
+mod check;
+mod dice;
+mod element;
+mod labels;
+mod mount;
+mod port;
+mod reference;
+mod store;
+mod time;
+mod weather;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use world::World;
+
+/// How long faults last, in virtual milliseconds.
+const STORM_MS: u64 = 60_000;
+/// Everything must have come to rest so long after.
+const CALM_MS: u64 = 300_000;
+/// How often that is looked for.
+const CALM_LOOK_MS: u64 = 5_000;
+/// After this long of calm jobs that wait for files are given up.
+const CANCEL_MS: u64 = 30_000;
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Events simulated.
+    pub events: u64,
+    /// Jobs that were accepted.
+    pub jobs: u64,
+    /// Outputs that were published.
+    pub outputs: u64,
+    /// Lives of the server.
+    pub servers: u64,
+    /// Virtual time, in milliseconds.
+    pub time_ms: u64,
+    /// Of all that happened, in order.
+    pub fingerprint: u64,
+}
+
+/// A seed that shows a defect.
+#[derive(Clone, Debug)]
+pub struct Defect {
+    /// Which.
+    pub seed: u64,
+    /// What was not as it must be.
+    pub what: String,
+    /// What happened last.
+    pub trace: String,
+    /// Events until then.
+    pub events: u64,
+}
+
+impl std::fmt::Display for Defect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            seed, what, trace, ..
+        } = self;
+        write!(
+            f,
+            "seed {seed}: {what}\nwhat happened last:\n{trace}replay: cargo run -p tidemill-simulation --example \
+             simulate -- --verbose --seeds {seed}..{}",
+            seed + 1
+        )
+    }
+}
+
+/// How a seed is simulated.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Every event is printed.
+    pub verbose: bool,
+    /// Faults that are left out, by the names in `docs/testing.md`: to find out which ones a defect takes.
+    pub without: Vec<String>,
+}
+
+/// Simulates one seed.
+///
+/// # Errors
+/// What was not as it must be.
+pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
+    let mut world = World::new(seed);
+    world.verbose = options.verbose;
+    world.weather.leave_out(&options.without);
+    let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
+    match ran {
+        Ok(()) => Ok(world.summary()),
+        Err(thrown) => {
+            let text = thrown.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| thrown.downcast_ref::<&str>().map(|text| (*text).into()));
+            Err(Defect {
+                seed,
+                what: text.unwrap_or_else(|| "it panicked".into()),
+                trace: world.trace(),
+                events: world.events,
+            })
+        }
+    }
+}
+
+fn storm_and_calm(world: &mut World) {
+    world.begin();
+    for second in 1..=STORM_MS / 1000 {
+        world.run_until(second * 1000);
+        if second % 5 == 0 {
+            world.compare();
+        }
+    }
+    world.clear_up();
+    let mut calm = 0;
+    while calm < CALM_MS {
+        calm += CALM_LOOK_MS;
+        world.run_until(STORM_MS + calm);
+        if calm >= CANCEL_MS {
+            world.cancel_waiting();
+        }
+        if calm > CANCEL_MS && world.unsettled().is_empty() {
+            break;
+        }
+    }
+    world.check_end();
+}

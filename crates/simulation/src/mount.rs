@@ -1,0 +1,399 @@
+//! A client of the array: it follows the protocol that mounts and `tidemill put` follow (ids, names, bytes, seal at the
+//! element, seal at the server, all repeated until there is an answer), and submits jobs.
+
+use crate::dice::mix;
+use crate::port::{Answer, Ask, OfElement, Port, Script, Task};
+use crate::store::Bytes;
+use errno::{BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
+use std::cell::Cell;
+use std::rc::Rc;
+use tidemill_wire::route::SealBody;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
+
+/// The errnos that a client tells apart.
+mod errno {
+    pub(super) const NOENT: i32 = 2;
+    pub(super) const IO: i32 = 5;
+    pub(super) const NOSPC: i32 = 28;
+    pub(super) const BUSY: i32 = 26;
+    pub(super) const HOSTUNREACH: i32 = 113;
+}
+
+/// Folders that clients work in.
+pub(crate) const FOLDERS: [&str; 2] = ["a", "b"];
+/// Names in each.
+pub(crate) const NAMES: u64 = 5;
+/// Where jobs put their outputs.
+pub(crate) const OUT: &str = "out";
+/// Jobs that a client hands in at most: more than elements can do in the end would take too long to come to rest.
+const SCRIPTS_MAX: u64 = 40;
+/// First pause before something is asked again, and the longest, in milliseconds.
+const PAUSE_MIN: u64 = 20;
+const PAUSE_MAX: u64 = 2000;
+
+/// What a client may do, in thousandths.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Habits {
+    pub(crate) write: u64,
+    pub(crate) rename: u64,
+    pub(crate) unlink: u64,
+    pub(crate) read: u64,
+    pub(crate) submit: u64,
+    /// Longest pause between two things, in milliseconds.
+    pub(crate) pause: u64,
+}
+
+/// A client as it sees itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pub(crate) port: Port,
+    pub(crate) number: usize,
+    /// Counts the lives of this client, so that no two jobs have the same outputs.
+    pub(crate) life: u64,
+    pub(crate) habits: Habits,
+    /// Nothing new is begun once this is set.
+    pub(crate) calm: Rc<Cell<bool>>,
+    /// Jobs of this client that were acknowledged.
+    jobs: Rc<std::cell::RefCell<Vec<u64>>>,
+    scripts: Rc<Cell<u64>>,
+}
+
+/// Where a path is.
+fn path_of(folder: u64, name: u64) -> String {
+    let folder = FOLDERS[usize::try_from(folder).unwrap_or(0) % FOLDERS.len()];
+    format!("/{folder}/f{name}")
+}
+
+/// The bytes of an object after so many of its pieces.
+pub(crate) fn bytes_of(object: u64, pieces: u64) -> Bytes {
+    let token = mix(mix(object) ^ pieces);
+    let size = pieces * 100 + object % 100;
+    Bytes { token, size }
+}
+
+impl Client {
+    pub(crate) fn new(
+        port: Port,
+        (number, life): (usize, u64),
+        habits: Habits,
+        calm: Rc<Cell<bool>>,
+    ) -> Self {
+        Self {
+            port,
+            number,
+            life,
+            habits,
+            calm,
+            jobs: Rc::default(),
+            scripts: Rc::default(),
+        }
+    }
+
+    /// What a client does as long as it lives.
+    pub(crate) async fn live(self) {
+        while !matches!(self.port.ask(Ask::Session).await, Answer::Session) {
+            self.pause(PAUSE_MAX).await;
+        }
+        while !self.calm.get() {
+            self.pause(self.habits.pause).await;
+            let habits = self.habits;
+            let sum = habits.write + habits.rename + habits.unlink + habits.read + habits.submit;
+            let roll = self.roll(sum);
+            let path = path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES));
+            if roll < habits.write {
+                self.write(&path).await;
+            } else if roll < habits.write + habits.rename {
+                let to = path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES));
+                self.save(&path, &to).await;
+            } else if roll < habits.write + habits.rename + habits.unlink {
+                self.unlink(&path).await;
+            } else if roll < sum - habits.submit {
+                self.read(&path).await;
+            } else {
+                self.submit().await;
+            }
+        }
+    }
+
+    fn roll(&self, sides: u64) -> u64 {
+        self.port.dice(|dice| dice.roll(sides))
+    }
+
+    async fn pause(&self, longest: u64) {
+        let time = self.roll(longest.max(1)) + 1;
+        self.port.sleep(time).await;
+    }
+
+    /// The answer to one operation, asked for until there is one. The error is an errno.
+    async fn one(&self, op: Op) -> Result<Named, i32> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            if let Answer::Names(mut results) = self.port.ask(Ask::Names(vec![op.clone()])).await {
+                match results.pop().and_then(|result| result.result) {
+                    // The server can't keep anything now. What was begun is ended when it can.
+                    Some(Named::Error(error)) if matches!(error.errno, IO | NOSPC) => {}
+                    Some(Named::Error(error)) => return Err(error.errno),
+                    Some(answer) => return Ok(answer),
+                    None => return Err(0),
+                }
+            }
+            self.pause(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn ids(&self) -> (u64, u64) {
+        loop {
+            if let Answer::Ids(inode, object) = self.port.ask(Ask::Ids).await {
+                return (inode, object);
+            }
+            self.pause(PAUSE_MAX).await;
+        }
+    }
+
+    async fn find(&self, path: &str) -> Result<v1::Attr, i32> {
+        let resolve = v1::Resolve {
+            path: path.as_bytes().to_vec(),
+            follow: true,
+        };
+        match self.one(Op::Resolve(resolve)).await? {
+            Named::Entry(entry) => entry.attr.ok_or(0),
+            _ => Err(0),
+        }
+    }
+
+    /// Writes a file, or a new version of it, and closes it: when this returns true that is acknowledged.
+    async fn write(&self, path: &str) -> bool {
+        let (inode, object) = self.ids().await;
+        let Some((ino, element)) = self.open_for_writing(path, inode, object).await else {
+            return false;
+        };
+        let pieces = 1 + self.roll(3);
+        for piece in 1..=pieces {
+            if !self.put(element, object, bytes_of(object, piece)).await {
+                self.abandon(ino, object).await;
+                return false;
+            }
+            self.pause(30).await;
+        }
+        self.seal(path, ino, object, element).await
+    }
+
+    async fn open_for_writing(&self, path: &str, inode: u64, object: u64) -> Option<(u64, u32)> {
+        let mut tries = 0;
+        loop {
+            let op = match self.find(path).await {
+                Ok(attr) => Op::NewVersion(v1::NewVersion {
+                    ino: attr.ino,
+                    object,
+                    element: None,
+                    steal: false,
+                }),
+                Err(_) => Op::Create(v1::Create {
+                    name: path.as_bytes().to_vec(),
+                    kind: v1::Kind::File.into(),
+                    mode: 0o644,
+                    ino: inode,
+                    object,
+                    ..v1::Create::default()
+                }),
+            };
+            match self.one(op).await {
+                Ok(Named::Opened(opened)) => {
+                    return Some((opened.attr?.ino, opened.element));
+                }
+                Err(HOSTUNREACH) if tries < 20 => self.pause(PAUSE_MAX).await,
+                Err(NOENT | BUSY) if tries < 3 => self.pause(PAUSE_MAX).await,
+                _ => return None,
+            }
+            tries += 1;
+        }
+    }
+
+    /// Brings bytes to an element; false if it has no room or the object is not to be written any more.
+    async fn put(&self, element: u32, object: u64, bytes: Bytes) -> bool {
+        loop {
+            match self
+                .port
+                .ask(Ask::Element(element, OfElement::Write(object, bytes)))
+                .await
+            {
+                Answer::Done => return true,
+                Answer::Refused => return false,
+                _ => self.pause(PAUSE_MAX).await,
+            }
+        }
+    }
+
+    async fn seal(&self, path: &str, ino: u64, object: u64, element: u32) -> bool {
+        let body = SealBody {
+            inode: ino,
+            path: path.to_owned(),
+            uid: 1000,
+            gid: 1000,
+            mode: 0o644,
+            durable: false,
+            lost: false,
+        };
+        let size = loop {
+            let ask = Ask::Element(element, OfElement::Seal(object, body.clone()));
+            match self.port.ask(ask).await {
+                Answer::Sealed(size) => break size,
+                _ => self.pause(PAUSE_MAX).await,
+            }
+        };
+        let seal = v1::Seal {
+            ino,
+            object,
+            size,
+            mtime: 1,
+        };
+        self.one(Op::Seal(seal)).await.is_ok()
+    }
+
+    async fn abandon(&self, ino: u64, object: u64) {
+        let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
+    }
+
+    /// As an editor saves: a new file, then a rename onto the old.
+    async fn save(&self, path: &str, to: &str) {
+        if self.roll(2) == 0 && !self.write(path).await {
+            return;
+        }
+        let split = |path: &str| {
+            let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+            (folder.to_owned(), name.as_bytes().to_vec())
+        };
+        let ((from_folder, name), (to_folder, new_name)) = (split(path), split(to));
+        let (Ok(parent), Ok(new_parent)) =
+            (self.find(&from_folder).await, self.find(&to_folder).await)
+        else {
+            return;
+        };
+        let rename = v1::Rename {
+            parent: parent.ino,
+            name,
+            new_parent: new_parent.ino,
+            new_name,
+            no_replace: self.roll(4) == 0,
+            exchange: false,
+            time: 0,
+        };
+        // Not asked again: it may have been done.
+        self.port.ask(Ask::Names(vec![Op::Rename(rename)])).await;
+    }
+
+    async fn unlink(&self, path: &str) {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let Ok(parent) = self.find(folder).await else {
+            return;
+        };
+        let unlink = v1::Unlink {
+            parent: parent.ino,
+            name: name.as_bytes().to_vec(),
+            directory: false,
+            time: 0,
+        };
+        self.port.ask(Ask::Names(vec![Op::Unlink(unlink)])).await;
+    }
+
+    /// Opens a file, reads it after a while and closes it. The world compares what is read.
+    async fn read(&self, path: &str) {
+        let Ok(attr) = self.find(path).await else {
+            return;
+        };
+        let open = v1::Open {
+            ino: attr.ino,
+            version: 0,
+        };
+        let Ok(Named::Opened(opened)) = self.one(Op::Open(open)).await else {
+            return;
+        };
+        if opened.object != 0 {
+            self.pause(3000).await;
+            for _ in 0..3 {
+                let ask = Ask::Element(opened.element, OfElement::Read(opened.object));
+                if let Answer::Read = self.port.ask(ask).await {
+                    break;
+                }
+                self.pause(PAUSE_MAX).await;
+            }
+        }
+        let (ino, object) = (attr.ino, opened.object);
+        let _ = self.one(Op::Release(v1::Release { ino, object })).await;
+    }
+
+    async fn submit(&self) {
+        if self.scripts.get() == SCRIPTS_MAX {
+            return;
+        }
+        let script = self.script();
+        if let Answer::Submitted(Ok(job)) = self.port.ask(Ask::Submit(script)).await {
+            self.jobs.borrow_mut().push(job);
+        }
+        let jobs = self.jobs.borrow().len() as u64;
+        if jobs > 0 && self.roll(12) == 0 {
+            let index = usize::try_from(self.roll(jobs)).unwrap_or(0);
+            let job = self.jobs.borrow()[index];
+            self.port.ask(Ask::Cancel(job)).await;
+        }
+    }
+
+    /// A job of a few tasks over files that may be there, and over each other's outputs.
+    fn script(&self) -> Script {
+        let number = self.scripts.get();
+        self.scripts.set(number + 1);
+        let prefix = format!("/{OUT}/c{}l{}n{number}", self.number, self.life);
+        let mut tasks: Vec<Task> = Vec::new();
+        for index in 0..1 + self.roll(4) {
+            let mut inputs = Vec::new();
+            for _ in 0..1 + self.roll(2) {
+                let made = tasks.len() as u64;
+                let input = if made > 0 && self.roll(3) > 0 {
+                    let from = &tasks[usize::try_from(self.roll(made)).unwrap_or(0)];
+                    from.outputs[0].clone()
+                } else {
+                    path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES))
+                };
+                if !inputs.contains(&input) {
+                    inputs.push(input);
+                }
+            }
+            let outputs = (0..1 + self.roll(2)).map(|n| format!("{prefix}t{index}o{n}"));
+            tasks.push(Task {
+                kernel: ["max", "min"][usize::try_from(self.roll(2)).unwrap_or(0)],
+                args: vec![self.roll(2).to_string()],
+                inputs,
+                outputs: outputs.collect(),
+            });
+        }
+        let text = text(&tasks, self.roll(3) == 0, self.roll(8) == 0);
+        Script { text, tasks }
+    }
+}
+
+fn text(tasks: &[Task], used: bool, no_cache: bool) -> String {
+    let list = |paths: &[String]| {
+        let quoted: Vec<String> = paths.iter().map(|path| format!("\"{path}\"")).collect();
+        quoted.join(", ")
+    };
+    let tasks: Vec<String> = tasks
+        .iter()
+        .enumerate()
+        .map(|(index, task)| {
+            format!(
+                "{{ name = \"t{index}\"; kernel = \"{}\"; args = [{}]; input = [{}]; output = [{}]; }}",
+                task.kernel,
+                list(&task.args),
+                list(&task.inputs),
+                list(&task.outputs),
+            )
+        })
+        .collect();
+    format!(
+        "name = \"job\"; workdir = \"/\"; lifetime = \"{}\"; cache = {}; tasks = ( {} );",
+        if used { "used" } else { "keep" },
+        !no_cache,
+        tasks.join(", ")
+    )
+}

@@ -1,0 +1,400 @@
+//! What must be true: a small model of the namespace that is told what the server did, in the server's order, and
+//! compared with what the server says and keeps.
+
+use crate::element::{Element, made_of};
+use crate::port::{Script, Task};
+use crate::store::Bytes;
+use rusqlite::Connection;
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_wire::v1::{self, NameResult, name_op::Op, name_result::Result as Named};
+
+const ROOT: u64 = 1;
+const NOENT: i32 = 2;
+const EXIST: i32 = 17;
+
+/// A name: its folder's inode and itself.
+type Name = (u64, String);
+
+/// A task whose outputs may come to be.
+#[derive(Clone, Debug)]
+struct Maker {
+    task: Task,
+    /// Which of its outputs.
+    index: usize,
+    /// When the job was handed in, in milliseconds.
+    asked: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Reference {
+    entries: BTreeMap<Name, u64>,
+    /// The sealed object of each file, 0 if it has none.
+    objects: BTreeMap<u64, u64>,
+    folders: BTreeMap<String, u64>,
+    /// Every inode that a file ever had.
+    inodes: BTreeSet<u64>,
+    /// What each object that was ever sealed holds.
+    contents: BTreeMap<u64, Bytes>,
+    /// Who uses an object id.
+    users: BTreeMap<u64, String>,
+    /// What a path led to, since when.
+    history: BTreeMap<String, Vec<(u64, u64)>>,
+    makers: BTreeMap<String, Maker>,
+    /// Jobs whose number was acknowledged.
+    pub(crate) accepted: BTreeSet<u64>,
+    /// Outputs of jobs that were seen.
+    pub(crate) published: u64,
+    now: u64,
+}
+
+/// An entry as the server keeps it.
+#[derive(Debug)]
+struct Entry {
+    name: Name,
+    ino: u64,
+    kind: i64,
+    object: u64,
+    element: u32,
+    size: u64,
+}
+
+impl Reference {
+    pub(crate) fn new() -> Self {
+        let mut reference = Self::default();
+        reference.folders.insert(String::new(), ROOT);
+        reference
+    }
+
+    pub(crate) fn set_now(&mut self, now: u64) {
+        self.now = now;
+    }
+
+    /// A folder that was made before all else.
+    pub(crate) fn folder(&mut self, name: &str, ino: u64) {
+        self.folders.insert(name.into(), ino);
+    }
+
+    /// An object id is used for this; it may be used for nothing else, ever.
+    pub(crate) fn uses(&mut self, object: u64, user: &str) {
+        let known = self.users.entry(object).or_insert_with(|| user.to_owned());
+        assert_eq!(known, user, "object {object} is used twice");
+    }
+
+    /// An object holds this from now on.
+    pub(crate) fn holds(&mut self, object: u64, bytes: Bytes) {
+        let known = *self.contents.entry(object).or_insert(bytes);
+        assert_eq!(known, bytes, "sealed object {object} changed");
+    }
+
+    pub(crate) fn content(&self, object: u64) -> Option<Bytes> {
+        self.contents.get(&object).copied()
+    }
+
+    /// Whether a file's current version is this object.
+    pub(crate) fn is_current(&self, object: u64) -> bool {
+        self.entries
+            .values()
+            .any(|ino| self.objects.get(ino) == Some(&object))
+    }
+
+    /// A job is handed in.
+    pub(crate) fn asked(&mut self, script: &Script) {
+        for task in &script.tasks {
+            for (index, output) in task.outputs.iter().enumerate() {
+                let maker = Maker {
+                    task: task.clone(),
+                    index,
+                    asked: self.now,
+                };
+                self.makers.insert(output.clone(), maker);
+            }
+        }
+    }
+
+    /// The server has carried out operations and says how.
+    pub(crate) fn carried_out(&mut self, ops: &[Op], results: &[NameResult], elements: &[Element]) {
+        for (op, result) in ops.iter().zip(results) {
+            let result = result.result.as_ref().expect("an answer says something");
+            match op {
+                Op::Resolve(op) => self.resolved(op, result),
+                Op::Create(op) => self.created(op, result),
+                Op::Open(op) => self.opened(op, result),
+                Op::Seal(op) => self.sealed(op, result, elements),
+                Op::Rename(op) => self.renamed(op, result),
+                Op::Unlink(op) => self.unlinked(op, result),
+                Op::NewVersion(op) => {
+                    if matches!(result, Named::Opened(_)) {
+                        self.uses(op.object, &format!("version of inode {}", op.ino));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn name_of(&self, path: &[u8]) -> Option<Name> {
+        let path = String::from_utf8_lossy(path);
+        let (folder, name) = path.rsplit_once('/')?;
+        let folder = folder.trim_start_matches('/');
+        Some((*self.folders.get(folder)?, name.to_owned()))
+    }
+
+    fn path_of(&self, name: &Name) -> String {
+        let folder = self.folders.iter().find(|(_, ino)| **ino == name.0);
+        format!("/{}/{}", folder.map_or("", |(path, _)| path), name.1)
+    }
+
+    /// What a name leads to changed.
+    fn note(&mut self, name: &Name) {
+        let object = self.entries.get(name).and_then(|ino| self.objects.get(ino));
+        let (path, object) = (self.path_of(name), object.copied().unwrap_or(0));
+        self.history
+            .entry(path)
+            .or_default()
+            .push((self.now, object));
+    }
+
+    fn resolved(&self, op: &v1::Resolve, result: &Named) {
+        let path = String::from_utf8_lossy(&op.path);
+        let known = match self.folders.get(path.trim_start_matches('/')) {
+            Some(ino) => Some(*ino),
+            None => self
+                .name_of(&op.path)
+                .and_then(|name| self.entries.get(&name).copied()),
+        };
+        match result {
+            Named::Entry(entry) => {
+                let attr = entry.attr.as_ref().expect("an entry has attributes");
+                assert_eq!(Some(attr.ino), known, "{path} leads elsewhere");
+            }
+            Named::Error(error) if error.errno == NOENT => {
+                assert_eq!(known, None, "{path} is not found");
+            }
+            other => panic!("{path}: {other:?}"),
+        }
+    }
+
+    fn created(&mut self, op: &v1::Create, result: &Named) {
+        let name = self.name_of(&op.name).expect("clients use known folders");
+        let known = self.entries.get(&name).copied();
+        match result {
+            Named::Opened(opened) => {
+                assert_eq!(opened.object, op.object, "another object is opened");
+                if known == Some(op.ino) {
+                    return;
+                }
+                assert_eq!(known, None, "{name:?} is made although it is there");
+                assert!(self.inodes.insert(op.ino), "inode {} is used twice", op.ino);
+                self.uses(op.object, &format!("version of inode {}", op.ino));
+                self.entries.insert(name.clone(), op.ino);
+                self.objects.insert(op.ino, 0);
+                self.note(&name);
+            }
+            Named::Error(error) if error.errno == EXIST => {
+                assert!(known.is_some(), "{name:?} is said to exist");
+            }
+            _ => {}
+        }
+    }
+
+    fn opened(&self, op: &v1::Open, result: &Named) {
+        if let Named::Opened(opened) = result {
+            let known = self.objects.get(&op.ino).copied();
+            assert_eq!(
+                Some(opened.object),
+                known,
+                "inode {} opens as another version",
+                op.ino
+            );
+            let size = self.content(opened.object).map_or(0, |bytes| bytes.size);
+            assert_eq!(opened.size, size, "inode {} has another length", op.ino);
+        }
+    }
+
+    fn sealed(&mut self, op: &v1::Seal, result: &Named, elements: &[Element]) {
+        let Named::Attr(attr) = result else { return };
+        let held = elements.iter().find(|element| element.id == attr.element);
+        if self.objects.get(&op.ino) == Some(&op.object) {
+            return;
+        }
+        let bytes = held.and_then(|element| element.store.read(op.object));
+        let bytes = bytes.unwrap_or_else(|| panic!("object {} is sealed in name only", op.object));
+        assert_eq!(
+            bytes.size, op.size,
+            "object {} has another length",
+            op.object
+        );
+        self.holds(op.object, bytes);
+        self.objects.insert(op.ino, op.object);
+        let names: Vec<Name> = self
+            .entries
+            .iter()
+            .filter(|(_, ino)| **ino == op.ino)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in names {
+            self.note(&name);
+        }
+    }
+
+    fn renamed(&mut self, op: &v1::Rename, result: &Named) {
+        let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        let from = (op.parent, text(&op.name));
+        let to = (op.new_parent, text(&op.new_name));
+        match result {
+            Named::Empty(_) | Named::Entries(_) => {
+                let ino = self.entries.get(&from).copied();
+                let ino = ino.unwrap_or_else(|| panic!("{from:?} is renamed and was not there"));
+                if self.entries.get(&to) == Some(&ino) {
+                    return;
+                }
+                assert!(
+                    !op.no_replace || !self.entries.contains_key(&to),
+                    "{to:?} is replaced"
+                );
+                self.entries.remove(&from);
+                self.entries.insert(to.clone(), ino);
+                self.note(&from);
+                self.note(&to);
+            }
+            Named::Error(error) if error.errno == NOENT => {
+                assert!(!self.entries.contains_key(&from), "{from:?} is not found");
+            }
+            _ => {}
+        }
+    }
+
+    fn unlinked(&mut self, op: &v1::Unlink, result: &Named) {
+        let name = (op.parent, String::from_utf8_lossy(&op.name).into_owned());
+        match result {
+            Named::Empty(_) | Named::Attr(_) => {
+                let known = self.entries.remove(&name);
+                assert!(known.is_some(), "{name:?} is removed and was not there");
+                self.note(&name);
+            }
+            Named::Error(error) if error.errno == NOENT => {
+                assert!(!self.entries.contains_key(&name), "{name:?} is not found");
+            }
+            _ => {}
+        }
+    }
+
+    /// Compares with what the server keeps, and takes up what jobs have published since.
+    pub(crate) fn compare(&mut self, db: &Connection, elements: &[Element]) {
+        let entries = entries(db).expect("the tables of names can be read");
+        let out = self.folders.get(crate::mount::OUT).copied();
+        let mut seen = BTreeSet::new();
+        for entry in entries {
+            if entry.kind == i64::from(i32::from(v1::Kind::Directory)) {
+                continue;
+            }
+            seen.insert(entry.name.clone());
+            if Some(entry.name.0) == out {
+                self.published(db, &entry, elements);
+                continue;
+            }
+            let known = self.entries.get(&entry.name).copied();
+            assert_eq!(known, Some(entry.ino), "{:?} leads elsewhere", entry.name);
+            let object = self.objects.get(&entry.ino).copied();
+            assert_eq!(
+                object,
+                Some(entry.object),
+                "{:?} has another version",
+                entry.name
+            );
+        }
+        for (name, ino) in &self.entries {
+            assert!(seen.contains(name), "{name:?} (inode {ino}) is lost");
+        }
+    }
+
+    /// An output of a job has its name: it must hold what its task makes of what the task says that it read, and that
+    /// must not be older than the job.
+    fn published(&mut self, db: &Connection, entry: &Entry, elements: &[Element]) {
+        if self.objects.get(&entry.ino) == Some(&entry.object) {
+            return;
+        }
+        let path = self.path_of(&entry.name);
+        let maker = self.makers.get(&path).cloned();
+        let maker = maker.unwrap_or_else(|| panic!("{path} is no job's output"));
+        let read = inputs(db, entry.object).expect("the tables of jobs can be read");
+        assert_eq!(
+            read.len(),
+            maker.task.inputs.len(),
+            "{path} was made of other inputs"
+        );
+        let mut bytes = Vec::new();
+        for (input, object) in maker.task.inputs.iter().zip(read) {
+            bytes.push(self.read_by(input, object, maker.asked));
+        }
+        let made = made_of(maker.task.kernel, &maker.task.args, maker.index, &bytes);
+        assert_eq!(made.size, entry.size, "{path} has another length");
+        let known = self.content(entry.object);
+        assert_eq!(
+            known,
+            Some(made),
+            "{path} holds something else than its task makes"
+        );
+        let element = elements.iter().find(|element| element.id == entry.element);
+        let held = element.and_then(|element| element.store.read(entry.object));
+        assert_eq!(
+            held,
+            Some(made),
+            "{path} is not on element {}",
+            entry.element
+        );
+        self.objects.insert(entry.ino, entry.object);
+        self.published += 1;
+    }
+
+    /// What a task read as `input`.
+    fn read_by(&self, input: &str, object: u64, asked: u64) -> Bytes {
+        if !self.makers.contains_key(input) {
+            let versions = self.history.get(input).map_or(&[][..], Vec::as_slice);
+            let ends = versions.iter().skip(1).map(|(at, _)| *at).chain([u64::MAX]);
+            let mut current = versions.iter().zip(ends);
+            let fresh = current.any(|((_, version), end)| *version == object && end >= asked);
+            assert!(
+                fresh,
+                "object {object} was read as {input}, which it no longer was"
+            );
+        }
+        match object {
+            0 => Bytes { token: 0, size: 0 },
+            object => self
+                .content(object)
+                .unwrap_or_else(|| panic!("object {object} was read and never sealed")),
+        }
+    }
+}
+
+fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
+    let sql = "SELECT dirent.parent, name, dirent.ino, kind, object, element, size FROM dirent \
+               JOIN inode ON inode.ino = dirent.ino";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        let name: Vec<u8> = row.get(1)?;
+        Ok(Entry {
+            name: (
+                row.get::<_, i64>(0)?.cast_unsigned(),
+                String::from_utf8_lossy(&name).into_owned(),
+            ),
+            ino: row.get::<_, i64>(2)?.cast_unsigned(),
+            kind: row.get(3)?,
+            object: row.get::<_, i64>(4)?.cast_unsigned(),
+            element: u32::try_from(row.get::<_, i64>(5)?).unwrap_or(u32::MAX),
+            size: row.get::<_, i64>(6)?.cast_unsigned(),
+        })
+    })?;
+    rows.collect()
+}
+
+/// The objects that the task of an output read.
+fn inputs(db: &Connection, object: u64) -> rusqlite::Result<Vec<u64>> {
+    let sql = "SELECT task_input.object FROM task_input \
+               WHERE task = (SELECT task FROM version WHERE object = ?1) ORDER BY seq";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([object.cast_signed()], |row| row.get::<_, i64>(0))?;
+    rows.map(|object| object.map(i64::cast_unsigned)).collect()
+}

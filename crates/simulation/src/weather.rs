@@ -1,0 +1,173 @@
+//! Which faults there are in a run, and how often: each seed draws its own mix, so that faults that hide each other
+//! also come alone.
+
+use crate::dice::Dice;
+use crate::world::World;
+
+/// See the module. Chances are in thousandths.
+#[derive(Clone, Debug)]
+pub(crate) struct Weather {
+    /// Longest pause between two faults, in milliseconds.
+    pub(crate) pause_ms: u64,
+    faults: Vec<Fault>,
+    /// The server is killed right after a commit of the driver.
+    pub(crate) kill_after_commit: u64,
+    /// A message comes twice.
+    pub(crate) twice: u64,
+    /// A request or its answer is lost.
+    pub(crate) lost: u64,
+    /// A message is late, and how late at most.
+    late: u64,
+    late_ms: u64,
+    /// A kernel fails.
+    pub(crate) kernel: u64,
+    /// How long until one side sees that a connection broke.
+    pub(crate) notice_ms: u64,
+    pub(crate) element_timeout_ms: u64,
+    pub(crate) element_away_ms: u64,
+    pub(crate) server_away_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    KillElement,
+    KillServer,
+    KillClient,
+    CutWire,
+    ElementDatabaseFull,
+    ElementFull,
+    ServerDatabaseFull,
+}
+
+static FAULTS: [(Fault, &str); 7] = [
+    (Fault::KillElement, "kill-element"),
+    (Fault::KillServer, "kill-server"),
+    (Fault::KillClient, "kill-client"),
+    (Fault::CutWire, "cut-wire"),
+    (Fault::ElementDatabaseFull, "element-database-full"),
+    (Fault::ElementFull, "element-full"),
+    (Fault::ServerDatabaseFull, "server-database-full"),
+];
+
+impl Weather {
+    /// Draws one.
+    pub(crate) fn draw(dice: &mut Dice) -> Self {
+        let some = |dice: &mut Dice, most: u64| if dice.chance(500) { dice.roll(most) } else { 0 };
+        let faults = FAULTS.into_iter().filter(|_| dice.chance(500));
+        let faults = faults.map(|(fault, _)| fault).collect();
+        Self {
+            pause_ms: [500, 3000, 15_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            faults,
+            kill_after_commit: some(dice, 30),
+            twice: some(dice, 50),
+            lost: some(dice, 50),
+            late: some(dice, 50),
+            late_ms: [100, 2000, 8000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            kernel: some(dice, 100),
+            notice_ms: [1, 500, 15_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            element_timeout_ms: [300, 3000, 10_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            element_away_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            server_away_ms: [10, 1000, 20_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+        }
+    }
+
+    /// Leaves faults out, to find out which one it takes.
+    pub(crate) fn leave_out(&mut self, without: &[String]) {
+        let out = |name: &str| without.iter().any(|word| word == name);
+        let named = |fault: &Fault| FAULTS.iter().find(|(known, _)| known == fault);
+        self.faults
+            .retain(|fault| named(fault).is_none_or(|(_, name)| !out(name)));
+        for (name, chance) in self.chances() {
+            if out(name) {
+                *chance = 0;
+            }
+        }
+    }
+
+    /// The faults stop.
+    pub(crate) fn clear(&mut self) {
+        self.faults.clear();
+        for (_, chance) in self.chances() {
+            *chance = 0;
+        }
+    }
+
+    fn chances(&mut self) -> [(&'static str, &mut u64); 5] {
+        [
+            ("kill-after-commit", &mut self.kill_after_commit),
+            ("twice", &mut self.twice),
+            ("lost", &mut self.lost),
+            ("late", &mut self.late),
+            ("kernel", &mut self.kernel),
+        ]
+    }
+
+    /// How long a message takes.
+    pub(crate) fn delay(&self, dice: &mut Dice) -> u64 {
+        if dice.chance(self.late) {
+            dice.roll(self.late_ms)
+        } else {
+            dice.roll(3)
+        }
+    }
+}
+
+impl World {
+    /// The next fault.
+    pub(crate) fn change_weather(&mut self) {
+        if self.weather.faults.is_empty() {
+            return;
+        }
+        let fault = self.dice.roll(self.weather.faults.len() as u64);
+        let fault = self.weather.faults[usize::try_from(fault).unwrap_or(0)];
+        self.say(&format!("{fault:?}"));
+        let element = usize::try_from(self.dice.roll(self.elements.len() as u64)).unwrap_or(0);
+        match fault {
+            Fault::KillElement => self.kill_element(element),
+            Fault::KillServer => self.kill_server(),
+            Fault::KillClient => {
+                let number = self.dice.roll(self.slots.len() as u64);
+                self.kill_client(usize::try_from(number).unwrap_or(0));
+            }
+            Fault::CutWire => {
+                if let Some(wire) = self.attached[element] {
+                    self.cut(wire);
+                }
+            }
+            Fault::ElementDatabaseFull => {
+                self.elements[element].fill_database(true);
+                let delay = self.dice.roll(5000);
+                self.later(delay, "element's database has room", move |world| {
+                    world.elements[element].fill_database(false);
+                });
+            }
+            Fault::ElementFull => {
+                self.elements[element].store.full = true;
+                let delay = self.dice.roll(5000);
+                self.later(delay, "element has room", move |world| {
+                    world.elements[element].store.full = false;
+                });
+            }
+            Fault::ServerDatabaseFull => {
+                self.fill_server(true);
+                let delay = self.dice.roll(2000);
+                self.later(delay, "server's database has room", |world| {
+                    world.fill_server(false)
+                });
+            }
+        }
+        let delay = 1 + self.dice.roll(self.weather.pause_ms);
+        self.later(delay, "weather", World::change_weather);
+    }
+
+    /// The faults stop, everything gets room again; what is down comes back by itself.
+    pub(crate) fn clear_up(&mut self) {
+        self.weather.clear();
+        for element in &mut self.elements {
+            element.fill_database(false);
+            element.store.full = false;
+        }
+        self.fill_server(false);
+        self.calm.set(true);
+    }
+}

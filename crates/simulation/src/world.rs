@@ -1,0 +1,689 @@
+//! The array in virtual time: an ordered list of what is to happen, and what happens to it.
+
+use crate::Summary;
+use crate::dice::{Dice, mix};
+use crate::element::Element;
+use crate::mount::{Client, FOLDERS, Habits, OUT};
+use crate::port::{Answer, Port, Running};
+use crate::reference::Reference;
+use crate::store::Refusal;
+use crate::time;
+use crate::weather::Weather;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_server::names::{Caller, Request};
+use tidemill_server::simulated::{self, Link, Options, Simulated, Submitted};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
+
+/// How often it is looked whether the server did something by itself, in milliseconds.
+const LOOK_MS: u64 = 200;
+/// How often the driver is woken although nothing happened.
+const DRIVER_LOOK_MS: u64 = 5000;
+/// Events that are remembered for the report of a failure.
+const TRACE_MAX: usize = 60;
+
+type Act = Box<dyn FnOnce(&mut World)>;
+
+/// Something that is to happen.
+struct Due {
+    at: u64,
+    order: u64,
+    what: &'static str,
+    act: Act,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// The connection of one element.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    pub(crate) element: usize,
+    /// The server's end, once it knows of it.
+    pub(crate) link: Option<Link>,
+    /// What was sent last arrives then: order is kept.
+    to_server: u64,
+    to_element: u64,
+}
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) port: Port,
+    pub(crate) running: Option<Running>,
+    pub(crate) session: u64,
+    /// Counts its lives.
+    pub(crate) life: u64,
+    /// The object that it has open for reading, and the life of the server that knows of it.
+    pub(crate) holds: Option<(u64, u64)>,
+    /// It writes and reads objects in place.
+    pub(crate) in_place: bool,
+}
+
+/// Thrown where the server is killed in the middle of its work.
+#[derive(Debug)]
+pub(crate) struct Killed;
+
+/// See the module.
+pub(crate) struct World {
+    pub(crate) now: u64,
+    order: u64,
+    due: BinaryHeap<Reverse<Due>>,
+    pub(crate) events: u64,
+    fingerprint: u64,
+    trace: VecDeque<(u64, &'static str)>,
+    pub(crate) verbose: bool,
+    pub(crate) dice: Dice,
+    pub(crate) weather: Weather,
+    pub(crate) server: Option<Simulated>,
+    disk: Option<Connection>,
+    pub(crate) server_life: u64,
+    server_start: u64,
+    driver_due: bool,
+    policy: String,
+    pub(crate) elements: Vec<Element>,
+    pub(crate) wires: BTreeMap<u64, Wire>,
+    /// The wire of each element.
+    pub(crate) attached: Vec<Option<u64>>,
+    next_wire: u64,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) calm: Rc<Cell<bool>>,
+    habits: Habits,
+    pub(crate) reference: Reference,
+    /// Labels that were ever sent: where, and what they are.
+    pub(crate) labels: BTreeMap<u64, (usize, u64)>,
+    pub(crate) submissions: Vec<(Submitted, usize, u64, u64)>,
+    /// Objects whose seal is kept by their element: who waits for it.
+    pub(crate) sealed: Sealed,
+}
+
+/// Seals that are kept now: which client's which question.
+pub(crate) type Sealed = Arc<Mutex<Vec<((usize, u64, u64), Result<u64, Refusal>)>>>;
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("now", &self.now)
+            .finish_non_exhaustive()
+    }
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let weather = Weather::draw(&mut dice);
+        let disk = Connection::open_in_memory().expect("SQLite works in memory");
+        let elements = 1 + dice.roll(4);
+        let elements = (0..elements).map(|id| {
+            let cores = 1 + u32::try_from(dice.roll(3)).unwrap_or(0);
+            Element::new(u32::try_from(id).unwrap_or(0), cores)
+        });
+        let elements: Vec<Element> = elements.collect();
+        let habits = Habits {
+            write: 1 + dice.roll(10),
+            rename: dice.roll(8),
+            unlink: dice.roll(3),
+            read: dice.roll(6),
+            submit: dice.roll(8),
+            pause: [50, 400, 3000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+        };
+        let policies = [
+            "input-locality",
+            "round-robin",
+            "min-wait",
+            "hybrid",
+            "random",
+        ];
+        let policy = policies[usize::try_from(dice.roll(5)).unwrap_or(0)];
+        let attached = vec![None; elements.len()];
+        Self {
+            now: 0,
+            order: 0,
+            due: BinaryHeap::new(),
+            events: 0,
+            fingerprint: 0,
+            trace: VecDeque::new(),
+            verbose: false,
+            weather,
+            server: None,
+            disk: Some(disk),
+            server_life: 0,
+            server_start: 0,
+            driver_due: false,
+            policy: policy.into(),
+            elements,
+            wires: BTreeMap::new(),
+            attached,
+            next_wire: 0,
+            slots: Vec::new(),
+            calm: Rc::default(),
+            habits,
+            reference: Reference::new(),
+            labels: BTreeMap::new(),
+            submissions: Vec::new(),
+            sealed: Sealed::default(),
+            dice,
+        }
+    }
+
+    /// Sets everything up.
+    pub(crate) fn begin(&mut self) {
+        time::set(0);
+        simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
+        self.start_server();
+        self.make_folders();
+        for element in 0..self.elements.len() {
+            self.start_element(element);
+        }
+        for number in 0..1 + self.dice.roll(3) {
+            self.start_client(usize::try_from(number).unwrap_or(0));
+        }
+        self.later(1, "look", World::look);
+        self.later(1, "driver looks", World::driver_looks);
+        self.later(1, "weather", World::change_weather);
+    }
+
+    /// Has something happen so many milliseconds from now.
+    pub(crate) fn later(
+        &mut self,
+        delay: u64,
+        what: &'static str,
+        act: impl FnOnce(&mut World) + 'static,
+    ) {
+        self.order += 1;
+        self.due.push(Reverse(Due {
+            at: self.now + delay,
+            order: self.order,
+            what,
+            act: Box::new(act),
+        }));
+    }
+
+    /// Goes on until a time.
+    pub(crate) fn run_until(&mut self, end: u64) {
+        while let Some(Reverse(next)) = self.due.peek() {
+            if next.at > end {
+                break;
+            }
+            let Some(Reverse(due)) = self.due.pop() else {
+                break;
+            };
+            self.happen(due);
+        }
+        self.set_now(end);
+    }
+
+    fn happen(&mut self, due: Due) {
+        self.set_now(due.at);
+        self.events += 1;
+        let text = due.what.bytes();
+        self.fingerprint = text.fold(mix(self.fingerprint ^ due.at), |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(u64::from(byte))
+        });
+        if self.trace.len() == TRACE_MAX {
+            self.trace.pop_front();
+        }
+        self.trace.push_back((due.at, due.what));
+        if self.verbose {
+            self.say(due.what);
+        }
+        (due.act)(self);
+        self.listen();
+    }
+
+    /// Prints what happens, if that is wanted.
+    #[allow(clippy::print_stderr, reason = "a failure is looked for")]
+    pub(crate) fn say(&self, what: &str) {
+        if self.verbose {
+            eprintln!("{:>9} {what}", self.now);
+        }
+    }
+
+    fn set_now(&mut self, now: u64) {
+        if now > self.now {
+            self.now = now;
+            if let Some(server) = &self.server {
+                server.advance(Duration::from_millis(now - self.server_start));
+            }
+        }
+        time::set(self.now);
+        self.reference.set_now(self.now);
+    }
+
+    /// What happened last.
+    pub(crate) fn trace(&self) -> String {
+        let lines = self
+            .trace
+            .iter()
+            .map(|(at, what)| format!("{at:>9} {what}\n"));
+        lines.collect()
+    }
+
+    fn look(&mut self) {
+        self.later(LOOK_MS, "look", World::look);
+    }
+
+    fn driver_looks(&mut self) {
+        self.drive();
+        self.later(DRIVER_LOOK_MS, "driver looks", World::driver_looks);
+    }
+
+    /// Takes up what the server did.
+    fn listen(&mut self) {
+        let Some(server) = &mut self.server else {
+            return;
+        };
+        if server.told() && !self.driver_due {
+            self.driver_due = true;
+            let delay = self.dice.roll(3);
+            let life = self.server_life;
+            self.later(delay, "driver", move |world| {
+                world.driver_due = false;
+                if world.server_life == life {
+                    world.drive();
+                }
+            });
+        }
+        self.take_outboxes();
+        self.take_submitted();
+    }
+
+    /// Lets the driver work.
+    fn drive(&mut self) {
+        let Some(server) = &mut self.server else {
+            return;
+        };
+        match catch_unwind(AssertUnwindSafe(|| server.turn())) {
+            Ok(()) if self.dice.chance(self.weather.kill_after_commit) => self.kill_server(),
+            Ok(()) => {}
+            Err(thrown) if thrown.is::<Killed>() => self.kill_server(),
+            Err(thrown) => resume_unwind(thrown),
+        }
+    }
+
+    fn take_outboxes(&mut self) {
+        let mut sent = Vec::new();
+        let mut over = Vec::new();
+        for (&wire, state) in &mut self.wires {
+            let Some(link) = &mut state.link else {
+                continue;
+            };
+            while let Ok(message) = link.outbox.try_recv() {
+                sent.push((wire, message));
+            }
+            if link.ended.has_changed().unwrap_or(true) {
+                over.push(wire);
+            }
+        }
+        for (wire, message) in sent {
+            self.send_to_element(wire, message);
+        }
+        for wire in over {
+            self.cut(wire);
+        }
+    }
+
+    fn send_to_element(&mut self, wire: u64, message: v1::ToElement) {
+        let Some(message) = message.message else {
+            return;
+        };
+        let delay = self.weather.delay(&mut self.dice);
+        let now = self.now;
+        let Some(state) = self.wires.get_mut(&wire) else {
+            return;
+        };
+        state.to_element = state.to_element.max(now + delay);
+        let wait = state.to_element - now;
+        if self.dice.chance(self.weather.twice) {
+            let (element, again) = (state.element, message.clone());
+            let late = wait + self.dice.roll(5000);
+            self.later(late, "to element, twice", move |world| {
+                world.element_hears(element, again);
+            });
+        }
+        self.later(wait, "to element", move |world| {
+            if let Some(state) = world.wires.get(&wire) {
+                let element = state.element;
+                world.element_hears(element, message);
+            }
+        });
+    }
+
+    /// What an element wants to send goes on its way.
+    pub(crate) fn send_from_element(&mut self, element: usize) {
+        let messages = self.elements[element].take_outgoing();
+        let Some(wire) = self.attached[element] else {
+            return;
+        };
+        for message in messages {
+            let Some(message) = message.message else {
+                continue;
+            };
+            let delay = self.weather.delay(&mut self.dice);
+            let now = self.now;
+            let Some(state) = self.wires.get_mut(&wire) else {
+                return;
+            };
+            state.to_server = state.to_server.max(now + delay);
+            let wait = state.to_server - now;
+            self.later(wait, "to server", move |world| {
+                world.server_hears(wire, message)
+            });
+        }
+    }
+
+    fn server_hears(&mut self, wire: u64, message: v1::from_element::Message) {
+        use v1::from_element::Message as From;
+        let Some(state) = self.wires.get_mut(&wire) else {
+            return;
+        };
+        let Some(server) = &mut self.server else {
+            return self.cut(wire);
+        };
+        match message {
+            From::Hello(hello) => match server.join(hello) {
+                Ok(link) => state.link = Some(link),
+                Err(why) => panic!("an element is not taken: {why}"),
+            },
+            message => {
+                let Some(link) = &state.link else { return };
+                let element = self.elements[state.element].id;
+                let times = 1 + u64::from(self.dice.chance(self.weather.twice));
+                for _ in 0..times {
+                    server.hear(element, link.epoch, message.clone());
+                }
+            }
+        }
+    }
+
+    /// An element tries to reach the server.
+    pub(crate) fn connect(&mut self, element: usize) {
+        if self.elements[element].life.is_none() || self.attached[element].is_some() {
+            return;
+        }
+        if self.server.is_none() {
+            let delay = self.dice.between(50, 3000);
+            return self.later(delay, "connect", move |world| world.connect(element));
+        }
+        self.next_wire += 1;
+        let wire = Wire {
+            element,
+            link: None,
+            to_server: 0,
+            to_element: 0,
+        };
+        self.wires.insert(self.next_wire, wire);
+        self.attached[element] = Some(self.next_wire);
+        self.elements[element].connect();
+        self.send_from_element(element);
+    }
+
+    /// A connection breaks: what is on the way is lost, and each side learns of it at its own time.
+    pub(crate) fn cut(&mut self, wire: u64) {
+        let Some(state) = self.wires.remove(&wire) else {
+            return;
+        };
+        let element = state.element;
+        if let Some(link) = state.link {
+            let (id, life) = (self.elements[element].id, self.server_life);
+            let delay = self.dice.roll(self.weather.notice_ms);
+            self.later(delay, "server notices", move |world| {
+                if let Some(server) = world.server.as_ref().filter(|_| world.server_life == life) {
+                    server.leave(id, link.epoch);
+                }
+            });
+        }
+        let delay = self.dice.roll(self.weather.notice_ms);
+        self.later(delay, "element notices", move |world| {
+            if world.attached[element] == Some(wire) {
+                world.attached[element] = None;
+                world.elements[element].disconnect();
+                let delay = world.dice.between(50, 1000);
+                world.later(delay, "connect", move |world| world.connect(element));
+            }
+        });
+    }
+
+    pub(crate) fn start_server(&mut self) {
+        let Some(disk) = self.disk.take() else { return };
+        self.server_life += 1;
+        let options = Options {
+            seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
+            element_timeout: Duration::from_millis(self.weather.element_timeout_ms),
+            policy: self.policy.clone(),
+        };
+        self.server_start = self.now;
+        match Simulated::start(disk, time::since_epoch(self.now), &options) {
+            Ok(server) => {
+                self.server = Some(server);
+                self.say("server starts");
+                self.compare();
+                self.expect_sessions();
+            }
+            Err((disk, error)) => {
+                self.say(&format!("server can't start: {error}"));
+                self.disk = Some(disk);
+                self.later(500, "start server", World::start_server);
+            }
+        }
+    }
+
+    /// Kills the server; what was on its way to elements from it is lost with the connections.
+    pub(crate) fn kill_server(&mut self) {
+        let Some(server) = self.server.take() else {
+            return;
+        };
+        self.say("server is killed");
+        self.disk = Some(server.kill());
+        self.driver_due = false;
+        for wire in self.wires.keys().copied().collect::<Vec<_>>() {
+            self.cut(wire);
+        }
+        self.take_submitted();
+        let delay = self.dice.between(1, self.weather.server_away_ms);
+        self.later(delay, "start server", World::start_server);
+    }
+
+    fn make_folders(&mut self) {
+        let server = self.server.as_ref().expect("the server has just started");
+        for folder in FOLDERS.into_iter().chain([OUT]) {
+            let create = v1::Create {
+                name: format!("/{folder}").into_bytes(),
+                kind: v1::Kind::Directory.into(),
+                mode: 0o777,
+                ..v1::Create::default()
+            };
+            let request = Request {
+                caller: Caller::root(),
+                ops: vec![v1::NameOp {
+                    op: Some(Op::Create(create)),
+                }],
+                ..Request::default()
+            };
+            let results = server
+                .apply(request)
+                .expect("an empty array takes a folder");
+            let Some(Some(Named::Entry(entry))) = results.into_iter().next().map(|r| r.result)
+            else {
+                panic!("a folder can't be made");
+            };
+            let attr = entry.attr.expect("an entry has attributes");
+            self.reference.folder(folder, attr.ino);
+        }
+    }
+
+    pub(crate) fn start_element(&mut self, element: usize) {
+        if self.elements[element].life.is_some() {
+            return;
+        }
+        self.elements[element].start();
+        self.say("element starts");
+        let life = self.elements[element].lives;
+        self.tend(element);
+        let delay = self.dice.roll(50);
+        self.later(delay, "connect", move |world| world.connect(element));
+        self.later(200, "status", move |world| world.status(element, life));
+    }
+
+    pub(crate) fn kill_element(&mut self, element: usize) {
+        if self.elements[element].life.is_none() {
+            return;
+        }
+        self.say("element is killed");
+        self.elements[element].kill();
+        if let Some(wire) = self.attached[element].take() {
+            self.cut(wire);
+        }
+        let delay = self.dice.between(1, self.weather.element_away_ms);
+        self.later(delay, "start element", move |world| {
+            world.start_element(element)
+        });
+    }
+
+    fn status(&mut self, element: usize, life: u64) {
+        if self.elements[element].lives != life || self.elements[element].life.is_none() {
+            return;
+        }
+        self.elements[element].tell_status();
+        self.tend(element);
+        self.later(1000, "status", move |world| world.status(element, life));
+    }
+
+    pub(crate) fn start_client(&mut self, number: usize) {
+        let port = Port::new(self.dice.fork());
+        let life = self.slots.get(number).map_or(0, |slot| slot.life) + 1;
+        let (habits, calm) = (self.habits, Rc::clone(&self.calm));
+        let client = Client::new(port.clone(), (number, life), habits, calm);
+        let slot = Slot {
+            port,
+            running: Some(Running::new(client.live())),
+            session: 0,
+            life,
+            holds: None,
+            in_place: self.dice.chance(500),
+        };
+        if number < self.slots.len() {
+            self.slots[number] = slot;
+        } else {
+            self.slots.push(slot);
+        }
+        self.poll(number);
+    }
+
+    /// Lets a client go on.
+    pub(crate) fn poll(&mut self, number: usize) {
+        loop {
+            let slot = &mut self.slots[number];
+            let Some(running) = &mut slot.running else {
+                return;
+            };
+            let ended = running.go_on();
+            let (port, life) = (slot.port.clone(), slot.life);
+            if ended {
+                // It unmounts: what it did not know that it had open is closed.
+                slot.running = None;
+                let session = std::mem::take(&mut slot.session);
+                self.expect_session(session);
+            }
+            let mut asked = false;
+            while let Some((ticket, ask)) = port.take() {
+                asked |= self.carry(number, life, ticket, ask);
+            }
+            // What was answered at once.
+            if !asked {
+                return;
+            }
+        }
+    }
+
+    /// An answer reaches its client, if that still lives.
+    pub(crate) fn answer(&mut self, number: usize, life: u64, ticket: u64, answer: Answer) {
+        if self.slots[number].life == life {
+            self.slots[number].port.answer(ticket, answer);
+            self.poll(number);
+        }
+    }
+
+    fn take_submitted(&mut self) {
+        use tokio::sync::oneshot::error::TryRecvError;
+        let mut index = 0;
+        while index < self.submissions.len() {
+            let answer = match self.submissions[index].0.try_recv() {
+                Err(TryRecvError::Empty) => {
+                    index += 1;
+                    continue;
+                }
+                Ok(Ok(job)) => {
+                    let new = self.reference.accepted.insert(job);
+                    assert!(new, "job {job} is accepted twice");
+                    Answer::Submitted(Ok(job))
+                }
+                Ok(Err(why)) => Answer::Submitted(Err(why)),
+                Err(TryRecvError::Closed) => Answer::Lost,
+            };
+            let (_, number, life, ticket) = self.submissions.swap_remove(index);
+            let delay = self.weather.delay(&mut self.dice);
+            self.later(delay, "submitted", move |world| {
+                world.answer(number, life, ticket, answer);
+            });
+        }
+    }
+
+    pub(crate) fn fill_disk(&mut self, full: bool) {
+        if let Some(disk) = &self.disk {
+            crate::element::fill(disk, full);
+        }
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        Summary {
+            events: self.events,
+            jobs: self.reference.accepted.len() as u64,
+            outputs: self.reference.published,
+            servers: self.server_life,
+            time_ms: self.now,
+            fingerprint: self.fingerprint,
+        }
+    }
+
+    /// Compares the namespace with what it must be.
+    pub(crate) fn compare(&mut self) {
+        let Self {
+            server,
+            reference,
+            elements,
+            ..
+        } = self;
+        if let Some(server) = server {
+            let compared = server.read(|db| {
+                reference.compare(db, elements);
+                Ok(())
+            });
+            compared.expect("a committed namespace can be read");
+        }
+    }
+}

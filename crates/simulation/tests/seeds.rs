@@ -1,0 +1,48 @@
+//! The seeds of `seeds.txt`: some that are run always, and those that once showed a defect.
+
+use tidemill_simulation::{Options, run};
+
+const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
+
+/// A line of the file: a range of seeds, and the faults that are left out.
+fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
+    let line = line.split('#').next()?.trim();
+    let (seeds, without) = line.split_once(" without ").unwrap_or((line, ""));
+    let (first, end) = match seeds.trim().split_once("..") {
+        Some((first, end)) => (first.parse().ok()?, end.parse().ok()?),
+        None => (
+            seeds.trim().parse().ok()?,
+            seeds.trim().parse::<u64>().ok()? + 1,
+        ),
+    };
+    let without = without.split(',').map(|word| word.trim().to_owned());
+    let options = Options {
+        verbose: false,
+        without: without.collect(),
+    };
+    Some((first..end, options))
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_whatever_fails() {
+    let text = std::fs::read_to_string(SEEDS).unwrap();
+    let lines: Vec<_> = text.lines().filter_map(parse).collect();
+    assert!(!lines.is_empty());
+    for (seeds, options) in lines {
+        for seed in seeds {
+            if let Err(defect) = run(seed, &options) {
+                panic!("{defect}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_seed_replays() {
+    let options = Options::default();
+    let first = run(5, &options);
+    let again = run(5, &options);
+    let told =
+        |ran: Result<_, tidemill_simulation::Defect>| ran.map_err(|defect| defect.to_string());
+    assert_eq!(told(first), told(again));
+}

@@ -268,7 +268,7 @@ impl Reference {
     fn unlinked(&mut self, op: &v1::Unlink, result: &Named) {
         let name = (op.parent, String::from_utf8_lossy(&op.name).into_owned());
         match result {
-            Named::Empty(_) | Named::Attr(_) => {
+            Named::Empty(_) | Named::Entry(_) => {
                 let known = self.entries.remove(&name);
                 assert!(known.is_some(), "{name:?} is removed and was not there");
                 self.note(&name);

@@ -30,6 +30,8 @@ NEWS_S = 5  # for other mounts, faults included
 # What a call may say while a process is away (docs/semantics.md); anything else is a finding.
 AWAY = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
 BUSY = {errno.ETXTBSY}
+# The folder below a mount that is not there: it is empty and can't be written to.
+BARE = {errno.ENOENT, errno.EPERM, errno.EACCES}
 
 
 class Process:
@@ -65,6 +67,7 @@ class Array:
             "b": make("mount-b", "mount", "--path", f"{work}/b", "--in-place", "false"),
         }
         self.common = common
+        self.bare = set()  # mounts that are not there
 
     def start(self):
         self.server.start()
@@ -177,11 +180,13 @@ class Load:
             content = f"{name} {serial} ".encode() * rng.randrange(1, BYTES_MAX // 20)
             work = rng.choice([self.put, self.put, self.save, self.save, self.append, self.remove])
             with self.files[name].lock:
+                bare = mount in self.array.bare
                 try:
                     work(mount, name, content, rng)
                     self.counts[work.__name__] += 1
                 except OSError as error:
-                    if error.errno not in AWAY | BUSY:
+                    bare = bare or mount in self.array.bare
+                    if error.errno not in AWAY | BUSY | (BARE if bare else set()):
                         self.wrong.append(f"{work.__name__} {name} on {mount}: {error.strerror}")
                     self.errors[f"{work.__name__} {error.strerror}"] += 1
                     time.sleep(0.2)
@@ -241,6 +246,7 @@ class Load:
         while not self.over.is_set():
             name = rng.choice(list(self.files))
             with self.files[name].lock:
+                bare = mount in self.array.bare
                 try:
                     content = self.content(self.path(mount, name))
                 except OSError as error:
@@ -248,6 +254,8 @@ class Load:
                         self.wrong.append(f"read {name} on {mount}: {error.strerror}")
                     self.errors[f"read {error.strerror}"] += 1
                     time.sleep(0.2)
+                    continue
+                if bare or mount in self.array.bare:
                     continue
                 self.counts["read"] += 1
                 if not self.files[name].holds(content) and not self.is_on_its_way(mount, name, content):
@@ -331,12 +339,16 @@ def fault(array, rng, kinds, victims):
         time.sleep(away)
         victim.child.send_signal(signal.SIGCONT)
     else:
+        mounts = {name for name, mount in array.mounts.items() if mount is victim}
+        array.bare |= mounts
         victim.kill(signal.SIGTERM if kind == "restart" else signal.SIGKILL)
-        for name, mount in array.mounts.items():
-            if mount is victim:
-                array.detach(name)
+        for name in mounts:
+            array.detach(name)
         time.sleep(away)
         victim.start()
+        for name in mounts:
+            array.wait("the mount", lambda: os.path.ismount(f"{array.work}/{name}"))
+        array.bare -= mounts
     return f"{kind} {victim.name}"
 
 

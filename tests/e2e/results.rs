@@ -148,7 +148,7 @@ fn a_result_whose_outputs_are_gone_or_that_reads_nothing_is_made_again() {
     array.kill_element(0);
     array.start_server();
     array.start_element(0);
-    array.wait_for_elements(1);
+    array.wait_for_elements(2);
     let third = array.done(array.submit(&script("\"in\"")));
     assert_eq!(reused(&third), ["t"]);
     assert_eq!(array.sh("cat w/out"), array.sh("cat x/kept"));

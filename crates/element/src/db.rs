@@ -2,7 +2,7 @@
 //!
 //! Knows SQL and nothing of what the rows mean to a task or a client; that is in [`crate::records`].
 //! `synchronous=NORMAL` in WAL mode keeps a commit over `kill -9`; a change that was asked to be durable
-//! makes its whole group be synced. Commits need no room on the device: [`crate::reserve`].
+//! makes its whole group be synced. Commits need no room on the device: `reserve.rs`.
 
 use crate::reserve::{self, Left, Reserve};
 use parking_lot::Mutex;

@@ -1,7 +1,7 @@
 //! What others change: the server tells, the caches here and in the kernel forget.
 
 use super::table::Phase;
-use super::{Caller, Fs};
+use super::{Caller, Fs, control};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -144,7 +144,7 @@ impl Fs {
     }
 
     fn answer(&self, question: u64, ino: u64) {
-        self.hear_releases(question);
+        let heard = self.hear_releases(question);
         let phase = self.table.get(ino).and_then(|node| {
             let state = node.state.lock();
             state.writing.as_ref().map(|writing| writing.phase)
@@ -152,7 +152,10 @@ impl Fs {
         if phase == Some(Phase::Sealing) {
             return self.sealer.hurry();
         }
-        self.tell(question, phase.is_some());
+        // Whether a file is closed can't be said: it is sealed soon, or when the mount has ended.
+        if heard || phase.is_none() {
+            self.tell(question, phase.is_some());
+        }
     }
 
     /// Answers a message of the server that has a number.
@@ -169,12 +172,16 @@ impl Fs {
     }
 
     /// Waits until every close that returned before is known here: the kernel hands over requests in their
-    /// order, so it is when a later one has come, here a look-up of a name that nobody has asked for.
-    fn hear_releases(&self, question: u64) {
+    /// order, so it is when a later one has come, here a look-up of a name that nobody else asks for. Says whether
+    /// it has come: it has not if the file system was detached meanwhile.
+    fn hear_releases(&self, question: u64) -> bool {
         let name = OsStr::from_bytes(FOLDER);
         let elements = self.mountpoint.join(name).join("elements");
-        // It does not exist. If the file system is not attached any more, nobody can have closed anything.
-        let _ = std::fs::symlink_metadata(elements.join(format!("question-{question}")));
+        self.control.asked.lock().insert(question, false);
+        // It does not exist.
+        let _ = std::fs::symlink_metadata(elements.join(control::question(question)));
+        let heard = self.control.asked.lock().remove(&question);
+        heard == Some(true)
     }
 
     fn on_invalidation(&self, message: &v1::Invalidation, notices: &Notices) {

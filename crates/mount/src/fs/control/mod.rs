@@ -32,6 +32,8 @@ use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as An
 
 /// How long the kernel believes attributes of special files.
 const TTL: Duration = Duration::ZERO;
+/// Begins names that nobody but the mount itself looks up.
+const QUESTION: &str = "question-";
 
 /// One of the mount's own files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,6 +63,8 @@ pub(crate) struct Control {
     users: Mutex<BTreeSet<u32>>,
     errors: Mutex<BTreeMap<u32, String>>,
     open: Mutex<HashMap<u64, Arc<OpenSpecial>>>,
+    /// Questions of the server for which the kernel's queue is heard out, and whether it was.
+    pub(super) asked: Mutex<BTreeMap<u64, bool>>,
 }
 
 #[derive(Debug, Default)]
@@ -77,10 +81,25 @@ struct OpenSpecial {
     input: Mutex<Vec<u8>>,
 }
 
+/// The name that is looked up to hear the kernel's queue out for a question of the server.
+pub(super) fn question(number: u64) -> String {
+    format!("{QUESTION}{number}")
+}
+
 /// An entry of a special directory.
 pub(crate) type Entry = (Vec<u8>, Found);
 
 impl Control {
+    /// Notes that a look-up has come for which somebody waits.
+    fn on_look_up(&self, name: Option<&str>) {
+        let question = name.and_then(|name| name.strip_prefix(QUESTION)?.parse().ok());
+        if let Some(number) = question
+            && let Some(heard) = self.asked.lock().get_mut(&number)
+        {
+            *heard = true;
+        }
+    }
+
     fn number(&self, special: Special) -> u64 {
         let mut numbers = self.numbers.lock();
         if let Some(number) = numbers.by_special.get(&special) {
@@ -193,7 +212,10 @@ impl Fs {
                 }
                 None => None,
             },
-            Special::Elements => text.and_then(|n| n.parse().ok()).map(Special::Element),
+            Special::Elements => {
+                self.control.on_look_up(text);
+                text.and_then(|n| n.parse().ok()).map(Special::Element)
+            }
             Special::Element(element) => {
                 (name == b"status").then_some(Special::ElementStatus(element))
             }

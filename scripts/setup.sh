@@ -2,7 +2,7 @@
 # Installs what the tests and the demo need on Debian 12. Does nothing where all of it is there already.
 set -euo pipefail
 
-packages=(fuse3 acl attr libacl1-dev iproute2 rsync sqlite3 git curl gcc libc6-dev python3 python3-venv)
+packages=(fuse3 e2fsprogs acl attr libacl1-dev iproute2 rsync sqlite3 git curl gcc libc6-dev python3 python3-venv)
 # Modules from C, which tests make where all tests must run.
 [ -z "${TIDEMILL_TEST_REQUIRE:-}" ] || packages+=(clang lld)
 missing=()

@@ -39,6 +39,7 @@ mod loops;
 pub mod memory;
 mod modules;
 mod prepare;
+mod private;
 mod program;
 mod run;
 mod running;
@@ -56,6 +57,7 @@ pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
+pub use private::{Made, remove_folder};
 pub use program::{builtin_hash, find_program, hash_file, stack_hash};
 pub use run::{
     Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage,
@@ -64,4 +66,5 @@ pub use run::{
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;
 pub use sandbox::group::Together;
+pub use sandbox::ids::KERNELS_FROM;
 pub use sandbox::{SandboxSupport, sandbox_support};

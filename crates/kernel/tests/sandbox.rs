@@ -8,7 +8,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use support::{Place, finish, is_root, output, require, skip_without_root, start, users};
+use support::{
+    Place, finish, is_root, output, require, skip_without_root, start, users, wait_until,
+};
 use tidemill_kernel::{
     Code, End, InputsAs, Launcher, PrepareError, RunInput, Settings, Together, User,
     sandbox_support,
@@ -243,7 +245,20 @@ denied("setsid")
 denied("setpgid", 0, 0)
 denied("prctl", 1, 0, 0, 0, 0)
 denied("setpriority", 0, os.getppid(), 5)
+denied("setpriority", 2, 0, 7)
 denied("shmget", 1234, 4096, 0o1600)
+denied("syscall", 206, 1, ctypes.byref(ctypes.c_ulong()))  # io_setup
+denied("inotify_init1", 0)
+denied("personality", 0x0040000)
+denied("name_to_handle_at", -100, b".", None, None, 0)
+# What is newer than the list is not there: memfd_create, and a number that no call has.
+for number in (319, 2000):
+    ctypes.set_errno(0)
+    assert libc.syscall(number, b"x", 0) == -1 and ctypes.get_errno() == errno.ENOSYS, number
+# Choosing processors for others has no effect, and no error for libraries that choose for their threads.
+before = os.sched_getaffinity(os.getppid())
+os.sched_setaffinity(os.getppid(), {0})
+assert os.sched_getaffinity(os.getppid()) == before
 denied("syscall", 425, 8, None)   # io_uring_setup
 denied("syscall", 321, 0, None, 0)  # bpf
 denied("syscall", 0x40000000 | 41, 2, 1, 0)  # socket of x32
@@ -412,17 +427,6 @@ fn kernels_die_with_their_element() {
     element.kill().unwrap();
     element.wait().unwrap();
     wait_until("the kernel is dead", || live_members(group).is_empty());
-}
-
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(
-            begin.elapsed() < Duration::from_secs(30),
-            "waited in vain until {what}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// The processes of a group that have not ended.

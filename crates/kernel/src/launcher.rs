@@ -307,6 +307,7 @@ impl Launcher {
             given: prepared.given.clone(),
             state: Default::default(),
             orphans: Default::default(),
+            room: Default::default(),
             group,
             keeper: Arc::clone(&self.keeper),
             stdout: Default::default(),

@@ -16,15 +16,16 @@
 //! let prepared = launcher.prepare(run)?;
 //! let exit = launcher.spawn(&prepared)?.wait()?;
 //! if exit.success() {
-//!     let size = prepared.output("max.txt")?;
+//!     let made = prepared.output("max.txt")?;
+//!     made.move_to(std::path::Path::new("/srv/element/objects/00/02"))?;
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! **What confines a kernel.** It cannot reach files beside its folder, its inputs and the system's programs
-//! (Landlock); has no network and cannot leave its process group (seccomp); has the rights of its owner and
-//! no capabilities; is bounded in time, memory, output and processes; dies when its element dies.
+//! (Landlock); has no network and cannot leave its process group (seccomp and namespaces); runs as a user that nobody
+//! outside is, without capabilities; is bounded in time, memory, output and processes; dies when its element dies.
 //! [`sandbox_support`] says what the host offers of that.
 
 mod builtin;

@@ -126,8 +126,12 @@ impl Running {
         let full = written.exceeds(limits.output_bytes)
             || (status != End::Code(0) && written.longest >= limits.output_bytes);
         let mut end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
-        if end == End::Signal(libc::SIGKILL) && self.watched.group_ended() {
-            end = End::GroupLimit;
+        if end == End::Signal(libc::SIGKILL) {
+            if self.watched.room_ended() {
+                end = End::MemoryLimit;
+            } else if self.watched.group_ended() {
+                end = End::GroupLimit;
+            }
         }
         Ok(Exit {
             end,

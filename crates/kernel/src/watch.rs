@@ -14,7 +14,7 @@ use crate::child::Keeper;
 use crate::private::open_folder;
 use crate::run::{End, Limits, Tail, Usage};
 use crate::running::add;
-use crate::sandbox::group::ControlGroup;
+use crate::sandbox::group::{ControlGroup, Room};
 use crate::spawn::Process;
 
 /// How often memory, processes and written bytes are looked at.
@@ -30,8 +30,8 @@ const DEPTH_MAX: u32 = 64;
 const ENTRIES_FREE: u64 = 1000;
 const ENTRY_BYTES: u64 = 1024;
 
-/// What a file may hold beyond its length before that counts.
-const AHEAD_BYTES: u64 = 64 << 10;
+/// What a folder's names take before that counts.
+const NAMES_BYTES: u64 = 64 << 10;
 
 /// Descriptors that processes of a kernel may have on the way between each other when it is looked at: what is open
 /// through them can't be seen.
@@ -54,6 +54,8 @@ pub(crate) struct Watched {
     pub(crate) keeper: Arc<Keeper>,
     /// The control group that it is in, and how many processes that had lost for memory before.
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
+    /// Its own one within that, once it has run for a while.
+    pub(crate) room: Mutex<Option<Room>>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
 }
@@ -82,6 +84,28 @@ impl Watched {
     pub(crate) fn group_ended(&self) -> bool {
         let group = self.group.as_ref();
         group.is_some_and(|(before, group)| group.ended() > *before)
+    }
+
+    /// Whether the system ended one of its processes since all of them wanted more memory than its limit.
+    pub(crate) fn room_ended(&self) -> bool {
+        self.room.lock().as_ref().is_some_and(Room::ended)
+    }
+
+    /// Bounds the memory that the system counts for a run, whoever of its processes has it, if any: what none of them has
+    /// mapped, and what is the system's own.
+    fn bound_memory(&self, processes: &[i32]) {
+        let Some((_, group)) = &self.group else {
+            return;
+        };
+        let mut room = self.room.lock();
+        if room.is_none() {
+            let made = group.room(self.limits.memory_bytes);
+            let unmade = |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
+            *room = made.map_err(unmade).ok();
+        }
+        if let Some(room) = &mut *room {
+            room.enter(processes);
+        }
     }
 
     /// Takes the ends of all processes of the group that have ended and whose parents had before, but not that of the
@@ -164,11 +188,7 @@ impl Written {
         );
         self.entries += 1;
         self.longest = self.longest.max(length);
-        self.bytes += if used > length.saturating_add(AHEAD_BYTES) {
-            used
-        } else {
-            length.min(used)
-        };
+        self.bytes += length.min(used);
     }
 }
 
@@ -189,7 +209,7 @@ fn sum(folder: &OwnedFd, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
         match FileType::from_raw_mode(data.st_mode) {
             FileType::Directory => {
                 written.entries += 1;
-                written.bytes += (data.st_blocks.cast_unsigned() * 512).saturating_sub(AHEAD_BYTES);
+                written.bytes += (data.st_blocks.cast_unsigned() * 512).saturating_sub(NAMES_BYTES);
                 if depth == 0 {
                     written.uncounted = true;
                 } else if let Ok(inner) = open_folder(folder, name) {
@@ -344,6 +364,7 @@ fn look(runs: &[Arc<Watched>], now: Instant) {
     for run in old {
         let group = groups.get(&run.process.pid).unwrap_or(&none);
         let limits = &run.limits;
+        run.bound_memory(&group.members);
         if group.memory_bytes > limits.memory_bytes {
             run.kill(End::MemoryLimit);
         } else if group.processes > limits.processes {

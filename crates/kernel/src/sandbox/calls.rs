@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use rustix::fs::FallocateFlags;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
@@ -55,7 +56,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_mknodat,
     libc::SYS_truncate,
     libc::SYS_ftruncate,
-    libc::SYS_fallocate,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
     libc::SYS_sync_file_range,
@@ -356,6 +356,11 @@ pub(crate) fn filters() -> Result<Filters, BackendError> {
     some(&mut answers)?;
     let mut owner = answers.clone();
     put(&mut owner, &[OPEN_ATTRIBUTES], denial(0));
+    // Libraries name their threads when they choose processors; of a user that others have, the number may be anybody's.
+    let call = libc::SYS_sched_setaffinity;
+    let others_too = vec![when(0, SeccompCmpOp::Ne, 0)?];
+    deny_some(&mut owner, call, others_too, libc::EPERM)?;
+    put(&mut answers, &[&[call]], libc::SECCOMP_RET_ALLOW);
     let open = [libc::SYS_fchmod, libc::SYS_fchown];
     put(&mut answers, &[&open], libc::SECCOMP_RET_ALLOW);
     // Without a path it concerns an open file.
@@ -393,18 +398,22 @@ fn some(answers: &mut Answers) -> Result<(), BackendError> {
     let death = libc::PR_SET_PDEATHSIG.cast_unsigned().into();
     let death = vec![when(0, SeccompCmpOp::Eq, death)?];
     deny_some(answers, libc::SYS_prctl, death, libc::EPERM)?;
-    // Limits, priorities and processors of other processes: only one's own, which is 0. Libraries name their threads
-    // when they choose processors, and do without.
+    // Limits and priorities of other processes: only one's own, which is 0.
     let other = |argument| when(argument, SeccompCmpOp::Ne, 0);
-    for (call, errno) in [
-        (libc::SYS_prlimit64, libc::EPERM),
-        (libc::SYS_sched_setscheduler, libc::EPERM),
-        (libc::SYS_sched_setparam, libc::EPERM),
-        (libc::SYS_sched_setattr, libc::EPERM),
-        (libc::SYS_sched_setaffinity, 0),
+    for call in [
+        libc::SYS_prlimit64,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
     ] {
-        deny_some(answers, call, vec![other(0)?], errno)?;
+        deny_some(answers, call, vec![other(0)?], libc::EPERM)?;
     }
+    // Space beyond the end of a file: no limit of a process counts it. To give back what a file has there is allowed.
+    let keep = FallocateFlags::KEEP_SIZE.bits();
+    let mask = keep | FallocateFlags::PUNCH_HOLE.bits();
+    let ahead = when(1, SeccompCmpOp::MaskedEq(mask.into()), keep.into())?;
+    let call = libc::SYS_fallocate;
+    deny_some(answers, call, vec![ahead], libc::EOPNOTSUPP)?;
     let all_of_a_user = when(0, SeccompCmpOp::Ne, libc::PRIO_PROCESS.into())?;
     let other_than_own = vec![all_of_a_user, other(1)?];
     deny_some(answers, libc::SYS_setpriority, other_than_own, libc::EPERM)?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidemill_wire::v1::Attr;
 
 /// Files whose rights are kept at most.
-const KEPT_MAX: usize = 8192;
+const KEPT_MAX: usize = 65_536;
 
 /// Files whose rights are kept, those of longest ago first.
 #[derive(Debug, Default)]

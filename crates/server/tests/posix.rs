@@ -583,6 +583,7 @@ mod versions {
             object,
             size,
             mtime: 0,
+            ..v1::Seal::default()
         })
     }
 

@@ -100,7 +100,8 @@ impl Watched {
         let mut room = self.room.lock();
         if room.is_none() {
             let made = group.room(self.limits.memory_bytes);
-            let unmade = |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
+            let unmade =
+                |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
             *room = made.map_err(unmade).ok();
         }
         if let Some(room) = &mut *room {

@@ -508,7 +508,8 @@ fn memory_that_no_process_has_mapped_counts_for_its_kernel_alone() {
         launcher.spawn(&prepared).unwrap()
     };
     // Another's, which has more memory than the first can be seen to have.
-    let innocent = "data = b'x' * (200 << 20); print('ready', flush=True); import time; time.sleep(1000)";
+    let innocent =
+        "data = b'x' * (200 << 20); print('ready', flush=True); import time; time.sleep(1000)";
     let innocent = start(place.python(innocent));
     let control = innocent.control();
     let other = std::thread::spawn(|| innocent.wait().unwrap());

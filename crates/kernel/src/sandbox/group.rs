@@ -231,7 +231,10 @@ impl Room {
         };
         match self.version {
             Version::One => {
-                let most = read("memory.max_usage_in_bytes").trim().parse().unwrap_or(0);
+                let most = read("memory.max_usage_in_bytes")
+                    .trim()
+                    .parse()
+                    .unwrap_or(0);
                 let full = most >= self.limit - self.limit / 64;
                 full && count(&read("memory.oom_control"), "oom_kill ") > 0
             }

@@ -192,12 +192,12 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
 
 /// Opens a folder within another that is this process's own, whatever rights it was made with.
 fn enter(at: &OwnedFd, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
-    let open = || {
+    let open = || -> io::Result<OwnedFd> {
         let folder = open_folder(at, name)?;
         take_back(&folder)?;
         Ok(folder)
     };
-    open().or_else(|error: io::Error| {
+    open().or_else(|error| {
         if error.kind() != io::ErrorKind::PermissionDenied {
             return Err(error);
         }

@@ -210,6 +210,27 @@ fn a_program_is_run_only_for_whom_it_may_be() {
 }
 
 #[test]
+fn no_input_is_one_that_its_reader_can_change_outside() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let object = place.object("object", "kept");
+    chown(&object, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    let mut run = place.shell("cat input");
+    run.user = Some(TWIN);
+    run.inputs.push(tidemill_kernel::RunInput {
+        name: "input".into(),
+        path: object,
+    });
+    let refused = LAUNCHER.prepare(run).unwrap_err();
+    assert!(
+        matches!(refused, PrepareError::WritableInput { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
 fn a_shared_object_runs_for_every_user() {
     if skip_without_root() {
         return;

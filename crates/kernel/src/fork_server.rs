@@ -397,6 +397,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::zombie_processes, reason = "what did not start was waited for")]
     fn what_ends_without_an_answer_did_not_start() {
         let end = |answer: &[u8]| {
             let child = std::process::Command::new("/bin/true").spawn().unwrap();

@@ -60,13 +60,11 @@ impl Namespaces {
     /// Some systems let everybody make such namespaces but nobody do anything in them.
     fn try_out(&self) -> io::Result<()> {
         let descriptors = self.descriptors();
-        // SAFETY: as in `make`.
-        let pid = fork(0, || {
-            let entered = descriptors
-                .iter()
-                .all(|one| unsafe { libc::setns(one.as_raw_fd(), 0) } == 0);
-            i32::from(!entered)
-        })?;
+        let enter = |one: &BorrowedFd<'_>| {
+            // SAFETY: takes numbers, and concerns the copy only.
+            unsafe { libc::setns(one.as_raw_fd(), 0) == 0 }
+        };
+        let pid = fork(0, || i32::from(!descriptors.iter().all(enter)))?;
         let ended = waitpid(Some(pid), WaitOptions::empty())?;
         match ended.and_then(|(_, status)| status.exit_status()) {
             Some(0) => Ok(()),

@@ -128,22 +128,7 @@ impl Key {
         rights: u32,
         now_secs: u64,
     ) -> Result<Capability, Refusal> {
-        if bytes.len() != LENGTH || bytes[0] != VERSION {
-            return Err(Refusal::Malformed);
-        }
-        let (signed, tag) = bytes.split_at(SIGNED_BYTES);
-        self.mac(signed)
-            .verify_slice(tag)
-            .map_err(|_| Refusal::Forged)?;
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
-        let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
-        let capability = Capability {
-            object: ObjectId(long(1)),
-            rights: short(9),
-            uid: short(13),
-            expires_at_secs: long(17),
-            element: ElementId(short(25)),
-        };
+        let capability = self.read(bytes)?;
         if capability.object != object || capability.element != element {
             return Err(Refusal::OtherObject);
         }
@@ -154,6 +139,29 @@ impl Key {
             return Err(Refusal::Expired);
         }
         Ok(capability)
+    }
+
+    /// What a capability says that was signed with this key, whatever it is for and however old it is.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] or [`Refusal::Forged`].
+    pub fn read(&self, bytes: &[u8]) -> Result<Capability, Refusal> {
+        if bytes.len() != LENGTH || bytes[0] != VERSION {
+            return Err(Refusal::Malformed);
+        }
+        let (signed, tag) = bytes.split_at(SIGNED_BYTES);
+        self.mac(signed)
+            .verify_slice(tag)
+            .map_err(|_| Refusal::Forged)?;
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
+        let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
+        Ok(Capability {
+            object: ObjectId(long(1)),
+            rights: short(9),
+            uid: short(13),
+            expires_at_secs: long(17),
+            element: ElementId(short(25)),
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 //! its version; then every [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC
 //! status code, and the [`NameReply`](crate::v1::NameReply) if it is 0, else a text.
 
-use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
+use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, bounded, v1};
 use prost::Message;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -72,6 +72,14 @@ fn begin(length: usize) -> io::Result<Vec<u8>> {
 /// # Errors
 /// If it is too long, or ends early.
 pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    receive_at_most(peer, MESSAGE_BYTES_MAX)
+}
+
+/// As [`receive`], from a peer that may send no more than `bytes_max` at once.
+///
+/// # Errors
+/// As for [`receive`].
+pub fn receive_at_most(peer: &mut impl Read, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut prefix = [0; 4];
     let got = loop {
         match peer.read(&mut prefix) {
@@ -84,7 +92,7 @@ pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     }
     peer.read_exact(&mut prefix[got..])?;
     let length = u32::from_le_bytes(prefix) as usize;
-    if length > MESSAGE_BYTES_MAX {
+    if length > bytes_max {
         return Err(invalid("a message claims to be longer than any may be"));
     }
     let mut bytes = Vec::with_capacity(length.min(TRUSTED_BYTES));
@@ -114,8 +122,9 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
 /// The request in a frame.
 ///
 /// # Errors
-/// If it is none.
+/// If it is none, or too much.
 pub fn request(frame: &[u8]) -> io::Result<v1::NameRequest> {
+    bounded::check(frame).map_err(|excess| io::Error::new(io::ErrorKind::InvalidData, excess))?;
     v1::NameRequest::decode(frame).map_err(|_| invalid("a message is no request"))
 }
 

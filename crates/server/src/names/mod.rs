@@ -24,6 +24,7 @@ mod tree;
 mod version;
 mod writers;
 
+pub(crate) use apply::only_reads;
 pub use changes::Changes;
 pub use fault::Fault;
 pub use node::Caller;

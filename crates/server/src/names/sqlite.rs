@@ -1,6 +1,6 @@
 //! The namespace in one SQLite file.
 
-use super::apply::{OPS_MAX, only_reads};
+use super::apply::only_reads;
 use super::changes::{Changes, Teller};
 use super::commit::{Database, Kept};
 use super::fault::Fault;
@@ -15,6 +15,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::Inode;
+use tidemill_wire::bounded::OPS_MAX;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1;
 

@@ -282,8 +282,9 @@ impl Context {
         let capability = from_hex(hex).ok_or(Refusal::Malformed)?;
         let key = self.node.key().await.ok_or(Refused::NotJoined)?;
         let element = self.node.config.element;
-        let now_secs = now().0 / 1_000_000_000;
-        Ok(key.check(&capability, element, object, wanted, now_secs)?)
+        let capability = key.check(&capability, element, object, wanted, now().0)?;
+        self.node.revoked.check(&capability)?;
+        Ok(capability)
     }
 }
 

@@ -171,6 +171,6 @@ fn invalidation(change: &Change) -> Option<v1::Invalidation> {
             name: name.clone(),
             ..v1::Invalidation::default()
         }),
-        Change::Sealed(_) | Change::Moved => None,
+        Change::Sealed(_) | Change::Moved | Change::Rights(_) => None,
     }
 }

@@ -14,7 +14,7 @@ use crate::jobs::service::JobService;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::names::changes::Teller;
-use crate::names::{Fault, Names, OpenError, SqliteNames};
+use crate::names::{Fault, Names, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
 use crate::recall::Recalls;
 use crate::session::Sessions;
@@ -309,6 +309,7 @@ impl Drop for Server {
 fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
     let (database, shared) = (names.database().clone(), names.shared().clone());
     tokio::spawn(notes::run(database.clone(), array.clone()));
+    tokio::spawn(lent::run(shared.clone(), array.clone()));
     tokio::spawn(removal::run(database, shared, array));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));

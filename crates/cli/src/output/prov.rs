@@ -188,6 +188,7 @@ mod tests {
         }
         graph.add_record(Record {
             task: TaskId(13),
+            name: "sum".into(),
             args: vec!["a \"b\"".into()],
             owner: Owner { uid, gid },
             start: Time(1_700_000_000_000_000_000),

@@ -55,6 +55,9 @@ impl Tx<'_> {
         node.update(self.db)?;
         self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
+        if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
+            self.changes.push(Change::Rights(node.ino));
+        }
         Ok(Answer::Attr(node.attr()))
     }
 

@@ -12,6 +12,7 @@ mod fault;
 pub(crate) mod holdings;
 pub(crate) mod ids;
 mod kernels;
+pub(crate) mod lent;
 pub(crate) mod lineage;
 pub(crate) mod node;
 pub(crate) mod notes;

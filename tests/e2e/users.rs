@@ -189,8 +189,9 @@ fn a_right_that_was_given_ends_with_a_change_of_the_files_mode() {
         ..v1::Credentials::default()
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let server = Server::connect(&host.server.parse().unwrap(), Some(&credential));
-    let server = runtime.block_on(server).unwrap();
+    let endpoint = host.server.parse().unwrap();
+    let server = runtime.block_on(Server::connect(&endpoint, Some(&credential)));
+    let server = server.unwrap();
     let open = || -> Result<Remote, Error> {
         let resolve = Op::Resolve(v1::Resolve {
             path: b"/file".to_vec(),

@@ -195,9 +195,14 @@ impl Service {
             bytes_max = MESSAGE_BYTES_MAX;
         }
         while let Some(frame) = local::receive_at_most(&mut input, bytes_max)? {
-            let request = local::request(&frame)?;
+            let answer = match local::request(&frame) {
+                Ok(request) => self.answer(peer, request),
+                Err(local::NoRequest::TooMuch(excess)) => {
+                    Err(tonic::Status::invalid_argument(excess.to_string()))
+                }
+                Err(local::NoRequest::Nonsense) => return Err(io::ErrorKind::InvalidData.into()),
+            };
             drop(frame);
-            let answer = self.answer(peer, request);
             let stream = input.get_mut();
             match answer {
                 Ok(reply) => local::send(stream, &[local::OK], &reply)?,

@@ -4,7 +4,8 @@
 //! its version; then every [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC
 //! status code, and the [`NameReply`](crate::v1::NameReply) if it is 0, else a text.
 
-use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, bounded, v1};
+use crate::bounded::{self, Excess};
+use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
 use prost::Message;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -119,13 +120,27 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(version))
 }
 
+/// Why there is no request in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRequest {
+    /// It is one, but of more than any may be.
+    #[error(transparent)]
+    TooMuch(Excess),
+    /// It is something else.
+    #[error("a message is no request")]
+    Nonsense,
+}
+
 /// The request in a frame.
 ///
 /// # Errors
 /// If it is none, or too much.
-pub fn request(frame: &[u8]) -> io::Result<v1::NameRequest> {
-    bounded::check(frame).map_err(|excess| io::Error::new(io::ErrorKind::InvalidData, excess))?;
-    v1::NameRequest::decode(frame).map_err(|_| invalid("a message is no request"))
+pub fn request(frame: &[u8]) -> Result<v1::NameRequest, NoRequest> {
+    bounded::check(frame).map_err(|excess| match excess {
+        Excess::Nonsense => NoRequest::Nonsense,
+        excess => NoRequest::TooMuch(excess),
+    })?;
+    v1::NameRequest::decode(frame).map_err(|_| NoRequest::Nonsense)
 }
 
 /// The reply in an answer, or its status and text.

@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     holds: Mutex<Holds>,
     folder_elements: AtomicBool,
     files: AtomicU64,
+    /// Inode of the folder of users' kernels; 0 before it is known.
+    kernels_folder: AtomicU64,
 }
 
 /// Room in the array.
@@ -80,6 +82,7 @@ impl Shared {
             holds: Mutex::default(),
             folder_elements: AtomicBool::new(false),
             files: AtomicU64::new(0),
+            kernels_folder: AtomicU64::new(0),
         }
     }
 
@@ -171,6 +174,15 @@ impl Shared {
 
     pub(crate) fn set_folder_elements(&self) {
         self.folder_elements.store(true, Ordering::Relaxed);
+    }
+
+    /// The folder of users' kernels; 0 if there is none.
+    pub(crate) fn kernels_folder(&self) -> u64 {
+        self.kernels_folder.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_kernels_folder(&self, ino: u64) {
+        self.kernels_folder.store(ino, Ordering::Relaxed);
     }
 
     /// How many inodes there are, roughly.

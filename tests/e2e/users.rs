@@ -248,7 +248,7 @@ fn a_submitters_groups_are_those_of_the_open() {
     ));
     let script = |name: &str| {
         let text = format!(
-            r#"name = "{name}"; workdir = "/b"; tasks = ( {{ name = "t"; kernel = "cat"; args = ["../of-group"];
+            r#"name = "{name}"; workdir = "/b"; tasks = ( {{ name = "t"; kernel = "cat"; args = ["of-group"];
                input = ["/of-group"]; output = ["{name}"]; stdout = "{name}"; }} );"#
         );
         let path = array.at(&format!("b/{name}.conf"));

@@ -45,6 +45,7 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
         object: object.0,
         size: 12,
         mtime: 5,
+        ..v1::Seal::default()
     };
     // A size that no file has would stay with it for ever.
     for size in [1 << 63, u64::MAX] {
@@ -262,6 +263,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
                 object: object.0,
                 size: 12,
                 mtime: 5,
+                ..v1::Seal::default()
             };
             mount(Op::Seal(seal)).await;
         }

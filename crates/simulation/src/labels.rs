@@ -26,6 +26,7 @@ fn brief(message: &To) -> String {
         To::Remove(remove) => format!("remove {:?}", remove.objects),
         To::Welcome(_) => "welcome".into(),
         To::Peers(_) => "peers".into(),
+        To::Revoke(_) => "rights that ended".into(),
         To::FindPrograms(_) => "a question for programs".into(),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }

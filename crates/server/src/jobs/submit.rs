@@ -381,3 +381,33 @@ pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
         _ => Ok(None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_user_with_very_many_jobs_waits_and_others_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&dir.path().join("server.db"), (0, 0)).unwrap();
+        let insert = |db: &rusqlite::Connection| {
+            let sql = "INSERT INTO job(name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
+                       cache, replacing) VALUES ('', '', '/', 7, 7, '[]', '', ?1, 0, 0, '', 0, 0)";
+            for _ in 0..JOBS_EACH_MAX {
+                db.execute(sql, [store::state_number(State::Running)])?;
+            }
+            Ok(())
+        };
+        check_room(&names, 7).unwrap();
+        names.database().write(insert).await.unwrap();
+        assert!(check_room(&names, 7).is_err());
+        check_room(&names, 8).unwrap();
+        let end = "UPDATE job SET state = ?1 WHERE job = (SELECT max(job) FROM job)";
+        let ended = [store::state_number(State::Done)];
+        let end = names
+            .database()
+            .write(move |db| Ok(db.execute(end, ended)?));
+        end.await.unwrap();
+        check_room(&names, 7).unwrap();
+    }
+}

@@ -105,21 +105,15 @@ impl Transfer {
                     break;
                 }
                 let piece = Bytes::copy_from_slice(&buffer[..count]);
-                let write = async |remote: &Remote| {
-                    let piece = piece.clone();
-                    self.objects.write(remote, offset, piece).await
-                };
-                self.insist(&mut remote, ino, write).await?;
+                self.write(&mut remote, ino, offset, piece).await?;
                 offset += count as u64;
                 progress(count as u64);
             }
             if offset == 0 {
-                let empty = async |remote: &Remote| self.objects.truncate(remote, 0).await;
-                self.insist(&mut remote, ino, empty).await?;
+                self.objects.truncate(&remote, 0).await?;
             }
             let body = seal_body(&attr, path);
-            let seal = async |remote: &Remote| self.objects.seal(remote, &body).await;
-            self.insist(&mut remote, ino, seal).await
+            self.seal(&mut remote, ino, &body).await
         }
         .await;
         match written {
@@ -148,17 +142,34 @@ impl Transfer {
         }
     }
 
-    /// Asks an element about a version of file `ino` that is being written. If the right to it has run out, it is got anew.
-    async fn insist<T>(
+    /// Writes a piece of a version of file `ino`, with a new right if the one before has run out.
+    async fn write(
         &self,
         remote: &mut Remote,
         ino: u64,
-        ask: impl AsyncFn(&Remote) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        match ask(remote).await {
-            Err(Error::ElementRefused { status: 403, .. }) => {}
-            answer => return answer,
+        offset: u64,
+        piece: Bytes,
+    ) -> Result<(), Error> {
+        let written = self.objects.write(remote, offset, piece.clone()).await;
+        if !written.as_ref().is_err_and(is_refused) {
+            return written;
         }
+        *remote = self.anew(remote, ino).await?;
+        self.objects.write(remote, offset, piece).await
+    }
+
+    /// Seals a version of file `ino`, with a new right if the one before has run out.
+    async fn seal(&self, remote: &mut Remote, ino: u64, body: &SealBody) -> Result<u64, Error> {
+        let sealed = self.objects.seal(remote, body).await;
+        if !sealed.as_ref().is_err_and(is_refused) {
+            return sealed;
+        }
+        *remote = self.anew(remote, ino).await?;
+        self.objects.seal(remote, body).await
+    }
+
+    /// The right to go on with a version that is being written.
+    async fn anew(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
         let again = v1::NewVersion {
             ino,
             object: remote.object.0,
@@ -166,11 +177,10 @@ impl Transfer {
             steal: false,
         };
         let answer = self.server.one(&self.credentials, Op::NewVersion(again));
-        let Answer::Opened(opened) = answer.await? else {
-            return Err(Error::Answer("NewVersion"));
-        };
-        *remote = self.remote(&opened)?;
-        ask(remote).await
+        match answer.await? {
+            Answer::Opened(opened) => self.remote(&opened),
+            _ => Err(Error::Answer("NewVersion")),
+        }
     }
 
     /// Tells the server from time to time that a version is still being written, until what this gives is dropped.
@@ -321,6 +331,11 @@ impl Transfer {
             capability: opened.capability.clone(),
         })
     }
+}
+
+/// Whether an element does not take a right, or takes it no more.
+fn is_refused(error: &Error) -> bool {
+    matches!(error, Error::ElementRefused { status: 403, .. })
 }
 
 fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {

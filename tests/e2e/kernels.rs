@@ -228,7 +228,11 @@ fn every_user_runs_their_own_code_and_nobody_elses() {
     assert!(said.ok, "{}", all(&said));
     assert_eq!(array.sh("cat w/probe.out"), format!("user {OTHER}\n"));
     let said = task("backup", backup.to_str().unwrap());
-    assert!(!said.ok && !all(&said).contains("of root"), "{}", all(&said));
+    assert!(
+        !said.ok && !all(&said).contains("of root"),
+        "{}",
+        all(&said)
+    );
     assert!(!array.at("w/backup.out").exists());
 }
 

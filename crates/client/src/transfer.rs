@@ -105,26 +105,21 @@ impl Transfer {
                     break;
                 }
                 let piece = Bytes::copy_from_slice(&buffer[..count]);
-                let written = self.objects.write(&remote, offset, piece.clone()).await;
-                if written.as_ref().is_err_and(is_refused) {
-                    remote = self.writing(ino, object).await?;
-                    self.objects.write(&remote, offset, piece).await?;
-                } else {
-                    written?;
-                }
+                let write = async |remote: &Remote| {
+                    let piece = piece.clone();
+                    self.objects.write(remote, offset, piece).await
+                };
+                self.insist(&mut remote, ino, write).await?;
                 offset += count as u64;
                 progress(count as u64);
             }
             if offset == 0 {
-                self.objects.truncate(&remote, 0).await?;
+                let empty = async |remote: &Remote| self.objects.truncate(remote, 0).await;
+                self.insist(&mut remote, ino, empty).await?;
             }
             let body = seal_body(&attr, path);
-            let sealed = self.objects.seal(&remote, &body).await;
-            if sealed.as_ref().is_err_and(is_refused) {
-                remote = self.writing(ino, object).await?;
-                return self.objects.seal(&remote, &body).await;
-            }
-            sealed
+            let seal = async |remote: &Remote| self.objects.seal(remote, &body).await;
+            self.insist(&mut remote, ino, seal).await
         }
         .await;
         match written {
@@ -153,19 +148,29 @@ impl Transfer {
         }
     }
 
-    /// The right to go on with a version that is being written, when the one before has run out.
-    async fn writing(&self, ino: u64, object: u64) -> Result<Remote, Error> {
+    /// Asks an element about a version of file `ino` that is being written. If the right to it has run out, it is got anew.
+    async fn insist<T>(
+        &self,
+        remote: &mut Remote,
+        ino: u64,
+        ask: impl AsyncFn(&Remote) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match ask(remote).await {
+            Err(Error::ElementRefused { status: 403, .. }) => {}
+            answer => return answer,
+        }
         let again = v1::NewVersion {
             ino,
-            object,
+            object: remote.object.0,
             element: None,
             steal: false,
         };
         let answer = self.server.one(&self.credentials, Op::NewVersion(again));
-        match answer.await? {
-            Answer::Opened(opened) => self.remote(&opened),
-            _ => Err(Error::Answer("NewVersion")),
-        }
+        let Answer::Opened(opened) = answer.await? else {
+            return Err(Error::Answer("NewVersion"));
+        };
+        *remote = self.remote(&opened)?;
+        ask(remote).await
     }
 
     /// Tells the server from time to time that a version is still being written, until what this gives is dropped.
@@ -316,11 +321,6 @@ impl Transfer {
             capability: opened.capability.clone(),
         })
     }
-}
-
-/// Whether an element does not take a right, or takes it no more.
-fn is_refused(error: &Error) -> bool {
-    matches!(error, Error::ElementRefused { status: 403, .. })
 }
 
 fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -313,7 +313,7 @@ pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
+            tidemill_kernel::remove_folder(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }

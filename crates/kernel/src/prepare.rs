@@ -12,7 +12,7 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::CWD;
 
 use crate::builtin;
 use crate::error::{OutputError, PrepareError};
@@ -76,6 +76,41 @@ pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, P
         }
     }
     let mut given = BTreeSet::new();
+    let stdin = link_inputs(&run, user, &mut folder, &mut given)?;
+    for output in &run.outputs {
+        folder.make_parents(output)?;
+    }
+    let stdout = run
+        .stdout
+        .as_ref()
+        .map(|name| folder.new_file(&run.folder.join(name)))
+        .transpose()?;
+    let code = usable_code(&run, user, &folder, &mut given)?;
+    let open = private::open_folder(CWD, &run.folder).map_err(|source| PrepareError::Make {
+        path: run.folder.clone(),
+        source,
+    })?;
+    folder.hand_over()?;
+    Ok(Prepared {
+        user: outside,
+        code,
+        folder: open,
+        stdin,
+        stdout,
+        modules: Vec::new(),
+        compiles: false,
+        given,
+        run,
+    })
+}
+
+/// Puts the inputs where the kernel looks for them; gives the one that is its standard input, open.
+fn link_inputs(
+    run: &Run,
+    user: User,
+    folder: &mut PrivateFolder,
+    given: &mut BTreeSet<(u64, u64)>,
+) -> Result<Option<File>, PrepareError> {
     let mut stdin = None;
     for input in &run.inputs {
         let error = |source| PrepareError::Input {
@@ -88,7 +123,9 @@ pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, P
         let link = run.folder.join(&input.name);
         match run.inputs_as {
             InputsAs::HardLink => {
-                if data.uid() == user.uid || may(&data, user, WRITE) {
+                let changes = |user: User| data.uid() == user.uid || may(&data, user, WRITE);
+                // Neither the kernel nor its owner outside.
+                if changes(user) || run.user.is_some_and(changes) {
                     let (name, path) = (input.name.clone(), input.path.clone());
                     return Err(PrepareError::WritableInput { name, path });
                 }
@@ -101,33 +138,7 @@ pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, P
             stdin = Some(File::open(&input.path).map_err(error)?);
         }
     }
-    for output in &run.outputs {
-        folder.make_parents(output)?;
-    }
-    let stdout = run
-        .stdout
-        .as_ref()
-        .map(|name| folder.new_file(&run.folder.join(name)))
-        .transpose()?;
-    let code = usable_code(&run, user, &folder, &mut given)?;
-    folder.hand_over()?;
-    let make = |source: rustix::io::Errno| PrepareError::Make {
-        path: run.folder.clone(),
-        source: source.into(),
-    };
-    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
-    let folder = rustix::fs::open(&run.folder, flags, Mode::empty()).map_err(make)?;
-    Ok(Prepared {
-        user: outside,
-        code,
-        folder,
-        stdin,
-        stdout,
-        modules: Vec::new(),
-        compiles: false,
-        given,
-        run,
-    })
+    Ok(stdin)
 }
 
 impl Prepared {

@@ -190,10 +190,26 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
     std::fs::remove_dir(path)
 }
 
+/// Opens a folder within another that is this process's own, whatever rights it was made with.
+fn enter(at: &OwnedFd, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
+    let open = || -> io::Result<OwnedFd> {
+        let folder = open_folder(at, name)?;
+        take_back(&folder)?;
+        Ok(folder)
+    };
+    open().or_else(|error| {
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return Err(error);
+        }
+        // Nobody else can have put a link here.
+        rustix::fs::chmodat(at, name, Mode::RWXU, AtFlags::empty())?;
+        open()
+    })
+}
+
 /// Removes a folder of `root`, whose own folders come into `root`.
 fn flatten(root: &OwnedFd, name: &std::ffi::CStr, gone: &mut u64) -> io::Result<()> {
-    let folder = open_folder(root, name)?;
-    take_back(&folder)?;
+    let folder = enter(root, name)?;
     for entry in Dir::read_from(&folder)? {
         let entry = entry?;
         let inner = entry.file_name();
@@ -205,7 +221,7 @@ fn flatten(root: &OwnedFd, name: &std::ffi::CStr, gone: &mut u64) -> io::Result<
             continue;
         }
         // To be moved it must be this process's own too.
-        take_back(&open_folder(&folder, inner)?)?;
+        drop(enter(&folder, inner)?);
         loop {
             *gone += 1;
             let place = format!("{GONE}{gone}");

@@ -210,6 +210,27 @@ fn a_program_is_run_only_for_whom_it_may_be() {
 }
 
 #[test]
+fn no_input_is_one_that_its_reader_can_change_outside() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let object = place.object("object", "kept");
+    chown(&object, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    let mut run = place.shell("cat input");
+    run.user = Some(TWIN);
+    run.inputs.push(tidemill_kernel::RunInput {
+        name: "input".into(),
+        path: object,
+    });
+    let refused = LAUNCHER.prepare(run).unwrap_err();
+    assert!(
+        matches!(refused, PrepareError::WritableInput { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
 fn a_shared_object_runs_for_every_user() {
     if skip_without_root() {
         return;
@@ -288,4 +309,82 @@ for kind, flags in kinds:
         assert_eq!(output(run), expected);
         assert!(socket.recv(&mut [0; 8]).is_err(), "{user:?}");
     }
+}
+
+#[test]
+fn a_kernel_of_an_ordinary_users_own_element_stays_inside() {
+    const NAME: &str = "a_kernel_of_an_ordinary_users_own_element_stays_inside";
+    // This test's own binary plays the element.
+    if let Ok(folder) = std::env::var("PLAY_OWN_ELEMENT") {
+        return own_element(Path::new(&folder));
+    }
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let program = place.path("element");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let folder = place.path("own");
+    fs::create_dir(&folder).unwrap();
+    let secret = folder.join("secret");
+    fs::write(&secret, "secret").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    for path in [&folder, &secret] {
+        chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    }
+    let done = Command::new(program)
+        .args(["--exact", NAME, "--nocapture"])
+        .env("PLAY_OWN_ELEMENT", &folder)
+        .env("TMPDIR", &folder)
+        .current_dir("/")
+        .uid(TWIN.uid)
+        .gid(TWIN.gid)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+/// The element of an ordinary user runs a kernel that tries what this user could do outside.
+fn own_element(folder: &Path) {
+    let script = "
+import socket
+element, secret = os.getppid(), sys.argv[1]
+attempt('read', lambda: os.open(secret, os.O_RDONLY))
+attempt('write', lambda: os.open(secret, os.O_WRONLY))
+attempt('make', lambda: os.open(secret + '-new', os.O_WRONLY | os.O_CREAT))
+attempt('remove', lambda: os.unlink(secret))
+attempt('signal', lambda: os.kill(element, signal.SIGTERM))
+attempt('limit', lambda: libc.prlimit64(element, 7, b'\\0' * 16, None))
+attempt('choose processors', lambda: os.sched_setaffinity(element, {0}))
+attempt('give priority', lambda: os.setpriority(os.PRIO_USER, 0, 19))
+attempt('network', lambda: socket.socket())
+attempt('ptrace', lambda: libc.ptrace(16, element, 0, 0))
+for name in ('mem', 'environ', 'fd', 'root/etc/passwd', 'cwd'):
+    attempt(name, lambda: os.open(f'/proc/{element}/{name}', os.O_RDONLY))
+attempt('become root', lambda: os.setuid(0))
+attempt('have rights', lambda: os.chroot('.'))
+print(os.getuid())
+";
+    let mut run =
+        tidemill_kernel::Run::new(Code::Program("/usr/bin/python3".into()), folder.join("run"));
+    let secret = folder.join("secret");
+    run.args = vec!["-c".into(), format!("{ATTEMPTS}{script}")];
+    run.args.push(secret.to_str().unwrap().into());
+    run.inputs_as = tidemill_kernel::InputsAs::Symlink;
+    assert!(!LAUNCHER.has_users_of_kernels());
+    assert_eq!(output(run), format!("{}\n", TWIN.uid));
+    assert_eq!(fs::read(&secret).unwrap(), b"secret");
+    // What is a part of the program is confined in the same way.
+    let place = Place::new();
+    let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
+    let input = place.path("data");
+    fs::write(&input, [1, 7, 3]).unwrap();
+    run.inputs.push(tidemill_kernel::RunInput {
+        name: "data".into(),
+        path: input,
+    });
+    assert_eq!(output(run), "7\n");
 }

@@ -123,6 +123,7 @@ impl Transfer {
                     object,
                     size,
                     mtime: 0,
+                    ..v1::Seal::default()
                 };
                 self.server
                     .one(&self.credentials, Op::Seal(seal))

@@ -628,6 +628,7 @@ async fn outputs_that_are_made_again_become_new_versions_of_their_files() {
         object: object.0,
         size: 9,
         mtime: 0,
+        ..v1::Seal::default()
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
 

@@ -581,6 +581,7 @@ mod versions {
             object,
             size,
             mtime: 0,
+            ..v1::Seal::default()
         })
     }
 

@@ -45,6 +45,7 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
         object: object.0,
         size: 12,
         mtime: 5,
+        ..v1::Seal::default()
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
@@ -257,6 +258,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
                 object: object.0,
                 size: 12,
                 mtime: 5,
+                ..v1::Seal::default()
             };
             mount(Op::Seal(seal)).await;
         }

@@ -39,15 +39,15 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// behind the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
 /// What the kernel is asked for, if it has it.
-const WANTED: [InitFlags; 10] = [
+const WANTED: [InitFlags; 9] = [
     InitFlags::FUSE_PASSTHROUGH,
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_AUTO_INVAL_DATA,
+    // Always: a listing without attributes makes each of them a request of its own.
     InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
     InitFlags::FUSE_DONT_MASK,
     InitFlags::FUSE_EXPORT_SUPPORT,
 ];

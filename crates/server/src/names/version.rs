@@ -252,6 +252,10 @@ impl Tx<'_> {
             return Err(Fault::Stale(op.object));
         };
         let old = (node.object, node.element);
+        let attributes = op.attributes.as_ref();
+        if let Some(attributes) = attributes.filter(|_| node.ctime == op.unchanged_since) {
+            self.change_attributes(&mut node, attributes)?;
+        }
         self.end_writing(op.object)?;
         self.shared.release(self.session, node.ino, op.object);
         node.writing = 0;

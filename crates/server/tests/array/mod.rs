@@ -400,6 +400,7 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
         object: object.0,
         size,
         mtime: 0,
+        ..v1::Seal::default()
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     object.0

@@ -745,10 +745,17 @@ impl Driver {
         }
         let before = self.behind;
         match self.deliver(&mut outbox) {
-            Ok(()) if before => tracing::info!("the queue has all labels"),
+            Ok(()) if before => {
+                tracing::info!("the queue has all labels");
+                *self.signals.trouble.lock() = None;
+            }
             Ok(()) => {}
-            Err(_) if before => {}
-            Err(error) => tracing::error!(%error, "it is tried again for ever"),
+            Err(error) => {
+                if !before {
+                    tracing::error!(%error, "it is tried again for ever");
+                }
+                *self.signals.trouble.lock() = Some(error.to_string());
+            }
         }
         for (element, labels) in outbox.acks {
             let labels = labels.iter().map(|label| label.0).collect();

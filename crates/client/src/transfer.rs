@@ -85,7 +85,7 @@ impl Transfer {
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
         let opened = self.begin(path, mode & 0o7777, element).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
-        let remote = self.remote(&opened)?;
+        let mut remote = self.remote(&opened)?;
         let (ino, object) = (attr.ino, opened.object);
         let _said = self.say_that_we_write(ino, object);
         let mut offset = 0;
@@ -104,16 +104,27 @@ impl Transfer {
                 if count == 0 {
                     break;
                 }
-                self.objects
-                    .write(&remote, offset, Bytes::copy_from_slice(&buffer[..count]))
-                    .await?;
+                let piece = Bytes::copy_from_slice(&buffer[..count]);
+                let written = self.objects.write(&remote, offset, piece.clone()).await;
+                if written.as_ref().is_err_and(is_refused) {
+                    remote = self.writing(ino, object).await?;
+                    self.objects.write(&remote, offset, piece).await?;
+                } else {
+                    written?;
+                }
                 offset += count as u64;
                 progress(count as u64);
             }
             if offset == 0 {
                 self.objects.truncate(&remote, 0).await?;
             }
-            self.objects.seal(&remote, &seal_body(&attr, path)).await
+            let body = seal_body(&attr, path);
+            let sealed = self.objects.seal(&remote, &body).await;
+            if sealed.as_ref().is_err_and(is_refused) {
+                remote = self.writing(ino, object).await?;
+                return self.objects.seal(&remote, &body).await;
+            }
+            sealed
         }
         .await;
         match written {
@@ -139,6 +150,21 @@ impl Transfer {
                     .await;
                 Err(error)
             }
+        }
+    }
+
+    /// The right to go on with a version that is being written, when the one before has run out.
+    async fn writing(&self, ino: u64, object: u64) -> Result<Remote, Error> {
+        let again = v1::NewVersion {
+            ino,
+            object,
+            element: None,
+            steal: false,
+        };
+        let answer = self.server.one(&self.credentials, Op::NewVersion(again));
+        match answer.await? {
+            Answer::Opened(opened) => self.remote(&opened),
+            _ => Err(Error::Answer("NewVersion")),
         }
     }
 
@@ -290,6 +316,11 @@ impl Transfer {
             capability: opened.capability.clone(),
         })
     }
+}
+
+/// Whether an element does not take a right, or takes it no more.
+fn is_refused(error: &Error) -> bool {
+    matches!(error, Error::ElementRefused { status: 403, .. })
 }
 
 fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -6,6 +6,7 @@
 
 use crate::error::Error;
 use crate::node::Node;
+use crate::task::now;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
@@ -156,6 +157,7 @@ fn on_message(node: &Arc<Node>, message: Message) {
                 Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
             });
         }
+        Message::Revoke(revoke) => node.revoked.on_revoke(&revoke, now().0),
         Message::Peers(peers) => node.parts().pulls.set_peers(peers.elements),
     }
 }

@@ -266,7 +266,7 @@ async fn every_request_needs_its_own_capability() {
         element: tidemill_core::id::ElementId(1),
         rights: ALL,
         uid: 0,
-        expires_at_secs: 1,
+        expires_at_ns: 1,
     });
     let mut forged = capability(1, 5, ALL);
     forged[30] ^= 1;
@@ -552,12 +552,41 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
             .status,
         404
     );
-    let status = request(&element, "GET", "/status", None, "", b"")
+    let nobody = request(&element, "GET", "/status", None, "", b"").await;
+    assert_eq!(nobody.status, 403, "kernels and stacks are somebody's");
+    let may = capability(1, ObjectId::STATUS.0, rights::READ);
+    let status = request(&element, "GET", "/status", Some(&may), "", b"")
         .await
         .json();
     assert_eq!(
         (status["element"].as_u64(), status["cores"].as_u64()),
         (Some(1), Some(2))
     );
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_shows_no_right_is_refused_before_the_body_comes() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    let address = element.url().strip_prefix("http://").unwrap();
+    let forged = {
+        let mut capability = capability(1, 5, ALL);
+        capability[40] ^= 1;
+        format!("x-tidemill-capability: {}\r\n", hex(&capability))
+    };
+    let object = path(5);
+    for (method, path) in [("POST", "/seal"), ("PUT", &object), ("GET", "/status")] {
+        for shown in ["", &forged] {
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let head = format!(
+                "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 8000000\r\n{shown}\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            // Nothing of the body is sent, and nothing of it is waited for.
+            let mut start = [0; 12];
+            soon(stream.read_exact(&mut start)).await.unwrap();
+            assert_eq!(&start[9..], b"403", "{method} {path}");
+        }
+    }
     element.stop().await;
 }

@@ -172,7 +172,7 @@ impl Array {
     }
 
     /// Who signs the certificates of its server and elements.
-    pub(crate) fn authority(&self) -> &Authority {
+    pub(crate) fn authority(&self) -> &Arc<Authority> {
         &self.authority
     }
 

@@ -10,6 +10,7 @@ mod authority;
 mod check;
 mod clock;
 mod ends;
+mod gate;
 mod jobs;
 mod lineage;
 mod local_names;
@@ -24,5 +25,7 @@ mod serve;
 mod session;
 #[cfg(feature = "simulation")]
 pub mod simulated;
+mod token_service;
+mod tokens;
 
 pub use serve::{Config, Server, StartError};

@@ -242,6 +242,45 @@ async fn a_sticky_directory_protects_entries_of_others() {
 }
 
 #[tokio::test]
+async fn nobody_takes_another_users_place_among_kernels() {
+    let tree = Tree::new();
+    tree.names.keep_kernels_folder((0, 0)).await.unwrap();
+    let found = tree.root(resolve("/kernels")).await;
+    let Answer::Entry(found) = found else {
+        panic!("{found:?}")
+    };
+    let kernels = found.attr.unwrap().ino;
+    let (alice, bob) = (user(1000), user(2000));
+    // A mount's kernel has checked the mode, which lets everybody in.
+    let mounted = Caller {
+        checked: true,
+        trusted: true,
+        ..user(1000)
+    };
+    let folder = |name: &str| Op::Create(create(kernels, name, Kind::Directory, 0o700));
+    for caller in [&alice, &mounted] {
+        for name in ["2000", "0", "new", "1000 ", "01000"] {
+            let refused = tree.errno(caller, folder(name)).await;
+            assert_eq!(refused, Some(Errno::PERM), "{name}");
+        }
+    }
+    assert_eq!(tree.errno(&alice, folder("1000")).await, None);
+    // Nor by way of a name that was one's own.
+    let away = rename(kernels, "1000", kernels, "2000");
+    assert_eq!(tree.errno(&alice, away).await, Some(Errno::PERM));
+    assert_eq!(tree.errno(&bob, folder("2000")).await, None);
+    let swap = Op::Rename(v1::Rename {
+        parent: kernels,
+        name: b"1000".to_vec(),
+        new_parent: kernels,
+        new_name: b"2000".to_vec(),
+        exchange: true,
+        ..v1::Rename::default()
+    });
+    assert_eq!(tree.errno(&alice, swap).await, Some(Errno::PERM));
+}
+
+#[tokio::test]
 async fn a_setgid_directory_hands_its_group_down() {
     let tree = Tree::new();
     let shared = tree.make(1, "shared", Kind::Directory, 0o2777, 0).await;

@@ -227,7 +227,7 @@ impl Element {
                     }
                 });
             }
-            To::FindPrograms(_) | To::Peers(_) => {}
+            To::FindPrograms(_) | To::Peers(_) | To::Revoke(_) => {}
         }
     }
 

@@ -25,6 +25,7 @@ fn brief(message: &To) -> String {
         To::Ack(ack) => format!("ack {:?}", ack.labels),
         To::Welcome(_) => "welcome".into(),
         To::Peers(_) => "peers".into(),
+        To::Revoke(_) => "rights that ended".into(),
         To::FindPrograms(_) => "a question for programs".into(),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }

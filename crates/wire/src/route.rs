@@ -10,7 +10,7 @@
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
-//! | `POST /seal` | seals many at once (body: list of [`SealItem`]); answers a list of [`SealResult`], in order |
+//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
@@ -18,9 +18,9 @@
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! Object ids are 16 hexadecimal digits. Every request for an object carries its capability in the header
-//! [`CAPABILITY_HEADER`]; a task is asked for with one for its task collection, `GET /tasks` with one for
-//! the status object, `GET /objects` with one to remove that, which only the server has. Only `GET /status` needs none.
+//! Object ids are 16 hexadecimal digits. Every request carries a capability in the header [`CAPABILITY_HEADER`], else
+//! nothing of it is read: that of its object; a task is asked for with one for its task collection, `GET /status` and
+//! `GET /tasks` with one for the status object, `GET /objects` with one to remove that, which only the server has.
 
 use tidemill_core::id::ObjectId;
 

@@ -287,7 +287,7 @@ pub fn capability(element: u32, object: u64, rights: u32) -> Vec<u8> {
         element: ElementId(element),
         rights,
         uid: user(),
-        expires_at_secs: u64::MAX,
+        expires_at_ns: u64::MAX,
     })
 }
 

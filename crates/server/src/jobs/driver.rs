@@ -610,9 +610,12 @@ impl Driver {
         let mut message = v1::Label::from(label);
         let sign = |input: &mut v1::Input| {
             if input.element != element.0 {
-                input.capability =
-                    self.shared
-                        .sign(input.element, input.object, rights::READ, label.owner.uid);
+                input.capability = self.shared.sign_for_label(
+                    input.element,
+                    input.object,
+                    rights::READ,
+                    label.owner.uid,
+                );
             }
         };
         match &mut message.operation {

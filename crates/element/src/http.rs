@@ -115,10 +115,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         bodies: Arc::new(Turns::new(BODIES_EACH_MAX)),
     };
     axum::Router::new()
-        .route(
-            "/objects/{id}",
-            get(read).head(head).put(write).delete(remove),
-        )
+        .route("/objects/{id}", get(read).head(head).put(write))
         .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/copy", post(copy))
@@ -255,8 +252,8 @@ impl Context {
     ) -> Result<(ObjectId, Capability), Refused> {
         let object =
             route::parse_object(id).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
-        if wanted & (rights::WRITE | rights::REMOVE) != 0 && !object.is_data() {
-            return Err(Refused::Bad("only data objects are written and removed"));
+        if wanted & rights::WRITE != 0 && !object.is_data() {
+            return Err(Refused::Bad("only data objects are written"));
         }
         Ok((object, self.check(headers, object, wanted).await?))
     }
@@ -508,7 +505,7 @@ async fn seal_all(
             let capability = item.capability.as_bytes();
             context.check_bytes(capability, object, rights::WRITE).await
         } else {
-            Err(Refused::Bad("only data objects are written and removed"))
+            Err(Refused::Bad("only data objects are written"))
         };
         results.push(SealResult {
             object: item.object,
@@ -586,27 +583,6 @@ async fn seal_objects(
         parts.flash.on_written(object, size);
     }
     Ok(results)
-}
-
-async fn remove(
-    State(context): State<Context>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
-) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::REMOVE).await?;
-    let parts = context.node.parts();
-    let store = Arc::clone(&parts.store);
-    parts.counters.on_removed(object);
-    let was_there = blocking(move || store.remove(object)).await?;
-    let change =
-        move |connection: &rusqlite::Connection| records::remove_object(connection, object);
-    parts.db.write(false, change).await?;
-    parts.flash.on_removed(object);
-    if was_there {
-        Ok(StatusCode::NO_CONTENT.into_response())
-    } else {
-        Err(StoreError::NotFound { object }.into())
-    }
 }
 
 #[derive(serde::Deserialize)]

@@ -17,6 +17,7 @@ mod local_names;
 pub mod names;
 mod namespace_service;
 mod notes;
+pub mod queue;
 pub mod rebuild;
 mod recall;
 mod removal;

@@ -16,11 +16,13 @@ use crate::local_names::LocalNames;
 use crate::names::changes::Teller;
 use crate::names::{Fault, Names, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
+use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
+use crate::removal::Garbage;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::TokensError;
-use crate::{clock, names, notes, removal};
+use crate::{clock, names, notes};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -69,6 +71,8 @@ pub struct Config {
     pub mount_timeout: Duration,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
+    /// Where labels wait for their elements; `None` for the server's own database.
+    pub queue: Option<Arc<dyn Queue>>,
 }
 
 impl Config {
@@ -85,6 +89,7 @@ impl Config {
             element_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
             link_bytes_per_sec: 125_000_000,
+            queue: None,
         }
     }
 }
@@ -215,8 +220,9 @@ impl Server {
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         let signals = Signals::default();
-        let worker =
-            start_driver(&names, &array, &signals, &config.default_policy, incoming).await?;
+        let decides = (config.default_policy.as_str(), config.queue);
+        let told = (driver.clone(), incoming);
+        let worker = start_driver(&names, &array, &signals, decides, told).await?;
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
@@ -308,10 +314,8 @@ impl Drop for Server {
 
 /// Begins what the server does by itself, for as long as it runs.
 fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
-    let (database, shared) = (names.database().clone(), names.shared().clone());
-    tokio::spawn(notes::run(database.clone(), array.clone()));
-    tokio::spawn(lent::run(shared.clone(), array.clone()));
-    tokio::spawn(removal::run(database, shared, array));
+    tokio::spawn(notes::run(names.database().clone(), array.clone()));
+    tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
 }
@@ -330,13 +334,19 @@ async fn start_driver(
     names: &Arc<SqliteNames>,
     array: &Arc<Array>,
     signals: &Signals,
-    default_policy: &str,
-    incoming: std::sync::mpsc::Receiver<Incoming>,
+    (default_policy, queue): (&str, Option<Arc<dyn Queue>>),
+    (driver, incoming): (Sender<Incoming>, std::sync::mpsc::Receiver<Incoming>),
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     tidemill_core::policy::by_name(default_policy, 0)?;
     let (names, array, signals) = (names.clone(), array.clone(), signals.clone());
     let policy = default_policy.to_owned();
-    let made = tokio::task::spawn_blocking(move || Driver::new(names, array, signals, &policy));
+    let database = names.database().clone();
+    let garbage = Garbage::new(database.clone(), names.shared().clone());
+    tokio::spawn(garbage.clone().watch(array.clone(), driver));
+    let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
+    let made = tokio::task::spawn_blocking(move || {
+        Driver::new(names, array, queue, garbage, signals, &policy)
+    });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
 }

@@ -576,12 +576,10 @@ async fn a_listing_goes_on_where_it_stopped() {
 /// Sealed objects need an element to be on; a tree of its own has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
-    use crate::array::{FakeElement, Running, file_op, root, stat, write_file};
+    use crate::array::{Running, file_op, root, stat, write_file};
     use rustix::io::Errno;
     use tidemill_client::Server as Client;
-    use tidemill_wire::v1::{
-        self, Kind, name_op::Op, name_result::Result as Answer, to_element::Message as To,
-    };
+    use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
     async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
         let request = v1::NameRequest {
@@ -634,14 +632,6 @@ mod versions {
         (session, stream)
     }
 
-    async fn removed(element: &mut FakeElement) -> Vec<u64> {
-        loop {
-            if let To::Remove(remove) = element.next().await {
-                return remove.objects;
-            }
-        }
-    }
-
     #[tokio::test(flavor = "multi_thread")]
     async fn readers_keep_the_old_version_until_they_let_go() {
         let dir = tempfile::tempdir().unwrap();
@@ -671,14 +661,10 @@ mod versions {
         );
 
         by(&client, 0, unlink(1, "g")).await.unwrap();
-        assert_eq!(
-            removed(&mut element).await,
-            [other],
-            "only what nobody reads"
-        );
+        assert_eq!(element.removed().await, [other], "only what nobody reads");
         let release = v1::Release { ino, object: old };
         by(&client, session, Op::Release(release)).await.unwrap();
-        assert_eq!(removed(&mut element).await, [old]);
+        assert_eq!(element.removed().await, [old]);
         let gone = by(&client, 0, open(ino, 1)).await;
         assert_eq!(gone, Err(Errno::NOENT.raw_os_error()));
     }
@@ -742,7 +728,7 @@ mod versions {
             by(&client, session, get()).await,
             Err(Errno::NOENT.raw_os_error())
         );
-        assert_eq!(removed(&mut element).await, [object.0]);
+        assert_eq!(element.removed().await, [object.0]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,6 @@
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
-//! | `DELETE /objects/{id}` | removes it |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |

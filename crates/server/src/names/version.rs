@@ -380,7 +380,9 @@ impl Tx<'_> {
         }
         let row = params![object.cast_signed(), element, self.now];
         self.db
-            .prepare_cached("INSERT OR IGNORE INTO removal VALUES (?1, ?2, ?3)")?
+            .prepare_cached(
+                "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
+            )?
             .execute(row)?;
         self.db
             .prepare_cached("UPDATE version SET removed = 1 WHERE object = ?1")?

@@ -45,8 +45,10 @@ doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
 
 # All but the end-to-end tests, which share the machine's mounts and network and run one after the other.
+# What sends labels is tested with the second queue, too.
 unit:
 	cargo test $(WHOLE)
+	TIDEMILL_TEST_QUEUE=memory cargo test $(WHOLE) --test ends --test jobs --test posix --test serving
 
 e2e:
 	cargo test $(WHOLE) --test e2e -- --test-threads=1

@@ -21,3 +21,4 @@ mod results;
 mod scripts;
 mod store;
 mod traces;
+mod users;

@@ -40,8 +40,8 @@ pub struct Work {
     pub label: Option<std::sync::Arc<Label>>,
     /// The objects that it sealed.
     pub made: Vec<ObjectRecord>,
-    /// The object that it removed.
-    pub removed: Option<ObjectId>,
+    /// The objects that are gone.
+    pub removed: Vec<ObjectId>,
 }
 
 impl Work {
@@ -52,7 +52,7 @@ impl Work {
             outcome,
             label: None,
             made: Vec::new(),
-            removed: None,
+            removed: Vec::new(),
         }
     }
 
@@ -64,7 +64,7 @@ impl Work {
         for object in &self.made {
             records::put_object(connection, object)?;
         }
-        if let Some(object) = self.removed {
+        for &object in &self.removed {
             records::remove_object(connection, object)?;
         }
         match &self.label {
@@ -85,7 +85,7 @@ impl Work {
         for object in self.made.iter().filter(|_| written) {
             flash.on_written(object.id, object.size);
         }
-        if let Some(object) = self.removed {
+        for &object in &self.removed {
             flash.on_removed(object);
         }
     }
@@ -102,13 +102,13 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         held: Vec::new(),
         pulled: Vec::new(),
         made: Vec::new(),
-        removed: None,
+        removed: Vec::new(),
     };
     run.outcome.start = live.start;
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
         Operation::Copy { from, to } => run.copy(from, *to, phase),
-        Operation::Remove { object } => run.remove(*object),
+        Operation::Remove { objects } => run.remove(objects),
     };
     if result.is_err() {
         run.discard();
@@ -155,7 +155,7 @@ struct Running<'a> {
     /// Keeps pulled inputs from being removed.
     pulled: Vec<Pulled>,
     made: Vec<ObjectRecord>,
-    removed: Option<ObjectId>,
+    removed: Vec<ObjectId>,
 }
 
 type Done = Result<Vec<Sealed>, Failure>;
@@ -502,17 +502,27 @@ impl Running<'_> {
         Ok(vec![Sealed { object: to, size }])
     }
 
-    fn remove(&mut self, object: ObjectId) -> Done {
+    /// Removes what it can; the first that it can't is told, and what is gone all the same.
+    fn remove(&mut self, objects: &[ObjectId]) -> Done {
         self.outcome.kernel_start = self.outcome.start;
-        if !object.is_data() {
-            let message = format!("{:016x} is no data object", object.0);
-            return Err(failure(FailureKind::Input, message));
+        let mut failed = None;
+        for &object in objects.iter().filter(|object| object.is_data()) {
+            self.parts.counters.on_removed(object);
+            match self.parts.store.remove(object) {
+                Ok(_) => self.removed.push(object),
+                Err(error) => {
+                    tracing::warn!(%error, %object, "an object can't be removed yet");
+                    failed.get_or_insert(error);
+                }
+            }
         }
-        self.parts.counters.on_removed(object);
-        let removed = self.parts.store.remove(object);
-        removed.map_err(|error| store_failure(&error))?;
-        self.removed = Some(object);
-        Ok(Vec::new())
+        match failed {
+            None => Ok(Vec::new()),
+            Some(error) => {
+                self.outcome.removed.clone_from(&self.removed);
+                Err(store_failure(&error))
+            }
+        }
     }
 
     /// Takes back what was adopted before a failure.

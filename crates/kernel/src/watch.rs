@@ -14,7 +14,7 @@ use crate::child::Keeper;
 use crate::private::open_folder;
 use crate::run::{End, Limits, Tail, Usage};
 use crate::running::add;
-use crate::sandbox::group::{ControlGroup, Room};
+use crate::sandbox::group::{ControlGroup, Full, Room};
 use crate::spawn::Process;
 
 /// How often memory, processes and written bytes are looked at.
@@ -83,12 +83,17 @@ impl Watched {
     /// Whether the system ended processes of its control group for memory while it ran.
     pub(crate) fn group_ended(&self) -> bool {
         let group = self.group.as_ref();
-        group.is_some_and(|(before, group)| group.ended() > *before)
+        let counted = group.is_some_and(|(before, group)| group.ended() > *before);
+        counted || self.room_full() == Some(Full::OfAll)
     }
 
     /// Whether the system ended one of its processes since all of them wanted more memory than its limit.
     pub(crate) fn room_ended(&self) -> bool {
-        self.room.lock().as_ref().is_some_and(Room::ended)
+        self.room_full() == Some(Full::Own)
+    }
+
+    fn room_full(&self) -> Option<Full> {
+        self.room.lock().as_ref().and_then(Room::ended)
     }
 
     /// Bounds the memory that the system counts for a run, whoever of its processes has it, if any: what none of them has

@@ -10,12 +10,14 @@ mod authority;
 mod check;
 mod clock;
 mod ends;
+mod gate;
 mod jobs;
 mod lineage;
 mod local_names;
 pub mod names;
 mod namespace_service;
 mod notes;
+pub mod queue;
 pub mod rebuild;
 mod recall;
 mod removal;
@@ -23,5 +25,7 @@ mod serve;
 mod session;
 #[cfg(feature = "simulation")]
 pub mod simulated;
+mod token_service;
+mod tokens;
 
 pub use serve::{Config, Server, StartError};

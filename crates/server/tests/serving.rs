@@ -47,6 +47,11 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
         mtime: 5,
         ..v1::Seal::default()
     };
+    // A size that no file has would stay with it for ever.
+    for size in [1 << 63, u64::MAX] {
+        let false_size = Op::Seal(v1::Seal { size, ..seal });
+        client.one(&root(), false_size).await.unwrap_err();
+    }
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
     client.one(&root(), Op::Seal(seal)).await.unwrap();

@@ -198,6 +198,15 @@ fn door(folder: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
+/// A group that had no memory left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// That of one run.
+    Own,
+    /// That of all runs.
+    OfAll,
+}
+
 /// The group of one run. It is removed when this is dropped; the run must have ended.
 #[derive(Debug)]
 pub(crate) struct Room {
@@ -221,8 +230,8 @@ impl Room {
         }
     }
 
-    /// Whether the system ended a process because this group, and no larger one, was full.
-    pub(crate) fn ended(&self) -> bool {
+    /// Which group was full, if the system ended a process of this one for memory.
+    pub(crate) fn ended(&self) -> Option<Full> {
         let read = |name: &str| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
         let count = |text: &str, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -235,10 +244,15 @@ impl Room {
                     .trim()
                     .parse()
                     .unwrap_or(0);
-                let full = most >= self.limit - self.limit / 64;
-                full && count(&read("memory.oom_control"), "oom_kill ") > 0
+                let own = most >= self.limit - self.limit / 64;
+                // It is counted where the process was, whichever group was full.
+                let ended = count(&read("memory.oom_control"), "oom_kill ") > 0;
+                ended.then_some(if own { Full::Own } else { Full::OfAll })
             }
-            Version::Two => count(&read("memory.events.local"), "oom ") > 0,
+            Version::Two => {
+                let own = count(&read("memory.events.local"), "oom ") > 0;
+                own.then_some(Full::Own)
+            }
         }
     }
 }

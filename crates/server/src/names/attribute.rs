@@ -37,7 +37,11 @@ impl Tx<'_> {
     }
 
     /// Changes attributes of a node that is still to be written.
-    pub(crate) fn change_attributes(&self, node: &mut Node, op: &v1::SetAttr) -> Result<(), Fault> {
+    pub(crate) fn change_attributes(
+        &mut self,
+        node: &mut Node,
+        op: &v1::SetAttr,
+    ) -> Result<(), Fault> {
         self.check_set_attr(node, op)?;
         if op.uid.is_some() || op.gid.is_some() {
             node.uid = op.uid.unwrap_or(node.uid);
@@ -61,6 +65,9 @@ impl Tx<'_> {
         node.atime = op.atime.unwrap_or(node.atime);
         node.mtime = op.mtime.unwrap_or(node.mtime);
         node.ctime = self.time(op.ctime);
+        if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
+            self.changes.push(Change::Rights(node.ino));
+        }
         Ok(())
     }
 

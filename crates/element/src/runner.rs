@@ -211,6 +211,7 @@ impl Runner {
             let message = format!("the element can't tell how the kernel ended: {error}");
             failure(FailureKind::Device, message)
         })?;
+        prepared.close_streams();
         let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
         ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
         ran.memory_bytes = exit.usage.rss_bytes_max;

@@ -148,6 +148,12 @@ impl Prepared {
         &self.run
     }
 
+    /// Closes its own ends of the kernel's standard streams once that has ended: an output that one of them went to is then
+    /// open for writing nowhere.
+    pub fn close_streams(&mut self) {
+        (self.stdin, self.stdout) = (None, None);
+    }
+
     /// Takes an output after the kernel has ended, and with it the folders that it lies in: nobody else can change them
     /// any more. It is a plain file with no other name, reached through no link.
     ///

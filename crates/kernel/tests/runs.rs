@@ -9,9 +9,11 @@ mod support;
 use std::fs;
 use std::time::Duration;
 
-use support::{LAUNCHER, Place, compile, exists, finish, is_root, output, start, users};
+use support::{
+    LAUNCHER, Place, compile, exists, finish, is_root, output, start, users, wait_until,
+};
 use tidemill_kernel::{
-    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User,
+    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User, locks,
 };
 
 #[test]
@@ -48,9 +50,15 @@ fn standard_streams_can_be_files() {
         run.outputs.push("dir/out".into());
         run.stdin = Some("in".into());
         run.stdout = Some("dir/out".into());
-        let (prepared, exit) = finish(run);
+        let (mut prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        assert_eq!(prepared.output("dir/out").unwrap().size().unwrap(), 4);
+        prepared.close_streams();
+        let made = prepared.output("dir/out").unwrap();
+        assert_eq!(made.size().unwrap(), 4);
+        // What starts meanwhile has it for a moment.
+        wait_until("nobody has it open for writing", || {
+            locks::has_writers(made.file()) == Some(false)
+        });
         let written = fs::read(prepared.run().folder.join("dir/out")).unwrap();
         assert_eq!(written, b"TEXT");
         assert!(exit.stdout.bytes.is_empty());

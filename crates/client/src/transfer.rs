@@ -105,13 +105,7 @@ impl Transfer {
                     break;
                 }
                 let piece = Bytes::copy_from_slice(&buffer[..count]);
-                let written = self.objects.write(&remote, offset, piece.clone()).await;
-                if written.as_ref().is_err_and(is_refused) {
-                    remote = self.writing(ino, object).await?;
-                    self.objects.write(&remote, offset, piece).await?;
-                } else {
-                    written?;
-                }
+                self.write(&mut remote, ino, offset, piece).await?;
                 offset += count as u64;
                 progress(count as u64);
             }
@@ -119,12 +113,7 @@ impl Transfer {
                 self.objects.truncate(&remote, 0).await?;
             }
             let body = seal_body(&attr, path);
-            let sealed = self.objects.seal(&remote, &body).await;
-            if sealed.as_ref().is_err_and(is_refused) {
-                remote = self.writing(ino, object).await?;
-                return self.objects.seal(&remote, &body).await;
-            }
-            sealed
+            self.seal(&mut remote, ino, &body).await
         }
         .await;
         match written {
@@ -153,11 +142,37 @@ impl Transfer {
         }
     }
 
-    /// The right to go on with a version that is being written, when the one before has run out.
-    async fn writing(&self, ino: u64, object: u64) -> Result<Remote, Error> {
+    /// Writes a piece of a version of file `ino`, with a new right if the one before has run out.
+    async fn write(
+        &self,
+        remote: &mut Remote,
+        ino: u64,
+        offset: u64,
+        piece: Bytes,
+    ) -> Result<(), Error> {
+        let written = self.objects.write(remote, offset, piece.clone()).await;
+        if !written.as_ref().is_err_and(is_refused) {
+            return written;
+        }
+        *remote = self.anew(remote, ino).await?;
+        self.objects.write(remote, offset, piece).await
+    }
+
+    /// Seals a version of file `ino`, with a new right if the one before has run out.
+    async fn seal(&self, remote: &mut Remote, ino: u64, body: &SealBody) -> Result<u64, Error> {
+        let sealed = self.objects.seal(remote, body).await;
+        if !sealed.as_ref().is_err_and(is_refused) {
+            return sealed;
+        }
+        *remote = self.anew(remote, ino).await?;
+        self.objects.seal(remote, body).await
+    }
+
+    /// The right to go on with a version that is being written.
+    async fn anew(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
         let again = v1::NewVersion {
             ino,
-            object,
+            object: remote.object.0,
             element: None,
             steal: false,
         };

@@ -21,7 +21,9 @@ pub struct Turns {
 
 /// The user has too much under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("user {uid} has {each_max} requests under way already: wait until one of them has ended")]
+#[error(
+    "user {uid} has {each_max} requests of this kind under way already: wait until one of them has ended"
+)]
 pub struct Busy {
     uid: u32,
     each_max: usize,

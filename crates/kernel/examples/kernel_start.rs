@@ -14,9 +14,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidemill_kernel::{Code, InputsAs, Launcher, Prepared, Run, RunInput, Settings, child};
+use tidemill_kernel::{Code, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User, child};
 
 const MODULE: &str = include_str!("../tests/kernels/places.wat");
+const USER: User = User {
+    uid: 1000,
+    gid: 1000,
+};
 const LIBRARY: &str = "tests/kernels/places.c";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -55,6 +59,8 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
         let mut run = Run::new(code, folder.join(name));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         run.inputs_as = InputsAs::Symlink;
+        // As an element that is root runs kernels of its users.
+        run.user = rustix::process::geteuid().is_root().then_some(USER);
         let path = input.clone();
         let name = "input".to_owned();
         run.inputs.push(RunInput { name, path });

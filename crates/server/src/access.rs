@@ -208,10 +208,15 @@ impl Access {
         self.caller_of(&self.peer(request)?, claimed)
     }
 
+    /// Whether a user is the array's operator, who has no bounds.
+    pub(crate) fn is_operator(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own_uid
+    }
+
     /// Who is at the other end of a plain Unix socket.
     pub(crate) fn local_peer(&self, uid: u32, gid: u32) -> Peer {
         Peer {
-            trusted: uid == 0 || uid == self.own_uid,
+            trusted: self.is_operator(uid),
             uid,
             gid,
             token: None,
@@ -280,15 +285,19 @@ fn nobody() -> Status {
     )
 }
 
-/// What the name service says, which may take as long as its network: nobody else waits meanwhile.
+/// What the name service says, which may take as long as its network.
 fn asked(uid: u32) -> Member {
-    let ask = || Member {
+    aside(|| Member {
         gid: users::gid(uid),
         groups: users::groups(uid),
-    };
+    })
+}
+
+/// Does what takes a while: nobody else waits for this thread meanwhile.
+pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(ask),
-        _ => ask(),
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 

@@ -33,6 +33,7 @@ use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
 use tidemill_client::tls::{Identity, Listener, Problem, Stream};
+use tidemill_client::turns::Turns;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
@@ -379,6 +380,7 @@ impl Parts {
             access: self.access.clone(),
             driver: self.driver,
             signals: self.signals,
+            submissions: Arc::new(Turns::new(1)),
         };
         let lineage = LineageService {
             names: self.names,

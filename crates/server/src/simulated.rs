@@ -346,6 +346,7 @@ impl Simulated {
             policy: String::new(),
             replace: false,
             no_cache: false,
+            bounded: false,
         };
         let (answer, answered) = oneshot::channel();
         let (names, recalls) = (self.names.clone(), self.recalls.clone());

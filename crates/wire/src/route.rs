@@ -39,7 +39,8 @@ pub fn object(id: ObjectId) -> String {
 /// Parses the `{id}` of a path.
 #[must_use]
 pub fn parse_object(text: &str) -> Option<ObjectId> {
-    (text.len() == 16)
+    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (text.len() == 16 && digits)
         .then(|| u64::from_str_radix(text, 16).ok())
         .flatten()
         .map(ObjectId)
@@ -117,4 +118,24 @@ pub struct SealResult {
 pub struct SealReply {
     /// Final length in bytes.
     pub size: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_has_one_path_but_for_the_case_of_its_digits() {
+        assert_eq!(parse_object("00000000000000fF"), Some(ObjectId(255)));
+        // A number in Rust may begin with a sign.
+        for text in [
+            "+5555555555555555",
+            "+555555555555555",
+            "-000000000000001",
+            "ff",
+            "",
+        ] {
+            assert_eq!(parse_object(text), None, "{text}");
+        }
+    }
 }

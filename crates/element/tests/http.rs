@@ -509,15 +509,8 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
     };
     assert_eq!(running["state"], "running");
     assert!(running["start"].as_u64().unwrap() > 0);
-    let list = request(
-        &element,
-        "GET",
-        "/tasks",
-        Some(&capability(1, 0, rights::READ)),
-        "",
-        b"",
-    )
-    .await;
+    let all = capability(1, 0, rights::READ);
+    let list = request(&element, "GET", "/tasks", Some(&all), "", b"").await;
     assert_eq!(list.json().as_array().unwrap().len(), 1);
     connection.abort(1);
     connection.finished(1).await;

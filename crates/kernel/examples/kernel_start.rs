@@ -10,7 +10,7 @@ use std::error::Error;
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,11 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     measured
 }
 
-fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
-    let input = folder.join("input");
-    fs::write(&input, [1; 8])?;
-    let module = folder.join("places.wasm");
-    fs::write(&module, wat::parse_str(MODULE)?)?;
+fn build_library(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let library = folder.join("places.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = Command::new("cc")
@@ -50,6 +46,15 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
     if !built.success() {
         return Err("the C compiler failed".into());
     }
+    Ok(library)
+}
+
+fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
+    let input = folder.join("input");
+    fs::write(&input, [1; 8])?;
+    let module = folder.join("places.wasm");
+    fs::write(&module, wat::parse_str(MODULE)?)?;
+    let library = build_library(folder)?;
     let modules = Some(folder.join("modules"));
     let launcher = Launcher::new(Settings {
         modules,

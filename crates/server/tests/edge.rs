@@ -210,9 +210,7 @@ async fn a_users_silent_connections_take_nobodys_place() {
     });
     assert_eq!(asked.await.unwrap().unwrap(), 1);
     // Those that were too many are closed.
-    let closed = tokio::task::spawn_blocking(move || {
-        held.into_iter().filter(|stream| is_closed(stream)).count()
-    });
+    let closed = tokio::task::spawn_blocking(move || held.into_iter().filter(is_closed).count());
     assert!(closed.await.unwrap() >= 500);
 }
 

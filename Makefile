@@ -46,10 +46,9 @@ doc:
 
 # All but the end-to-end tests, which share the machine's mounts and network and run one after the other.
 # What sends labels is tested with the second queue, too.
-# One test at a time: modules that are tested beside each other can wait for each other for ever (`kernel`, tests/wasm.rs).
 unit:
-	RUST_TEST_THREADS=1 cargo test $(WHOLE)
-	RUST_TEST_THREADS=1 TIDEMILL_TEST_QUEUE=memory cargo test $(WHOLE) --test ends --test jobs --test posix --test serving
+	cargo test $(WHOLE)
+	TIDEMILL_TEST_QUEUE=memory cargo test $(WHOLE) --test ends --test jobs --test posix --test serving
 
 e2e:
 	cargo test $(WHOLE) --test e2e -- --test-threads=1

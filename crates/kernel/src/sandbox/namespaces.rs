@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use super::ids::{Ids, KERNELS, KERNELS_FROM};
 
@@ -30,19 +30,19 @@ impl Namespaces {
     /// # Errors
     /// Where this process may not.
     pub(crate) fn make(ids: Ids) -> io::Result<Self> {
-        let (reader, writer) = io::pipe()?;
-        let (inner, outer) = (reader.as_raw_fd(), writer.as_raw_fd());
-        // SAFETY: the child is a copy of this process with this thread only; it makes bare system calls until it ends.
+        let parent = rustix::process::getpid().as_raw_nonzero().get();
+        // SAFETY: the child is a copy of this process with this thread only; it makes bare system calls until it is ended.
         let pid = fork(FLAGS, || unsafe {
-            libc::close(outer);
-            let mut nothing = 0_u8;
-            libc::read(inner, (&raw mut nothing).cast(), 1);
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+            while libc::getppid() == parent {
+                libc::pause();
+            }
             0
         })?;
         let made = map(pid, ids).and_then(|()| Self::open(pid));
-        // It ends when nobody can write to it any more.
-        drop(writer);
-        waitpid(Some(pid), WaitOptions::empty())?;
+        // Not by the end of a pipe: a copy of this process that is made meanwhile would hold that open.
+        let ended = rustix::process::kill_process(pid, Signal::KILL);
+        ended.and_then(|()| waitpid(Some(pid), WaitOptions::empty()))?;
         let made = made?;
         made.try_out()?;
         Ok(made)

@@ -13,6 +13,7 @@ mod ends;
 mod jobs;
 mod lineage;
 mod local_names;
+mod locks;
 pub mod names;
 mod namespace_service;
 mod notes;

@@ -15,6 +15,7 @@ use crate::local_names::LocalNames;
 use crate::names::changes::Teller;
 use crate::names::{Fault, Names, OpenError, SqliteNames};
 use crate::namespace_service::NamespaceService;
+use crate::locks::Locks;
 use crate::recall::Recalls;
 use crate::session::Sessions;
 use crate::{clock, names, notes, removal};
@@ -197,13 +198,15 @@ impl Server {
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
         let sessions = Sessions::new(config.mount_timeout);
+        let locks = Locks::new(names.clone() as Arc<dyn Names>, sessions.clone())?;
         let ends = Arc::new(Ends::new(
             names.clone() as Arc<dyn Names>,
+            locks.clone(),
             array.clone(),
             sessions.clone(),
             &trust,
         ));
-        let recalls = Recalls::new(names.clone() as Arc<dyn Names>);
+        let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
         let parts = Parts {
             names: names.clone(),
             recalls: recalls.clone(),

@@ -95,6 +95,9 @@ pub(crate) struct State {
     pub(crate) opens: u32,
     /// The version that is being written here.
     pub(crate) writing: Option<Writing>,
+    /// Handles that could write and have no version: another mount writes the file, or they have not written again since
+    /// what they wrote was made visible to others.
+    pub(crate) idle_writers: u32,
     /// The alias that opens get now.
     pub(crate) alias: u16,
     /// Which object the kernel reads by each alias.
@@ -274,6 +277,18 @@ impl State {
         };
         self.bound.insert(self.alias, bound);
         self.opens += 1;
+    }
+
+    /// Goes on with another object, unless the kernel reads and writes the file by itself. Says whether it is another.
+    pub(crate) fn rebind(&mut self, alias: u16, object: &Arc<Object>) -> bool {
+        let attr = self.attr;
+        let bound = self.bound.get_mut(&alias).filter(|bound| !bound.direct);
+        let Some(bound) = bound.filter(|bound| bound.object.id != object.id) else {
+            return false;
+        };
+        bound.object = object.clone();
+        bound.seen = attr;
+        true
     }
 
     /// Opens from now on get another kernel inode than those that are open.

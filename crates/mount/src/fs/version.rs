@@ -8,6 +8,7 @@ use super::right::Right;
 use super::seal::{Ending, Job};
 use super::table::{Key, Node, Phase, State, Writing};
 use super::takeover::{UNSEALED_MODE, open_to_writers};
+use super::file::OpenHow;
 use super::{Caller, Found, Fs, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ use tidemill_core::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 /// How long an open for writing waits for another writer's seal.
-const WRITER_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a busy file is asked for again.
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
 /// How long an element that is to take a new file may be silent before another is asked for.
@@ -37,7 +38,7 @@ const COPY_BYTES: usize = 4 << 20;
 const MTIME_GRAIN_NS: i64 = 1_000_000_000;
 
 /// A version that was begun and that nobody writes yet.
-struct Begun {
+pub(super) struct Begun {
     object: Arc<Object>,
     /// What its mtime was set to, if one can see by it later whether it was written to.
     untouched: Option<i64>,
@@ -45,6 +46,8 @@ struct Begun {
     base: u64,
     /// The object of the version before that programs here have open, if its file is the new version's now.
     taken: Option<Arc<Object>>,
+    /// Whether other mounts are there.
+    others: bool,
 }
 
 impl Fs {
@@ -85,7 +88,7 @@ impl Fs {
     }
 
     /// A sealed object of the file; the one that is open, if it is.
-    fn sealed_object(
+    pub(super) fn sealed_object(
         &self,
         caller: Caller,
         node: &Node,
@@ -231,7 +234,7 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        mode: u32,
+        (mode, how): (u32, OpenHow),
     ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
         let create = |ino, object| {
@@ -258,7 +261,8 @@ impl Fs {
             let mut state = node.state.lock();
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
-            state.bind_new(object.clone(), self.is_direct(&object));
+            let direct = self.is_direct(&object) && !(how.update && opened.others);
+            state.bind_new(object.clone(), direct);
         }
         self.touched(parent, time, 0);
         // Written here, so known here: `writing` marks what somebody else is about to change.
@@ -323,36 +327,48 @@ impl Fs {
         self.backend.undo(caller, &Op::NewVersion(new));
     }
 
-    /// Opens a file for writing: joins the version being written here or begins one.
+    /// Opens a file for writing: joins the version being written here or begins one. If another mount writes it and
+    /// shares its locks, it is begun with the first write; says whether it is to be cut then.
     pub(super) fn bind_writer(
         &self,
         caller: Caller,
         key: Key,
         node: &Node,
-        truncate: bool,
+        how: OpenHow,
         pace: Pace,
-    ) -> Result<(), Error> {
-        let until = Instant::now() + WRITER_PATIENCE;
+    ) -> Result<bool, Error> {
+        let truncate = how.truncate;
+        let (until, at_once) = (Instant::now() + WRITER_PATIENCE, Instant::now());
         if self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
-            return Ok(());
+            return Ok(false);
         }
         let keep = if truncate { 0 } else { u64::MAX };
         let begun = if self.readers_can_follow(node) {
-            self.begin(caller, node, keep, true, until)
+            self.begin(caller, node, keep, true, (until, at_once))
         } else {
             Err(Errno::STALE.into())
         };
         let mut state = node.state.lock();
         node.changed.notify_all();
-        let begun = begun.inspect_err(|error| state.not_begun(error))?;
+        let begun = match begun {
+            Err(error) if error.is(Errno::BUSY) => {
+                state.not_begun(&error);
+                drop(state);
+                self.bind_idle(caller, key, node)?;
+                return Ok(truncate);
+            }
+            begun => begun.inspect_err(|error| state.not_begun(error))?,
+        };
         state.begin(&begun, 1);
-        if let Err(error) = state.bind(key, &begun.object, self.is_direct(&begun.object)) {
+        let shared = begun.others && (how.update || self.locks.knows(node.ino));
+        let direct = self.is_direct(&begun.object) && !shared && !state.attr.locked;
+        if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
             // the next alias.
             self.end_writing(caller, node, &mut state, Some(Ending::Abandon));
             return Err(error);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Takes part in the version that is being written here. If there is none, the caller has to begin one, as
@@ -425,14 +441,15 @@ impl Fs {
     }
 
     /// Begins a version with up to `keep` bytes of the version before. If they `follow`, those who have that one
-    /// open here go on with the new one, as [`State::begin`] notes.
-    fn begin(
+    /// open here go on with the new one, as [`State::begin`] notes. Another writer is waited for until the first of two
+    /// times; until the second one if it shares the file's locks.
+    pub(super) fn begin(
         &self,
         caller: Caller,
         node: &Node,
         keep: u64,
         follow: bool,
-        until: Instant,
+        until: (Instant, Instant),
     ) -> Result<Begun, Error> {
         self.fetch(caller, node, Pace::MayWait)?;
         let attr = node.state.lock().attr;
@@ -490,6 +507,7 @@ impl Fs {
             untouched,
             base: base.object,
             taken,
+            others: opened.others,
         })
     }
 
@@ -500,9 +518,9 @@ impl Fs {
         caller: Caller,
         node: &Node,
         op: &Op,
-        until: Instant,
+        (until, until_shared): (Instant, Instant),
     ) -> Result<v1::Opened, Error> {
-        let until = until.min(patience::deadline());
+        let left = |until: Instant| Instant::now() < until.min(patience::deadline());
         let note = |phase| {
             if let Some(writing) = node.state.lock().writing.as_mut() {
                 writing.phase = phase;
@@ -519,7 +537,10 @@ impl Fs {
                     return Ok(opened);
                 }
                 Ok(_) => return Err(ClientError::Answer("NewVersion").into()),
-                Err(error) if error.is(Errno::TXTBSY) && Instant::now() < until => {
+                Err(error)
+                    if error.is(Errno::TXTBSY) && left(until)
+                        || error.is(Errno::BUSY) && left(until_shared) =>
+                {
                     if !std::mem::replace(&mut busy, true) {
                         note(Phase::Busy);
                     }
@@ -599,7 +620,7 @@ impl Fs {
         }
         let follow = self.readers_can_follow(node);
         let begun = self
-            .begin(caller, node, size, follow, until)
+            .begin(caller, node, size, follow, (until, until))
             .and_then(|begun| {
                 let set = begun.object.truncate(size);
                 let set = set.and_then(|()| begun.object.set_mtime(now_ns()));
@@ -651,6 +672,7 @@ impl Fs {
             .is_some_and(|object| state.bound.values().any(|b| b.object.id == object.id));
         let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
         let Some(writing) = open else {
+            state.idle_writers = state.idle_writers.saturating_sub(u32::from(write));
             return;
         };
         writing.writers = writing.writers.saturating_sub(u32::from(write));
@@ -689,7 +711,7 @@ impl Fs {
     }
 
     /// The last writer is gone: the version is to be sealed, or given up if it says nothing new.
-    fn end_writing(&self, caller: Caller, node: &Node, state: &mut State, ending: Option<Ending>) {
+    pub(super) fn end_writing(&self, caller: Caller, node: &Node, state: &mut State, ending: Option<Ending>) {
         let gone = state.gone;
         let Some(writing) = state.writing.as_mut() else {
             return;
@@ -791,7 +813,7 @@ impl Fs {
 
 impl State {
     /// No version could be begun. If that is because of those who have the one before open, they are left to it.
-    fn not_begun(&mut self, error: &Error) {
+    pub(super) fn not_begun(&mut self, error: &Error) {
         self.writing = None;
         if error.is(Errno::STALE) {
             self.next_alias();
@@ -802,7 +824,8 @@ impl State {
 
     /// The version is being written from now on, by that many handles. Those who have the version before open
     /// under the current alias have this one open now.
-    fn begin(&mut self, begun: &Begun, writers: u32) {
+    pub(super) fn begin(&mut self, begun: &Begun, writers: u32) {
+        let writers = writers + std::mem::take(&mut self.idle_writers);
         let alias = self.alias;
         if let Some(bound) = self.bound.get_mut(&alias) {
             let follows = match &begun.taken {

@@ -44,7 +44,7 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES];
+const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES, LOCKERS];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -135,6 +135,8 @@ CREATE TABLE note(element INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGE
 INSERT INTO counter VALUES ('change', 1);
 INSERT INTO note SELECT iif(object = 0, -1, element), ino, 1 FROM inode WHERE NOT (kind = 1 AND version = 0);
 ";
+
+const LOCKERS: &str = "CREATE TABLE locker(session INTEGER PRIMARY KEY);";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

@@ -1,0 +1,163 @@
+//! Files that several mounts have open for writing, because they share its locks: one of them writes a version at a
+//! time. The others have it open all the same, and begin theirs with their first write; whoever gets a lock goes on with
+//! what the one before has written and is sealed for that, though it stays open.
+//!
+//! Not for files that the kernel reads and writes in place by itself: what it was given can't be exchanged.
+
+use super::backend::attr_of;
+use super::file::Handle;
+use super::object::Object;
+use super::table::{Key, Node, Phase, Writing};
+use super::version::WRITER_PATIENCE;
+use super::{Caller, Fs, Pace};
+use crate::error::Error;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_wire::v1::{self, name_op::Op};
+
+/// How long, and how often, the end of a close is waited for whose beginning was heard.
+const CLOSE_PAUSE: Duration = Duration::from_millis(5);
+const CLOSE_PAUSES: u32 = 20;
+
+impl Fs {
+    /// Opens a file for writing that another mount writes now: as for reading, until something is written.
+    pub(super) fn bind_idle(&self, caller: Caller, key: Key, node: &Node) -> Result<(), Error> {
+        let object = self.reading_object(caller, node, Pace::MayWait)?;
+        let mut state = node.state.lock();
+        let direct = state.bound_now().is_some_and(|(_, direct)| direct);
+        if direct && key.alias == state.alias {
+            state.next_alias();
+        }
+        state.bind(key, &object, false)?;
+        state.idle_writers += 1;
+        Ok(())
+    }
+
+    /// Begins the version that a handle is about to write, if none is open here.
+    pub(super) fn resume(&self, file: &Handle, keep: u64) -> Result<(), Error> {
+        let node = &file.node;
+        let until = Instant::now() + WRITER_PATIENCE;
+        {
+            let mut state = node.state.lock();
+            loop {
+                let phase = state.writing.as_ref().map(|writing| writing.phase);
+                match phase {
+                    None if state.idle_writers > 0 => break,
+                    None => return Err(Errno::IO.into()),
+                    Some(Phase::Open) => {
+                        drop(state);
+                        return self.follow(file);
+                    }
+                    Some(_) => {
+                        self.sealer.hurry();
+                        if node.changed.wait_until(&mut state, until).timed_out() {
+                            return Err(self.sealer.errno(node.ino).into());
+                        }
+                    }
+                }
+            }
+            state.writing = Some(Writing::starting());
+        }
+        let begun = self.begin(file.caller, node, keep, true, (until, until));
+        {
+            let mut state = node.state.lock();
+            node.changed.notify_all();
+            let begun = begun.inspect_err(|error| state.not_begun(error))?;
+            state.begin(&begun, 0);
+        }
+        self.follow(file)
+    }
+
+    /// What is read and written by a handle's alias is the version that is written here.
+    fn follow(&self, file: &Handle) -> Result<(), Error> {
+        let mut state = file.node.state.lock();
+        let written = state.written().cloned().ok_or(Errno::IO)?;
+        let changed = state.rebind(file.key.alias, &written);
+        drop(state);
+        if changed {
+            self.forget_pages(file.key.pack());
+        }
+        Ok(())
+    }
+
+    /// Seals what programs here have written, if they have it open in a way that lets them go on with a later version.
+    pub(super) fn publish(&self, ino: u64) {
+        let Some(node) = self.table.get(ino) else {
+            return;
+        };
+        {
+            let mut state = node.state.lock();
+            let direct = state.bound.values().any(|bound| bound.direct);
+            let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
+            if let Some(writing) = open.filter(|_| !direct) {
+                let idle = std::mem::take(&mut writing.writers);
+                state.idle_writers += idle;
+                self.end_writing(Caller::default(), &node, &mut state, None);
+            }
+        }
+        if let Err(error) = self.wait_sealed(&node) {
+            tracing::warn!(ino, "another mount may read what is old under a lock: {error}");
+        }
+    }
+
+    /// Waits a moment for a close that has begun, so that what it ends is sealed.
+    pub(super) fn hear_close(&self, ino: u64) {
+        let Some(node) = self.table.get(ino) else {
+            return;
+        };
+        for _ in 0..CLOSE_PAUSES {
+            let state = node.state.lock();
+            let open = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Open);
+            if !open || !state.bound.values().any(|bound| bound.direct) {
+                return;
+            }
+            drop(state);
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+    }
+
+    /// Brings a file that is open here up to what was sealed last, wherever that was.
+    pub(super) fn refresh(&self, ino: u64) -> Result<(), Error> {
+        let Some(node) = self.table.get(ino) else {
+            return Ok(());
+        };
+        let asked = self.table.now();
+        let content = true;
+        let op = Op::GetAttr(v1::GetAttr { ino, content });
+        let attr = attr_of(self.backend.one(Caller::default(), op)?)?;
+        let old: Vec<u16> = {
+            let mut state = node.state.lock();
+            self.adopt(&mut state, attr, asked);
+            if state.is_writing() {
+                return Ok(());
+            }
+            let bound = state.bound.iter();
+            let old = bound.filter(|(_, bound)| !bound.direct && bound.object.id != attr.object);
+            old.map(|(&alias, _)| alias).collect()
+        };
+        if old.is_empty() {
+            return Ok(());
+        }
+        let object = (attr.object, attr.element);
+        let object: Arc<Object> =
+            self.sealed_object(Caller::default(), &node, object, Pace::MayWait)?;
+        for alias in old {
+            let changed = node.state.lock().rebind(alias, &object);
+            if changed {
+                self.forget_pages(Key { ino, alias }.pack());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a handle shows a version that is not the newest, and can't be brought up to it.
+    pub(super) fn has_old_version(&self, handle: u64) -> bool {
+        let Ok(file) = self.file(handle) else {
+            return false;
+        };
+        let state = file.node.state.lock();
+        let bound = state.bound.get(&file.key.alias);
+        bound.is_some_and(|bound| bound.direct && !state.is_current(bound.object.id))
+    }
+}

@@ -120,8 +120,7 @@ impl World {
 
     fn clear(&mut self, mount: usize, ino: u64, owner: Owner, (start, end): (u64, u64)) {
         for byte in start..=end {
-            self.held
-                .remove(&(ino, owner.space, byte, mount, owner.id));
+            self.held.remove(&(ino, owner.space, byte, mount, owner.id));
         }
     }
 
@@ -233,7 +232,10 @@ impl World {
             Message::Join(lent, locks) => arbiter.on_join(session, &lent, &locks, &mut out),
         };
         self.actions(out);
-        assert!(taken.is_ok(), "a mount that was there all the time was given up");
+        assert!(
+            taken.is_ok(),
+            "a mount that was there all the time was given up"
+        );
         true
     }
 
@@ -474,7 +476,10 @@ fn a_mount_that_is_alone_asks_once() {
         holder.want(request, 5, one, How::Wait, &mut out);
         assert!(holder.unlock(5, one.owner, (0, 3), &mut out));
     }
-    assert!(out.iter().all(|effect| matches!(effect, Effect::Answer(_, Answer::Granted))));
+    assert!(
+        out.iter()
+            .all(|effect| matches!(effect, Effect::Answer(_, Answer::Granted)))
+    );
 }
 
 #[test]
@@ -532,7 +537,9 @@ fn after_a_restart_locks_are_given_when_all_have_said_what_they_have() {
     let mut out = Vec::new();
     let mine = lock(1, Space::Ranges, (0, 3), true);
     arbiter.on_join(3, &[], &[], &mut out).unwrap();
-    arbiter.on_want((3, 9), 5, mine, How::Wait, &mut out).unwrap();
+    arbiter
+        .on_want((3, 9), 5, mine, How::Wait, &mut out)
+        .unwrap();
     arbiter.on_join(1, &[5], &[], &mut out).unwrap();
     assert_eq!(out, []);
     // The other one never comes back.

@@ -158,3 +158,241 @@ say(db.execute('SELECT n FROM t').fetchone()[0])
         reader.ends();
     }
 }
+
+/// Tries a lock by another program; says whether it was had.
+fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
+    let (start, length) = range;
+    let kind = if exclusive { "LOCK_EX" } else { "LOCK_SH" };
+    let script = format!(
+        "f = os.open(path[0], os.O_RDWR)\n\
+         try:\n  fcntl.lockf(f, fcntl.{kind} | fcntl.LOCK_NB, {length}, {start})\n  say('free')\n\
+         except BlockingIOError: say('taken')\n"
+    );
+    let mut program = Program::start(&script, &[path]);
+    let said = program.says();
+    program.ends();
+    said == "free"
+}
+
+#[test]
+fn ranges_are_cut_and_closes_and_forks_count_on_every_mount() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for [here, there] in &mounts(&mut array) {
+        std::fs::write(here.join("f"), "0123456789").unwrap();
+        let script = "
+f = os.open(path[0], os.O_RDWR)
+fcntl.lockf(f, fcntl.LOCK_EX, 9, 0)
+fcntl.lockf(f, fcntl.LOCK_UN, 3, 3)
+fcntl.lockf(f, fcntl.LOCK_SH, 3, 6)
+say('cut')
+wait()
+if os.fork() == 0:
+    # Not its own: neither has it the locks, nor does its close give them free.
+    os.close(f)
+    os._exit(0)
+os.wait()
+say('forked')
+wait()
+os.close(os.dup(f))
+say('closed')
+wait()
+";
+        let mut program = Program::start(script, &[&here.join("f")]);
+        for state in ["cut", "forked"] {
+            assert_eq!(program.says(), state);
+            for path in [here.join("f"), there.join("f")] {
+                let free = |range, exclusive| is_free(&path, range, exclusive);
+                assert!(!free((0, 1), false) && !free((2, 1), false));
+                assert!(free((3, 3), true) && free((9, 0), true));
+                assert!(free((6, 3), false) && !free((8, 1), true));
+            }
+            program.go_on();
+        }
+        assert_eq!(program.says(), "closed");
+        assert!(is_free(&here.join("f"), (0, 0), true));
+        assert!(is_free(&there.join("f"), (0, 0), true));
+        program.go_on();
+        program.ends();
+    }
+}
+
+#[test]
+fn who_has_a_lock_is_told_and_flock_and_fcntl_do_not_see_each_other() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for [here, there] in &mounts(&mut array) {
+        std::fs::write(here.join("f"), "").unwrap();
+        let hold = "
+f = open(path[0], 'r+')
+fcntl.lockf(f, fcntl.LOCK_EX, 5, 10)
+say(os.getpid())
+wait()
+fcntl.flock(f, fcntl.LOCK_EX)
+say('both')
+wait()
+";
+        let ask = "
+import struct
+f = open(path[0], 'r+')
+flock = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+kind, _, start, length, pid = struct.unpack('hhqqi4x', fcntl.fcntl(f, fcntl.F_GETLK, flock))
+say(f'{kind == fcntl.F_WRLCK} {start} {length} {pid}')
+";
+        let mut holder = Program::start(hold, &[&here.join("f")]);
+        let pid = holder.says();
+        for path in [here.join("f"), there.join("f")] {
+            let mut asker = Program::start(ask, &[&path]);
+            assert_eq!(asker.says(), format!("True 10 5 {pid}"));
+            asker.ends();
+        }
+        holder.go_on();
+        assert_eq!(holder.says(), "both");
+        holder.go_on();
+        holder.ends();
+    }
+}
+
+#[test]
+fn programs_that_wait_for_locks_are_interrupted_and_circles_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let [[here, there], _] = &mounts(&mut array)[..] else {
+        unreachable!()
+    };
+    for name in ["f", "g"] {
+        std::fs::write(here.join(name), "").unwrap();
+    }
+    let hold = "
+f = open(path[0], 'r+')
+fcntl.lockf(f, fcntl.LOCK_EX)
+say('held')
+wait()
+";
+    let mut holder = Program::start(hold, &[&here.join("f")]);
+    assert_eq!(holder.says(), "held");
+    // On both sides: where the lock is, and where the server is asked.
+    for path in [here.join("f"), there.join("f")] {
+        let alarmed = "
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+f = open(path[0], 'r+')
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try: fcntl.lockf(f, fcntl.LOCK_EX)
+except Late: say('late')
+";
+        let mut alarmed = Program::start(alarmed, &[&path]);
+        assert_eq!(alarmed.says(), "late");
+        alarmed.ends();
+        for signal in [rustix::process::Signal::KILL, rustix::process::Signal::INT] {
+            let waits = "
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+f = open(path[0], 'r+')
+say('waits')
+fcntl.lockf(f, fcntl.LOCK_EX)
+";
+            let mut waiter = Program::start(waits, &[&path]);
+            assert_eq!(waiter.says(), "waits");
+            let pid = rustix::process::Pid::from_child(&waiter.child);
+            rustix::process::kill_process(pid, signal).unwrap();
+            // It would wait for the holder, which waits for this.
+            assert!(!waiter.child.wait().unwrap().success());
+        }
+    }
+    holder.go_on();
+    holder.ends();
+    assert!(is_free(&there.join("f"), (0, 0), true));
+    let circle = "
+f, g = (open(p, 'r+') for p in path)
+fcntl.lockf(f, fcntl.LOCK_EX)
+ready, begin = os.pipe(), os.pipe()
+if os.fork() == 0:
+    fcntl.lockf(g, fcntl.LOCK_EX)
+    os.write(ready[1], b'x')
+    fcntl.lockf(f, fcntl.LOCK_EX)
+    os._exit(0)
+os.read(ready[0], 1)
+while True:
+    try: fcntl.lockf(g, fcntl.LOCK_EX)
+    except OSError as e:
+        say(errno.errorcode[e.errno])
+        break
+fcntl.lockf(f, fcntl.LOCK_UN)
+assert os.wait()[1] == 0
+";
+    let mut circle = Program::start(circle, &[&here.join("f"), &here.join("g")]);
+    // Whoever of the two is the last to ask; the child would end with an error.
+    assert_eq!(circle.says(), "EDEADLK");
+    circle.ends();
+}
+
+#[test]
+fn locks_survive_a_restart_of_the_server() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(false));
+    let hold = "
+f = open(path[0], 'a')
+fcntl.flock(f, fcntl.LOCK_EX)
+say('held')
+wait()
+open(path[1], 'w').write('done')
+fcntl.flock(f, fcntl.LOCK_UN)
+wait()
+";
+    let waits = "
+f = open(path[0], 'a')
+say('waits')
+fcntl.flock(f, fcntl.LOCK_EX)
+say(open(path[1]).read())
+";
+    let mut holder = Program::start(hold, &[&here.join("lock"), &here.join("data")]);
+    assert_eq!(holder.says(), "held");
+    let mut waiter = Program::start(waits, &[&there.join("lock"), &there.join("data")]);
+    assert_eq!(waiter.says(), "waits");
+    array.stop_server();
+    array.start_server();
+    array.wait_elements(2);
+    let mut late = Program::start(waits, &[&there.join("lock"), &there.join("data")]);
+    assert_eq!(late.says(), "waits");
+    holder.go_on();
+    assert_eq!((waiter.says(), late.says()), ("done".into(), "done".into()));
+    waiter.ends();
+    late.ends();
+    holder.go_on();
+    holder.ends();
+}
+
+#[test]
+fn a_user_who_takes_too_many_locks_is_told_so() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(true));
+    std::fs::write(here.join("f"), "").unwrap();
+    let many = "
+f = os.open(path[0], os.O_RDONLY)
+try:
+    for n in range(10000): fcntl.lockf(f, fcntl.LOCK_SH, 1, 2 * n)
+except OSError as e: say(f'{errno.errorcode[e.errno]} {n}')
+wait()
+";
+    let mut many = Program::start(many, &[&here.join("f")]);
+    assert_eq!(many.says(), "ENOLCK 4096");
+    // Reading is enough to keep writers out; others' locks of other files are no fewer.
+    assert!(!is_free(&there.join("f"), (0, 1), true));
+    assert!(is_free(&there.join("f"), (1, 1), true));
+    many.go_on();
+    many.ends();
+    assert!(is_free(&there.join("f"), (0, 0), true));
+}

@@ -95,7 +95,10 @@ impl Locks {
 
     /// Whether a request is about locks.
     pub(crate) fn are_asked(request: &Request) -> bool {
-        matches!(request.ops.first().map(|op| &op.op), Some(Some(Op::Lock(_))))
+        matches!(
+            request.ops.first().map(|op| &op.op),
+            Some(Some(Op::Lock(_)))
+        )
     }
 
     /// Carries out a request about locks.
@@ -167,7 +170,9 @@ impl Locks {
             LockOp::Renew(_) => {
                 let here = self.0.sessions.is_present(mount);
                 let member = self.0.arbiter.lock().is_member(mount);
-                return (here && member).then_some(()).ok_or(Fault::NotJoined(mount));
+                return (here && member)
+                    .then_some(())
+                    .ok_or(Fault::NotJoined(mount));
             }
         };
         done.map_err(lost)

@@ -207,7 +207,8 @@ impl Holder {
         while self.decides(ino) {
             let file = self.files.get(&ino);
             let free = |wait: &Wait| {
-                wait.ino == ino && file.is_some_and(|file| file.table.conflict(&wait.lock).is_none())
+                wait.ino == ino
+                    && file.is_some_and(|file| file.table.conflict(&wait.lock).is_none())
             };
             let next = self.waits.iter().find(|(_, wait)| free(wait));
             let Some((request, wait)) = next.map(|(&request, &wait)| (request, wait)) else {

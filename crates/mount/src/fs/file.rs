@@ -210,8 +210,7 @@ impl Fs {
     }
 
     /// The object to write to by a handle; begins a version if its handles have none yet.
-    fn to_write(&self, handle: u64, pace: Pace) -> Result<Arc<Object>, Error> {
-        let file = self.file(handle)?;
+    fn to_write(&self, file: &Handle, pace: Pace) -> Result<Arc<Object>, Error> {
         if file.is_idle() {
             pace.wait()?;
             let keep = if file.cut.load(Ordering::Acquire) {
@@ -219,7 +218,7 @@ impl Fs {
             } else {
                 u64::MAX
             };
-            self.resume(&file, keep)?;
+            self.resume(file, keep)?;
             file.cut.store(false, Ordering::Release);
         }
         file.written()
@@ -255,7 +254,9 @@ impl Fs {
         bytes: &[u8],
         pace: Pace,
     ) -> Result<(), Error> {
-        let object = self.to_write(handle, pace)?;
+        let file = self.file(handle)?;
+        let _turn = Self::write_turn(&file.node, pace)?;
+        let object = self.to_write(&file, pace)?;
         if object.waits() {
             pace.wait()?;
         }
@@ -319,7 +320,9 @@ impl Fs {
         mode: u32,
         pace: Pace,
     ) -> Result<(), Error> {
-        let object = self.to_write(handle, pace)?;
+        let file = self.file(handle)?;
+        let _turn = Self::write_turn(&file.node, pace)?;
+        let object = self.to_write(&file, pace)?;
         if object.waits() {
             pace.wait()?;
         }
@@ -338,10 +341,10 @@ impl Fs {
         to: (u64, u64),
         length: u64,
     ) -> Result<u64, Error> {
-        let (source, target) = (
-            self.file(from.0)?.object()?,
-            self.to_write(to.0, Pace::MayWait)?,
-        );
+        let file = self.file(to.0)?;
+        let _turn = Self::write_turn(&file.node, Pace::MayWait)?;
+        let source = self.file(from.0)?.object()?;
+        let target = self.to_write(&file, Pace::MayWait)?;
         target.copy_from(&source, from.1, to.1, length)
     }
 

@@ -9,6 +9,7 @@ use super::watch::Kernel;
 use super::{Caller, Fs, patience};
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -66,8 +67,10 @@ struct Inner {
     renewing: bool,
     /// Until when it is decided here about what was lent.
     valid: Option<Instant>,
-    /// What is not decided because that is over.
+    /// What is not decided because that is over, or the one who asks is still giving free what it had.
     late: Vec<(u64, u64, Lock, How)>,
+    /// Those whose locks are about to be free. The kernel may call the next one the same.
+    ending: BTreeMap<(u64, Owner), usize>,
     /// Files of which programs here may know less than others wrote, and who has a lock of one and is not told before
     /// they do.
     stale: BTreeMap<u64, Vec<Asker>>,
@@ -76,8 +79,10 @@ struct Inner {
 }
 
 impl Inner {
-    fn decides(&self, ino: u64) -> bool {
-        self.holder.decides(ino) && self.valid.is_some_and(|until| Instant::now() < until)
+    /// Whether a request can't be decided, or asked for, yet.
+    fn is_late(&self, ino: u64, lock: &Lock) -> bool {
+        let over = || self.valid.is_none_or(|until| until <= Instant::now());
+        self.ending.contains_key(&(ino, lock.owner)) || (self.holder.decides(ino) && over())
     }
 
     fn carry_out(&mut self, effects: Vec<Effect>) {
@@ -157,11 +162,13 @@ impl Inner {
         ops
     }
 
-    /// Decides what had to wait for the server to say that it may be decided here.
+    /// Decides what had to wait, if it has no longer.
     fn decide_late(&mut self) {
         let mut effects = Vec::new();
         for (request, ino, lock, how) in std::mem::take(&mut self.late) {
-            if self.askers.contains_key(&request) {
+            if self.is_late(ino, &lock) {
+                self.late.push((request, ino, lock, how));
+            } else if self.askers.contains_key(&request) {
                 self.holder.want(request, ino, lock, how, &mut effects);
             }
         }
@@ -240,7 +247,7 @@ impl Fs {
         if how != How::Test && !self.tells_flush(handle) {
             inner.unflushed.insert((ino, handle, lock.owner));
         }
-        if inner.holder.decides(ino) && !inner.decides(ino) {
+        if inner.is_late(ino, &lock) {
             inner.late.push((request, ino, lock, how));
             inner.queue.push_back(Op::Renew(v1::Empty {}));
         } else {
@@ -267,10 +274,30 @@ impl Fs {
             return told(self.unlock_now(ino, owner, range));
         }
         let fs = self.clone();
+        self.begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
             patience::serve(|| fs.publish(ino));
-            told(fs.unlock_now(ino, owner, range));
+            let done = fs.unlock_now(ino, owner, range);
+            fs.has_ended(ino, owner);
+            told(done);
         });
+    }
+
+    fn begin_ending(&self, ino: u64, owner: Owner) {
+        let mut inner = self.locks.inner.lock();
+        *inner.ending.entry((ino, owner)).or_default() += 1;
+    }
+
+    fn has_ended(self: &Arc<Self>, ino: u64, owner: Owner) {
+        let mut inner = self.locks.inner.lock();
+        if let Some(count) = inner.ending.get_mut(&(ino, owner)) {
+            *count -= 1;
+            if *count == 0 {
+                inner.ending.remove(&(ino, owner));
+            }
+        }
+        inner.decide_late();
+        self.send_locks(&mut inner);
     }
 
     fn unlock_now(
@@ -308,6 +335,7 @@ impl Fs {
             return told();
         }
         let fs = self.clone();
+        self.begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
             // The program's close goes on, so that what it has written is sealed before others get the lock.
             told();
@@ -316,6 +344,7 @@ impl Fs {
                 fs.publish(ino);
             });
             let _ = fs.unlock_now(ino, owner, (0, u64::MAX));
+            fs.has_ended(ino, owner);
         });
     }
 
@@ -460,7 +489,8 @@ impl Fs {
             }
             What::Lent | What::Granted => {
                 // Who gets it sees what others wrote.
-                if inner.stale.insert(ino, Vec::new()).is_none() {
+                if let Entry::Vacant(none) = inner.stale.entry(ino) {
+                    none.insert(Vec::new());
                     self.become_current(ino);
                 }
                 if news.what() == What::Lent {

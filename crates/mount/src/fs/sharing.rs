@@ -6,19 +6,19 @@
 
 use super::backend::attr_of;
 use super::file::Handle;
-use super::object::Object;
 use super::table::{Key, Node, Phase, Writing};
 use super::version::WRITER_PATIENCE;
 use super::{Caller, Fs, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1::{self, name_op::Op};
 
 /// How long, and how often, the end of a close is waited for whose beginning was heard.
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 const CLOSE_PAUSES: u32 = 20;
+/// How often a file is looked at that others go on writing.
+const REFRESH_TRIES: u32 = 40;
 
 impl Fs {
     /// Opens a file for writing that another mount writes now: as for reading, until something is written.
@@ -32,6 +32,20 @@ impl Fs {
         state.bind(key, &object, false)?;
         state.idle_writers += 1;
         Ok(())
+    }
+
+    /// Waits for its turn to write: not while a version is being handed on.
+    pub(super) fn write_turn(
+        node: &Node,
+        pace: Pace,
+    ) -> Result<parking_lot::RwLockReadGuard<'_, ()>, Error> {
+        match node.writes.try_read() {
+            Some(turn) => Ok(turn),
+            None => {
+                pace.wait()?;
+                Ok(node.writes.read())
+            }
+        }
     }
 
     /// Begins the version that a handle is about to write, if none is open here.
@@ -87,6 +101,7 @@ impl Fs {
             return;
         };
         {
+            let _all_written = node.writes.write();
             let mut state = node.state.lock();
             let direct = state.bound.values().any(|bound| bound.direct);
             let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
@@ -97,7 +112,10 @@ impl Fs {
             }
         }
         if let Err(error) = self.wait_sealed(&node) {
-            tracing::warn!(ino, "another mount may read what is old under a lock: {error}");
+            tracing::warn!(
+                ino,
+                "another mount may read what is old under a lock: {error}"
+            );
         }
     }
 
@@ -122,6 +140,21 @@ impl Fs {
         let Some(node) = self.table.get(ino) else {
             return Ok(());
         };
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.refresh_once(ino, &node) {
+                // Another version was sealed meanwhile, and the one before removed.
+                Err(error) if tries < REFRESH_TRIES => {
+                    tracing::debug!(ino, "a file is looked at again: {error}");
+                    std::thread::sleep(CLOSE_PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn refresh_once(&self, ino: u64, node: &Node) -> Result<(), Error> {
         let asked = self.table.now();
         let content = true;
         let op = Op::GetAttr(v1::GetAttr { ino, content });
@@ -139,9 +172,8 @@ impl Fs {
         if old.is_empty() {
             return Ok(());
         }
-        let object = (attr.object, attr.element);
-        let object: Arc<Object> =
-            self.sealed_object(Caller::default(), &node, object, Pace::MayWait)?;
+        // Another version may be sealed meanwhile.
+        let object = self.reading_object(Caller::default(), node, Pace::MayWait)?;
         for alias in old {
             let changed = node.state.lock().rebind(alias, &object);
             if changed {

@@ -78,6 +78,9 @@ pub(crate) struct Node {
     pub(crate) state: Mutex<State>,
     /// Signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
+    /// Held, shared, while something is written through this process, so that a version that is handed on to other
+    /// mounts has all of it.
+    pub(crate) writes: RwLock<()>,
 }
 
 /// What is known of an inode.
@@ -175,6 +178,7 @@ impl Node {
             lookups: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
+            writes: RwLock::new(()),
         }
     }
 }

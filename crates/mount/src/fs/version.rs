@@ -1,6 +1,7 @@
 //! Beginning and ending versions of files, and opening the objects that hold them.
 
 use super::backend::attr_of;
+use super::file::OpenHow;
 use super::object::{Data, Object};
 use super::patience;
 use super::remote::{Remote, now_ns};
@@ -8,7 +9,6 @@ use super::right::Right;
 use super::seal::{Ending, Job};
 use super::table::{Key, Node, Phase, State, Writing};
 use super::takeover::{UNSEALED_MODE, open_to_writers};
-use super::file::OpenHow;
 use super::{Caller, Found, Fs, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
@@ -88,7 +88,7 @@ impl Fs {
     }
 
     /// A sealed object of the file; the one that is open, if it is.
-    pub(super) fn sealed_object(
+    fn sealed_object(
         &self,
         caller: Caller,
         node: &Node,
@@ -364,8 +364,10 @@ impl Fs {
         let direct = self.is_direct(&begun.object) && !shared && !state.attr.locked;
         if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
-            // the next alias.
+            // the next alias. Those who had not begun have not now either.
+            let others = state.writing.as_mut().map_or(0, |w| w.writers - 1);
             self.end_writing(caller, node, &mut state, Some(Ending::Abandon));
+            state.idle_writers += others;
             return Err(error);
         }
         Ok(false)
@@ -595,6 +597,7 @@ impl Fs {
         size: u64,
     ) -> Result<(), Error> {
         let until = Instant::now() + WRITER_PATIENCE;
+        let _turn = Self::write_turn(node, Pace::MayWait)?;
         {
             let mut state = node.state.lock();
             let deadline = patience::deadline();
@@ -634,7 +637,16 @@ impl Fs {
         node.changed.notify_all();
         let begun = begun.inspect_err(|error| state.not_begun(error))?;
         state.begin(&begun, 0);
-        self.end_writing(caller, node, &mut state, None);
+        if state.writing.as_ref().is_some_and(|w| w.writers == 0) {
+            self.end_writing(caller, node, &mut state, None);
+            return Ok(());
+        }
+        // Those who have it open for writing and had not begun go on with this one.
+        let changed = state.rebind(key.alias, &begun.object);
+        drop(state);
+        if changed {
+            self.forget_pages(key.pack());
+        }
         Ok(())
     }
 
@@ -711,7 +723,13 @@ impl Fs {
     }
 
     /// The last writer is gone: the version is to be sealed, or given up if it says nothing new.
-    pub(super) fn end_writing(&self, caller: Caller, node: &Node, state: &mut State, ending: Option<Ending>) {
+    pub(super) fn end_writing(
+        &self,
+        caller: Caller,
+        node: &Node,
+        state: &mut State,
+        ending: Option<Ending>,
+    ) {
         let gone = state.gone;
         let Some(writing) = state.writing.as_mut() else {
             return;

@@ -195,7 +195,14 @@ impl Inner {
         let (_, ttl) = self.fs.ttls(found);
         match self.backing(number, opened, |file| reply.open_backing(file)) {
             Ok(Some(backing)) => {
-                reply.created_passthrough(&ttl, &attr, Generation(0), handle, in_place(opened), &backing);
+                reply.created_passthrough(
+                    &ttl,
+                    &attr,
+                    Generation(0),
+                    handle,
+                    in_place(opened),
+                    &backing,
+                );
             }
             Ok(None) => {
                 let flags = self.cached_flags(number, opened.object);

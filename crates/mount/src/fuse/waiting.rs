@@ -249,7 +249,11 @@ mod tests {
         assert!(!is_told_to_end(&status(others, others, 0, 0), false));
         assert!(!is_told_to_end("", false));
         // Who waits for a lock is interrupted by what it catches: that is how it waits for no longer than it wants.
-        let alarm = format!("{}SigCgt:\t{:016x}\n", status(0, others, 0, 0), bit(libc::SIGALRM));
+        let alarm = format!(
+            "{}SigCgt:\t{:016x}\n",
+            status(0, others, 0, 0),
+            bit(libc::SIGALRM)
+        );
         assert!(is_told_to_end(&alarm, true) && !is_told_to_end(&alarm, false));
         assert!(!is_told_to_end(&status(0, others, 0, 0), true));
     }

@@ -4,6 +4,7 @@
 //! locks a whole file is looked at: its thread is in one of the two system calls. Where that can't be seen, both kinds
 //! hinder each other, as on NFS.
 
+use super::backing::Inner;
 use super::waiting::Interrupt;
 use super::{Adapter, key};
 use crate::error::Error;
@@ -13,8 +14,12 @@ use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty, ReplyLock, Request};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tidemill_core::locks::{How, Lock, Owner, Space};
 
+/// How long, and how often, a thread is looked at that has asked and does not sleep yet.
+const SLEEP_PATIENCE: Duration = Duration::from_secs(10);
+const SLEEP_PAUSE: Duration = Duration::from_micros(200);
 /// The last byte of a lock that has no end.
 const END: u64 = i64::MAX as u64;
 
@@ -65,11 +70,13 @@ impl Asked {
     }
 }
 
-/// Whether a thread is in `flock`.
-fn is_flock(thread: u32) -> bool {
-    let call = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
-    let number = call.split_ascii_whitespace().next();
-    number.and_then(|number| number.parse().ok()) == Some(libc::SYS_flock)
+/// Whether a thread is in `flock`, if it sleeps already: it can't be seen before. What may not be seen is not.
+fn is_flock(thread: u32) -> Option<bool> {
+    let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
+        return Some(false);
+    };
+    let number: i64 = call.split_ascii_whitespace().next()?.parse().ok()?;
+    Some(number == libc::SYS_flock)
 }
 
 /// A program that waits for a lock, or is about to be told.
@@ -107,34 +114,31 @@ impl Adapter {
         self.0.fs.lock(asked.wanted(How::Test), Box::new(told));
     }
 
-    pub(super) fn set_lock(&self, mut asked: Asked, wait: bool, reply: ReplyEmpty) {
+    pub(super) fn set_lock(&self, asked: Asked, wait: bool, reply: ReplyEmpty) {
         if asked.key.is_special() {
             return reply.error(fuser::Errno::EOPNOTSUPP);
         }
-        if (asked.lock.start, asked.lock.end) == (0, END) && is_flock(asked.thread) {
-            asked.lock.owner.space = Space::Files;
-        }
-        let waiter = Arc::new(Waiter {
-            fs: self.0.fs.clone(),
-            request: Mutex::new(None),
-        });
-        // Looked at for as long as it is not told.
-        let waits = waiter.clone();
-        let told = move |outcome: Result<Option<Lock>, Errno>| {
-            drop(waits);
-            match outcome {
-                Ok(None) => reply.ok(),
-                Ok(Some(_)) => reply.error(fuser::Errno::EAGAIN),
-                Err(errno) => reply.error(super::errno(&Error::System(errno))),
+        let whole = (asked.lock.start, asked.lock.end) == (0, END);
+        match is_flock(asked.thread)
+            .filter(|_| whole)
+            .or((!whole).then_some(false))
+        {
+            Some(flock) => self.0.set_lock(asked, flock, wait, reply),
+            None => {
+                let inner = self.0.clone();
+                self.0.fs.backend.runtime.spawn_blocking(move || {
+                    let end = Instant::now() + SLEEP_PATIENCE;
+                    let mut flock = None;
+                    while flock.is_none() && Instant::now() < end {
+                        std::thread::sleep(SLEEP_PAUSE);
+                        flock = is_flock(asked.thread);
+                    }
+                    match flock {
+                        Some(flock) => inner.set_lock(asked, flock, wait, reply),
+                        None => reply.error(fuser::Errno::EAGAIN),
+                    }
+                });
             }
-        };
-        let how = if wait { How::Wait } else { How::Try };
-        let request = self.0.fs.lock(asked.wanted(how), Box::new(told));
-        if request.is_some() {
-            *waiter.request.lock() = request;
-            let waiter: Arc<dyn Interrupt> = waiter;
-            let weak = Arc::downgrade(&waiter);
-            self.0.waiting.watch_over(asked.thread, true, weak);
         }
     }
 
@@ -154,5 +158,35 @@ impl Adapter {
             };
             fs.unlock(key.ino, files, range, told);
         });
+    }
+}
+
+impl Inner {
+    fn set_lock(&self, mut asked: Asked, flock: bool, wait: bool, reply: ReplyEmpty) {
+        if flock {
+            asked.lock.owner.space = Space::Files;
+        }
+        let waiter = Arc::new(Waiter {
+            fs: self.fs.clone(),
+            request: Mutex::new(None),
+        });
+        // Looked at for as long as it is not told.
+        let waits = waiter.clone();
+        let told = move |outcome: Result<Option<Lock>, Errno>| {
+            drop(waits);
+            match outcome {
+                Ok(None) => reply.ok(),
+                Ok(Some(_)) => reply.error(fuser::Errno::EAGAIN),
+                Err(errno) => reply.error(super::errno(&Error::System(errno))),
+            }
+        };
+        let how = if wait { How::Wait } else { How::Try };
+        let request = self.fs.lock(asked.wanted(how), Box::new(told));
+        if request.is_some() {
+            *waiter.request.lock() = request;
+            let waiter: Arc<dyn Interrupt> = waiter;
+            let weak = Arc::downgrade(&waiter);
+            self.waiting.watch_over(asked.thread, true, weak);
+        }
     }
 }

@@ -5,7 +5,7 @@ SHELL := /bin/bash
 # All packages with the same features, so that tests of all kinds build each crate once.
 WHOLE := --locked --workspace --features tidemill-cli/wasm
 
-.PHONY: help build demo test ci fmt clippy layering unit e2e conformance doc deny setup clean bench lines
+.PHONY: help build demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
@@ -21,9 +21,9 @@ build:
 demo: setup
 	scripts/demo.sh
 
-test: setup unit e2e conformance
+test: setup unit e2e faults conformance
 
-ci: setup fmt clippy layering deny doc unit e2e conformance
+ci: setup fmt clippy layering deny doc unit e2e faults conformance
 
 setup:
 	scripts/setup.sh
@@ -45,11 +45,17 @@ doc:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
 
 # All but the end-to-end tests, which share the machine's mounts and network and run one after the other.
+# What sends labels is tested with the second queue, too.
 unit:
 	cargo test $(WHOLE)
+	TIDEMILL_TEST_QUEUE=memory cargo test $(WHOLE) --test ends --test jobs --test posix --test serving
 
 e2e:
 	cargo test $(WHOLE) --test e2e -- --test-threads=1
+
+# Processes killed, stopped and restarted at random, in short; longer by hand, with another seed. After `e2e`, which builds.
+faults:
+	bench/faults.py --binary target/debug/tidemill --faults 12 --seed 21
 
 conformance:
 	scripts/conformance.sh

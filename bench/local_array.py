@@ -23,8 +23,8 @@ def wait(what, ready, seconds=60):
 class Array:
     """`with Array(elements=1, cores=2, mount=True) as array:`"""
 
-    def __init__(self, elements=1, cores=2, mount=False, folder=None, tls="on"):
-        self.tls = tls
+    def __init__(self, elements=1, cores=2, mount=False, folder=None, tls="on", binary=BINARY):
+        self.tls, self.binary = tls, binary
         self.folder = tempfile.mkdtemp(prefix="tidemill-bench-", dir=folder)
         self.endpoint = f"unix:{self.folder}/server/server.sock"
         self.processes = []
@@ -42,11 +42,11 @@ class Array:
 
     def _start(self, name, *args):
         log = open(os.path.join(self.folder, f"{name}.log"), "ab")
-        command = [BINARY, "--server", self.endpoint, "--tls", self.tls, *args]
+        command = [self.binary, "--server", self.endpoint, "--tls", self.tls, *args]
         self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
 
     def run(self, *args):
-        return subprocess.run([BINARY, "--server", self.endpoint, *args], capture_output=True, text=True)
+        return subprocess.run([self.binary, "--server", self.endpoint, *args], capture_output=True, text=True)
 
     def json(self, *args):
         done = self.run("--json", *args)

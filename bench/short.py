@@ -157,6 +157,7 @@ def claims():
     short_testbed, short_truth = os.path.join(OUT, "short-testbed"), os.path.join(OUT, "short-truth")
     return [
         Claim("mount", ["mount.py", "--rounds", "3", "--size-mib", "256", "--files", "3000"], needs=[root, fuse]),
+        Claim("programs", ["programs.py", "--rounds", "3", "--files", "1000"], needs=[root, fuse]),
         Claim("tasks", ["tasks.py", "--tasks", "300", "--rounds", "3", "--peers", peers], tasks,
               needs=[("no make", lambda: shutil.which("make"))], left_out=no_peers),
         Claim("maximum", ["maximum.py", "--gib", "0.25", "--rounds", "3"], maximum, needs=[root, fuse]),

@@ -2,6 +2,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/tidemill.proto");
     let files = protox::compile(["proto/tidemill.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(files)?;
+    tonic_prost_build::configure()
+        .codec_path("crate::bounded::Bounded")
+        .compile_fds(files)?;
     Ok(())
 }

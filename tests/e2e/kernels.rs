@@ -182,6 +182,60 @@ fn all(said: &Said) -> String {
     format!("{}{}", said.out, said.err)
 }
 
+/// Folders of objects are closed to users, and programs that only root may read are closed to kernels.
+#[test]
+fn every_user_runs_their_own_code_and_nobody_elses() {
+    let Some(array) = Array::start() else { return };
+    let object = array.path("probe.so");
+    let source = "#include <unistd.h>
+        #include <stdio.h>
+        #include <string.h>
+        #include <tidemill_kernel.h>
+        TIDEMILL_KERNEL;
+        int start_kernel(const struct tidemill_task *task) {
+            char text[64];
+            snprintf(text, sizeof text, \"user %d\\n\", (int)getuid());
+            return task->write(task, 0, text, strlen(text));
+        }";
+    let path = array.path("probe.c");
+    std::fs::write(&path, source).unwrap();
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/include");
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-shared", "-fPIC", "-I", header, "-o"])
+        .args([&object, &path]);
+    assert!(compiler.status().unwrap().success());
+    let secret = array.path("secret");
+    std::fs::create_dir(&secret).unwrap();
+    let backup = secret.join("backup.sh");
+    std::fs::write(&backup, "#!/bin/sh\necho of root\n").unwrap();
+    for path in [&secret, &backup] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    array.sh(&format!(
+        "mkdir w; chown {OTHER}:{OTHER} w; cp {} w/probe.so; chmod 755 w/probe.so",
+        object.display()
+    ));
+    let task = |name: &str, kernel: &str| {
+        let text = format!(
+            "name = \"{name}\"; workdir = \"/w\"; tasks = ( {{ name = \"{name}\"; kernel = \"{kernel}\"; output = [ \"{name}.out\" ]; }} );"
+        );
+        let script = array.path(&format!("{name}.conf"));
+        std::fs::write(&script, text).unwrap();
+        other(&array, &["submit", "--watch", script.to_str().unwrap()])
+    };
+    let said = task("probe", "probe.so");
+    assert!(said.ok, "{}", all(&said));
+    assert_eq!(array.sh("cat w/probe.out"), format!("user {OTHER}\n"));
+    let said = task("backup", backup.to_str().unwrap());
+    assert!(
+        !said.ok && !all(&said).contains("of root"),
+        "{}",
+        all(&said)
+    );
+    assert!(!array.at("w/backup.out").exists());
+}
+
 /// `tidemill ARGS` as somebody else.
 fn other(array: &Array, args: &[&str]) -> Said {
     let program = array.path("tidemill");

@@ -22,3 +22,4 @@ mod results;
 mod scripts;
 mod store;
 mod traces;
+mod users;

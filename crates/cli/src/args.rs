@@ -33,7 +33,8 @@ pub(crate) struct Global {
     /// Where the server is: unix:PATH or https://HOST:PORT [default: the array of `tidemill up`]
     #[arg(long, global = true, value_name = "ENDPOINT", env = "TIDEMILL_SERVER")]
     pub(crate) server: Option<Endpoint>,
-    /// Copy of `token` in the server's folder, for a server reached by https:// [default: DIR/server/token]
+    /// Your token, or a copy of `token` in the server's folder, for a server reached by https:// [default:
+    /// ~/.config/tidemill/token, else DIR/server/token]
     #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Whether connections to other hosts are encrypted [default: on]
@@ -91,6 +92,7 @@ pub(crate) enum Command {
     Element(command::element::Args),
     Mount(command::mount::Args),
     Rebuild(command::rebuild::Args),
+    Token(command::token::Args),
     Completions(command::completions::Args),
 }
 

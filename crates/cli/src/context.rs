@@ -162,12 +162,27 @@ impl Context {
         }
     }
 
-    /// The file that holds the array's token.
-    pub(crate) fn token_file(&self) -> PathBuf {
-        let named = self.global.token_file.clone();
-        named
-            .or_else(|| self.config.client.token_file.clone())
-            .unwrap_or_else(|| self.array.server().join("token"))
+    /// The credential to show: the one that is named; else the one of the configuration, if this user may read it; else
+    /// the user's own; else that of the array of `tidemill up`.
+    fn shown_credential(&self) -> anyhow::Result<Credential> {
+        if let Some(named) = &self.global.token_file {
+            return Ok(Credential::read(named)?);
+        }
+        let own = own_token_file().filter(|path| path.exists());
+        if let Some(path) = &self.config.client.token_file {
+            match Credential::read(path) {
+                // That of the host, which is for root and its mounts.
+                Err(error) if own.is_some() && error.is_absent_or_private() => {}
+                read => return Ok(read?),
+            }
+        }
+        match own {
+            Some(path) => {
+                Credential::check_private(&path)?;
+                Ok(Credential::read(&path)?)
+            }
+            None => Ok(Credential::read(&self.array.server().join("token"))?),
+        }
     }
 
     /// Whether TCP connections use TLS.
@@ -190,7 +205,7 @@ impl Context {
             ),
             Endpoint::Https(_) => {}
         }
-        Ok(Some(Credential::read(&self.token_file())?))
+        Ok(Some(self.shown_credential()?))
     }
 
     /// Connects to the server.
@@ -224,9 +239,16 @@ impl Context {
     /// Tells something beside the result.
     pub(crate) fn note(&self, text: impl std::fmt::Display) {
         if !self.global.quiet {
-            eprintln!("{text}");
+            eprintln!("{}", tidemill_core::shown::lines(&text.to_string()));
         }
     }
+}
+
+/// Where a user's own token is looked for.
+pub(crate) fn own_token_file() -> Option<PathBuf> {
+    let config = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
+    Some(config.or_else(home)?.join("tidemill/token"))
 }
 
 /// The rights of whoever calls.

@@ -31,7 +31,8 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            let error = format!("{error:#}");
+            eprintln!("error: {}", tidemill_core::shown::lines(&error));
             ExitCode::from(FAILED)
         }
     }

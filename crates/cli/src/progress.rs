@@ -4,6 +4,7 @@ use crate::context::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tidemill_core::shown::line;
 
 /// How long a copy may take unseen.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -54,7 +55,7 @@ impl Progress {
 
     /// What is copied now.
     pub(crate) fn now(&self, name: impl std::fmt::Display) {
-        self.bar.set_message(name.to_string());
+        self.bar.set_message(line(&name.to_string()));
     }
 
     /// Takes the bar away.

@@ -1,6 +1,6 @@
-//! The file `token` in the server's folder: all that an element, a mount or a user on another host has to be
-//! given. It holds the array's token, which shows the server that they may, and the certificate of the array's
-//! authority, by which they know the server and its elements.
+//! The file `token` in the server's folder: all that an element or a mount on another host has to be given. It holds the
+//! array's token, which shows the server that they may, and the certificate of the array's authority, by which they know
+//! the server and its elements. What `tidemill token create` makes for a user has the same form.
 //!
 //! ```text
 //! tidemill credential 1
@@ -23,7 +23,7 @@ pub const CREDENTIAL_VERSION: u32 = 1;
 const TITLE: &str = "tidemill credential";
 const TOKEN: &str = "token:";
 
-/// Content of the file `token`. Whoever has it may act for any user of the array.
+/// Content of such a file. Whoever has that of the array may act for any of its users.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
     /// What the server wants to see.
@@ -47,13 +47,22 @@ impl fmt::Debug for Credential {
 pub enum CredentialError {
     /// It can't be read or, by the server, be written.
     #[error(
-        "can't use the array's token: {path}: {reason}; copy `token` from the server's folder and name it with --token-file"
+        "can't use the token: {path}: {reason}; ask the array's administrator for one of your own (`tidemill token create`), \
+         or, for a mount or an element, copy `token` from the server's folder; name it with --token-file"
     )]
     Read {
         /// The file.
         path: String,
         /// What the system said.
         reason: std::io::Error,
+    },
+    /// Others could have read it.
+    #[error(
+        "{path}: others may read this token, and act as you with it: `chmod 600` it, and better have it revoked"
+    )]
+    Public {
+        /// The file.
+        path: String,
     },
     /// It is not what it should be.
     #[error("bad token file: {path}: {what}; copy `token` from the server's folder again")]
@@ -63,6 +72,15 @@ pub enum CredentialError {
         /// What is wrong.
         what: Flaw,
     },
+}
+
+impl CredentialError {
+    /// Whether there is no such file for this user.
+    #[must_use]
+    pub fn is_absent_or_private(&self) -> bool {
+        use std::io::ErrorKind::{NotFound, PermissionDenied};
+        matches!(self, Self::Read { reason, .. } if [NotFound, PermissionDenied].contains(&reason.kind()))
+    }
 }
 
 /// What is wrong with the text of a credential.
@@ -94,6 +112,24 @@ impl Credential {
             path: shown(),
             what,
         })
+    }
+
+    /// Makes sure that nobody else may read a user's own credential file.
+    ///
+    /// # Errors
+    /// [`CredentialError::Public`], or if it can't be looked at.
+    pub fn check_private(path: &Path) -> Result<(), CredentialError> {
+        use std::os::unix::fs::PermissionsExt;
+        let shown = || path.display().to_string();
+        let metadata = std::fs::metadata(path).map_err(|reason| CredentialError::Read {
+            path: shown(),
+            reason,
+        })?;
+        if metadata.permissions().mode() & 0o077 == 0 {
+            Ok(())
+        } else {
+            Err(CredentialError::Public { path: shown() })
+        }
     }
 
     /// Reads the text of a credential. One line that is no title is a bare token, as earlier releases wrote it.

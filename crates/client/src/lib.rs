@@ -3,18 +3,24 @@
 //! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between here and elements (HTTP),
 //! [`tls`] says who is at the other end of both,
 //! [`LocalNames`] is a short way to the namespace of a server on this host, [`users`] are those of this host. [`transfer`] puts the two together for whole files. It decides nothing about placement or order.
+//!
+//! What those who are connected to allow others has its bounds here, too: [`guests`] for connections, [`turns`] for
+//! requests, [`sparse`] for log lines.
 
 pub mod credential;
 pub mod endpoint;
 pub mod error;
+pub mod guests;
 pub mod host;
 pub mod ids;
 pub mod local;
 pub mod object_file;
 pub mod objects;
 pub mod server;
+pub mod sparse;
 pub mod tls;
 pub mod transfer;
+pub mod turns;
 pub mod users;
 
 pub use credential::Credential;

@@ -183,6 +183,11 @@ impl Objects {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("{}{}", address(&remote), route::SEAL_ALL))
+            // Nobody gets in without one; those of the others are looked at when they are read.
+            .header(
+                CAPABILITY_HEADER,
+                items.first().map_or("", |item| &item.capability),
+            )
             .header("content-type", "application/json");
         let response = self.send(&remote, request, body.into()).await?;
         let bytes = response

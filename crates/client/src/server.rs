@@ -10,6 +10,7 @@ use tidemill_wire::v1::array_client::ArrayClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
+use tidemill_wire::v1::tokens_client::TokensClient;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -146,6 +147,12 @@ impl Server {
     #[must_use]
     pub fn lineage(&self) -> LineageClient<TokenChannel> {
         LineageClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// By what peers on other hosts are known.
+    #[must_use]
+    pub fn tokens(&self) -> TokensClient<TokenChannel> {
+        TokensClient::new(self.channel.clone())
     }
 
     /// The array's elements.

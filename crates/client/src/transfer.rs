@@ -85,7 +85,7 @@ impl Transfer {
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
         let opened = self.begin(path, mode & 0o7777, element).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
-        let remote = self.remote(&opened)?;
+        let mut remote = self.remote(&opened)?;
         let (ino, object) = (attr.ino, opened.object);
         let _said = self.say_that_we_write(ino, object);
         let mut offset = 0;
@@ -104,16 +104,16 @@ impl Transfer {
                 if count == 0 {
                     break;
                 }
-                self.objects
-                    .write(&remote, offset, Bytes::copy_from_slice(&buffer[..count]))
-                    .await?;
+                let piece = Bytes::copy_from_slice(&buffer[..count]);
+                self.write(&mut remote, ino, offset, piece).await?;
                 offset += count as u64;
                 progress(count as u64);
             }
             if offset == 0 {
                 self.objects.truncate(&remote, 0).await?;
             }
-            self.objects.seal(&remote, &seal_body(&attr, path)).await
+            let body = seal_body(&attr, path);
+            self.seal(&mut remote, ino, &body).await
         }
         .await;
         match written {
@@ -123,6 +123,7 @@ impl Transfer {
                     object,
                     size,
                     mtime: 0,
+                    ..v1::Seal::default()
                 };
                 self.server
                     .one(&self.credentials, Op::Seal(seal))
@@ -138,6 +139,47 @@ impl Transfer {
                     .await;
                 Err(error)
             }
+        }
+    }
+
+    /// Writes a piece of a version of file `ino`, with a new right if the one before has run out.
+    async fn write(
+        &self,
+        remote: &mut Remote,
+        ino: u64,
+        offset: u64,
+        piece: Bytes,
+    ) -> Result<(), Error> {
+        let written = self.objects.write(remote, offset, piece.clone()).await;
+        if !written.as_ref().is_err_and(is_refused) {
+            return written;
+        }
+        *remote = self.anew(remote, ino).await?;
+        self.objects.write(remote, offset, piece).await
+    }
+
+    /// Seals a version of file `ino`, with a new right if the one before has run out.
+    async fn seal(&self, remote: &mut Remote, ino: u64, body: &SealBody) -> Result<u64, Error> {
+        let sealed = self.objects.seal(remote, body).await;
+        if !sealed.as_ref().is_err_and(is_refused) {
+            return sealed;
+        }
+        *remote = self.anew(remote, ino).await?;
+        self.objects.seal(remote, body).await
+    }
+
+    /// The right to go on with a version that is being written.
+    async fn anew(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
+        let again = v1::NewVersion {
+            ino,
+            object: remote.object.0,
+            element: None,
+            steal: false,
+        };
+        let answer = self.server.one(&self.credentials, Op::NewVersion(again));
+        match answer.await? {
+            Answer::Opened(opened) => self.remote(&opened),
+            _ => Err(Error::Answer("NewVersion")),
         }
     }
 
@@ -289,6 +331,11 @@ impl Transfer {
             capability: opened.capability.clone(),
         })
     }
+}
+
+/// Whether an element does not take a right, or takes it no more.
+fn is_refused(error: &Error) -> bool {
+    matches!(error, Error::ElementRefused { status: 403, .. })
 }
 
 fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {

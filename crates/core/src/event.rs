@@ -2,7 +2,7 @@
 //! and actions into network traffic; a simulator does the same in virtual time.
 
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
-use crate::label::{Failure, Kernel, Label, Limits, Outcome, Owner};
+use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner};
 use crate::object::Placed;
 use crate::time::Time;
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ pub struct ElementView {
 pub enum Event {
     /// An element joined or came back. Labels that it holds are still its own: those that were taken
     /// back when it was declared down and that nothing has overtaken since count as sent again, the
-    /// others are aborted. After this event `Dispatcher::labels` lists what the element should have.
+    /// others are aborted. After this event `Dispatcher::wants` says of what was sent what the element should have.
     ElementUp {
         /// Which.
         element: ElementId,
@@ -103,6 +103,22 @@ pub enum Event {
     Cancel {
         /// Which.
         job: JobId,
+    },
+    /// An element is to do something that belongs to no job. It is forgotten if that can't be sent now.
+    Errand {
+        /// Which one.
+        element: ElementId,
+        /// With whose rights.
+        owner: Owner,
+        /// What.
+        operation: Operation,
+    },
+    /// Such a label is under way from before a restart.
+    ErrandSent {
+        /// Where.
+        element: ElementId,
+        /// Which.
+        label: LabelId,
     },
 }
 
@@ -273,7 +289,7 @@ pub struct Decision {
 /// Something the driver must do. Actions are to be carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a batch of labels (whole mini DAGs) to an element: the labels that their tasks are now tries
+    /// Send a batch of labels (whole mini DAGs, errands) to an element: the labels that their tasks are now tries
     /// of. One that was taken back with its element and is taken up again is sent again.
     Send {
         /// Where.

@@ -41,11 +41,53 @@ pub enum Operation {
         /// The id of the copy.
         to: ObjectId,
     },
-    /// Remove an object; it is no error if it is gone already.
+    /// Remove objects; it is no error if one is gone already.
     Remove {
-        /// Which one.
-        object: ObjectId,
+        /// Which ones.
+        objects: Vec<ObjectId>,
     },
+}
+
+/// What a label takes up while it is executed. Labels of different lanes don't wait for each other: what a removal
+/// frees is needed before a kernel that runs for hours has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lane {
+    /// A core.
+    Kernel,
+    /// The network.
+    Copy,
+    /// The device, for a moment.
+    Remove,
+}
+
+impl Lane {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Kernel, Self::Copy, Self::Remove];
+}
+
+impl Operation {
+    /// What it takes up.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        match self {
+            Self::Analyse(_) => Lane::Kernel,
+            Self::Copy { .. } => Lane::Copy,
+            Self::Remove { .. } => Lane::Remove,
+        }
+    }
+
+    /// The objects that there will be when it has ended well.
+    #[must_use]
+    pub fn makes(&self) -> Vec<ObjectId> {
+        match self {
+            Self::Analyse(analysis) => {
+                let outputs = analysis.outputs.iter();
+                outputs.map(|output| output.object).collect()
+            }
+            Self::Copy { to, .. } => vec![*to],
+            Self::Remove { .. } => Vec::new(),
+        }
+    }
 }
 
 /// A task as an element runs it.
@@ -217,6 +259,8 @@ pub struct Outcome {
     /// BLAKE3 of the content of each input in hexadecimal, empty for inputs that were not hashed; no entries at all
     /// if none was.
     pub contents: Vec<String>,
+    /// Of a removal that failed: the objects that are gone all the same.
+    pub removed: Vec<ObjectId>,
     /// The end of what the kernel wrote to its standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if
     /// that went to an output.
     pub stdout: String,

@@ -95,10 +95,11 @@ impl Version {
     /// The path to show: today's, else the one it had.
     #[must_use]
     pub fn shown_path(&self) -> &str {
-        if self.hidden {
+        let known = self.current_path.as_deref().unwrap_or(&self.path);
+        if self.hidden || known.is_empty() {
             return HIDDEN;
         }
-        self.current_path.as_deref().unwrap_or(&self.path)
+        known
     }
 }
 
@@ -126,7 +127,17 @@ impl Record {
     /// The name to show.
     #[must_use]
     pub fn shown_name(&self) -> &str {
-        if self.hidden { HIDDEN } else { &self.name }
+        if self.hidden || self.is_others() {
+            HIDDEN
+        } else {
+            &self.name
+        }
+    }
+
+    /// Whether it is somebody else's, of which job, names and arguments are not told.
+    #[must_use]
+    pub fn is_others(&self) -> bool {
+        self.name.is_empty()
     }
 }
 

@@ -1,9 +1,10 @@
-//! The order of an element's labels: first come, first served, but none before those it comes after.
+//! The order of an element's labels: in each lane first come, first served, but none before those it comes after.
 //!
 //! What it holds is kept by others: an element journals a label before it is added, and adds what was journaled
 //! again when it starts.
 
 use crate::id::LabelId;
+use crate::label::Lane;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Labels that may wait or run at once; what comes beyond is refused.
@@ -16,7 +17,8 @@ const FORGOTTEN_MAX: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct Queue {
     labels: BTreeMap<LabelId, Entry>,
-    ready: BTreeMap<u64, LabelId>,
+    /// By lane and arrival.
+    ready: BTreeMap<(Lane, u64), LabelId>,
     forgotten: VecDeque<LabelId>,
     running: usize,
     waiting: usize,
@@ -24,7 +26,8 @@ pub struct Queue {
 
 #[derive(Debug)]
 struct Entry {
-    seq: u64,
+    /// Its lane and its place in the order of arrival.
+    place: (Lane, u64),
     state: State,
     /// Labels that must end well before.
     missing: BTreeSet<LabelId>,
@@ -67,9 +70,9 @@ pub enum Aborted {
 }
 
 impl Queue {
-    /// Adds a label. `seq` is its place in the order of arrival. What it comes `after` and is not known has
-    /// ended well and been forgotten long ago.
-    pub fn add(&mut self, label: LabelId, seq: u64, after: &[LabelId]) -> Added {
+    /// Adds a label. `place` is its lane and its place in the order of arrival. What it comes `after` and is not known
+    /// has ended well and been forgotten long ago.
+    pub fn add(&mut self, label: LabelId, place: (Lane, u64), after: &[LabelId]) -> Added {
         if self.labels.contains_key(&label) {
             return Added::Known;
         }
@@ -91,7 +94,7 @@ impl Queue {
         };
         match state {
             State::Ready => {
-                self.ready.insert(seq, label);
+                self.ready.insert(place, label);
             }
             State::Waiting => {
                 self.waiting += 1;
@@ -104,7 +107,7 @@ impl Queue {
             _ => missing.clear(),
         }
         let entry = Entry {
-            seq,
+            place,
             state,
             missing,
             dependants: Vec::new(),
@@ -115,14 +118,15 @@ impl Queue {
     }
 
     /// Notes a label that ended before a restart.
-    pub fn add_ended(&mut self, label: LabelId, seq: u64, succeeded: bool) {
+    pub fn add_ended(&mut self, label: LabelId, succeeded: bool) {
         let state = if succeeded {
             State::Done
         } else {
             State::Failed
         };
         let entry = Entry {
-            seq,
+            // It will never be given out.
+            place: (Lane::Kernel, 0),
             state,
             missing: BTreeSet::new(),
             dependants: Vec::new(),
@@ -131,9 +135,21 @@ impl Queue {
         self.labels.insert(label, entry);
     }
 
-    /// The next label to run, which counts as running from now on.
-    pub fn take(&mut self) -> Option<LabelId> {
-        let (_, label) = self.ready.pop_first()?;
+    /// Whether a label of a lane could be run now.
+    #[must_use]
+    pub fn is_ready(&self, lane: Lane) -> bool {
+        self.first(lane).is_some()
+    }
+
+    fn first(&self, lane: Lane) -> Option<(Lane, u64)> {
+        let mut ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
+        ready.next().map(|(&place, _)| place)
+    }
+
+    /// The next label of a lane to run, which counts as running from now on.
+    pub fn take(&mut self, lane: Lane) -> Option<LabelId> {
+        let place = self.first(lane)?;
+        let label = self.ready.remove(&place)?;
         if let Some(entry) = self.labels.get_mut(&label) {
             entry.state = State::Running;
         }
@@ -183,7 +199,7 @@ impl Queue {
         }
     }
 
-    /// Labels that wait for a core or for another label.
+    /// Labels that wait for their turn or for another label.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.ready.len() + self.waiting
@@ -208,7 +224,7 @@ impl Queue {
             if entry.missing.is_empty() && entry.state == State::Waiting {
                 entry.state = State::Ready;
                 self.waiting -= 1;
-                self.ready.insert(entry.seq, dependant);
+                self.ready.insert(entry.place, dependant);
             }
         }
     }
@@ -225,7 +241,7 @@ impl Queue {
                 State::Done | State::Failed => continue,
                 State::Waiting => self.waiting -= 1,
                 State::Ready => {
-                    self.ready.remove(&entry.seq);
+                    self.ready.remove(&entry.place);
                 }
                 State::Running => {}
             }
@@ -250,56 +266,75 @@ mod tests {
         LabelId(n)
     }
 
+    fn kernel(seq: u64) -> (Lane, u64) {
+        (Lane::Kernel, seq)
+    }
+
+    #[test]
+    fn a_removal_does_not_wait_for_kernels() {
+        let mut queue = Queue::default();
+        queue.add(id(1), kernel(1), &[]);
+        queue.add(id(2), (Lane::Remove, 2), &[]);
+        queue.add(id(3), (Lane::Remove, 3), &[id(1)]);
+        assert!(queue.is_ready(Lane::Kernel) && queue.is_ready(Lane::Remove));
+        assert!(!queue.is_ready(Lane::Copy));
+        assert_eq!(queue.take(Lane::Remove), Some(id(2)));
+        assert_eq!(queue.take(Lane::Remove), None, "3 comes after 1");
+        assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
+        queue.end(id(1), true);
+        assert_eq!(queue.take(Lane::Remove), Some(id(3)));
+    }
+
     #[test]
     fn labels_run_in_order_and_after_those_they_wait_for() {
         let mut queue = Queue::default();
-        assert_eq!(queue.add(id(1), 1, &[]), Added::Queued);
-        assert_eq!(queue.add(id(2), 2, &[id(1)]), Added::Queued);
-        assert_eq!(queue.add(id(3), 3, &[]), Added::Queued);
-        assert_eq!(queue.add(id(3), 4, &[]), Added::Known);
-        assert_eq!(queue.take(), Some(id(1)));
+        assert_eq!(queue.add(id(1), kernel(1), &[]), Added::Queued);
+        assert_eq!(queue.add(id(2), kernel(2), &[id(1)]), Added::Queued);
+        assert_eq!(queue.add(id(3), kernel(3), &[]), Added::Queued);
+        assert_eq!(queue.add(id(3), kernel(4), &[]), Added::Known);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
         assert!(queue.end(id(1), true).is_empty());
         // 2 came before 3, and nothing holds it back any more.
-        assert_eq!(queue.take(), Some(id(2)));
-        assert_eq!(queue.take(), Some(id(3)));
-        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(2)));
+        assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
+        assert_eq!(queue.take(Lane::Kernel), None);
         assert_eq!((queue.running(), queue.queued()), (2, 0));
     }
 
     #[test]
     fn a_failure_takes_along_all_that_come_after() {
         let mut queue = Queue::default();
-        queue.add(id(1), 1, &[]);
-        queue.add(id(2), 2, &[id(1)]);
-        queue.add(id(3), 3, &[id(2)]);
-        queue.add(id(4), 4, &[]);
-        queue.take();
+        queue.add(id(1), kernel(1), &[]);
+        queue.add(id(2), kernel(2), &[id(1)]);
+        queue.add(id(3), kernel(3), &[id(2)]);
+        queue.add(id(4), kernel(4), &[]);
+        queue.take(Lane::Kernel);
         assert_eq!(queue.end(id(1), false), [id(2), id(3)]);
         assert_eq!(
-            queue.add(id(5), 5, &[id(3)]),
+            queue.add(id(5), kernel(5), &[id(3)]),
             Added::DependencyFailed(id(3))
         );
         queue.acknowledge(id(1));
         assert_eq!(
-            queue.add(id(6), 6, &[id(1)]),
+            queue.add(id(6), kernel(6), &[id(1)]),
             Added::DependencyFailed(id(1))
         );
-        assert_eq!(queue.take(), Some(id(4)));
-        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(4)));
+        assert_eq!(queue.take(Lane::Kernel), None);
     }
 
     #[test]
     fn a_label_can_be_given_up_in_every_state() {
         let mut queue = Queue::default();
-        queue.add(id(1), 1, &[]);
-        queue.add(id(2), 2, &[]);
-        queue.add(id(3), 3, &[id(2)]);
-        assert_eq!(queue.take(), Some(id(1)));
+        queue.add(id(1), kernel(1), &[]);
+        queue.add(id(2), kernel(2), &[]);
+        queue.add(id(3), kernel(3), &[id(2)]);
+        assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
         assert_eq!(queue.abort(id(1)), Aborted::Running);
         assert_eq!(queue.abort(id(2)), Aborted::Removed(vec![id(3)]));
         assert_eq!(queue.abort(id(2)), Aborted::Nothing);
         assert_eq!(queue.abort(id(9)), Aborted::Unknown);
-        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(Lane::Kernel), None);
         assert_eq!((queue.running(), queue.queued()), (1, 0));
     }
 
@@ -316,13 +351,13 @@ mod tests {
             for (n, before) in after.iter().enumerate() {
                 let before: Vec<LabelId> =
                     before.iter().filter(|&&b| b < n).map(|&b| id(b as u64)).collect();
-                prop_assert_eq!(queue.add(id(n as u64), n as u64, &before), Added::Queued);
+                prop_assert_eq!(queue.add(id(n as u64), kernel(n as u64), &before), Added::Queued);
             }
             let mut ended = BTreeMap::new();
             let mut running = VecDeque::new();
             loop {
                 while running.len() < cores {
-                    let Some(label) = queue.take() else { break };
+                    let Some(label) = queue.take(Lane::Kernel) else { break };
                     let n = usize::try_from(label.0).unwrap();
                     for &before in after[n].iter().filter(|&&before| before < n) {
                         prop_assert_eq!(ended.get(&id(before as u64)), Some(&true));

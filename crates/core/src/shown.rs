@@ -1,4 +1,22 @@
-//! Numbers as people read them.
+//! Numbers and text as people read them.
+
+/// Stands for a character that would not be shown but obeyed.
+const UNSHOWN: char = '\u{fffd}';
+
+/// A name or message in one line: nothing in it that a terminal would obey, no end of the line either.
+#[must_use]
+pub fn line(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+/// Lines of text that others may have had a hand in, without what a terminal would obey besides their ends and tabs.
+#[must_use]
+pub fn lines(text: &str) -> String {
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    text.chars()
+        .map(|c| if obeyed(c) { UNSHOWN } else { c })
+        .collect()
+}
 
 /// `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
 #[must_use]
@@ -44,6 +62,17 @@ pub fn civil(days: i64) -> (i64, i64, i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_left() {
+        let hostile = "a\x1b]0;title\x07b\u{9b}2J\r\x7f\tc\nd";
+        assert_eq!(
+            lines(hostile),
+            "a\u{fffd}]0;title\u{fffd}b\u{fffd}2J\u{fffd}\u{fffd}\tc\nd"
+        );
+        assert!(!line(hostile).contains(char::is_control));
+        assert_eq!(line("Größe 5 µs"), "Größe 5 µs");
+    }
 
     #[test]
     fn sizes_have_three_digits() {

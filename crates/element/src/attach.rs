@@ -6,10 +6,11 @@
 
 use crate::error::Error;
 use crate::node::Node;
+use crate::task::now;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
-use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::id::LabelId;
 use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1::{self, from_element, to_element::Message};
@@ -130,11 +131,6 @@ fn on_message(node: &Arc<Node>, message: Message) {
             let labels = ack.labels.into_iter().map(LabelId).collect();
             node.labels().acknowledge(labels);
         }
-        Message::Remove(remove) => {
-            let node = Arc::clone(node);
-            let objects: Vec<ObjectId> = remove.objects.into_iter().map(ObjectId).collect();
-            tokio::task::spawn_blocking(move || node.parts().remove(&objects));
-        }
         Message::FindPrograms(find) => {
             let node = Arc::clone(node);
             tokio::task::spawn_blocking(move || {
@@ -161,6 +157,7 @@ fn on_message(node: &Arc<Node>, message: Message) {
                 Err(error) => tracing::warn!(%error, "notes about names can't be kept"),
             });
         }
+        Message::Revoke(revoke) => node.revoked.on_revoke(&revoke, now().0),
         Message::Peers(peers) => node.parts().pulls.set_peers(peers.elements),
     }
 }

@@ -1,4 +1,4 @@
-//! Runs labels on a fixed set of threads.
+//! Runs labels on a fixed set of threads: one for each core, and a few for labels that take none.
 //!
 //! Which label is next, and that how it ended is kept and reported, is in [`crate::labels`]; what one label does is
 //! in [`crate::task`].
@@ -19,9 +19,12 @@ use prost::Message as _;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{FailureKind, Label, Operation};
-use tidemill_wire::v1::{self, from_element::Message};
+use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::label::{FailureKind, Label, Lane};
+use tidemill_wire::v1;
+
+/// Objects that are copied here at once.
+const COPIES: usize = 2;
 
 /// What the executor works with.
 #[derive(Debug)]
@@ -73,11 +76,14 @@ impl Executor {
         )?;
         let parts = Arc::new(parts);
         let mut workers = Vec::new();
-        for core in 0..cores {
+        let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
+        let copies = (0..COPIES).map(|copy| (Lane::Copy, format!("copy-{copy}")));
+        let removal = (Lane::Remove, "remove".to_owned());
+        for (lane, name) in cores.chain(copies).chain([removal]) {
             let (parts, labels) = (Arc::clone(&parts), Arc::clone(&labels));
             let worker = std::thread::Builder::new()
-                .name(format!("kernel-{core}"))
-                .spawn(move || work(&parts, &labels))
+                .name(name)
+                .spawn(move || work(&parts, &labels, lane))
                 .map_err(Error::Thread)?;
             workers.push(worker);
         }
@@ -141,8 +147,8 @@ impl Executor {
 }
 
 /// A worker thread.
-fn work(parts: &Parts, labels: &Arc<Labels>) {
-    while let Some((id, live)) = labels.next() {
+fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
+    while let Some((id, live)) = labels.next(lane) {
         let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             task::run(parts, &live, &|phase| labels.on_phase(id, phase))
         }))
@@ -171,39 +177,6 @@ fn clear(folder: &std::path::Path) -> Result<(), Error> {
 }
 
 impl Parts {
-    /// Removes objects and what is kept of them, and tells the server which are gone for good. Blocks.
-    pub fn remove(&self, objects: &[ObjectId]) {
-        let gone = |object: &ObjectId| {
-            self.counters.on_removed(*object);
-            let removed = self.store.remove(*object);
-            // The server asks again for what it is not told of.
-            removed
-                .inspect_err(
-                    |error| tracing::warn!(%error, %object, "an object can't be removed yet"),
-                )
-                .is_ok()
-        };
-        let objects = objects.iter().copied().filter(|object| object.is_data());
-        let objects: Vec<ObjectId> = objects.filter(gone).collect();
-        let change = move |connection: &rusqlite::Connection| {
-            for &object in &objects {
-                records::remove_object(connection, object)?;
-            }
-            Ok(objects)
-        };
-        let (flash, reports) = (Arc::clone(&self.flash), Arc::clone(&self.reports));
-        self.db.submit(false, change, move |result| match result {
-            Ok(objects) => {
-                let removed = objects.iter().map(|object| object.0).collect();
-                reports.send(Message::Removed(v1::Removed { objects: removed }));
-                objects
-                    .into_iter()
-                    .for_each(|object| flash.on_removed(object));
-            }
-            Err(error) => tracing::error!(%error, "removed objects could not be forgotten"),
-        });
-    }
-
     /// Removes the files of outputs that were taken into the store but never kept: their label was cut off.
     fn remove_unkept(&self) -> Result<(), Error> {
         for record in self.db.read(records::open_labels)? {
@@ -220,18 +193,15 @@ impl Parts {
     }
 
     fn remove_unkept_of(&self, label: &Label) {
-        let Operation::Analyse(analysis) = &label.operation else {
-            return;
-        };
-        for output in &analysis.outputs {
+        for object in label.operation.makes() {
             let kept = self
                 .db
-                .read(|connection| records::has_object(connection, output.object));
+                .read(|connection| records::has_object(connection, object));
             match kept {
                 Ok(true) => {}
                 Ok(false) => {
-                    if let Err(error) = self.store.remove(output.object) {
-                        tracing::warn!(%error, object = %output.object, "an output that was not kept can't be removed");
+                    if let Err(error) = self.store.remove(object) {
+                        tracing::warn!(%error, %object, "an output that was not kept can't be removed");
                     }
                 }
                 Err(error) => tracing::warn!(%error, "outputs that were not kept stay"),

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 use tidemill_core::id::ObjectId;
+use tidemill_kernel::Made;
 use tidemill_kernel::locks::{self, Shown};
 
 /// The user that owns sealed objects of an element that is root: `nobody`, as whom no task can run.
@@ -312,7 +313,7 @@ pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
+            tidemill_kernel::remove_folder(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }
@@ -468,15 +469,11 @@ impl Store for FolderStore {
         self.seal_as(object, durable, Some(shown))
     }
 
-    fn adopt(&self, object: ObjectId, source: &Path) -> Result<u64, StoreError> {
-        let error = |e| StoreError::from_io(object, source, e);
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(source)
-            .map_err(error)?;
-        let size = file.metadata().map_err(error)?.len();
+    fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError> {
         let path = self.path(object);
+        let error = |e| StoreError::from_io(object, &path, e);
+        let file = made.file();
+        let size = made.size().map_err(error)?;
         if let Some(quota) = &self.quota {
             // The label may have run before: what its first try left is replaced.
             let before = path.symlink_metadata().map_or(0, |m| m.len());
@@ -487,16 +484,16 @@ impl Store for FolderStore {
             }
             quota.unsealed.lock().remove(&object);
         }
-        self.close_for_ever(&file).map_err(error)?;
+        self.close_for_ever(file).map_err(error)?;
         // The processes of its kernel have ended, so where the system does not tell there is no writer.
         match self
-            .copy_for_writers(object, &file, false, None)
+            .copy_for_writers(object, file, false, None)
             .map_err(error)?
         {
-            None => std::fs::rename(source, &path).map_err(error)?,
+            None => made.move_to(&path).map_err(error)?,
             Some(copy) => {
                 std::fs::rename(copy, &path).map_err(error)?;
-                std::fs::remove_file(source).map_err(error)?;
+                made.remove().map_err(error)?;
             }
         }
         Ok(size)

@@ -5,21 +5,30 @@
 
 use crate::bytes_out::{self, Pool};
 use crate::db::DbError;
+use crate::identity::Identity;
 use crate::node::Node;
 use crate::records::{self, ObjectRecord};
 use crate::store::StoreError;
 use crate::task::now;
 use crate::tracker;
+use axum::Extension;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::serve::IncomingStream;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
+use tidemill_client::guests::{Guest, Seated, Who};
+use tidemill_client::sparse::Sparse;
 use tidemill_client::tls::{Listener, Stream};
+use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_kernel::locks::Shown;
 use tidemill_wire::capability::{Capability, Refusal, rights};
@@ -39,24 +48,34 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// Longest body of a request that is not an object's bytes.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
+/// How long such a body may take.
+const BODY_MAX: Duration = Duration::from_secs(10);
+
 /// Pages below are the element's own.
 const CLIENT_PAGES: u32 = 0x100;
+
+/// Connections of one ordinary user at once. A mount's count for the user it asked for last.
+const CONNECTIONS_EACH_MAX: usize = 256;
+
+/// Bodies of one user that are held in memory at once.
+const BODIES_EACH_MAX: usize = 4;
 
 /// What handlers work with.
 #[derive(Clone, Debug)]
 struct Context {
     node: Arc<Node>,
     pool: Arc<Pool>,
+    bodies: Arc<Turns>,
 }
 
 /// The element's connections, as axum takes them.
 struct Incoming(Listener);
 
 impl axum::serve::Listener for Incoming {
-    type Io = Stream;
+    type Io = Seated<Stream>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Stream, SocketAddr) {
+    async fn accept(&mut self) -> (Seated<Stream>, SocketAddr) {
         self.0.accept().await
     }
 
@@ -65,13 +84,22 @@ impl axum::serve::Listener for Incoming {
     }
 }
 
+/// The place of a connection.
+#[derive(Clone, Debug)]
+struct Came(Guest);
+
+impl Connected<IncomingStream<'_, Incoming>> for Came {
+    fn connect_info(stream: IncomingStream<'_, Incoming>) -> Self {
+        Self(stream.io().guest().clone())
+    }
+}
+
 /// Serves until told to stop.
 pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
-    let listener = Incoming(match &node.identity {
-        Some(identity) => Listener::tls(listener, identity.current()),
-        None => Listener::plain(listener),
-    });
-    let served = axum::serve(listener, router(node)).with_graceful_shutdown(async move {
+    let identity = node.identity.as_ref().map(Identity::current);
+    let listener = Incoming(Listener::new(listener, identity, CONNECTIONS_EACH_MAX));
+    let router = router(node).into_make_service_with_connect_info::<Came>();
+    let served = axum::serve(listener, router).with_graceful_shutdown(async move {
         // An element that was dropped stops serving too.
         let _ = stop.wait_for(|stop| *stop).await;
     });
@@ -84,12 +112,10 @@ fn router(node: Arc<Node>) -> axum::Router {
     let context = Context {
         node,
         pool: Arc::default(),
+        bodies: Arc::new(Turns::new(BODIES_EACH_MAX)),
     };
     axum::Router::new()
-        .route(
-            "/objects/{id}",
-            get(read).head(head).put(write).delete(remove),
-        )
+        .route("/objects/{id}", get(read).head(head).put(write))
         .route("/objects", get(list))
         .route("/objects/{id}/truncate", post(truncate))
         .route("/objects/{id}/copy", post(copy))
@@ -107,7 +133,30 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/tasks", get(tasks))
         .route("/tasks/{id}", get(task))
         .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(context.clone(), gate))
         .with_state(context)
+}
+
+/// Whose request it is, as its capability says.
+#[derive(Clone, Copy, Debug)]
+struct By(u32);
+
+/// Lets nobody in who shows no capability of this element, before anything of the body is read. Whether it is the right
+/// one is up to the handlers.
+async fn gate(
+    State(context): State<Context>,
+    ConnectInfo(Came(guest)): ConnectInfo<Came>,
+    mut request: Request,
+    next: Next,
+) -> Answer {
+    let shown = request.headers().get(CAPABILITY_HEADER);
+    let shown = shown.ok_or(Refused::NoCapability)?.as_bytes().to_vec();
+    let capability = from_hex(&shown).ok_or(Refusal::Malformed)?;
+    let key = context.node.key().await.ok_or(Refused::NotJoined)?;
+    let by = key.read(&capability)?.uid;
+    guest.introduce(if by == 0 { Who::Trusted } else { Who::User(by) });
+    request.extensions_mut().insert(By(by));
+    Ok(next.run(request).await)
 }
 
 /// Why a request is refused.
@@ -129,6 +178,10 @@ enum Refused {
     OwnPage,
     #[error("more than {0} bytes")]
     TooLong(usize),
+    #[error("the body of the request took longer than {} s", BODY_MAX.as_secs())]
+    Slow,
+    #[error(transparent)]
+    Busy(#[from] Busy),
     #[error("the range lies beyond the object's {0} bytes")]
     Range(u64),
     #[error(transparent)]
@@ -156,6 +209,8 @@ impl Refused {
             Self::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Store(StoreError::Unsupported { .. }) => StatusCode::NOT_IMPLEMENTED,
             Self::Store(StoreError::Device { .. }) | Self::Db(_) | Self::Thread(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
@@ -167,8 +222,10 @@ impl Refused {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = self.status();
-        if status.is_server_error() {
-            tracing::warn!(error = %self, "a request could not be served");
+        if status.is_server_error()
+            && let Some(left_out) = FAILED.may()
+        {
+            tracing::warn!(error = %self, left_out, "a request could not be served");
         }
         let mut response = (status, format!("{self}\n")).into_response();
         if let Self::Range(size) = self
@@ -179,6 +236,9 @@ impl IntoResponse for Refused {
         response
     }
 }
+
+/// Requests that fail.
+static FAILED: Sparse = Sparse::new();
 
 type Answer = Result<Response, Refused>;
 
@@ -192,8 +252,8 @@ impl Context {
     ) -> Result<(ObjectId, Capability), Refused> {
         let object =
             route::parse_object(id).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
-        if wanted & (rights::WRITE | rights::REMOVE) != 0 && !object.is_data() {
-            return Err(Refused::Bad("only data objects are written and removed"));
+        if wanted & rights::WRITE != 0 && !object.is_data() {
+            return Err(Refused::Bad("only data objects are written"));
         }
         Ok((object, self.check(headers, object, wanted).await?))
     }
@@ -219,8 +279,9 @@ impl Context {
         let capability = from_hex(hex).ok_or(Refusal::Malformed)?;
         let key = self.node.key().await.ok_or(Refused::NotJoined)?;
         let element = self.node.config.element;
-        let now_secs = now().0 / 1_000_000_000;
-        Ok(key.check(&capability, element, object, wanted, now_secs)?)
+        let capability = key.check(&capability, element, object, wanted, now().0)?;
+        self.node.revoked.check(&capability)?;
+        Ok(capability)
     }
 }
 
@@ -408,10 +469,12 @@ async fn sync(
 async fn seal(
     State(context): State<Context>,
     Path(id): Path<String>,
+    Extension(By(uid)): Extension<By>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
     let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let _turn = context.bodies.take(uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
         .map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
@@ -422,7 +485,12 @@ async fn seal(
     }
 }
 
-async fn seal_all(State(context): State<Context>, body: Body) -> Answer {
+async fn seal_all(
+    State(context): State<Context>,
+    Extension(By(uid)): Extension<By>,
+    body: Body,
+) -> Answer {
+    let _turn = context.bodies.take(uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let items: Vec<SealItem> = serde_json::from_slice(&body)
         .map_err(|_| Refused::Bad("the body is no list of SealItem in JSON"))?;
@@ -437,7 +505,7 @@ async fn seal_all(State(context): State<Context>, body: Body) -> Answer {
             let capability = item.capability.as_bytes();
             context.check_bytes(capability, object, rights::WRITE).await
         } else {
-            Err(Refused::Bad("only data objects are written and removed"))
+            Err(Refused::Bad("only data objects are written"))
         };
         results.push(SealResult {
             object: item.object,
@@ -517,27 +585,6 @@ async fn seal_objects(
     Ok(results)
 }
 
-async fn remove(
-    State(context): State<Context>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
-) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::REMOVE).await?;
-    let parts = context.node.parts();
-    let store = Arc::clone(&parts.store);
-    parts.counters.on_removed(object);
-    let was_there = blocking(move || store.remove(object)).await?;
-    let change =
-        move |connection: &rusqlite::Connection| records::remove_object(connection, object);
-    parts.db.write(false, change).await?;
-    parts.flash.on_removed(object);
-    if was_there {
-        Ok(StatusCode::NO_CONTENT.into_response())
-    } else {
-        Err(StoreError::NotFound { object }.into())
-    }
-}
-
 #[derive(serde::Deserialize)]
 struct Folder {
     folder: u8,
@@ -608,6 +655,7 @@ async fn attribute(
 async fn set_attribute(
     State(context): State<Context>,
     Path((id, page, number)): Path<(String, u32, u32)>,
+    Extension(By(uid)): Extension<By>,
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
@@ -615,6 +663,7 @@ async fn set_attribute(
     if page < CLIENT_PAGES {
         return Err(Refused::OwnPage);
     }
+    let _turn = context.bodies.take(uid).await?;
     let value = collect(body, ATTRIBUTE_BYTES_MAX).await?;
     let change = move |connection: &rusqlite::Connection| {
         let known = records::has_object(connection, object)?;
@@ -642,7 +691,10 @@ async fn members(
     Ok(axum::Json(ids).into_response())
 }
 
-async fn status(State(context): State<Context>) -> Answer {
+async fn status(State(context): State<Context>, headers: HeaderMap) -> Answer {
+    context
+        .check(&headers, ObjectId::STATUS, rights::READ)
+        .await?;
     let node = Arc::clone(&context.node);
     let element = tokio::task::spawn_blocking(move || node.describe()).await?;
     match element {
@@ -694,14 +746,19 @@ async fn read_rows<T: Send + 'static>(
     Ok(tokio::task::spawn_blocking(move || db.read(read)).await??)
 }
 
+/// Takes a body into memory, whose sender has a turn meanwhile and may not keep it for long.
 async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, Refused> {
     let mut body = body.into_data_stream();
-    let mut all = BytesMut::new();
-    while let Some(chunk) = body.next().await.transpose()? {
-        if all.len() + chunk.len() > bytes_max {
-            return Err(Refused::TooLong(bytes_max));
+    let all = async {
+        let mut all = BytesMut::new();
+        while let Some(chunk) = body.next().await.transpose()? {
+            if all.len() + chunk.len() > bytes_max {
+                return Err(Refused::TooLong(bytes_max));
+            }
+            all.extend_from_slice(&chunk);
         }
-        all.extend_from_slice(&chunk);
-    }
-    Ok(all.freeze())
+        Ok(all.freeze())
+    };
+    let all = tokio::time::timeout(BODY_MAX, all).await;
+    all.unwrap_or(Err(Refused::Slow))
 }

@@ -17,7 +17,7 @@ use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId};
-use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
+use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
 use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::v1;
@@ -34,7 +34,8 @@ pub struct Labels {
     reports: Arc<Reports>,
     clock: fn() -> Time,
     state: Mutex<State>,
-    wake: Condvar,
+    /// Where those wait that execute labels, by lane.
+    wake: [Condvar; Lane::ALL.len()],
 }
 
 #[derive(Debug, Default)]
@@ -87,7 +88,7 @@ impl Labels {
             reports,
             clock,
             state: Mutex::default(),
-            wake: Condvar::new(),
+            wake: Default::default(),
         });
         labels.recover()?;
         Ok(labels)
@@ -194,30 +195,39 @@ impl Labels {
         Ok(())
     }
 
-    /// The next label to run, once there is one; `None` when the element stops.
+    /// The next label of a lane to run, once there is one; `None` when the element stops.
     #[must_use]
-    pub fn next(&self) -> Option<(LabelId, Live)> {
+    pub fn next(&self, lane: Lane) -> Option<(LabelId, Live)> {
         let mut state = self.state.lock();
         loop {
             if state.stopping {
                 return None;
             }
-            if let Some(next) = self.take(&mut state) {
+            if let Some(next) = self.take(&mut state, lane) {
                 return Some(next);
             }
-            self.wake.wait(&mut state);
+            self.wake[lane as usize].wait(&mut state);
         }
     }
 
-    /// The next label to run, if there is one now.
+    /// The next label of a lane to run, if there is one now.
     #[must_use]
-    pub fn try_next(&self) -> Option<(LabelId, Live)> {
-        self.take(&mut self.state.lock())
+    pub fn try_next(&self, lane: Lane) -> Option<(LabelId, Live)> {
+        self.take(&mut self.state.lock(), lane)
     }
 
-    fn take(&self, state: &mut MutexGuard<'_, State>) -> Option<(LabelId, Live)> {
+    /// Wakes those that have something to do.
+    fn wake(&self, state: &State) {
+        for lane in Lane::ALL {
+            if state.queue.is_ready(lane) {
+                self.wake[lane as usize].notify_all();
+            }
+        }
+    }
+
+    fn take(&self, state: &mut MutexGuard<'_, State>, lane: Lane) -> Option<(LabelId, Live)> {
         let state = &mut **state;
-        let id = state.queue.take()?;
+        let id = state.queue.take(lane)?;
         let live = state.live.get_mut(&id)?;
         live.start = self.now();
         live.state = "fetching";
@@ -245,12 +255,11 @@ impl Labels {
                     state.reused.pop_first();
                 }
             }
-            state.queue.end(id, succeeded)
+            let lost = state.queue.end(id, succeeded);
+            self.wake(&state);
+            lost
         };
         self.keep(id, work);
-        if succeeded {
-            self.wake.notify_all();
-        }
         self.give_up(id, lost);
         true
     }
@@ -263,7 +272,9 @@ impl Labels {
             live.control.cancel();
         }
         drop(state);
-        self.wake.notify_all();
+        for wake in &self.wake {
+            wake.notify_all();
+        }
     }
 
     fn now(&self) -> Time {
@@ -280,16 +291,12 @@ impl Labels {
         let last = acked.iter().chain(&open).map(|record| record.seq).max();
         state.seq = last.unwrap_or(0);
         for record in acked {
-            state
-                .queue
-                .add_ended(record.id, record.seq, succeeded(&record));
+            state.queue.add_ended(record.id, succeeded(&record));
             state.queue.acknowledge(record.id);
         }
         for record in open {
             if record.outcome.is_some() {
-                state
-                    .queue
-                    .add_ended(record.id, record.seq, succeeded(&record));
+                state.queue.add_ended(record.id, succeeded(&record));
             } else {
                 queued.push(record);
             }
@@ -340,26 +347,27 @@ impl Labels {
         let label = match &incoming.label {
             Ok(label) => label,
             Err(outcome) => {
-                state.queue.add_ended(id, incoming.seq, false);
+                state.queue.add_ended(id, false);
                 drop(state);
                 self.keep(id, Work::without_effect((**outcome).clone()));
                 return;
             }
         };
         if state.live.len() >= LABELS_MAX {
-            state.queue.add_ended(id, incoming.seq, false);
+            state.queue.add_ended(id, false);
             drop(state);
             let message = format!("the queue of element {} is full", self.element);
             let outcome = failed(self.now(), FailureKind::Device, message);
             self.keep(id, Work::without_effect(outcome));
             return;
         }
-        match state.queue.add(id, incoming.seq, &label.after) {
+        let lane = label.operation.lane();
+        match state.queue.add(id, (lane, incoming.seq), &label.after) {
             Added::Known => {}
             Added::Queued => {
                 state.live.insert(id, incoming.live(label));
                 drop(state);
-                self.wake.notify_one();
+                self.wake[lane as usize].notify_one();
             }
             Added::DependencyFailed(before) => {
                 drop(state);
@@ -528,6 +536,7 @@ pub fn failed(at: Time, kind: FailureKind, message: String) -> Outcome {
         reused: None,
         kernel_hash: String::new(),
         contents: Vec::new(),
+        removed: Vec::new(),
         stdout: String::new(),
         stderr: String::new(),
     }
@@ -577,7 +586,7 @@ mod tests {
             owner: Owner::default(),
             after: Vec::new(),
             operation: Operation::Remove {
-                object: ObjectId(3),
+                objects: vec![ObjectId(3)],
             },
         })
     }
@@ -618,7 +627,7 @@ mod tests {
         told.try_recv().unwrap();
         labels.accept(vec![label(7)]);
         assert!(writer.turn());
-        let (id, _) = labels.try_next().unwrap();
+        let (id, _) = labels.try_next(Lane::Remove).unwrap();
 
         pages_max(&disk, 1);
         let long = "why ".repeat(1 << 14);

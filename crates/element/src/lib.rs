@@ -26,6 +26,7 @@ pub mod pull;
 pub mod records;
 pub mod reports;
 mod reserve;
+mod revoked;
 pub mod runner;
 pub mod status;
 pub mod store;

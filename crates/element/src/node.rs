@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::executor::{Executor, Parts};
 use crate::identity::Identity;
 use crate::labels::Labels;
+use crate::revoked::Revoked;
 use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,7 @@ pub struct Node {
     membership: watch::Sender<Membership>,
     /// `None` without TLS.
     pub(crate) identity: Option<Identity>,
+    pub(crate) revoked: Revoked,
 }
 
 /// The array it belongs to.
@@ -99,6 +101,7 @@ impl Node {
             executor,
             membership: watch::Sender::new(membership),
             identity,
+            revoked: Revoked::default(),
         })
     }
 

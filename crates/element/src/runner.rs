@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::time::Span;
 use tidemill_kernel::{
-    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Run, RunInput, Settings, SetupError,
-    SpawnError, Stage, Tail, Together, User,
+    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, Run, RunInput, Settings,
+    SetupError, SpawnError, Stage, Tail, Together, User,
 };
 
 /// Processes and threads that all kernels may have together: a bound on what hostile ones of many users can do.
@@ -47,6 +47,8 @@ pub struct Request<'a> {
 pub struct Ran {
     /// Whether it ended well.
     pub result: Result<(), Failure>,
+    /// Its private folder, unless that was not made.
+    pub prepared: Option<Prepared>,
     /// User and system time.
     pub cpu: Span,
     /// Largest resident set, in bytes.
@@ -141,8 +143,13 @@ impl Runner {
         if support.seccomp {
             parts.push("seccomp".to_owned());
         }
-        if support.switches_user {
+        if self.launcher.has_users_of_kernels() {
+            parts.push("users of kernels".to_owned());
+        } else if support.switches_user {
             parts.push("own user".to_owned());
+        }
+        if self.launcher.has_namespaces() {
+            parts.push("namespaces".to_owned());
         }
         if self.launcher.bounds_together() {
             parts.push("control group".to_owned());
@@ -169,6 +176,7 @@ impl Runner {
     pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
         let mut ran = Ran {
             result: Ok(()),
+            prepared: None,
             cpu: Span(0),
             memory_bytes: 0,
             kernel_hash: String::new(),
@@ -186,21 +194,24 @@ impl Runner {
         ran: &mut Ran,
     ) -> Result<(), Failure> {
         let run = self.describe(request)?;
-        ran.kernel_hash = hash(&run.code)?;
         let limits = run.limits;
         if control.is_cancelled() {
             return Err(cancelled());
         }
         let prepared = self.launcher.prepare(run).map_err(|e| unprepared(&e))?;
+        let prepared = ran.prepared.insert(prepared);
+        // Only once it is known that the user may have the code.
+        ran.kernel_hash = hash(&prepared.run().code)?;
         let running = self
             .launcher
-            .spawn(&prepared)
+            .spawn(prepared)
             .map_err(|error| unspawned(&error))?;
         control.attach(running.control());
         let exit = running.wait().map_err(|error| {
             let message = format!("the element can't tell how the kernel ended: {error}");
             failure(FailureKind::Device, message)
         })?;
+        prepared.close_streams();
         let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
         ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
         ran.memory_bytes = exit.usage.rss_bytes_max;

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use tidemill_core::id::ObjectId;
+use tidemill_kernel::Made;
 use tidemill_kernel::locks::Shown;
 
 /// Where an element keeps objects. Calls block; all may be made from several threads at once.
@@ -77,12 +78,12 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         shown: Shown<'_>,
     ) -> Result<u64, StoreError>;
 
-    /// Takes a file that this process made on the same device as a sealed object, in place of what was there.
-    /// Gives its length in bytes.
+    /// Takes a file on the same device, in a folder that only this process can change, as a sealed object, in place of
+    /// what was there. Gives its length in bytes.
     ///
     /// # Errors
     /// [`StoreError::Full`] or [`StoreError::Device`].
-    fn adopt(&self, object: ObjectId, file: &Path) -> Result<u64, StoreError>;
+    fn adopt(&self, object: ObjectId, made: &Made) -> Result<u64, StoreError>;
 
     /// Opens an object for reading. It stays readable through this even if it is removed.
     ///

@@ -12,9 +12,8 @@ use crate::pull::{PullError, Pulled};
 use crate::records::{self, ObjectRecord};
 use crate::runner::{self, Ran};
 use crate::store::StoreError;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_core::id::{LabelId, ObjectId, TaskId};
@@ -22,6 +21,7 @@ use tidemill_core::label::{
     Analysis, Failure, FailureKind, Input, Label, Operation, Outcome, Output, Owner, Sealed,
 };
 use tidemill_core::time::{Span, Time};
+use tidemill_kernel::{Made, OutputError, Prepared};
 use tidemill_wire::v1;
 
 /// Now, in nanoseconds since the Unix epoch.
@@ -40,8 +40,8 @@ pub struct Work {
     pub label: Option<std::sync::Arc<Label>>,
     /// The objects that it sealed.
     pub made: Vec<ObjectRecord>,
-    /// The object that it removed.
-    pub removed: Option<ObjectId>,
+    /// The objects that are gone.
+    pub removed: Vec<ObjectId>,
 }
 
 impl Work {
@@ -52,7 +52,7 @@ impl Work {
             outcome,
             label: None,
             made: Vec::new(),
-            removed: None,
+            removed: Vec::new(),
         }
     }
 
@@ -64,7 +64,7 @@ impl Work {
         for object in &self.made {
             records::put_object(connection, object)?;
         }
-        if let Some(object) = self.removed {
+        for &object in &self.removed {
             records::remove_object(connection, object)?;
         }
         match &self.label {
@@ -85,7 +85,7 @@ impl Work {
         for object in self.made.iter().filter(|_| written) {
             flash.on_written(object.id, object.size);
         }
-        if let Some(object) = self.removed {
+        for &object in &self.removed {
             flash.on_removed(object);
         }
     }
@@ -102,13 +102,13 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         held: Vec::new(),
         pulled: Vec::new(),
         made: Vec::new(),
-        removed: None,
+        removed: Vec::new(),
     };
     run.outcome.start = live.start;
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
         Operation::Copy { from, to } => run.copy(from, *to, phase),
-        Operation::Remove { object } => run.remove(*object),
+        Operation::Remove { objects } => run.remove(objects),
     };
     if result.is_err() {
         run.discard();
@@ -131,7 +131,7 @@ pub fn clean(parts: &Parts, label: LabelId) {
     if parts.runner.recycle(&folder) {
         return;
     }
-    match std::fs::remove_dir_all(&folder) {
+    match tidemill_kernel::remove_folder(&folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(folder = %folder.display(), %error, "a private folder can't be removed");
         }
@@ -155,7 +155,7 @@ struct Running<'a> {
     /// Keeps pulled inputs from being removed.
     pulled: Vec<Pulled>,
     made: Vec<ObjectRecord>,
-    removed: Option<ObjectId>,
+    removed: Vec<ObjectId>,
 }
 
 type Done = Result<Vec<Sealed>, Failure>;
@@ -206,6 +206,7 @@ impl Running<'_> {
         };
         let Ran {
             result,
+            prepared,
             cpu,
             memory_bytes,
             kernel_hash,
@@ -218,7 +219,11 @@ impl Running<'_> {
         self.outcome.stdout = stdout;
         self.outcome.stderr = stderr;
         result?;
-        self.take_outputs(&folder, analysis)
+        let Some(prepared) = prepared else {
+            let message = "the kernel's folder is gone".to_owned();
+            return Err(failure(FailureKind::Device, message));
+        };
+        self.take_outputs(&prepared, analysis)
     }
 
     /// Whether the inputs have these contents. What its object does not tell is brought here and read.
@@ -298,8 +303,9 @@ impl Running<'_> {
         let mut sealed = Vec::with_capacity(memory.outputs.len());
         for (index, (from, output)) in (0..).zip(memory.outputs.iter().zip(&analysis.outputs)) {
             let own = folder.with_extension(format!("{index}.again"));
-            let size = self.link(from, &own).and_then(|()| {
-                let adopted = self.parts.store.adopt(output.object, &own);
+            let linked = self.link(from, &own).and_then(|()| own_file(&own));
+            let size = linked.and_then(|made| {
+                let adopted = self.parts.store.adopt(output.object, &made);
                 adopted.map_err(|error| store_failure(&error))
             });
             // It is still there after a failure, and if the object was there already as the same file.
@@ -410,67 +416,39 @@ impl Running<'_> {
             .map_or(&[], |bytes| bytes.as_slice())
     }
 
-    fn take_outputs(&mut self, folder: &Path, analysis: &Analysis) -> Done {
-        let mut files = Vec::with_capacity(analysis.outputs.len());
+    /// Takes the outputs one after the other, each as it is found: the kernel has ended, and its folder comes back with the
+    /// first of them.
+    fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> Done {
+        let mut sealed = Vec::with_capacity(analysis.outputs.len());
         let mut total = 0_u64;
-        for (index, output) in analysis.outputs.iter().enumerate() {
-            let (file, size) = self.check_output(folder, index, output)?;
+        for output in &analysis.outputs {
+            let made = prepared.output(&output.name).map_err(|error| {
+                let kind = match error {
+                    OutputError::Io { .. } => FailureKind::Device,
+                    _ => FailureKind::MissingOutput,
+                };
+                failure(kind, error.to_string())
+            })?;
+            let size = made.size().map_err(|error| {
+                let message = format!("output `{}` can't be read: {error}", output.name);
+                failure(FailureKind::Device, message)
+            })?;
             total = total.saturating_add(size);
-            files.push(file);
-        }
-        if total > analysis.limits.output_bytes {
-            let message = format!(
-                "the outputs have {total} bytes together, the limit is {}",
-                analysis.limits.output_bytes
-            );
-            return Err(failure(FailureKind::OutputLimit, message));
-        }
-        let mut sealed = Vec::with_capacity(files.len());
-        for (output, file) in analysis.outputs.iter().zip(files) {
-            let adopted = self.parts.store.adopt(output.object, &file);
+            if total > analysis.limits.output_bytes {
+                let message = format!(
+                    "the outputs have more than the limit of {} bytes together",
+                    analysis.limits.output_bytes
+                );
+                return Err(failure(FailureKind::OutputLimit, message));
+            }
+            let adopted = self.parts.store.adopt(output.object, &made);
             let size = adopted.map_err(|error| store_failure(&error))?;
             self.made.push(self.made_by(analysis, output, size));
-            sealed.push(Sealed {
-                object: output.object,
-                size,
-            });
+            let object = output.object;
+            sealed.push(Sealed { object, size });
         }
         self.outcome.written_bytes = total;
         Ok(sealed)
-    }
-
-    /// Makes sure that an output is a plain file of its own, and gives it and its length.
-    fn check_output(
-        &self,
-        folder: &Path,
-        index: usize,
-        output: &Output,
-    ) -> Result<(PathBuf, u64), Failure> {
-        let bad = |what: &str| {
-            let message = format!("output `{}` {what}", output.name);
-            failure(FailureKind::MissingOutput, message)
-        };
-        let file = open_beneath(folder, &output.name).map_err(|error| match error {
-            rustix::io::Errno::NOENT => bad("was not written, though the kernel ended well"),
-            rustix::io::Errno::LOOP => {
-                bad("is or lies behind a symbolic link; it must be a plain file")
-            }
-            error => bad(&format!("can't be read: {error}")),
-        })?;
-        let metadata = file
-            .metadata()
-            .map_err(|error| bad(&format!("can't be read: {error}")))?;
-        if !metadata.is_file() {
-            return Err(bad("is not a plain file"));
-        }
-        let path = folder.join(&output.name);
-        if metadata.nlink() == 1 {
-            return Ok((path, metadata.len()));
-        }
-        // The file has another name, by which it could be changed after it was sealed.
-        let own = folder.with_extension(format!("{index}.copy"));
-        copy_file(file, &own).map_err(|error| bad(&format!("can't be copied: {error}")))?;
-        Ok((own, metadata.len()))
     }
 
     fn copy(&mut self, from: &Input, to: ObjectId, phase: &dyn Fn(&'static str)) -> Done {
@@ -501,11 +479,13 @@ impl Running<'_> {
                 })?,
         };
         self.outcome.moved_bytes = moved;
-        let adopted = self.parts.store.adopt(to, &own);
-        let size = adopted.map_err(|error| {
+        let size = own_file(&own).and_then(|made| {
+            let adopted = self.parts.store.adopt(to, &made);
+            adopted.map_err(|error| store_failure(&error))
+        });
+        let size = size.inspect_err(|_| {
             // The error of the store is the one to tell.
             let _ = std::fs::remove_file(&own);
-            store_failure(&error)
         })?;
         self.outcome.read_bytes = size;
         self.outcome.written_bytes = size;
@@ -522,17 +502,27 @@ impl Running<'_> {
         Ok(vec![Sealed { object: to, size }])
     }
 
-    fn remove(&mut self, object: ObjectId) -> Done {
+    /// Removes what it can; the first that it can't is told, and what is gone all the same.
+    fn remove(&mut self, objects: &[ObjectId]) -> Done {
         self.outcome.kernel_start = self.outcome.start;
-        if !object.is_data() {
-            let message = format!("{:016x} is no data object", object.0);
-            return Err(failure(FailureKind::Input, message));
+        let mut failed = None;
+        for &object in objects.iter().filter(|object| object.is_data()) {
+            self.parts.counters.on_removed(object);
+            match self.parts.store.remove(object) {
+                Ok(_) => self.removed.push(object),
+                Err(error) => {
+                    tracing::warn!(%error, %object, "an object can't be removed yet");
+                    failed.get_or_insert(error);
+                }
+            }
         }
-        self.parts.counters.on_removed(object);
-        let removed = self.parts.store.remove(object);
-        removed.map_err(|error| store_failure(&error))?;
-        self.removed = Some(object);
-        Ok(Vec::new())
+        match failed {
+            None => Ok(Vec::new()),
+            Some(error) => {
+                self.outcome.removed.clone_from(&self.removed);
+                Err(store_failure(&error))
+            }
+        }
     }
 
     /// Takes back what was adopted before a failure.
@@ -583,21 +573,9 @@ fn pull_failure(error: &PullError, input: impl Fn(&PullError) -> Failure) -> Fai
     }
 }
 
-/// Opens a file below `folder` without following any link or waiting for a writer of a pipe.
-fn open_beneath(folder: &Path, name: &str) -> Result<File, rustix::io::Errno> {
-    let directory = rustix::fs::open(
-        folder,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    rustix::fs::openat2(
-        directory,
-        name,
-        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
-    )
-    .map(File::from)
+/// A file of this element's own, to be kept.
+fn own_file(path: &Path) -> Result<Made, Failure> {
+    Made::open(path).map_err(|error| device_failure(path, &error))
 }
 
 fn copy_file(mut from: File, path: &Path) -> std::io::Result<u64> {

@@ -66,9 +66,9 @@ pub(crate) fn live_json(live: &Live) -> Value {
             json["inputs"] = json!([hex(from.object)]);
             json["outputs"] = json!([hex(*to)]);
         }
-        Operation::Remove { object } => {
+        Operation::Remove { objects } => {
             json["operation"] = "remove".into();
-            json["inputs"] = json!([hex(*object)]);
+            json["inputs"] = objects.iter().map(|&object| hex(object)).collect();
         }
     }
     json

@@ -13,7 +13,7 @@ use tidemill_core::attribute::status;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_element::{Config, Element, flash_model, records};
 use tidemill_wire::capability::rights;
-use tidemill_wire::v1::{self, to_element};
+use tidemill_wire::v1;
 
 const MIB: usize = 1 << 20;
 
@@ -21,11 +21,6 @@ fn small(folder: &Path, server: &FakeServer) -> Config {
     let mut config = config(1, folder, server);
     config.capacity_bytes = Some(64 << 20);
     config
-}
-
-fn remove(connection: &Connection, objects: &[u64]) {
-    let objects = objects.to_vec();
-    connection.send(to_element::Message::Remove(v1::RemoveObjects { objects }));
 }
 
 /// Waits until the model in the status is as wanted.
@@ -63,11 +58,11 @@ async fn writes_overwrites_and_removals_are_in_the_status() {
     assert_eq!(written.write_amplification_milli, 1311);
 
     // A file is overwritten: a new version is sealed, then the old one is removed. Ten times the device.
-    remove(&connection, &[1, 2, 3]);
+    connection.remove(&[1, 2, 3]).await;
     for version in 0..80 {
         put(&element, 100 + version, &vec![7; 8 * MIB]).await;
         if version > 0 {
-            remove(&connection, &[99 + version]);
+            connection.remove(&[99 + version]).await;
         }
     }
     let all = 25_000 + 640 * MIB as u64;
@@ -144,7 +139,7 @@ async fn a_killed_element_goes_on_from_its_snapshot_and_its_objects() {
     while !folder.path().join("flash").exists() {
         tokio::task::yield_now().await;
     }
-    remove(&connection, &[1]);
+    connection.remove(&[1]).await;
     put_there(&connection, 3, &vec![3; MIB]).await;
     // What was removed is in the database once a later label is.
     connection.labels(&[program_label(1, "true", &[])]);
@@ -173,7 +168,7 @@ async fn a_damaged_or_missing_snapshot_is_begun_anew_from_the_objects() {
     let mut connection = server.welcomed().await;
     put(&element, 1, &vec![1; MIB]).await;
     put(&element, 2, &vec![2; MIB]).await;
-    remove(&connection, &[1]);
+    connection.remove(&[1]).await;
     let full = model(&mut connection, |model| {
         model.host_bytes == 2 * MIB as u64 && model.used_bytes == MIB as u64
     })

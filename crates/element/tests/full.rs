@@ -15,7 +15,6 @@ use tidemill_client::objects::Remote;
 use tidemill_core::id::ObjectId;
 use tidemill_element::Element;
 use tidemill_wire::capability::rights;
-use tidemill_wire::v1::{self, from_element, to_element};
 
 /// A small device, unmounted in the end.
 struct Device {
@@ -90,18 +89,10 @@ async fn seal(element: &Element, object: u64) -> Result<u64, tidemill_client::Er
     Objects::new(None).seal(&remote, &body).await
 }
 
-async fn remove(connection: &mut Connection, objects: Vec<u64>) {
-    let mut wanted: std::collections::BTreeSet<u64> = objects.iter().copied().collect();
-    connection.send(to_element::Message::Remove(v1::RemoveObjects { objects }));
-    while !wanted.is_empty() {
-        let removed = connection.find(|message| match message {
-            from_element::Message::Removed(removed) => Some(removed.objects.clone()),
-            _ => None,
-        });
-        for object in removed.await {
-            wanted.remove(&object);
-        }
-    }
+async fn remove(connection: &mut Connection, objects: impl Iterator<Item = u64>) {
+    let objects: Vec<u64> = objects.collect();
+    let outcome = connection.remove(&objects).await;
+    assert_eq!(outcome.failure, None);
 }
 
 async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
@@ -152,9 +143,9 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
     connection.finished(7).await;
     device.fill();
 
-    remove(&mut connection, (2..FILES / 2).collect()).await;
+    remove(&mut connection, 2..FILES / 2).await;
     device.fill();
-    remove(&mut connection, (FILES / 2..FILES).collect()).await;
+    remove(&mut connection, FILES / 2..FILES).await;
     assert!(!object_file(&device, 5).exists());
     for file in ["filler", "more", "last"] {
         let _ = std::fs::remove_file(device.path.join(file));
@@ -205,7 +196,7 @@ async fn an_element_killed_on_a_full_device_starts_again() {
             child = spawn(&device.path, &server);
             connection = server.welcomed().await;
             let batch = objects.iter().copied().skip(round * 300).take(300);
-            remove(&mut connection, batch.collect()).await;
+            remove(&mut connection, batch).await;
             device.fill();
         }
         child.kill().unwrap();
@@ -292,7 +283,7 @@ async fn outputs_that_were_not_kept_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removal_that_fails_is_not_confirmed() {
+async fn a_removal_that_fails_says_what_is_gone_all_the_same() {
     let folder = folder();
     let mut server = FakeServer::start().await;
     let element = Element::start(config(1, folder.path(), &server))
@@ -303,20 +294,11 @@ async fn a_removal_that_fails_is_not_confirmed() {
     // Nobody can unlink a folder, not even root.
     let stuck = folder.path().join(ObjectId(2).relative_path());
     std::fs::create_dir(&stuck).unwrap();
-    let objects = vec![1, 2, 3];
-    connection.send(to_element::Message::Remove(v1::RemoveObjects {
-        objects: objects.clone(),
-    }));
-    let confirmed = async |connection: &mut Connection| {
-        let removed = connection.find(|message| match message {
-            from_element::Message::Removed(removed) => Some(removed.objects.clone()),
-            _ => None,
-        });
-        removed.await
-    };
-    assert_eq!(confirmed(&mut connection).await, [1, 3]);
+    let outcome = connection.remove(&[1, 2, 3]).await;
+    assert_eq!(failure(&outcome).kind, "device");
+    assert_eq!(outcome.removed, [1, 3]);
     std::fs::remove_dir(&stuck).unwrap();
-    connection.send(to_element::Message::Remove(v1::RemoveObjects { objects }));
-    assert_eq!(confirmed(&mut connection).await, [1, 2, 3]);
+    let outcome = connection.remove(&[1, 2, 3]).await;
+    assert_eq!((outcome.failure, outcome.removed), (None, vec![]));
     element.stop().await;
 }

@@ -226,7 +226,7 @@ async fn an_object_begins_as_a_copy_of_a_sealed_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sealed_object_never_changes() {
-    let (_folder, element, _connection) = started(|_| ()).await;
+    let (_folder, element, mut connection) = started(|_| ()).await;
     put(&element, 5, b"for ever").await;
     let all = capability(1, 5, ALL);
     for (method, path) in [
@@ -247,12 +247,12 @@ async fn a_sealed_object_never_changes() {
     let synced = request(&element, "POST", &sync, Some(&read), "", b"").await;
     assert_eq!(synced.status, 204);
     assert_eq!(get(&element, 5).await, b"for ever");
-    let gone = request(&element, "DELETE", &path(5), Some(&all), "", b"").await;
-    assert_eq!(gone.status, 204);
-    for method in ["GET", "DELETE"] {
-        let gone = request(&element, method, &path(5), Some(&all), "", b"").await;
-        assert_eq!(gone.status, 404);
-    }
+    // Only the server has it removed, by a label.
+    let refused = request(&element, "DELETE", &path(5), Some(&all), "", b"").await;
+    assert_eq!(refused.status, 405);
+    connection.remove(&[5]).await;
+    let gone = request(&element, "GET", &path(5), Some(&all), "", b"").await;
+    assert_eq!(gone.status, 404);
     element.stop().await;
 }
 
@@ -266,12 +266,12 @@ async fn every_request_needs_its_own_capability() {
         element: tidemill_core::id::ElementId(1),
         rights: ALL,
         uid: 0,
-        expires_at_secs: 1,
+        expires_at_ns: 1,
     });
     let mut forged = capability(1, 5, ALL);
     forged[30] ^= 1;
     let read_only = capability(1, 5, rights::READ);
-    let cases: [(&str, &str, Option<&[u8]>, u16); 13] = [
+    let cases: [(&str, &str, Option<&[u8]>, u16); 12] = [
         ("GET", "", None, 403),
         ("GET", "", Some(&old), 403),
         ("GET", "", Some(&forged), 403),
@@ -279,7 +279,6 @@ async fn every_request_needs_its_own_capability() {
         ("GET", "", Some(&capability(2, 5, ALL)), 403),
         ("GET", "", Some(b"garbage"), 400),
         ("PUT", "", Some(&read_only), 403),
-        ("DELETE", "", Some(&read_only), 403),
         ("POST", "/truncate?size=0", Some(&read_only), 403),
         ("POST", "/seal", Some(&read_only), 403),
         ("POST", "/sync", None, 403),
@@ -473,13 +472,7 @@ async fn a_full_element_refuses_writes_and_outputs_until_room_is_made() {
     connection
         .status(|status| status.free_bytes == 40_000 && status.running == 0)
         .await;
-    let five = capability(1, 5, ALL);
-    assert_eq!(
-        request(&element, "DELETE", &path(5), Some(&five), "", b"")
-            .await
-            .status,
-        204
-    );
+    connection.remove(&[5]).await;
     connection.labels(&[task(2)]);
     assert_eq!(
         sealed(&connection.finished(2).await),
@@ -516,15 +509,8 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
     };
     assert_eq!(running["state"], "running");
     assert!(running["start"].as_u64().unwrap() > 0);
-    let list = request(
-        &element,
-        "GET",
-        "/tasks",
-        Some(&capability(1, 0, rights::READ)),
-        "",
-        b"",
-    )
-    .await;
+    let all = capability(1, 0, rights::READ);
+    let list = request(&element, "GET", "/tasks", Some(&all), "", b"").await;
     assert_eq!(list.json().as_array().unwrap().len(), 1);
     connection.abort(1);
     connection.finished(1).await;
@@ -559,12 +545,39 @@ async fn tasks_can_be_watched_while_they_run_and_after() {
             .status,
         404
     );
-    let status = request(&element, "GET", "/status", None, "", b"")
+    let may = capability(1, ObjectId::STATUS.0, rights::READ);
+    let status = request(&element, "GET", "/status", Some(&may), "", b"")
         .await
         .json();
     assert_eq!(
         (status["element"].as_u64(), status["cores"].as_u64()),
         (Some(1), Some(2))
     );
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_shows_no_right_is_refused_before_the_body_comes() {
+    let (_folder, element, _connection) = started(|_| ()).await;
+    let address = element.url().strip_prefix("http://").unwrap();
+    let forged = {
+        let mut capability = capability(1, 5, ALL);
+        capability[40] ^= 1;
+        format!("x-tidemill-capability: {}\r\n", hex(&capability))
+    };
+    let object = path(5);
+    for (method, path) in [("POST", "/seal"), ("PUT", &object), ("GET", "/status")] {
+        for shown in ["", &forged] {
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let head = format!(
+                "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 8000000\r\n{shown}\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            // Nothing of the body is sent, and nothing of it is waited for.
+            let mut start = [0; 12];
+            soon(stream.read_exact(&mut start)).await.unwrap();
+            assert_eq!(&start[9..], b"403", "{method} {path}");
+        }
+    }
     element.stop().await;
 }

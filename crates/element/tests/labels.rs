@@ -134,8 +134,8 @@ async fn bad_outputs_are_failures_that_say_why() {
         assert_eq!(failure(&outcome).kind, "missing-output", "{outcome:?}");
         messages.push(failure(&outcome).message.clone());
     }
-    assert!(messages[0].contains("was not written"), "{messages:?}");
-    assert!(messages[1].contains("symbolic link"), "{messages:?}");
+    assert!(messages[0].contains("did not write"), "{messages:?}");
+    assert!(messages[1].contains("not a plain file"), "{messages:?}");
     // A file with another name is kept as a copy that no other name leads to.
     assert_eq!(sealed(&connection.finished(4).await), [(14, 2)]);
     assert_eq!(sealed(&connection.finished(5).await), [(15, 3000)]);
@@ -269,24 +269,24 @@ async fn the_server_learns_which_programs_there_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_are_removed_by_message_and_by_label() {
+async fn objects_are_removed_and_copied_while_kernels_have_all_cores() {
     let (_folder, _server, element, mut connection) = element().await;
     put(&element, 2, b"x").await;
-    let label = |id, object| v1::Label {
-        id,
-        operation: Some(v1::label::Operation::Remove(object)),
-        ..v1::Label::default()
-    };
-    connection.labels(&[label(1, 1), label(2, 77)]);
-    assert!(sealed(&connection.finished(1).await).is_empty());
-    assert!(sealed(&connection.finished(2).await).is_empty());
-    connection.send(v1::to_element::Message::Remove(v1::RemoveObjects {
-        objects: vec![2, 78],
-    }));
+    let busy: Vec<v1::Label> = (1..=2)
+        .map(|id| program_label(id, "sleep", &["1000"]))
+        .collect();
+    connection.labels(&busy);
+    for label in &busy {
+        connection.running(label.id).await;
+    }
+    connection.labels(&[copy_label(3, 2, 1, 4)]);
+    assert_eq!(sealed(&connection.finished(3).await), [(4, 1)]);
+    // One that is not there is gone as well.
+    let removed = connection.remove(&[1, 2, 77]).await;
+    assert_eq!((removed.failure, removed.sealed), (None, vec![]));
     let store = &element.node().parts().store;
-    assert!(store.stat(tidemill_core::id::ObjectId(1)).is_err());
-    while store.stat(tidemill_core::id::ObjectId(2)).is_ok() {
-        tokio::task::yield_now().await;
+    for object in [1, 2] {
+        assert!(store.stat(tidemill_core::id::ObjectId(object)).is_err());
     }
     element.stop().await;
 }

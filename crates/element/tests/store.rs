@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;
 use tidemill_element::folder::FolderStore;
 use tidemill_element::store::{Stat, Store, StoreError};
+use tidemill_kernel::Made;
 
 const CAPACITY: u64 = 4096;
 
@@ -152,7 +153,7 @@ proptest! {
                 Op::Adopt(id, bytes) => {
                     let file = folder.path().join("made");
                     std::fs::write(&file, bytes).unwrap();
-                    store.adopt(ObjectId(*id), &file)
+                    store.adopt(ObjectId(*id), &Made::open(&file).unwrap())
                 }
                 Op::Reopen => {
                     store = FolderStore::open(folder.path(), Some(CAPACITY)).unwrap();

@@ -10,13 +10,17 @@ use std::error::Error;
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tidemill_kernel::{Code, InputsAs, Launcher, Prepared, Run, RunInput, Settings, child};
+use tidemill_kernel::{Code, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User, child};
 
 const MODULE: &str = include_str!("../tests/kernels/places.wat");
+const USER: User = User {
+    uid: 1000,
+    gid: 1000,
+};
 const LIBRARY: &str = "tests/kernels/places.c";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -30,11 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     measured
 }
 
-fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
-    let input = folder.join("input");
-    fs::write(&input, [1; 8])?;
-    let module = folder.join("places.wasm");
-    fs::write(&module, wat::parse_str(MODULE)?)?;
+fn build_library(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let library = folder.join("places.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = Command::new("cc")
@@ -46,6 +46,15 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
     if !built.success() {
         return Err("the C compiler failed".into());
     }
+    Ok(library)
+}
+
+fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
+    let input = folder.join("input");
+    fs::write(&input, [1; 8])?;
+    let module = folder.join("places.wasm");
+    fs::write(&module, wat::parse_str(MODULE)?)?;
+    let library = build_library(folder)?;
     let modules = Some(folder.join("modules"));
     let launcher = Launcher::new(Settings {
         modules,
@@ -55,6 +64,8 @@ fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
         let mut run = Run::new(code, folder.join(name));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         run.inputs_as = InputsAs::Symlink;
+        // As an element that is root runs kernels of its users.
+        run.user = rustix::process::geteuid().is_root().then_some(USER);
         let path = input.clone();
         let name = "input".to_owned();
         run.inputs.push(RunInput { name, path });

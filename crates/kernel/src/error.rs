@@ -85,6 +85,12 @@ pub enum PrepareError {
         /// The file.
         path: PathBuf,
     },
+    /// There is no number that a kernel of this user could run under.
+    #[error(
+        "kernels of user or group {0} can't be run: numbers from {from} on are those of kernels",
+        from = crate::sandbox::ids::KERNELS
+    )]
+    UserNumber(u32),
     /// No such built-in kernel.
     #[error("there is no built-in kernel {name:?}; there are: {known}")]
     UnknownBuiltin {
@@ -129,6 +135,14 @@ pub enum PrepareError {
     )]
     ModuleFolder {
         /// The folder.
+        path: PathBuf,
+        /// The user.
+        uid: u32,
+    },
+    /// The task's user may not read or execute a program of this host.
+    #[error("user {uid} may not read and execute the program {path}")]
+    Forbidden {
+        /// The program.
         path: PathBuf,
         /// The user.
         uid: u32,
@@ -198,7 +212,7 @@ pub enum OutputError {
     #[error("the kernel ended well but did not write its output {0:?}")]
     Missing(String),
     /// It is a folder, a link or something else.
-    #[error("the output {0:?} is not a plain file")]
+    #[error("the output {0:?} is not a plain file of its own, or lies behind a symbolic link")]
     NotAFile(String),
     /// It could not be looked at.
     #[error("the output {name:?} cannot be kept: {source}")]

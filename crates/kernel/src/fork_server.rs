@@ -3,7 +3,8 @@
 //! Loading the program takes longer than most kernels that are parts of it: tens of thousands of addresses in it
 //! are set each time. So the first such kernel starts a server, which waits for orders on a socket, and each order
 //! makes one child: a copy of the server that puts up the sandbox around itself, says so, and runs the kernel. The server
-//! has run no user code and holds no secret; whatever a kernel does to its copy is gone with it.
+//! has run no user code and holds no secret: what was ordered before is overwritten, and whatever a kernel does to its
+//! copy is gone with it. It is the server that says which process it made, never the copy: that has a user.
 //!
 //! Children are made with the server's own parent (`CLONE_PARENT`), so that the element waits for them, measures
 //! them and takes them with it when it ends, as those that it starts itself.
@@ -11,7 +12,7 @@
 use std::ffi::CString;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::process::Child;
 
 use parking_lot::Mutex;
@@ -19,7 +20,6 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::child::{run_task, serving};
@@ -42,14 +42,18 @@ const ORDER_BYTES_MAX: usize = 64 << 10;
 /// Most descriptors of an order; the system allows 253.
 const DESCRIPTORS_MAX: usize = 128;
 
-/// What comes with every order: the reply, three streams, the folder and the keeper.
-const DESCRIPTORS_MIN: usize = 6;
+/// What comes with every order: the reply, three streams and the folder.
+const DESCRIPTORS_MIN: usize = 5;
 
-/// What a child answers: its id, the step of the sandbox that failed and why, or -1 and 0.
-type Answer = [i32; 3];
+/// What the server answers: the child's id, which comes with its descriptor, or what kept the server from making it,
+/// negative.
+type Made = i32;
 
-/// What a child is to do. Its descriptors come along: those of every order, the ruleset if there is one, and those it
-/// keeps.
+/// What a child answers: the step of the sandbox that failed and why, or -1 and 0. The server has said who it is.
+type Answer = [i32; 2];
+
+/// What a child is to do. Its descriptors come along: those of every order, the namespaces, the ruleset if there is one,
+/// and those it keeps.
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     args: Vec<String>,
@@ -57,6 +61,7 @@ struct Order {
     user: Option<(u32, u32)>,
     limits: Vec<(u32, u64, u64)>,
     idle: bool,
+    namespaces: usize,
     /// Which filter of system calls: that of runs that own files, or the other.
     filter: Option<bool>,
     ruleset: bool,
@@ -65,7 +70,8 @@ struct Order {
 /// The server as the element sees it. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
-    socket: Option<OwnedFd>,
+    /// Locked from an order until the server has said what it made.
+    socket: Mutex<Option<OwnedFd>>,
     process: Mutex<Child>,
 }
 
@@ -88,7 +94,7 @@ impl ForkServer {
             }
         }
         Ok(Self {
-            socket: Some(own),
+            socket: Mutex::new(Some(own)),
             process: Mutex::new(process),
         })
     }
@@ -112,6 +118,7 @@ impl ForkServer {
                 .map(|(which, limit)| (*which, limit.rlim_cur, limit.rlim_max))
                 .collect(),
             idle: image.idle,
+            namespaces: image.namespaces.len(),
             filter,
             ruleset: image.ruleset.is_some(),
         };
@@ -122,75 +129,103 @@ impl ForkServer {
         let (reader, reply) = io::pipe().ok()?;
         let mut descriptors = vec![reply.as_fd()];
         descriptors.extend(image.streams.iter().map(AsFd::as_fd));
-        descriptors.extend([image.folder.as_fd(), image.keeper.as_fd()]);
+        descriptors.push(image.folder.as_fd());
+        // SAFETY: whoever made the image holds them open.
+        let lent = |lent: &RawFd| unsafe { BorrowedFd::borrow_raw(*lent) };
+        descriptors.extend(image.namespaces.iter().map(lent));
         descriptors.extend(image.ruleset.iter().map(AsFd::as_fd));
-        for lent in &image.kept {
-            // SAFETY: whoever made the image holds them open.
-            descriptors.push(unsafe { BorrowedFd::borrow_raw(*lent) });
-        }
+        descriptors.extend(image.kept.iter().map(lent));
         if descriptors.len() > DESCRIPTORS_MAX {
             return None;
         }
-        self.send(&order, &descriptors)?;
+        let process = match self.order(&order, &descriptors)? {
+            Ok(process) => process,
+            Err(error) => return Some(Err(SpawnError::Process(error))),
+        };
         drop(reply);
-        started(reader)
+        Some(started(reader, process))
     }
 
-    fn send(&self, order: &[u8], descriptors: &[BorrowedFd<'_>]) -> Option<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut more = SendAncillaryBuffer::new(&mut space);
-        if !more.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return None;
-        }
-        let socket = self.socket.as_ref()?;
-        match sendmsg(
-            socket,
-            &[IoSlice::new(order)],
-            &mut more,
-            SendFlags::NOSIGNAL,
-        ) {
-            Ok(_) => Some(()),
-            Err(error) => {
-                tracing::warn!(%error, "the server that forks kernels does not listen");
-                None
-            }
-        }
+    /// Has a child made; `None` if the server is gone.
+    fn order(&self, order: &[u8], descriptors: &[BorrowedFd<'_>]) -> Option<io::Result<Process>> {
+        let socket = self.socket.lock();
+        let socket = socket.as_ref()?;
+        send(socket, order, descriptors)
+            .and_then(|()| made(socket))
+            .inspect_err(|error| tracing::warn!(%error, "the server that forks kernels is gone"))
+            .ok()
     }
 }
 
 impl Drop for ForkServer {
     fn drop(&mut self) {
-        self.socket = None;
+        *self.socket.lock() = None;
         if let Err(error) = self.process.lock().wait() {
             tracing::warn!(%error, "cannot wait for the server that forks kernels");
         }
     }
 }
 
-/// Waits until a child is confined, or says why it is not; `None` if it, or the server, is gone before.
-fn started(mut reply: impl Read) -> Option<Result<Process, SpawnError>> {
-    let mut bytes = [0; size_of::<Answer>()];
-    reply.read_exact(&mut bytes).ok()?;
-    let (words, _) = bytes.as_chunks();
-    let [id, step, errno] = [0, 1, 2].map(|at| i32::from_ne_bytes(words[at]));
-    let system = |errno| SpawnError::Process(io::Error::from_raw_os_error(errno));
-    let Some(pid) = Pid::from_raw(id) else {
-        return Some(Err(system(errno)));
-    };
-    if let Ok(step) = usize::try_from(step) {
-        // SAFETY: waits for the child that ends; a null status and rusage are allowed.
-        unsafe { libc::waitpid(id, std::ptr::null_mut(), 0) };
-        return Some(Err(spawn::failed(step, errno)));
+/// Sends bytes with descriptors.
+fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut more = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !more.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
-    // It is this process's child, and stays there until that waits for it.
-    let pidfd = pidfd_open(pid, PidfdFlags::empty());
-    Some(match pidfd {
-        Ok(pidfd) => Ok(Process { pid: id, pidfd }),
-        Err(error) => {
-            spawn::kill_group(id);
-            Err(SpawnError::Process(error.into()))
+    let flags = SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut more, flags)?;
+    Ok(())
+}
+
+/// Receives bytes with descriptors; how many bytes, 0 at the end.
+fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut more = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut more, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            got => break got?,
         }
+    };
+    let descriptors = more.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(all) => Some(all),
+        _ => None,
+    });
+    Ok((got.bytes, descriptors.flatten().collect()))
+}
+
+/// What the server made. It is the server that says who the child is: the child has a user, who might answer for it.
+fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
+    let mut bytes = [0; size_of::<Made>()];
+    let (length, descriptors) = receive(socket, &mut bytes)?;
+    if length < bytes.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let pid = Made::from_ne_bytes(bytes);
+    Ok(match descriptors.into_iter().next() {
+        Some(pidfd) if pid > 0 => Ok(Process { pid, pidfd }),
+        _ => Err(io::Error::from_raw_os_error(pid.saturating_neg())),
     })
+}
+
+/// Waits until a child is confined, or says why it is not.
+fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError> {
+    let mut bytes = [0; size_of::<Answer>()];
+    let answered = reply.read_exact(&mut bytes);
+    let (words, _) = bytes.as_chunks();
+    let [step, errno] = [0, 1].map(|at| i32::from_ne_bytes(words[at]));
+    let failure = match (answered, usize::try_from(step)) {
+        (Ok(()), Err(_)) => return Ok(process),
+        (Ok(()), Ok(step)) => spawn::failed(step, errno),
+        (Err(error), _) => SpawnError::Process(error),
+    };
+    // It ends by itself, or has ended without an answer.
+    process.kill_group();
+    // SAFETY: waits for the child that ends; a null status is allowed.
+    unsafe { libc::waitpid(process.pid, std::ptr::null_mut(), 0) };
+    Err(failure)
 }
 
 /// The server's own part: it returns when the element is gone.
@@ -202,67 +237,65 @@ pub(crate) fn serve() {
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
+    if rustix::process::geteuid().is_root() {
+        spawn::show_memory(false);
+    }
     let socket = io::stdin();
     let filters = filters().ok();
     let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
     let mut order = vec![0; ORDER_BYTES_MAX];
-    loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut more = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = recvmsg(
-            &socket,
-            &mut [IoSliceMut::new(&mut order)],
-            &mut more,
-            flags,
-        );
-        let length = match got {
-            Err(rustix::io::Errno::INTR) => continue,
-            Ok(got) if got.bytes > 0 => got.bytes,
-            Ok(_) | Err(_) => return,
-        };
-        let descriptors: Vec<OwnedFd> = more
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(all) => Some(all),
-                _ => None,
-            })
-            .flatten()
-            .collect();
+    while let Ok((length @ 1.., descriptors)) = receive(&socket, &mut order) {
         if descriptors.len() < DESCRIPTORS_MIN {
-            continue;
+            return;
         }
-        // SAFETY: this process has one thread, so the copy of its memory is whole; it takes no new stack.
-        let pid = unsafe {
-            libc::syscall(
-                libc::SYS_clone,
-                libc::CLONE_PARENT | libc::SIGCHLD,
-                0,
-                0,
-                0,
-                0,
-            )
-        };
-        match pid {
-            0 => child(&order[..length], descriptors, filters, parent),
-            pid if pid < 0 => {
-                let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-                answer(&descriptors[0], [0, -1, errno]);
+        let made = match copy() {
+            Ok(None) => child(&order[..length], descriptors, filters, parent),
+            Ok(Some((pid, pidfd))) => send(&socket, &pid.to_ne_bytes(), &[pidfd.as_fd()]),
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+                send(&socket, &(-errno).to_ne_bytes(), &[])
             }
-            _ => {}
+        };
+        if made.is_err() {
+            return;
         }
+        // The next child is another user's.
+        order[..length].fill(0);
     }
 }
 
+/// Makes a copy of this process, whose parent is this one's; `None` in the copy.
+fn copy() -> io::Result<Option<(Made, OwnedFd)>> {
+    let mut pidfd: RawFd = -1;
+    // SAFETY: this process has one thread, so the copy of its memory is whole; it takes no new stack, and the
+    // descriptor is stored in a live variable.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            libc::CLONE_PARENT | libc::CLONE_PIDFD | libc::SIGCHLD,
+            0,
+            &raw mut pidfd,
+            0,
+            0,
+        )
+    };
+    match i32::try_from(pid) {
+        Ok(0) => Ok(None),
+        // SAFETY: clone succeeded, so it stored a descriptor that is ours alone.
+        Ok(pid) if pid > 0 => Ok(Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A child says which step of its sandbox failed, and why, or that none did.
 fn answer(reply: &OwnedFd, answer: Answer) {
     let bytes: Vec<u8> = answer.into_iter().flat_map(i32::to_ne_bytes).collect();
     // An element that does not listen is gone, and this process goes with it.
     let _ = rustix::io::write(reply, &bytes);
 }
 
-/// A child says which step of its sandbox failed, and why, and ends.
-fn refuse(reply: &OwnedFd, pid: i32, (step, errno): (usize, i32)) -> ! {
-    answer(reply, [pid, i32::try_from(step).unwrap_or(0), errno]);
+fn refuse(reply: &OwnedFd, (step, errno): (usize, i32)) -> ! {
+    answer(reply, [i32::try_from(step).unwrap_or(0), errno]);
     std::process::exit(1)
 }
 
@@ -273,10 +306,9 @@ fn child(
     filters: Option<&'static Filters>,
     parent: i32,
 ) -> ! {
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
     let (reply, args, environment, kept) = {
         let Ok(order) = postcard::from_bytes::<Order>(order) else {
-            refuse(&descriptors[0], pid, (0, libc::EBADMSG));
+            refuse(&descriptors[0], (0, libc::EBADMSG));
         };
         let mut all = descriptors.into_iter();
         let mut next = || all.next().expect("the server counts them");
@@ -287,9 +319,9 @@ fn child(
             environment: Vec::new(),
             streams: [next(), next(), next()],
             folder: next(),
-            keeper: next(),
             kept: Vec::new(),
             doors: Vec::new(),
+            namespaces: Vec::new(),
             user: order.user.map(|(uid, gid)| User { uid, gid }),
             limits: (order.limits.into_iter())
                 .map(|(which, rlim_cur, rlim_max)| (which, libc::rlimit64 { rlim_cur, rlim_max }))
@@ -301,27 +333,29 @@ fn child(
                 .map(|(filters, owns)| filters.of(owns)),
         };
         if order.filter.is_some() && filters.is_none() {
-            refuse(&reply, pid, (spawn::CALL_FILTER, libc::ENOSYS));
+            refuse(&reply, (spawn::CALL_FILTER, libc::ENOSYS));
         }
+        let namespaces: Vec<OwnedFd> = all.by_ref().take(order.namespaces).collect();
+        image.namespaces = namespaces.iter().map(AsRawFd::as_raw_fd).collect();
         image.ruleset = if order.ruleset { all.next() } else { None };
         let kept: Vec<OwnedFd> = all.collect();
         let places = KEPT_FIRST..;
         for (place, kept) in places.zip(&kept) {
             // SAFETY: nothing here has these numbers.
             if unsafe { libc::dup2(kept.as_raw_fd(), place) } < 0 {
-                refuse(&reply, pid, (spawn::DESCRIPTORS, libc::EMFILE));
+                refuse(&reply, (spawn::DESCRIPTORS, libc::EMFILE));
             }
         }
         // SAFETY: this is a fresh process with one thread.
         if let Err(failure) = unsafe { spawn::confine_copy(&image, parent) } {
-            refuse(&reply, pid, failure);
+            refuse(&reply, failure);
         }
         // They are closed all at once.
         let count = kept.len();
-        std::mem::forget((image, kept));
+        std::mem::forget((image, kept, namespaces));
         (reply, order.args, order.environment, count)
     };
-    answer(&reply, [pid, -1, 0]);
+    answer(&reply, [-1, 0]);
     std::mem::forget(reply);
     let kept_end = KEPT_FIRST.cast_unsigned() + u32::try_from(kept).unwrap_or(0);
     // SAFETY: nothing uses those any more; what is kept and the streams stay.
@@ -330,6 +364,8 @@ fn child(
         libc::syscall(libc::SYS_close_range, kept_end, u32::MAX, 0);
         libc::clearenv();
     }
+    // As executing a program would do: it may look at itself.
+    spawn::show_memory(true);
     for variable in environment {
         if let Some((name, value)) = variable.split_once('=') {
             // SAFETY: this process has one thread.
@@ -351,6 +387,7 @@ mod tests {
             user: Some((1, 2)),
             limits: vec![(3, u64::MAX, 5)],
             idle: true,
+            namespaces: 3,
             filter: Some(false),
             ruleset: true,
         };
@@ -360,18 +397,25 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::zombie_processes, reason = "what did not start was waited for")]
     fn what_ends_without_an_answer_did_not_start() {
-        let nothing: &[u8] = &[];
-        assert!(started(nothing).is_none());
-        let refused: Vec<u8> = [0_i32, -1, libc::EAGAIN]
-            .into_iter()
-            .flat_map(i32::to_ne_bytes)
-            .collect();
-        match started(refused.as_slice()) {
-            Some(Err(SpawnError::Process(error))) => {
-                assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+        let end = |answer: &[u8]| {
+            let child = std::process::Command::new("/bin/true").spawn().unwrap();
+            let pid = i32::try_from(child.id()).unwrap();
+            let place = rustix::process::Pid::from_raw(pid).unwrap();
+            let pidfd = rustix::process::pidfd_open(place, rustix::process::PidfdFlags::empty());
+            let pidfd = pidfd.unwrap();
+            started(answer, Process { pid, pidfd })
+        };
+        let words = |words: Answer| words.map(i32::to_ne_bytes).concat();
+        assert!(matches!(end(&[]), Err(SpawnError::Process(_))));
+        let refused = words([i32::try_from(spawn::CALL_FILTER).unwrap(), libc::EAGAIN]);
+        match end(&refused) {
+            Err(SpawnError::Sandbox { source, .. }) => {
+                assert_eq!(source.raw_os_error(), Some(libc::EAGAIN));
             }
             other => panic!("{other:?}"),
         }
+        assert!(end(&words([-1, 0])).is_ok());
     }
 }

@@ -18,11 +18,13 @@ use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
 use crate::prepare::{Prepared, environment, prepare};
 use crate::program;
-use crate::run::{Code, InputsAs, Limits, Run};
+use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
 use crate::sandbox::calls::{self, Filters};
 use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_path};
 use crate::sandbox::group::{ControlGroup, Together};
+use crate::sandbox::ids::Ids;
+use crate::sandbox::namespaces::Namespaces;
 use crate::sandbox::{SandboxSupport, sandbox_support};
 use crate::spare::Spares;
 use crate::spawn::{self, Image, Process, Program};
@@ -88,6 +90,8 @@ impl Default for Settings {
 pub struct Launcher {
     settings: Settings,
     support: SandboxSupport,
+    ids: Ids,
+    namespaces: Option<Namespaces>,
     system: SystemRules,
     child: OwnedFd,
     keeper: Arc<Keeper>,
@@ -125,6 +129,13 @@ impl Launcher {
         if support.seccomp {
             filters()?;
         }
+        let ids = Ids::of_this_host();
+        if support.switches_user {
+            // Threads that start kernels lend their memory to children that have other users.
+            spawn::show_memory(false);
+        }
+        let unmade = |error| tracing::warn!(%error, "kernels share the network of this host, though they can't use it");
+        let namespaces = Namespaces::make(ids).map_err(unmade).ok();
         let path = settings
             .child
             .clone()
@@ -148,6 +159,8 @@ impl Launcher {
             modules: Modules::new(settings.modules.clone()),
             settings,
             support,
+            ids,
+            namespaces,
             system,
             child,
             keeper,
@@ -165,6 +178,19 @@ impl Launcher {
     #[must_use]
     pub fn bounds_together(&self) -> bool {
         self.group.is_some()
+    }
+
+    /// Whether kernels run as users that nobody else on this host is. Where they do not, other processes of a kernel's
+    /// user can interfere with it.
+    #[must_use]
+    pub fn has_users_of_kernels(&self) -> bool {
+        self.ids == Ids::OfKernels
+    }
+
+    /// Whether kernels have users, a network and messages apart from this host's.
+    #[must_use]
+    pub fn has_namespaces(&self) -> bool {
+        self.namespaces.is_some()
     }
 
     /// How it runs kernels.
@@ -191,14 +217,14 @@ impl Launcher {
         };
         let modules = run.code.parts().filter_map(module);
         let modules = modules.collect::<Result<_, _>>()?;
-        let mut prepared = prepare(run, &self.spares)?;
+        let mut prepared = prepare(run, self.ids, &self.spares)?;
         prepared.modules = modules;
         Ok(prepared)
     }
 
     /// Prepares the run of a child that compiles the module on its standard input.
     pub(crate) fn prepare_compiler(&self, run: Run) -> Result<Prepared, PrepareError> {
-        let mut prepared = prepare(run, &self.spares)?;
+        let mut prepared = prepare(run, self.ids, &self.spares)?;
         prepared.compiles = true;
         Ok(prepared)
     }
@@ -262,8 +288,8 @@ impl Launcher {
             kept: kept(prepared),
             doors: self.doors().iter().map(AsRawFd::as_raw_fd).collect(),
             folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
-            user: run.user,
-            keeper: self.keeper.announce().map_err(SpawnError::Process)?,
+            namespaces: self.namespaces(run),
+            user: self.user(prepared),
             limits: resource_limits(&run.limits, !self.runs_as_root(run)),
             idle: self.settings.idle,
             ruleset: self.ruleset(prepared)?,
@@ -272,30 +298,49 @@ impl Launcher {
         let group = self.group.clone().map(|group| (group.ended(), group));
         let started = Instant::now();
         let process = self.start(prepared, image, filter.map(|(owns, _)| owns))?;
+        self.keeper.started(process.pid);
         let watched = Arc::new(Watched {
-            pid: process.pid,
+            process,
             started,
             limits: run.limits,
-            folder: run.folder.clone(),
+            folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
             given: prepared.given.clone(),
             state: Default::default(),
+            orphans: Default::default(),
+            room: Default::default(),
             group,
             keeper: Arc::clone(&self.keeper),
             stdout: Default::default(),
             stderr: Default::default(),
         });
         watch::watch(&watched);
-        Ok(Running::new(
-            watched,
-            process.pidfd,
-            stdout_reader,
-            stderr_reader,
-        ))
+        Ok(Running::new(watched, stdout_reader, stderr_reader))
     }
 
+    /// The namespaces of a run. One that has this process's own user is root's where that is root, and stays outside.
+    fn namespaces(&self, run: &Run) -> Vec<RawFd> {
+        let enters = run.user.is_some() || !self.support.switches_user;
+        let entered = self.namespaces.as_ref().filter(|_| enters);
+        let descriptors = entered.map(Namespaces::descriptors);
+        (descriptors.iter().flatten())
+            .map(AsRawFd::as_raw_fd)
+            .collect()
+    }
+
+    /// The user that a run takes, by the numbers of its namespaces.
+    fn user(&self, prepared: &Prepared) -> Option<User> {
+        if self.namespaces.is_some() {
+            prepared.run.user
+        } else {
+            prepared.user
+        }
+    }
+
+    /// Whether a run has rights over files that root has.
     fn runs_as_root(&self, run: &Run) -> bool {
-        run.user
-            .map_or(self.support.switches_user, |user| user.uid == 0)
+        run.user.map_or(self.support.switches_user, |user| {
+            user.uid == 0 && self.ids == Ids::OfOwners
+        })
     }
 
     /// Starts what is no program by the server that forks kernels, and all else by executing it.
@@ -338,10 +383,7 @@ impl Launcher {
         if !self.support.seccomp {
             return Ok(None);
         }
-        let root = run
-            .user
-            .map_or(self.support.switches_user, |user| user.uid == 0);
-        let owns_files = root || run.inputs_as == InputsAs::Symlink;
+        let owns_files = self.runs_as_root(run) || run.inputs_as == InputsAs::Symlink;
         let filters = filters().map_err(|error| SpawnError::Process(io::Error::other(error)))?;
         Ok(Some((owns_files, filters)))
     }

@@ -16,15 +16,16 @@
 //! let prepared = launcher.prepare(run)?;
 //! let exit = launcher.spawn(&prepared)?.wait()?;
 //! if exit.success() {
-//!     let size = prepared.output("max.txt")?;
+//!     let made = prepared.output("max.txt")?;
+//!     made.move_to(std::path::Path::new("/srv/element/objects/00/02"))?;
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! **What confines a kernel.** It cannot reach files beside its folder, its inputs and the system's programs
-//! (Landlock); has no network and cannot leave its process group (seccomp); has the rights of its owner and
-//! no capabilities; is bounded in time, memory, output and processes; dies when its element dies.
+//! (Landlock); has no network and cannot leave its process group (seccomp and namespaces); runs as a user that nobody
+//! outside is, without capabilities; is bounded in time, memory, output and processes; dies when its element dies.
 //! [`sandbox_support`] says what the host offers of that.
 
 mod builtin;
@@ -39,6 +40,7 @@ mod loops;
 pub mod memory;
 mod modules;
 mod prepare;
+mod private;
 mod program;
 mod run;
 mod running;
@@ -56,6 +58,7 @@ pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
+pub use private::{Made, remove_folder};
 pub use program::{builtin_hash, find_program, hash_file, stack_hash};
 pub use run::{
     Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage,
@@ -64,4 +67,5 @@ pub use run::{
 pub use running::{Control, Running};
 pub use sandbox::files::SYSTEM_PATHS;
 pub use sandbox::group::Together;
+pub use sandbox::ids::KERNELS_FROM;
 pub use sandbox::{SandboxSupport, sandbox_support};

@@ -58,10 +58,10 @@ pub fn fingerprint(bytes: &[u8]) -> u64 {
     join(1, extend(0, bytes, Level::best()), bytes.len() as u64)
 }
 
-/// The indices of R peaks, as the kernel `heartbeat` gives them; none for fewer than 50 samples a second.
+/// The indices of R peaks, as the kernel `heartbeat` gives them; none for fewer than 50 samples a second or more than 10⁶.
 #[must_use]
 pub fn r_peaks(signal: &[f64], rate: f64) -> Vec<usize> {
-    if rate >= heartbeat::RATE_AT_LEAST && rate.is_finite() {
+    if (heartbeat::RATE_AT_LEAST..=heartbeat::RATE_AT_MOST).contains(&rate) {
         heartbeat::r_peaks(signal, rate)
     } else {
         Vec::new()

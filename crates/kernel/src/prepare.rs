@@ -1,23 +1,25 @@
-//! Makes the private folder of a run, and looks its outputs over afterwards.
+//! Makes the private folder of a run.
 //!
 //! The folder holds the inputs and, later, the outputs under the names of the job, and a reserved folder
-//! `.tidemill` for temporary files. It belongs to the task's user; nobody else can look into it.
+//! `.tidemill` for temporary files. In the end it belongs to the user that the kernel runs as; nobody else can look into it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{
-    DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink,
+    DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, symlink,
 };
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::CWD;
 
 use crate::builtin;
 use crate::error::{OutputError, PrepareError};
-use crate::program::{interpreter, may};
-use crate::run::{Code, InputsAs, Run, Stage, User};
+use crate::private::{self, Made};
+use crate::program::{interpreter, may, open_as, open_to_all};
+use crate::run::{Code, InputsAs, Run, RunInput, Stage, User};
+use crate::sandbox::ids::Ids;
 use crate::spare::Spares;
 
 /// The part of a private folder that is not for inputs and outputs.
@@ -34,6 +36,8 @@ const EXECUTE: u32 = 1;
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) run: Run,
+    /// Its user as the system knows it, which the folder belongs to.
+    pub(crate) user: Option<User>,
     /// The code that is executed or loaded, which may be a copy.
     pub(crate) code: Code,
     pub(crate) folder: OwnedFd,
@@ -52,21 +56,61 @@ pub struct Prepared {
 /// # Errors
 /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What was
 /// made until then stays for the caller to remove.
-pub(crate) fn prepare(run: Run, spares: &Spares) -> Result<Prepared, PrepareError> {
+pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, PrepareError> {
     check_names(&run)?;
     check_code(&run)?;
-    let user = effective_user(&run);
+    let outside = run.user.map(|user| ids.outside(user)).transpose()?;
+    let user = outside.unwrap_or_else(own_user);
+    let temporary = format!("{RESERVED}/{TEMPORARY}");
     let mut folder = PrivateFolder {
         root: run.folder.clone(),
-        user: run.user,
-        made: BTreeSet::new(),
+        user: outside,
+        made: BTreeSet::from([RESERVED.to_owned(), temporary]),
     };
-    if !spares.take(&run) {
+    // Where others have the user of kernels they may hold what a folder had before.
+    let alone = run.user.is_none() || ids == Ids::OfKernels;
+    if !(alone && spares.take(&run)) {
         make_folder(&run.folder)?;
-        folder.make_sub(RESERVED)?;
-        folder.make_sub(&format!("{RESERVED}/{TEMPORARY}"))?;
+        for name in &folder.made {
+            make_folder(&run.folder.join(name))?;
+        }
     }
     let mut given = BTreeSet::new();
+    let stdin = link_inputs(&run, user, &mut folder, &mut given)?;
+    for output in &run.outputs {
+        folder.make_parents(output)?;
+    }
+    let stdout = run
+        .stdout
+        .as_ref()
+        .map(|name| folder.new_file(&run.folder.join(name)))
+        .transpose()?;
+    let code = usable_code(&run, user, &folder, &mut given)?;
+    let open = private::open_folder(CWD, &run.folder).map_err(|source| PrepareError::Make {
+        path: run.folder.clone(),
+        source,
+    })?;
+    folder.hand_over()?;
+    Ok(Prepared {
+        user: outside,
+        code,
+        folder: open,
+        stdin,
+        stdout,
+        modules: Vec::new(),
+        compiles: false,
+        given,
+        run,
+    })
+}
+
+/// Puts the inputs where the kernel looks for them; gives the one that is its standard input, open.
+fn link_inputs(
+    run: &Run,
+    user: User,
+    folder: &mut PrivateFolder,
+    given: &mut BTreeSet<(u64, u64)>,
+) -> Result<Option<File>, PrepareError> {
     let mut stdin = None;
     for input in &run.inputs {
         let error = |source| PrepareError::Input {
@@ -79,7 +123,9 @@ pub(crate) fn prepare(run: Run, spares: &Spares) -> Result<Prepared, PrepareErro
         let link = run.folder.join(&input.name);
         match run.inputs_as {
             InputsAs::HardLink => {
-                if data.uid() == user.uid || may(&data, user, WRITE) {
+                let changes = |user: User| data.uid() == user.uid || may(&data, user, WRITE);
+                // Neither the kernel nor its owner outside.
+                if changes(user) || run.user.is_some_and(changes) {
                     let (name, path) = (input.name.clone(), input.path.clone());
                     return Err(PrepareError::WritableInput { name, path });
                 }
@@ -92,32 +138,7 @@ pub(crate) fn prepare(run: Run, spares: &Spares) -> Result<Prepared, PrepareErro
             stdin = Some(File::open(&input.path).map_err(error)?);
         }
     }
-    for output in &run.outputs {
-        folder.make_parents(output)?;
-    }
-    let stdout = run
-        .stdout
-        .as_ref()
-        .map(|name| folder.make_file(name))
-        .transpose()?;
-    let code = usable_code(&run, user, &folder, &mut given)?;
-    folder.hand_over()?;
-    let make = |source: rustix::io::Errno| PrepareError::Make {
-        path: run.folder.clone(),
-        source: source.into(),
-    };
-    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
-    let folder = rustix::fs::open(&run.folder, flags, Mode::empty()).map_err(make)?;
-    Ok(Prepared {
-        code,
-        folder,
-        stdin,
-        stdout,
-        modules: Vec::new(),
-        compiles: false,
-        given,
-        run,
-    })
+    Ok(stdin)
 }
 
 impl Prepared {
@@ -127,50 +148,27 @@ impl Prepared {
         &self.run
     }
 
-    /// Looks over an output after the kernel has ended, and gives its size in bytes. Afterwards the file
-    /// `folder/name` can be renamed away: it is a plain file with no other name, reached through no link.
+    /// Closes its own ends of the kernel's standard streams once that has ended: an output that one of them went to is then
+    /// open for writing nowhere.
+    pub fn close_streams(&mut self) {
+        (self.stdin, self.stdout) = (None, None);
+    }
+
+    /// Takes an output after the kernel has ended, and with it the folders that it lies in: nobody else can change them
+    /// any more. It is a plain file with no other name, reached through no link.
     ///
     /// # Errors
     /// If the kernel did not write it, or made something else than a file of that name.
-    pub fn output(&self, name: &str) -> Result<u64, OutputError> {
-        let io = |source: io::Error| OutputError::Io {
-            name: name.to_owned(),
-            source,
-        };
-        let within =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat2(&self.folder, name, flags, Mode::empty(), within) {
-            Ok(file) => file,
-            Err(rustix::io::Errno::NOENT) => return Err(OutputError::Missing(name.to_owned())),
-            Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => {
-                return Err(OutputError::NotAFile(name.to_owned()));
-            }
-            Err(error) => return Err(io(error.into())),
-        };
-        let data =
-            rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH).map_err(|error| io(error.into()))?;
-        if FileType::from_raw_mode(data.st_mode) != FileType::RegularFile {
-            return Err(OutputError::NotAFile(name.to_owned()));
-        }
-        if data.st_nlink > 1 {
-            // The kernel made a second name, perhaps of an input: the output must be a file of its own.
-            let path = self.run.folder.join(name);
-            let copy = self.run.folder.join(RESERVED).join("output");
-            fs::copy(&path, &copy)
-                .and_then(|_| fs::rename(&copy, &path))
-                .map_err(io)?;
-        }
-        Ok(data.st_size.cast_unsigned())
+    pub fn output(&self, name: &str) -> Result<Made, OutputError> {
+        private::take(&self.folder, name)
     }
 }
 
-/// The user whose rights the kernel will have.
-fn effective_user(run: &Run) -> User {
-    run.user.unwrap_or(User {
+fn own_user() -> User {
+    User {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-    })
+    }
 }
 
 fn check_names(run: &Run) -> Result<(), PrepareError> {
@@ -278,6 +276,7 @@ fn usable_code(
 ) -> Result<Code, PrepareError> {
     let mut usable = |code: &Code| match code {
         Code::Program(path) => usable_program(path, run, user, folder, given),
+        Code::Native(path) => Ok(Code::Native(usable_object(path, run))),
         code => Ok(code.clone()),
     };
     let Code::Stack(stages) = &run.code else {
@@ -288,6 +287,37 @@ fn usable_code(
         Ok(Stage { code, args })
     });
     Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
+}
+
+/// Where a kernel finds a shared object: the folder of objects is closed to users, a link in the private one is not.
+fn usable_object(path: &Path, run: &Run) -> PathBuf {
+    let linked = run.inputs_as == InputsAs::HardLink;
+    let input = run.inputs.iter().find(|input| input.path == path);
+    let link = input
+        .filter(|_| linked)
+        .map(|input| run.folder.join(&input.name));
+    link.unwrap_or_else(|| path.to_owned())
+}
+
+/// Opens a program that may be run for the run's user. What is among the inputs is; a program of the host if this user may
+/// read and execute it.
+fn open_program(path: &Path, run: &Run) -> Result<File, PrepareError> {
+    let is_input = |input: &RunInput| input.path == path || run.folder.join(&input.name) == path;
+    let trusted = run.inputs.iter().any(is_input) || open_to_all(path);
+    let opened = match run.user {
+        Some(user) if !trusted => {
+            let forbidden = |uid| PrepareError::Forbidden {
+                path: path.to_owned(),
+                uid,
+            };
+            return open_as(user, path).map_err(|_| forbidden(user.uid));
+        }
+        _ => File::open(path),
+    };
+    opened.map_err(|source| PrepareError::Code {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn usable_program(
@@ -301,7 +331,8 @@ fn usable_program(
         path: path.clone(),
         source,
     };
-    if let Some(interpreter) = interpreter(path).map_err(error)?
+    let mut file = open_program(path, run)?;
+    if let Some(interpreter) = interpreter(&file).map_err(error)?
         && !Path::new(&interpreter).exists()
     {
         return Err(PrepareError::Interpreter {
@@ -309,8 +340,9 @@ fn usable_program(
             interpreter,
         });
     }
-    let data = fs::metadata(path).map_err(error)?;
-    if may(&data, user, READ | EXECUTE) {
+    let data = file.metadata().map_err(error)?;
+    let reaches = run.user.is_none() || run.user == Some(user) || open_to_all(path);
+    if reaches && may(&data, user, READ | EXECUTE) {
         return Ok(Code::Program(path.clone()));
     }
     // The copy bears the name that the task knows, as that is what scripts see of themselves.
@@ -329,10 +361,11 @@ fn usable_program(
         }
         copy = reserved.join(format!("program-{number}"));
     }
-    fs::copy(path, &copy).map_err(error)?;
-    fs::set_permissions(&copy, Permissions::from_mode(0o755)).map_err(error)?;
-    folder.give(&copy)?;
-    let data = fs::metadata(&copy).map_err(error)?;
+    let mut new = folder.new_file(&copy)?;
+    io::copy(&mut file, &mut new).map_err(error)?;
+    new.set_permissions(Permissions::from_mode(0o755))
+        .map_err(error)?;
+    let data = new.metadata().map_err(error)?;
     given.insert((data.dev(), data.ino()));
     Ok(Code::Program(copy))
 }
@@ -345,10 +378,12 @@ fn make_folder(path: &Path) -> Result<(), PrepareError> {
     })
 }
 
-/// A folder being filled. It is handed to the task's user last, so that nobody interferes meanwhile.
+/// A folder being filled. It is handed to its user last, with all folders in it, so that nobody interferes meanwhile.
 struct PrivateFolder {
     root: PathBuf,
+    /// As the system knows it.
     user: Option<User>,
+    /// The folders in it.
     made: BTreeSet<String>,
 }
 
@@ -356,7 +391,6 @@ impl PrivateFolder {
     fn make_sub(&mut self, name: &str) -> Result<(), PrepareError> {
         if self.made.insert(name.to_owned()) {
             make_folder(&self.root.join(name))?;
-            self.give(&self.root.join(name))?;
         }
         Ok(())
     }
@@ -366,34 +400,31 @@ impl PrivateFolder {
             .try_for_each(|(end, _)| self.make_sub(&name[..end]))
     }
 
-    fn make_file(&self, name: &str) -> Result<File, PrepareError> {
-        let path = self.root.join(name);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o644)
-            .open(&path);
-        let file = file.map_err(|source| PrepareError::Make {
-            path: path.clone(),
+    /// Makes a file of its user.
+    fn new_file(&self, path: &Path) -> Result<File, PrepareError> {
+        let make = |source| PrepareError::Make {
+            path: path.to_owned(),
             source,
-        })?;
-        self.give(&path)?;
+        };
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o644);
+        let file = options.open(path).map_err(make)?;
+        if let Some(User { uid, gid }) = self.user {
+            fchown(&file, Some(uid), Some(gid)).map_err(make)?;
+        }
         Ok(file)
     }
 
-    fn give(&self, path: &Path) -> Result<(), PrepareError> {
+    fn hand_over(&self) -> Result<(), PrepareError> {
         let Some(User { uid, gid }) = self.user else {
             return Ok(());
         };
-        let given = chown(path, Some(uid), Some(gid));
-        given.map_err(|source| PrepareError::Make {
-            path: path.to_owned(),
-            source,
-        })
-    }
-
-    fn hand_over(&self) -> Result<(), PrepareError> {
-        self.give(&self.root)
+        let inner = self.made.iter().map(|name| self.root.join(name));
+        for path in inner.chain([self.root.clone()]) {
+            let given = chown(&path, Some(uid), Some(gid));
+            given.map_err(|source| PrepareError::Make { path, source })?;
+        }
+        Ok(())
     }
 }
 

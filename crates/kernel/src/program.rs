@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::thread;
 
 use parking_lot::Mutex;
 
@@ -16,7 +18,7 @@ use crate::run::User;
 const HASHES_MAX: usize = 4096;
 
 /// Longest first line of a script that the operating system reads.
-const FIRST_LINE_BYTES: u64 = 256;
+const FIRST_LINE_BYTES: usize = 256;
 
 /// What tells one state of a file from another.
 type Version = (PathBuf, u64, u64, u64, i64, i64, i64, i64);
@@ -100,12 +102,75 @@ pub fn stack_hash(hashes: &[String]) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 
+/// Opens a program for reading with the rights of a user, of whose groups only one is known, if that may also execute it.
+///
+/// # Errors
+/// If it may not, or it is no plain file.
+pub(crate) fn open_as(user: User, path: &Path) -> io::Result<File> {
+    let open = || -> io::Result<File> {
+        take_rights(user)?;
+        let file = File::open(path)?;
+        let flags = libc::AT_EACCESS | libc::AT_EMPTY_PATH;
+        let (call, at, none) = (libc::SYS_faccessat2, file.as_raw_fd(), c"".as_ptr());
+        // SAFETY: reads an empty path that is terminated, and asks for the rights of this thread.
+        if unsafe { libc::syscall(call, at, none, libc::X_OK, flags) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(file)
+    };
+    // The rights of a thread are its own, and these end with it.
+    let opened = thread::scope(|scope| scope.spawn(open).join());
+    let file = opened.map_err(|_| io::Error::other("a thread failed"))??;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::ErrorKind::InvalidInput.into())
+    }
+}
+
+/// Gives this thread the rights over files that a user has, for good.
+fn take_rights(user: User) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    // SAFETY: bare system calls with numbers, which concern this thread only; no list of groups is read.
+    unsafe {
+        if libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::syscall(libc::SYS_setfsgid, user.gid);
+        libc::syscall(libc::SYS_setfsuid, user.uid);
+        // Both say what was before; asking for nobody changes nothing.
+        let nobody = u32::MAX;
+        let (gid, uid) = (
+            libc::syscall(libc::SYS_setfsgid, nobody),
+            libc::syscall(libc::SYS_setfsuid, nobody),
+        );
+        if (uid, gid) != (user.uid.into(), user.gid.into()) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+    }
+    Ok(())
+}
+
+/// Whether everybody may read and execute a file, and pass through all folders above it.
+pub(crate) fn open_to_all(path: &Path) -> bool {
+    let has = |path: &Path, bits: u32| {
+        fs::symlink_metadata(path).is_ok_and(|data| data.mode() & bits == bits)
+    };
+    // Folders above the link matter as well as those above the file.
+    let passed = |path: &Path| path.ancestors().skip(1).all(|folder| has(folder, 0o001));
+    let Ok(file) = path.canonicalize() else {
+        return false;
+    };
+    (file == path || passed(path)) && passed(&file) && has(&file, 0o005)
+}
+
 /// The interpreter that a script names in its first line; `None` if it is no script.
-pub(crate) fn interpreter(path: &Path) -> io::Result<Option<String>> {
-    let mut line = Vec::new();
-    File::open(path)?
-        .take(FIRST_LINE_BYTES)
-        .read_to_end(&mut line)?;
+pub(crate) fn interpreter(file: &File) -> io::Result<Option<String>> {
+    let mut line = [0; FIRST_LINE_BYTES];
+    let length = file.read_at(&mut line, 0)?;
+    let line = &line[..length];
     let Some(rest) = line.strip_prefix(b"#!") else {
         return Ok(None);
     };
@@ -182,8 +247,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("script");
         fs::write(&file, "#! /usr/bin/env python3\nprint()\n").unwrap();
-        assert_eq!(interpreter(&file).unwrap().as_deref(), Some("/usr/bin/env"));
+        let read = || interpreter(&File::open(&file).unwrap()).unwrap();
+        assert_eq!(read().as_deref(), Some("/usr/bin/env"));
         fs::write(&file, "echo").unwrap();
-        assert_eq!(interpreter(&file).unwrap(), None);
+        assert_eq!(read(), None);
     }
 }

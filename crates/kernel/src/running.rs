@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::run::{End, Exit, Tail, Usage};
-use crate::spawn::kill_group;
 use crate::watch::{Watched, groups};
 
 /// Read from a pipe at once.
@@ -39,7 +38,6 @@ const OUT_OF_MEMORY_WORDS: &[&str] = &[
 #[derive(Debug)]
 pub struct Running {
     watched: Arc<Watched>,
-    pidfd: OwnedFd,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
 }
@@ -70,15 +68,9 @@ impl Control {
 }
 
 impl Running {
-    pub(crate) fn new(
-        watched: Arc<Watched>,
-        pidfd: OwnedFd,
-        stdout: Option<OwnedFd>,
-        stderr: OwnedFd,
-    ) -> Self {
+    pub(crate) fn new(watched: Arc<Watched>, stdout: Option<OwnedFd>, stderr: OwnedFd) -> Self {
         Self {
             watched,
-            pidfd,
             stdout,
             stderr: Some(stderr),
         }
@@ -87,7 +79,7 @@ impl Running {
     /// The id of its first process, which is also that of its group.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.watched.pid.cast_unsigned()
+        self.watched.process.pid.cast_unsigned()
     }
 
     /// A handle to cancel it by.
@@ -106,10 +98,10 @@ impl Running {
         let mut buffer = vec![0; READ_BYTES];
         while !self.serve(&mut buffer, true, None)? {}
         let wall = self.watched.started.elapsed();
-        let (status, mut usage) = self.reap()?;
+        let (status, used) = self.reap()?;
         // What it left behind was killed with it; its last words may still be in the pipes.
         let until = Instant::now() + LEFT_BEHIND_MAX;
-        self.wait_for_left_behind(until, &mut usage);
+        self.wait_for_left_behind(until);
         while (self.stdout.is_some() || self.stderr.is_some()) && Instant::now() < until {
             if self.serve(
                 &mut buffer,
@@ -122,6 +114,8 @@ impl Running {
         let written = self.watched.written();
         let stderr = std::mem::take(&mut *self.watched.stderr.lock());
         let stdout = std::mem::take(&mut *self.watched.stdout.lock());
+        let mut usage = *self.watched.orphans.lock();
+        add(&mut usage, &used);
         let usage = Usage {
             wall,
             written_bytes: written.bytes,
@@ -129,11 +123,15 @@ impl Running {
         };
         let cause = self.watched.state.lock().cause;
         let limits = &self.watched.limits;
-        let full = written.bytes > limits.output_bytes
+        let full = written.exceeds(limits.output_bytes)
             || (status != End::Code(0) && written.longest >= limits.output_bytes);
         let mut end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
-        if end == End::Signal(libc::SIGKILL) && self.watched.group_ended() {
-            end = End::GroupLimit;
+        if end == End::Signal(libc::SIGKILL) {
+            if self.watched.room_ended() {
+                end = End::MemoryLimit;
+            } else if self.watched.group_ended() {
+                end = End::GroupLimit;
+            }
         }
         Ok(Exit {
             end,
@@ -161,7 +159,7 @@ impl Running {
             .map(|fd| PollFd::new(fd, PollFlags::IN))
             .collect();
         if process {
-            polled.push(PollFd::new(&self.pidfd, PollFlags::IN));
+            polled.push(PollFd::new(&self.watched.process.pidfd, PollFlags::IN));
         }
         let ready = match poll(&mut polled, time.as_ref()) {
             Ok(ready) => ready,
@@ -176,17 +174,17 @@ impl Running {
 
     /// Kills the rest of the group, then takes the end of the first process from the system. In this
     /// order and under the lock, so that the group's id is surely still its own.
-    fn reap(&self) -> io::Result<(End, Usage)> {
+    fn reap(&self) -> io::Result<(End, libc::rusage)> {
         let mut state = self.watched.state.lock();
-        kill_group(self.watched.pid);
+        self.watched.process.kill_group();
+        let pid = self.watched.process.pid;
         let mut status = 0;
         // SAFETY: all-zero is a valid rusage.
         let mut usage = unsafe { std::mem::zeroed::<libc::rusage>() };
         loop {
             // SAFETY: both pointers are to live, writable values of the right type.
-            let result =
-                unsafe { libc::wait4(self.watched.pid, &raw mut status, 0, &raw mut usage) };
-            if result == self.watched.pid {
+            let result = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
+            if result == pid {
                 break;
             }
             let error = io::Error::last_os_error();
@@ -195,61 +193,35 @@ impl Running {
             }
         }
         state.reaped = true;
-        self.watched.keeper.ended(self.watched.pid);
+        self.watched.keeper.ended(pid);
         let end = if libc::WIFSIGNALED(status) {
             End::Signal(libc::WTERMSIG(status))
         } else {
             End::Code(libc::WEXITSTATUS(status))
         };
-        let mut used = Usage::default();
-        add(&mut used, &usage);
-        Ok((end, used))
+        Ok((end, usage))
     }
 
     /// Processes that were killed may still be writing for a moment.
-    fn wait_for_left_behind(&self, until: Instant, usage: &mut Usage) {
+    fn wait_for_left_behind(&self, until: Instant) {
         // Those that no process of the kernel waited for have become children of this one.
-        self.reap_orphans(usage);
-        let exists = || {
-            // SAFETY: signal 0 only asks whether the group is there.
-            unsafe { libc::kill(-self.watched.pid, 0) == 0 }
-        };
-        while exists() && Instant::now() < until {
+        self.watched.reap_orphans();
+        let group = || BTreeMap::from([(self.watched.process.pid, u32::MAX)]);
+        while self.watched.process.has_group() && Instant::now() < until {
             // Those that ended but were not waited for by their parent still count as there.
-            if groups(&BTreeMap::from([(self.watched.pid, u32::MAX)])).is_empty() {
+            if groups(&group()).values().all(|group| group.live == 0) {
                 // The last of them may have ended since it was looked for.
-                self.reap_orphans(usage);
+                self.watched.reap_orphans();
                 return;
             }
             thread::sleep(LEFT_BEHIND_PAUSE);
-            self.reap_orphans(usage);
-        }
-    }
-
-    /// Takes the ends of all processes of the group that have ended, and counts what they used.
-    fn reap_orphans(&self, usage: &mut Usage) {
-        loop {
-            // SAFETY: all-zero is a valid rusage.
-            let mut used = unsafe { std::mem::zeroed::<libc::rusage>() };
-            // SAFETY: a null status is allowed; the other pointer is to a live, writable value.
-            let result = unsafe {
-                libc::wait4(
-                    -self.watched.pid,
-                    std::ptr::null_mut(),
-                    libc::WNOHANG,
-                    &raw mut used,
-                )
-            };
-            if result <= 0 {
-                return;
-            }
-            add(usage, &used);
+            self.watched.reap_orphans();
         }
     }
 }
 
 /// Adds what a process and those that it waited for used.
-fn add(usage: &mut Usage, used: &libc::rusage) {
+pub(crate) fn add(usage: &mut Usage, used: &libc::rusage) {
     usage.user_cpu += duration(used.ru_utime);
     usage.system_cpu += duration(used.ru_stime);
     let rss_bytes = used.ru_maxrss.cast_unsigned() << 10;
@@ -263,7 +235,7 @@ impl Drop for Running {
         }
         self.watched.kill(End::Cancelled);
         if let Err(error) = self.reap() {
-            tracing::warn!(%error, pid = self.watched.pid, "cannot wait for a killed kernel");
+            tracing::warn!(%error, pid = self.watched.process.pid, "cannot wait for a killed kernel");
         }
     }
 }

@@ -4,19 +4,20 @@
 //! through all inodes that were removed in the last minutes each time they make a new one. So a folder that
 //! a kernel left empty is kept, bare but for its reserved part, for the next run of the same user.
 //!
-//! The folder belongs to a user who may still look into it from outside the sandbox, so it is emptied by
-//! descriptor, following no link, and is this process's own before its name changes.
+//! The folder and those in it belonged to a kernel's user. They are this process's own again before they are looked into,
+//! and emptied by descriptor, following no link.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 
 use crate::prepare::{RESERVED, TEMPORARY};
+use crate::private::{open_folder, remove_folder, take_back};
 use crate::run::{Run, User};
 
 /// Spare folders kept for each user.
@@ -62,7 +63,7 @@ impl Spares {
         let cwd = rustix::fs::CWD;
         spare.is_some_and(|spare| {
             rustix::fs::renameat_with(cwd, &spare, cwd, &run.folder, flags)
-                .inspect_err(|_| drop(std::fs::remove_dir_all(&spare)))
+                .inspect_err(|_| drop(remove_folder(&spare)))
                 .is_ok()
         })
     }
@@ -84,7 +85,7 @@ impl Spares {
         shelf.next += 1;
         let spare = key.0.join(format!("spare-{}", shelf.next));
         drop(shelf);
-        if empty(folder, user).is_err() || std::fs::rename(folder, &spare).is_err() {
+        if empty(folder).is_err() || std::fs::rename(folder, &spare).is_err() {
             return false;
         }
         self.shelf().free.entry(key).or_default().push(spare);
@@ -92,30 +93,17 @@ impl Spares {
     }
 }
 
-/// Removes all but the reserved folders, which must be left as they were made.
-fn empty(folder: &Path, user: Option<User>) -> io::Result<()> {
-    let root = open(rustix::fs::CWD, folder)?;
-    if user.is_some() {
-        let (own_uid, own_gid) = (rustix::process::geteuid(), rustix::process::getegid());
-        rustix::fs::fchown(&root, Some(own_uid), Some(own_gid))?;
-    }
-    rustix::fs::fchmod(&root, Mode::RWXU)?;
-    let reserved = open(&root, RESERVED)?;
-    let temporary = open(&reserved, TEMPORARY)?;
-    for (folder, keep) in [
-        (&temporary, None),
-        (&reserved, Some(TEMPORARY)),
-        (&root, Some(RESERVED)),
-    ] {
-        clear(folder, keep)?;
-        rustix::fs::fchmod(folder, Mode::RWXU)?;
-    }
-    Ok(())
-}
-
-fn open(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(at, name, flags, Mode::empty())?)
+/// Takes a private folder back and removes all but the reserved folders, which are left as they were made.
+fn empty(folder: &Path) -> io::Result<()> {
+    let root = open_folder(rustix::fs::CWD, folder)?;
+    take_back(&root)?;
+    let reserved = open_folder(&root, RESERVED)?;
+    take_back(&reserved)?;
+    let temporary = open_folder(&reserved, TEMPORARY)?;
+    take_back(&temporary)?;
+    clear(&temporary, None)?;
+    clear(&reserved, Some(TEMPORARY))?;
+    clear(&root, Some(RESERVED))
 }
 
 /// Removes the entries of a folder but `keep`. A folder among them is an error: then all goes.

@@ -5,6 +5,9 @@
 //! takes no lock and makes bare system calls: C libraries wrap some of them, such as `setresuid`, in code
 //! that acts on all threads of the parent.
 //!
+//! A child has its new user while it still shares the memory of this process, so where it changes users nobody may look
+//! into that: [`show_memory`].
+//!
 //! Kernels are told to die with the *thread* that started them, so they are all started by threads of
 //! this module that never end.
 
@@ -38,6 +41,9 @@ const IOPRIO_IDLE: c_int = 3 << 13;
 /// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
 const RULE_PATH_BENEATH: c_int = 1;
 
+/// `PIDFD_SIGNAL_PROCESS_GROUP` of `linux/pidfd.h`.
+const WHOLE_GROUP: c_uint = 1 << 2;
+
 /// Securebits: user 0 is nobody special, and that is locked (`linux/securebits.h`).
 const SECUREBITS: libc::c_ulong = 0b1111 | 0b1100_0000;
 
@@ -58,7 +64,9 @@ pub(crate) struct Image {
     pub(crate) doors: Vec<RawFd>,
     /// Its working directory.
     pub(crate) folder: OwnedFd,
-    /// Whose rights it gets.
+    /// Namespaces that it enters, in this order; whoever made this holds them.
+    pub(crate) namespaces: Vec<RawFd>,
+    /// Whose rights it gets, by the numbers of the namespace that it has entered.
     pub(crate) user: Option<User>,
     /// Resource limits: which, and how much.
     pub(crate) limits: Vec<(c_uint, libc::rlimit64)>,
@@ -66,8 +74,6 @@ pub(crate) struct Image {
     pub(crate) idle: bool,
     /// Landlock's rules.
     pub(crate) ruleset: Option<OwnedFd>,
-    /// Where the process announces itself, so that it is killed when its element dies.
-    pub(crate) keeper: OwnedFd,
     /// Filter of system calls.
     pub(crate) filter: Option<&'static BpfProgram>,
 }
@@ -111,6 +117,7 @@ const STEPS: &[&str] = &[
     "file rules",
     "system call filter",
     "control group",
+    "namespaces",
 ];
 const EXECUTING: usize = 0;
 const SESSION: usize = 1;
@@ -126,6 +133,7 @@ const PRIVILEGES: usize = 10;
 const FILE_RULES: usize = 11;
 pub(crate) const CALL_FILTER: usize = 12;
 const GROUP: usize = 13;
+const NAMESPACES: usize = 14;
 
 /// What the child reads, and the one cell that it writes.
 struct Plan<'a> {
@@ -134,8 +142,6 @@ struct Plan<'a> {
     envp: Vec<*const c_char>,
     parent: i32,
     privileged: bool,
-    /// Whether its memory is its own: it goes on without executing a program.
-    copy: bool,
     failure: UnsafeCell<Option<(usize, i32)>>,
 }
 
@@ -198,11 +204,33 @@ fn spawner(jobs: &Mutex<mpsc::Receiver<Job>>) {
     }
 }
 
-/// Kills all processes of a kernel. The caller knows that its first process was not yet waited for, so
-/// that the id cannot belong to others.
-pub(crate) fn kill_group(pid: i32) {
-    // SAFETY: kill has no memory effects.
-    unsafe { libc::kill(-pid, libc::SIGKILL) };
+impl Process {
+    /// Kills all processes of its group, be the first of them still there or not.
+    pub(crate) fn kill_group(&self) {
+        self.signal_group(libc::SIGKILL);
+    }
+
+    /// Whether there are processes in its group.
+    pub(crate) fn has_group(&self) -> bool {
+        self.signal_group(0)
+    }
+
+    /// Whether there was somebody to send the signal to. The descriptor stands for this group and no later one with the
+    /// same number.
+    fn signal_group(&self, signal: c_int) -> bool {
+        let (call, pidfd, none) = (
+            libc::SYS_pidfd_send_signal,
+            self.pidfd.as_raw_fd(),
+            ptr::null::<c_void>(),
+        );
+        // SAFETY: takes numbers; that there is no further information is allowed.
+        if unsafe { libc::syscall(call, pidfd, signal, none, WHOLE_GROUP) } == 0 {
+            return true;
+        }
+        // Systems before 6.9 know groups by their number only.
+        // SAFETY: kill has no memory effects.
+        errno() == libc::EINVAL && unsafe { libc::kill(-self.pid, signal) } == 0
+    }
 }
 
 fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
@@ -212,11 +240,8 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
         envp: pointers(&image.environment),
         parent: rustix::process::getpid().as_raw_nonzero().get(),
         privileged: rustix::process::geteuid().is_root(),
-        copy: false,
         failure: UnsafeCell::new(None),
     };
-    // SAFETY: these only read and, below, restore an attribute of this process's memory.
-    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
     let mut pidfd: c_int = -1;
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     // SAFETY: `child` follows the rules in the head of this file, the stack is this thread's own and large
@@ -233,11 +258,6 @@ fn start(image: &Image, stack: &mut [u128]) -> Result<Process, SpawnError> {
     };
     if pid < 0 {
         return Err(SpawnError::Process(io::Error::last_os_error()));
-    }
-    if dumpable == 1 {
-        // The child changed user while it shared this memory, which marks it as not to be looked into.
-        // SAFETY: as above.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
     }
     // SAFETY: clone succeeded, so it stored a descriptor that is ours alone.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -276,7 +296,6 @@ pub(crate) unsafe fn confine_copy(image: &Image, parent: i32) -> Result<(), (usi
         envp: Vec::new(),
         parent,
         privileged: rustix::process::geteuid().is_root(),
-        copy: true,
         failure: UnsafeCell::new(None),
     };
     // SAFETY: the caller's promise.
@@ -311,6 +330,12 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 
 type Step = Result<(), (usize, i32)>;
 
+/// Says whether processes of its user may look into this process. What it executes decides for itself again.
+pub(crate) fn show_memory(shown: bool) {
+    // SAFETY: takes numbers and changes an attribute of this process only.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(shown), 0, 0, 0) };
+}
+
 /// Turns the result of a system call into that of a step.
 fn done(step: usize, result: c_long) -> Step {
     if result >= 0 {
@@ -332,14 +357,6 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
     // SAFETY: the caller's promise is that of all of them.
     unsafe {
         done(SESSION, libc::syscall(libc::SYS_setsid))?;
-        #[allow(clippy::cast_possible_truncation, reason = "process ids are ints")]
-        let pid = libc::syscall(libc::SYS_getpid) as c_int;
-        let keeper = plan.image.keeper.as_raw_fd();
-        let size = size_of::<c_int>();
-        done(
-            DEATH,
-            libc::syscall(libc::SYS_write, keeper, &raw const pid, size),
-        )?;
         for door in &plan.image.doors {
             let own = b"0";
             let entered = libc::syscall(libc::SYS_write, *door, own.as_ptr(), own.len());
@@ -367,6 +384,9 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
             )?;
         }
         limits(plan.image)?;
+        for namespace in &plan.image.namespaces {
+            done(NAMESPACES, libc::syscall(libc::SYS_setns, *namespace, 0))?;
+        }
         rights(plan)?;
         done(
             DEATH,
@@ -522,11 +542,6 @@ unsafe fn rights(plan: &Plan<'_>) -> Step {
             }
             done(USER, libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
             done(USER, libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
-        }
-        if plan.copy {
-            // As executing a program would do: it may look at itself.
-            let result = libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
-            done(USER, result)?;
         }
         // Version 3 of `struct __user_cap_header_struct` and two empty `__user_cap_data_struct`.
         let header: [u32; 2] = [0x2008_0522, 0];

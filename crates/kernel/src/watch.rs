@@ -2,17 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rustix::fs::{AtFlags, Dir, FileType, Stat};
 
 use crate::child::Keeper;
-use crate::run::{End, Limits, Tail};
-use crate::sandbox::group::ControlGroup;
-use crate::spawn::kill_group;
+use crate::private::open_folder;
+use crate::run::{End, Limits, Tail, Usage};
+use crate::running::add;
+use crate::sandbox::group::{ControlGroup, Full, Room};
+use crate::spawn::Process;
 
 /// How often memory, processes and written bytes are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -20,24 +23,39 @@ const TICK: Duration = Duration::from_millis(100);
 /// Looking takes at most one part in this many of the watcher's time, however large the folders are.
 const REST_FACTOR: u32 = 20;
 
-/// Folders within folders that are followed when written bytes are summed.
+/// Folders within folders that a kernel may make: all of them are open while they are looked at.
 const DEPTH_MAX: u32 = 64;
+
+/// Files and folders that count nothing but what they hold, and what each further one counts: its place on the device.
+const ENTRIES_FREE: u64 = 1000;
+const ENTRY_BYTES: u64 = 1024;
+
+/// What a folder's names take before that counts.
+const NAMES_BYTES: u64 = 64 << 10;
+
+/// Descriptors that processes of a kernel may have on the way between each other when it is looked at: what is open
+/// through them can't be seen.
+const UNDER_WAY_MAX: u64 = 16;
 
 /// A run as its watcher, its waiter and those who may cancel it share it.
 #[derive(Debug)]
 pub(crate) struct Watched {
     /// First process, and so the group.
-    pub(crate) pid: i32,
+    pub(crate) process: Process,
     /// Just before it was started.
     pub(crate) started: Instant,
     pub(crate) limits: Limits,
-    pub(crate) folder: PathBuf,
+    pub(crate) folder: OwnedFd,
     /// Device and inode of what lies in the folder but was not written by the kernel.
     pub(crate) given: BTreeSet<(u64, u64)>,
     pub(crate) state: Mutex<State>,
+    /// What processes used that none of the kernel's waited for.
+    pub(crate) orphans: Mutex<Usage>,
     pub(crate) keeper: Arc<Keeper>,
     /// The control group that it is in, and how many processes that had lost for memory before.
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
+    /// Its own one within that, once it has run for a while.
+    pub(crate) room: Mutex<Option<Room>>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
 }
@@ -45,7 +63,7 @@ pub(crate) struct Watched {
 /// What changes.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Its first process was waited for: the process id is no longer ours.
+    /// Its first process was waited for.
     pub(crate) reaped: bool,
     /// Why it was killed, if it was.
     pub(crate) cause: Option<End>,
@@ -59,53 +77,199 @@ impl Watched {
             return;
         }
         state.cause.get_or_insert(cause);
-        kill_group(self.pid);
+        self.process.kill_group();
     }
 
     /// Whether the system ended processes of its control group for memory while it ran.
     pub(crate) fn group_ended(&self) -> bool {
         let group = self.group.as_ref();
-        group.is_some_and(|(before, group)| group.ended() > *before)
+        let counted = group.is_some_and(|(before, group)| group.ended() > *before);
+        counted || self.room_full() == Some(Full::OfAll)
     }
 
-    /// Bytes that the kernel has in its folder now.
+    /// Whether the system ended one of its processes since all of them wanted more memory than its limit.
+    pub(crate) fn room_ended(&self) -> bool {
+        self.room_full() == Some(Full::Own)
+    }
+
+    fn room_full(&self) -> Option<Full> {
+        self.room.lock().as_ref().and_then(Room::ended)
+    }
+
+    /// Bounds the memory that the system counts for a run, whoever of its processes has it, if any: what none of them has
+    /// mapped, and what is the system's own.
+    fn bound_memory(&self, processes: &[i32]) {
+        let Some((_, group)) = &self.group else {
+            return;
+        };
+        let mut room = self.room.lock();
+        if room.is_none() {
+            let made = group.room(self.limits.memory_bytes);
+            let unmade =
+                |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
+            *room = made.map_err(unmade).ok();
+        }
+        if let Some(room) = &mut *room {
+            room.enter(processes);
+        }
+    }
+
+    /// Takes the ends of all processes of the group that have ended and whose parents had before, but not that of the
+    /// first.
+    pub(crate) fn reap_orphans(&self) {
+        let group = self.process.pid.cast_unsigned();
+        let state = self.state.lock();
+        loop {
+            // SAFETY: all-zero is a valid siginfo and a valid rusage.
+            let (mut ended, mut used) = unsafe {
+                (
+                    std::mem::zeroed::<libc::siginfo_t>(),
+                    std::mem::zeroed::<libc::rusage>(),
+                )
+            };
+            let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+            // SAFETY: the pointer is to a live, writable value, which says who it is if there is one.
+            let pid = unsafe {
+                if libc::waitid(libc::P_PGID, group, &raw mut ended, look) != 0 {
+                    return;
+                }
+                ended.si_pid()
+            };
+            if pid == 0 || (pid == self.process.pid && !state.reaped) {
+                return;
+            }
+            let none = std::ptr::null_mut();
+            // SAFETY: a null status is allowed; the other pointer is to a live, writable value.
+            if unsafe { libc::wait4(pid, none, libc::WNOHANG, &raw mut used) } <= 0 {
+                return;
+            }
+            add(&mut self.orphans.lock(), &used);
+        }
+    }
+
+    /// What the kernel has in its folder now.
     pub(crate) fn written(&self) -> Written {
         let mut written = Written::default();
         sum(&self.folder, &self.given, DEPTH_MAX, &mut written);
         written
     }
+
+    /// The same with what only its processes have open.
+    fn written_and_open(&self, processes: &[i32]) -> Written {
+        let mut written = self.written();
+        let device = rustix::fs::fstat(&self.folder).map_or(0, |data| data.st_dev);
+        for process in processes {
+            open_files(*process, device, &mut written);
+        }
+        written
+    }
 }
 
-/// Bytes in a private folder.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a kernel wrote.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Written {
     /// Space in use: holes do not count.
     pub(crate) bytes: u64,
     /// Length of the longest file.
     pub(crate) longest: u64,
+    /// Files and folders.
+    entries: u64,
+    /// Whether there is more than can be counted.
+    uncounted: bool,
+    /// Device and inode of those with several names.
+    seen: BTreeSet<(u64, u64)>,
 }
 
-/// Errors are passed over: the kernel may remove at any moment what was just listed.
-fn sum(folder: &Path, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
-    let Ok(entries) = fs::read_dir(folder) else {
+impl Written {
+    /// Whether it is more than `limit` bytes, with what so many files take beside their contents.
+    pub(crate) fn exceeds(&self, limit: u64) -> bool {
+        let entries = self.entries.saturating_sub(ENTRIES_FREE) * ENTRY_BYTES;
+        self.uncounted || self.bytes.saturating_add(entries) > limit
+    }
+
+    fn add(&mut self, data: &Stat) {
+        let (length, used) = (
+            data.st_size.cast_unsigned(),
+            data.st_blocks.cast_unsigned() * 512,
+        );
+        self.entries += 1;
+        self.longest = self.longest.max(length);
+        self.bytes += length.min(used);
+    }
+}
+
+/// Errors are passed over: the kernel may remove at any moment what was just listed. No link is followed.
+fn sum(folder: &OwnedFd, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
+    let Ok(entries) = Dir::read_from(folder) else {
         return;
     };
     for entry in entries.flatten() {
-        let Ok(kind) = entry.file_type() else {
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let Ok(data) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
-        if kind.is_dir() {
-            if depth > 0 {
-                sum(&entry.path(), given, depth - 1, written);
+        let id = (data.st_dev, data.st_ino);
+        match FileType::from_raw_mode(data.st_mode) {
+            FileType::Directory => {
+                written.entries += 1;
+                written.bytes += (data.st_blocks.cast_unsigned() * 512).saturating_sub(NAMES_BYTES);
+                if depth == 0 {
+                    written.uncounted = true;
+                } else if let Ok(inner) = open_folder(folder, name) {
+                    sum(&inner, given, depth - 1, written);
+                }
             }
-        } else if kind.is_file()
-            && let Ok(data) = entry.metadata()
-            && !given.contains(&(data.dev(), data.ino()))
-        {
-            written.bytes += data.len().min(data.blocks() * 512);
-            written.longest = written.longest.max(data.len());
+            FileType::RegularFile if given.contains(&id) => {}
+            FileType::RegularFile if data.st_nlink > 1 && !written.seen.insert(id) => {}
+            FileType::RegularFile => written.add(&data),
+            _ => written.entries += 1,
         }
     }
+}
+
+/// Adds files without a name that a process has open or mapped. What it alone may look at is passed over.
+fn open_files(process: i32, device: u64, written: &mut Written) {
+    let of = |name: &str| PathBuf::from(format!("/proc/{process}/{name}"));
+    let maps = fs::read_to_string(of("maps")).unwrap_or_default();
+    let mapped = maps.contains("(deleted)").then(|| of("map_files"));
+    let open = [Some(of("fd")), mapped].into_iter().flatten();
+    for entry in open
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flatten()
+    {
+        let Some(path) = entry.ok().map(|entry| entry.path()) else {
+            continue;
+        };
+        let Ok(data) = rustix::fs::stat(&path) else {
+            continue;
+        };
+        match FileType::from_raw_mode(data.st_mode) {
+            FileType::RegularFile
+                if data.st_nlink == 0
+                    && data.st_dev == device
+                    && written.seen.insert((data.st_dev, data.st_ino)) =>
+            {
+                written.add(&data);
+            }
+            FileType::Socket if under_way(process, &path) > UNDER_WAY_MAX => {
+                written.uncounted = true;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Descriptors that were sent to a socket and not yet received.
+fn under_way(process: i32, socket: &Path) -> u64 {
+    let number = socket.file_name().unwrap_or_default().to_string_lossy();
+    let about = fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default();
+    let count = about.lines().find_map(|line| line.strip_prefix("scm_fds:"));
+    count
+        .and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 struct Watcher {
@@ -196,30 +360,40 @@ fn look(runs: &[Arc<Watched>], now: Instant) {
     if old.is_empty() {
         return;
     }
+    old.iter().for_each(|run| run.reap_orphans());
     let groups = groups(
         &old.iter()
-            .map(|run| (run.pid, run.limits.processes))
+            .map(|run| (run.process.pid, run.limits.processes))
             .collect(),
     );
+    let none = Group::default();
     for run in old {
-        let group = groups.get(&run.pid).copied().unwrap_or_default();
-        if group.memory_bytes > run.limits.memory_bytes {
+        let group = groups.get(&run.process.pid).unwrap_or(&none);
+        let limits = &run.limits;
+        run.bound_memory(&group.members);
+        if group.memory_bytes > limits.memory_bytes {
             run.kill(End::MemoryLimit);
-        } else if group.processes > run.limits.processes {
+        } else if group.processes > limits.processes {
             run.kill(End::ProcessLimit);
-        } else if run.written().bytes > run.limits.output_bytes {
+        } else if run
+            .written_and_open(&group.members)
+            .exceeds(limits.output_bytes)
+        {
             run.kill(End::OutputLimit);
         }
     }
 }
 
 /// What the processes of one group have together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
     /// Private and shared anonymous memory that is resident.
     pub(crate) memory_bytes: u64,
-    /// Processes that have not ended.
+    /// Processes, those that have ended and that nobody waited for included: they still take a place on the host.
     pub(crate) processes: u32,
+    /// Processes that have not ended.
+    pub(crate) live: u32,
+    members: Vec<i32>,
 }
 
 /// Looks all processes over for those of the `wanted` groups. Stops at the first group that has more
@@ -231,13 +405,9 @@ pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
     };
     for process in processes.flatten() {
         let name = process.file_name();
-        if !name
-            .as_encoded_bytes()
-            .first()
-            .is_some_and(u8::is_ascii_digit)
-        {
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
-        }
+        };
         // Processes that ended meanwhile are passed over.
         let Ok(stat) = fs::read_to_string(process.path().join("stat")) else {
             continue;
@@ -248,14 +418,16 @@ pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
         let Some(most) = wanted.get(&id) else {
             continue;
         };
-        if matches!(state, "Z" | "X") {
-            continue;
-        }
         let group = groups.entry(id).or_default();
         group.processes += 1;
         if group.processes > *most {
             break;
         }
+        if matches!(state, "Z" | "X") {
+            continue;
+        }
+        group.live += 1;
+        group.members.push(pid);
         if let Ok(status) = fs::read_to_string(process.path().join("status")) {
             group.memory_bytes += kibibytes(&status, "RssAnon:") + kibibytes(&status, "RssShmem:");
         }
@@ -307,14 +479,15 @@ mod tests {
             .unwrap()
             .set_len(1 << 40)
             .unwrap();
-        let data = fs::metadata(&given).unwrap();
+        let data = rustix::fs::stat(&given).unwrap();
+        let given = BTreeSet::from([(data.st_dev, data.st_ino)]);
+        let open = open_folder(rustix::fs::CWD, folder.path()).unwrap();
         let mut written = Written::default();
-        sum(
-            folder.path(),
-            &BTreeSet::from([(data.dev(), data.ino())]),
-            8,
-            &mut written,
-        );
+        sum(&open, &given, 8, &mut written);
         assert_eq!((written.bytes, written.longest), (5000, 1 << 40));
+        assert!(written.exceeds(4999) && !written.exceeds(5000));
+        // Deeper than is looked at.
+        sum(&open, &given, 0, &mut written);
+        assert!(written.exceeds(u64::MAX));
     }
 }

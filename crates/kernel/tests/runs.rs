@@ -9,9 +9,11 @@ mod support;
 use std::fs;
 use std::time::Duration;
 
-use support::{LAUNCHER, Place, compile, exists, finish, is_root, output, start, users};
+use support::{
+    LAUNCHER, Place, compile, exists, finish, is_root, output, start, users, wait_until,
+};
 use tidemill_kernel::{
-    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User,
+    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User, locks,
 };
 
 #[test]
@@ -29,7 +31,7 @@ fn a_program_sees_its_inputs_and_leaves_its_outputs() {
         assert!(exit.success(), "{}", exit.stderr.text());
         let text = format!("{0} {0}/.tidemill/tmp\na\ndeep\nout\n", folder.display());
         assert_eq!(exit.stdout.text(), text);
-        assert_eq!(prepared.output("out/put").unwrap(), 8);
+        assert_eq!(prepared.output("out/put").unwrap().size().unwrap(), 8);
         assert_eq!(fs::read(folder.join("out/put")).unwrap(), b"one\ntwo\n");
         assert_eq!(exit.usage.written_bytes, 10);
         assert!(exit.usage.rss_bytes_max > 0 && exit.usage.wall > Duration::ZERO);
@@ -48,9 +50,15 @@ fn standard_streams_can_be_files() {
         run.outputs.push("dir/out".into());
         run.stdin = Some("in".into());
         run.stdout = Some("dir/out".into());
-        let (prepared, exit) = finish(run);
+        let (mut prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        assert_eq!(prepared.output("dir/out").unwrap(), 4);
+        prepared.close_streams();
+        let made = prepared.output("dir/out").unwrap();
+        assert_eq!(made.size().unwrap(), 4);
+        // What starts meanwhile has it for a moment.
+        wait_until("nobody has it open for writing", || {
+            locks::has_writers(made.file()) == Some(false)
+        });
         let written = fs::read(prepared.run().folder.join("dir/out")).unwrap();
         assert_eq!(written, b"TEXT");
         assert!(exit.stdout.bytes.is_empty());
@@ -134,6 +142,10 @@ fn stored_scripts_and_programs_run_though_sealed() {
         for (code, text) in [(&python, "['x']\n"), (&binary, "x\n")] {
             let mut run = place.run(Code::Program(code.clone()), &["x"]);
             run.user = user;
+            run.inputs.push(RunInput {
+                name: "program".into(),
+                path: code.clone(),
+            });
             assert_eq!(output(run), text);
         }
         for file in [shell, python, binary] {
@@ -198,8 +210,32 @@ fn writing_too_much_ends_a_run() {
     let one = "head -c 30000000 /dev/zero > big";
     let many = "i=0; while :; do i=$((i+1)); head -c 900000 /dev/zero > f$i; done";
     let ignoring = "trap '' XFSZ; head -c 30000000 /dev/zero > big";
+    // What no name leads to, and what is nothing but names.
+    let unlinked = "exec python3 -c \"import os, time
+for i in range(9):
+    f = os.open('f', os.O_CREAT | os.O_WRONLY); os.write(f, bytes(900000)); os.unlink('f')
+time.sleep(1000)\"";
+    let mapped = "exec python3 -c \"import mmap, os, time
+for i in range(9):
+    f = os.open('f', os.O_CREAT | os.O_RDWR); os.write(f, bytes(900000)); os.unlink('f')
+    globals()[f'm{i}'] = mmap.mmap(f, 900000); os.close(f)
+time.sleep(1000)\"";
+    let sent = "exec python3 -c \"import array, os, socket, time
+a, b = socket.socketpair()
+for i in range(40):
+    f = os.open('f', os.O_CREAT | os.O_WRONLY); os.write(f, bytes(900000)); os.unlink('f')
+    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [f]))]); os.close(f)
+time.sleep(1000)\"";
+    let deep = "exec python3 -c \"import os, time
+for i in range(200): os.mkdir('d'); os.chdir('d')
+time.sleep(1000)\"";
+    let names = "exec python3 -c \"import os, time
+for i in range(4000): os.mkdir(f'd{i}')
+time.sleep(1000)\"";
     let quick = "head -c 900000 /dev/zero > a; head -c 900000 /dev/zero > b";
-    for script in [one, many, ignoring, quick] {
+    for script in [
+        one, many, ignoring, quick, unlinked, mapped, sent, deep, names,
+    ] {
         for user in users() {
             let mut run = place.shell(script);
             run.user = user;
@@ -211,7 +247,7 @@ fn writing_too_much_ends_a_run() {
                 "{script}: {}",
                 exit.stderr.text()
             );
-            fs::remove_dir_all(&prepared.run().folder).unwrap();
+            tidemill_kernel::remove_folder(&prepared.run().folder).unwrap();
         }
     }
     let mut hole = place.shell("truncate -s 900000 hole; head -c 900000 /dev/zero > full");
@@ -228,9 +264,8 @@ fn wanting_too_much_memory_ends_a_run() {
 for i in range(8):
     if os.fork() == 0: break
 x = bytearray(os.urandom(1) * (40 << 20)); time.sleep(1000)";
-    let shared = "import os, mmap, time
-f = os.memfd_create('m'); os.truncate(f, 1 << 30)
-m = mmap.mmap(f, 1 << 30)
+    let shared = "import mmap, time
+m = mmap.mmap(-1, 1 << 30)
 for i in range(0, 1 << 30, 4096): m[i] = 1
 time.sleep(1000)";
     for script in [at_once, slowly, together, shared] {
@@ -268,7 +303,7 @@ fn builtins_read_inputs_and_write_one_output() {
         run.outputs.push("b/mean".into());
         let (prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        assert_eq!(prepared.output("b/mean").unwrap(), 8);
+        assert_eq!(prepared.output("b/mean").unwrap().size().unwrap(), 8);
         let bytes = fs::read(prepared.run().folder.join("b/mean")).unwrap();
         assert_eq!(bytes, 3.0_f64.to_le_bytes());
         fs::remove_file(input).unwrap();
@@ -308,7 +343,7 @@ fn listing_1_runs_with_a_native_kernel() {
             run.outputs.push("1.max".into());
             let (prepared, exit) = finish(run);
             assert!(exit.success(), "{:?} {}", exit.end, exit.stderr.text());
-            assert_eq!(prepared.output("1.max").unwrap(), 8);
+            assert_eq!(prepared.output("1.max").unwrap().size().unwrap(), 8);
             maxima.push(fs::read(prepared.run().folder.join("1.max")).unwrap());
             fs::remove_file(input).unwrap();
         }
@@ -465,8 +500,8 @@ fn only_plain_files_become_outputs() {
         prepared.output("nothing"),
         Err(OutputError::Missing(_))
     ));
-    assert_eq!(prepared.output("real/file").unwrap(), 2);
-    assert_eq!(prepared.output("twice").unwrap(), 4);
+    assert_eq!(prepared.output("real/file").unwrap().size().unwrap(), 2);
+    assert_eq!(prepared.output("twice").unwrap().size().unwrap(), 4);
     let inode = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
     assert_ne!(inode(prepared.run().folder.join("twice")), inode(object));
 }

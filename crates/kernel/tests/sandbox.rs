@@ -8,7 +8,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use support::{Place, finish, is_root, output, require, skip_without_root, start, users};
+use support::{
+    Place, finish, is_root, output, require, skip_without_root, start, users, wait_until,
+};
 use tidemill_kernel::{
     Code, End, InputsAs, Launcher, PrepareError, RunInput, Settings, Together, User,
     sandbox_support,
@@ -243,7 +245,24 @@ denied("setsid")
 denied("setpgid", 0, 0)
 denied("prctl", 1, 0, 0, 0, 0)
 denied("setpriority", 0, os.getppid(), 5)
+denied("setpriority", 2, 0, 7)
 denied("shmget", 1234, 4096, 0o1600)
+denied("syscall", 206, 1, ctypes.byref(ctypes.c_ulong()))  # io_setup
+denied("inotify_init1", 0)
+denied("personality", 0x0040000)
+denied("name_to_handle_at", -100, b".", None, None, 0)
+# What is newer than the list is not there: memfd_create, and a number that no call has.
+for number in (319, 2000):
+    ctypes.set_errno(0)
+    assert libc.syscall(number, b"x", 0) == -1 and ctypes.get_errno() == errno.ENOSYS, number
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+try: os.sched_setaffinity(os.getppid(), {0}); assert False
+except PermissionError: pass
+with open('ahead', 'wb') as file:
+    ctypes.set_errno(0)
+    assert libc.fallocate(file.fileno(), 1, 0, 1 << 20) == -1 and ctypes.get_errno() == errno.EOPNOTSUPP
+    assert libc.fallocate(file.fileno(), 3, 0, 1 << 20) == 0
+    os.posix_fallocate(file.fileno(), 0, 1 << 20)
 denied("syscall", 425, 8, None)   # io_uring_setup
 denied("syscall", 321, 0, None, 0)  # bpf
 denied("syscall", 0x40000000 | 41, 2, 1, 0)  # socket of x32
@@ -414,17 +433,6 @@ fn kernels_die_with_their_element() {
     wait_until("the kernel is dead", || live_members(group).is_empty());
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(
-            begin.elapsed() < Duration::from_secs(30),
-            "waited in vain until {what}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The processes of a group that have not ended.
 fn live_members(group: i32) -> Vec<String> {
     let mut members = Vec::new();
@@ -478,4 +486,48 @@ fn kernels_have_no_more_memory_together_than_they_may() {
     place.input(&mut run, "in", vec![7; 1 << 20]);
     let prepared = launcher.prepare(run).unwrap();
     assert!(launcher.spawn(&prepared).unwrap().wait().unwrap().success());
+}
+
+#[test]
+fn memory_that_no_process_has_mapped_counts_for_its_kernel_alone() {
+    let place = Place::new();
+    let launcher = Launcher::new(Settings {
+        together: Some(Together {
+            memory_bytes: 700 << 20,
+            threads: 64,
+        }),
+        ..Settings::default()
+    })
+    .unwrap();
+    if !launcher.bounds_together() {
+        require::skip("this process may not make control groups for memory");
+        return;
+    }
+    let start = |run| {
+        let prepared = launcher.prepare(run).unwrap();
+        launcher.spawn(&prepared).unwrap()
+    };
+    // Another's, which has more memory than the first can be seen to have.
+    let innocent =
+        "data = b'x' * (200 << 20); print('ready', flush=True); import time; time.sleep(1000)";
+    let innocent = start(place.python(innocent));
+    let control = innocent.control();
+    let other = std::thread::spawn(|| innocent.wait().unwrap());
+    wait_until("the other has its memory", || {
+        control.stdout().text().contains("ready")
+    });
+    // A run that lasts is bounded by itself, within some looks at it.
+    let hidden = "import mmap, time
+time.sleep(2)
+m = mmap.mmap(-1, 1 << 30)
+for i in range(0, 1 << 30, 1 << 20):
+    for page in range(i, i + (1 << 20), 4096): m[page] = 1
+    m.madvise(mmap.MADV_DONTNEED, i, 1 << 20)
+time.sleep(1000)";
+    let mut run = place.python(hidden);
+    run.limits.memory_bytes = 64 << 20;
+    let exit = start(run).wait().unwrap();
+    assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
+    control.cancel();
+    assert_eq!(other.join().unwrap().end, End::Cancelled);
 }

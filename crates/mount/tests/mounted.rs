@@ -416,6 +416,104 @@ fn attributes_set_while_writing_stay() {
     });
 }
 
+/// What is changed of a new file's attributes while it is written is told with its bytes, or before, when `fsync` or
+/// a rename acknowledge it; a later change by somebody else stands.
+#[test]
+fn attributes_of_new_files_come_with_their_bytes() {
+    both(|array, mounted| {
+        let other = array.mount(true);
+        let mode = |mounted: &Mounted, name| {
+            let meta = fs::metadata(mounted.join(name)).unwrap();
+            (meta.mode() & 0o7777, meta.uid())
+        };
+        let set = |file: &File, mode| {
+            let permissions = fs::Permissions::from_mode(mode);
+            file.set_permissions(permissions).unwrap();
+        };
+        let new = |name| {
+            let mut file = File::create(mounted.join(name)).unwrap();
+            file.write_all(b"x").unwrap();
+            std::os::unix::fs::fchown(&file, Some(1234), None).unwrap();
+            set(&file, 0o666);
+            assert_eq!(mode(&mounted, name), (0o666, 1234));
+            file
+        };
+        drop(new("closed"));
+        assert_eq!(mode(&other, "closed"), (0o666, 1234));
+        let synced = new("synced");
+        synced.sync_all().unwrap();
+        assert_eq!(mode(&other, "synced"), (0o666, 1234));
+        set(&synced, 0o777);
+        drop(synced);
+        assert_eq!(mode(&other, "synced"), (0o777, 1234));
+        let renamed = new("renaming");
+        fs::rename(mounted.join("renaming"), mounted.join("renamed")).unwrap();
+        assert_eq!(mode(&other, "renamed"), (0o666, 1234));
+        drop(renamed);
+        // Nobody keeps a permission that was taken away.
+        let secret = new("secret");
+        set(&secret, 0o600);
+        assert_eq!(mode(&other, "secret"), (0o600, 1234));
+        set(&secret, 0o700);
+        drop(secret);
+        assert_eq!(mode(&other, "secret"), (0o700, 1234));
+        let contended = new("contended");
+        let theirs = fs::Permissions::from_mode(0o444);
+        fs::set_permissions(other.join("contended"), theirs).unwrap();
+        soon("the change arrives", || {
+            mode(&mounted, "contended").0 == 0o444
+        });
+        drop(contended);
+        assert_eq!(mode(&other, "contended").0, 0o444);
+        assert_eq!(fs::read(other.join("contended")).unwrap(), b"x");
+        let both = new("both");
+        let theirs = fs::Permissions::from_mode(0o444);
+        fs::set_permissions(other.join("both"), theirs).unwrap();
+        soon("the change arrives", || mode(&mounted, "both").0 == 0o444);
+        set(&both, 0o664);
+        drop(both);
+        assert_eq!(mode(&other, "both").0, 0o664);
+        assert_eq!(mode(&mounted, "both").0, 0o664);
+    });
+}
+
+/// The right to read a file outlives its close, and goes when the file does: nothing is held for ever.
+#[test]
+fn what_was_read_over_http_can_go() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (writes, reads) = (array.mount(true), array.mount(false));
+    let objects = |array: &Array| -> usize {
+        let folders = (0..2).map(|n| array.folder().join(format!("e{n}/objects")));
+        let folders = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
+        let files = folders.map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count());
+        files.sum()
+    };
+    let before = objects(&array);
+    for round in 0..3 {
+        for number in 0..20 {
+            let text = format!("{round} {number}");
+            fs::write(writes.join(format!("f{number}")), &text).unwrap();
+        }
+        for number in 0..20 {
+            let path = reads.join(format!("f{number}"));
+            for _ in 0..3 {
+                let text = fs::read_to_string(&path).unwrap();
+                assert_eq!(text, format!("{round} {number}"));
+            }
+        }
+    }
+    let refused = fs::Permissions::from_mode(0o000);
+    fs::set_permissions(writes.join("f0"), refused).unwrap();
+    assert_eq!(fs::read_to_string(reads.join("f0")).unwrap(), "2 0");
+    for number in 0..20 {
+        fs::remove_file(writes.join(format!("f{number}"))).unwrap();
+    }
+    soon("the objects are gone", || objects(&array) == before);
+}
+
 /// Memory maps, holes and descriptors that are duplicated work as on a local file system.
 #[test]
 fn shared_maps_and_holes() {
@@ -538,6 +636,17 @@ fn what_was_closed_is_seen_by_all() {
         }
     }
     drop(open);
+    // Its length, too, where it was known while the file was being written.
+    for round in 0..100 {
+        let name = format!("g{round}");
+        let mut file = File::create(writes.join(&name)).unwrap();
+        file.write_all(b"x").unwrap();
+        let length = |other: &Mounted| fs::metadata(other.join(&name)).unwrap().len();
+        assert_eq!([length(&others[0]), length(&others[1])], [0, 0]);
+        file.write_all(b"yy").unwrap();
+        drop(file);
+        assert_eq!([length(&others[0]), length(&others[1])], [3, 3]);
+    }
 }
 
 /// Extended attributes in `user.` are kept.

@@ -1,18 +1,22 @@
-//! Who is calling: socket credentials on the Unix socket, the array's token over TCP, and whose rights a
-//! caller may claim.
+//! Who is calling: socket credentials on the Unix socket, the array's token or one of [`Tokens`] over TCP, and whose
+//! rights a caller may claim.
 
 use crate::authority::{Authority, write_private};
 use crate::names::Caller;
+use crate::tokens::{Token, Tokens, TokensError};
 use parking_lot::Mutex;
 use rand::TryRngCore;
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::credential::CredentialError;
+use tidemill_client::guests::{Guest, Met, Who};
 use tidemill_client::{Credential, users};
 use tidemill_wire::v1;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tonic::transport::server::UdsConnectInfo;
+use tonic::codegen::http::{Extensions, HeaderMap};
+use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
 use tonic::{Request, Status};
 
 /// How long what the name service said is believed.
@@ -35,23 +39,70 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 #[derive(Debug)]
 pub(crate) struct Access {
     token: String,
+    tokens: Tokens,
     own_uid: u32,
-    groups: Mutex<HashMap<u32, (Instant, Vec<u32>)>>,
+    groups: Mutex<HashMap<u32, (Instant, Member)>>,
+}
+
+/// What the name service says of a user.
+#[derive(Clone, Debug)]
+struct Member {
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+/// Who can't be told.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AccessError {
+    /// By the array's token.
+    #[error(transparent)]
+    Array(#[from] CredentialError),
+    /// By the others.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
 }
 
 /// A caller as its connection shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Peer {
     /// May act for any user.
     pub(crate) trusted: bool,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// What it has shown, if it is not the array's own token.
+    pub(crate) token: Option<Arc<Token>>,
+}
+
+impl Peer {
+    /// A part of the array, or its operator.
+    fn trusted(token: Option<Arc<Token>>) -> Self {
+        Self {
+            trusted: true,
+            uid: 0,
+            gid: 0,
+            token,
+        }
+    }
+
+    /// Whether it may change nothing.
+    pub(crate) fn read_only(&self) -> bool {
+        self.token.as_ref().is_some_and(|token| token.read_only())
+    }
+
+    /// Whose its connection is.
+    pub(crate) fn who(&self) -> Who {
+        if self.trusted {
+            Who::Trusted
+        } else {
+            Who::User(self.uid)
+        }
+    }
 }
 
 impl Access {
     /// Reads the token of the array, or makes one, in a file that only the server's user can read and that
-    /// names the array's authority, too.
-    pub(crate) fn open(token_file: &Path, authority: &Authority) -> Result<Self, CredentialError> {
+    /// names the array's authority, too. The tokens of users are in `tokens` beside it.
+    pub(crate) fn open(token_file: &Path, authority: &Authority) -> Result<Self, AccessError> {
         let before = match Credential::read(token_file) {
             Err(CredentialError::Read { reason, .. })
                 if reason.kind() == std::io::ErrorKind::NotFound =>
@@ -73,40 +124,68 @@ impl Access {
         let own_uid = rustix::process::geteuid().as_raw();
         Ok(Self {
             token,
+            tokens: Tokens::open(&token_file.with_file_name("tokens"))?,
             own_uid,
             groups: Mutex::default(),
         })
     }
 
-    /// Who is at the other end of the connection.
-    pub(crate) fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
-        let shown = request
-            .metadata()
+    /// All tokens but the array's own.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Who is at the other end of the connection, by what is known of it and what it shows.
+    pub(crate) fn identify(
+        &self,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> Result<Peer, Status> {
+        let shown = headers
             .get("authorization")
             .and_then(|value| value.to_str().ok());
         let bearer = shown
             .and_then(|value| value.strip_prefix("Bearer "))
             .map(str::trim);
-        let token = bearer.is_some_and(|token| same(token.as_bytes(), self.token.as_bytes()));
-        let local = request
-            .extensions()
-            .get::<UdsConnectInfo>()
-            .and_then(|info| info.peer_cred);
-        match local {
-            Some(cred) => {
-                let mut peer = self.local_peer(cred.uid(), cred.gid());
-                peer.trusted |= token;
-                Ok(peer)
-            }
-            None if token => Ok(Peer {
-                trusted: true,
-                uid: 0,
-                gid: 0,
-            }),
-            None => Err(Status::unauthenticated(
-                "no array token, or a wrong one: copy `token` from the server's folder and name it with --token-file",
-            )),
+        let local = extensions.get::<Met<UdsConnectInfo>>();
+        let cred = local.and_then(|met| met.info.peer_cred);
+        let by_socket = cred.map(|cred| self.local_peer(cred.uid(), cred.gid()));
+        let peer = match (by_socket, bearer) {
+            // What a user shows beside what the kernel says of them may give them more, never less.
+            (Some(peer), bearer) => bearer
+                .filter(|_| !peer.trusted)
+                .and_then(|bearer| self.bearer(bearer))
+                .filter(|shown| shown.trusted)
+                .unwrap_or(peer),
+            (None, Some(bearer)) => self.bearer(bearer).ok_or_else(nobody)?,
+            (None, None) => return Err(nobody()),
+        };
+        if let Some(guest) = guest(extensions) {
+            guest.introduce(peer.who());
         }
+        Ok(peer)
+    }
+
+    /// Whose token this is.
+    fn bearer(&self, secret: &str) -> Option<Peer> {
+        if same(secret.as_bytes(), self.token.as_bytes()) {
+            return Some(Peer::trusted(None));
+        }
+        let token = self.tokens.find(secret)?;
+        Some(match token.uid() {
+            None => Peer::trusted(Some(token)),
+            Some(uid) => Peer {
+                trusted: false,
+                uid,
+                gid: self.member(uid).gid,
+                token: Some(token),
+            },
+        })
+    }
+
+    /// Who is at the other end of the connection, as the gate has found.
+    pub(crate) fn peer<T>(&self, request: &Request<T>) -> Result<Peer, Status> {
+        request.extensions().get().cloned().ok_or_else(nobody)
     }
 
     /// Refuses all but elements, mounts and the array's operator.
@@ -129,12 +208,18 @@ impl Access {
         self.caller_of(&self.peer(request)?, claimed)
     }
 
+    /// Whether a user is the array's operator, who has no bounds.
+    pub(crate) fn is_operator(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own_uid
+    }
+
     /// Who is at the other end of a plain Unix socket.
     pub(crate) fn local_peer(&self, uid: u32, gid: u32) -> Peer {
         Peer {
-            trusted: uid == 0 || uid == self.own_uid,
+            trusted: self.is_operator(uid),
             uid,
             gid,
+            token: None,
         }
     }
 
@@ -168,23 +253,51 @@ impl Access {
 
     /// Groups of a user of this host.
     pub(crate) fn groups_of(&self, uid: u32) -> Vec<u32> {
-        if let Some((read, groups)) = self.groups.lock().get(&uid)
+        self.member(uid).groups
+    }
+
+    fn member(&self, uid: u32) -> Member {
+        if let Some((read, member)) = self.groups.lock().get(&uid)
             && read.elapsed() < GROUPS_KEPT
         {
-            return groups.clone();
+            return member.clone();
         }
-        let groups = asked(uid);
-        let known = (Instant::now(), groups.clone());
+        let member = asked(uid);
+        let known = (Instant::now(), member.clone());
         self.groups.lock().insert(uid, known);
-        groups
+        member
     }
 }
 
-/// What the name service says, which may take as long as its network: nobody else waits meanwhile.
-fn asked(uid: u32) -> Vec<u32> {
+/// The place of the connection that a request came by.
+fn guest(extensions: &Extensions) -> Option<&Guest> {
+    let local = extensions.get::<Met<UdsConnectInfo>>();
+    let distant = extensions.get::<Met<TcpConnectInfo>>();
+    let local = local.map(|met| &met.guest);
+    local.or_else(|| distant.map(|met| &met.guest))
+}
+
+fn nobody() -> Status {
+    Status::unauthenticated(
+        "no array token, or a wrong one, or one that was revoked or has expired: ask the array's administrator for a \
+         token of your own (`tidemill token create`); for a mount or an element copy `token` from the server's folder; \
+         name either with --token-file",
+    )
+}
+
+/// What the name service says, which may take as long as its network.
+fn asked(uid: u32) -> Member {
+    aside(|| Member {
+        gid: users::gid(uid),
+        groups: users::groups(uid),
+    })
+}
+
+/// Does what takes a while: nobody else waits for this thread meanwhile.
+pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(|| users::groups(uid)),
-        _ => users::groups(uid),
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 
@@ -233,33 +346,70 @@ mod tests {
         }
     }
 
+    fn shown(access: &Access, secret: &str) -> Result<Peer, Status> {
+        let mut headers = HeaderMap::new();
+        let value = format!("Bearer {secret}").parse().unwrap();
+        headers.insert("authorization", value);
+        access.identify(&headers, &Extensions::new())
+    }
+
     #[test]
-    fn without_socket_credentials_only_the_token_opens() {
+    fn without_socket_credentials_only_a_token_opens() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
         let access = Access::open(&dir.path().join("token"), &authority).unwrap();
-        let mut request = Request::new(());
-        assert_eq!(
-            access.peer(&request).unwrap_err().code(),
-            tonic::Code::Unauthenticated
+        let nothing = access.identify(&HeaderMap::new(), &Extensions::new());
+        assert_eq!(nothing.unwrap_err().code(), tonic::Code::Unauthenticated);
+        assert!(shown(&access, "nonsense").is_err() && shown(&access, "").is_err());
+        assert!(
+            access.peer(&Request::new(())).is_err(),
+            "no way past the gate"
         );
-        request
-            .metadata_mut()
-            .insert("authorization", "Bearer nonsense".parse().unwrap());
-        assert!(access.peer(&request).is_err());
-        let good = format!("Bearer {}", access.token).parse().unwrap();
-        request.metadata_mut().insert("authorization", good);
-        assert!(access.peer(&request).unwrap().trusted);
+
         let claimed = v1::Credentials {
             uid: 5,
             gid: 6,
             groups: vec![7],
             checked: true,
         };
-        let caller = access.caller(&request, Some(&claimed)).unwrap();
+        let peer = shown(&access, &access.token).unwrap();
+        assert!(peer.trusted);
+        let caller = access.caller_of(&peer, Some(&claimed)).unwrap();
         assert_eq!(
             (caller.uid, caller.checked, caller.trusted),
             (5, true, true)
         );
+    }
+
+    #[test]
+    fn the_bearer_of_a_users_token_is_that_user_whatever_they_claim() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
+        let access = Access::open(&dir.path().join("token"), &authority).unwrap();
+        let wanted = crate::tokens::Wanted {
+            uid: Some(4_000_000_001),
+            ..crate::tokens::Wanted::default()
+        };
+        let (_, secret) = access.tokens().create(wanted).unwrap();
+        let peer = shown(&access, &secret).unwrap();
+        assert!(!peer.trusted);
+        let claim = |uid, groups: &[u32]| {
+            let claimed = v1::Credentials {
+                uid,
+                gid: 0,
+                groups: groups.to_vec(),
+                checked: true,
+            };
+            access.caller_of(&peer, Some(&claimed))
+        };
+        for uid in [0, 5] {
+            let refused = claim(uid, &[]).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::PermissionDenied);
+        }
+        let own = claim(4_000_000_001, &[0, 5]).unwrap();
+        assert_eq!((own.uid, own.gid), (4_000_000_001, 4_000_000_001));
+        assert!(!own.checked && !own.trusted && own.groups.is_empty());
+        let unclaimed = access.caller_of(&peer, None).unwrap();
+        assert_eq!(unclaimed.uid, own.uid);
     }
 }

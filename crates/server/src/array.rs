@@ -4,12 +4,12 @@
 //! dispatcher's driver by a channel; this module decides nothing about work.
 
 use crate::authority::Authority;
+use crate::clock;
 use crate::jobs::Incoming;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
 use crate::names::{Fault, SqliteNames};
 use crate::notes::Noted;
-use crate::{clock, removal};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::BTreeMap;
@@ -172,7 +172,7 @@ impl Array {
     }
 
     /// Who signs the certificates of its server and elements.
-    pub(crate) fn authority(&self) -> &Authority {
+    pub(crate) fn authority(&self) -> &Arc<Authority> {
         &self.authority
     }
 
@@ -426,15 +426,6 @@ impl Array {
                 if let Some(asker) = self.questions.lock().get(&programs.request) {
                     let _ = asker.send((element, programs.found));
                 }
-            }
-            From::Removed(removed) => {
-                let database = self.database.clone();
-                tokio::spawn(async move {
-                    if let Err(fault) = removal::forget(&database, element, removed.objects).await {
-                        // They are removed, and confirmed, once more.
-                        tracing::warn!(element, %fault, "removed objects can't be forgotten");
-                    }
-                });
             }
         }
     }

@@ -11,6 +11,7 @@ use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
 use std::sync::Arc;
+use tidemill_kernel::is_builtin;
 use tidemill_wire::v1::{self, from_element::Message as From};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -51,10 +52,17 @@ impl v1::array_server::Array for ArrayService {
         &self,
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
-        self.access.peer(&request)?;
+        let peer = self.access.peer(&request)?;
+        let mut elements = self.array.elements();
+        if !peer.trusted {
+            // What users' own kernels and stacks are called is theirs.
+            for element in &mut elements {
+                element.history.retain(|kernel, _| is_builtin(kernel));
+            }
+        }
         Ok(Response::new(v1::StatusReply {
             version: tidemill_wire::PROTOCOL_VERSION,
-            elements: self.array.elements(),
+            elements,
             default_policy: self.default_policy.clone(),
             array_id: self.array.id(),
             policies: self.policies.clone(),

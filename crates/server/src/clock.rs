@@ -10,11 +10,6 @@ pub(crate) fn now_ns() -> i64 {
     i64::try_from(since_epoch().as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Seconds since the Unix epoch.
-pub(crate) fn now_secs() -> u64 {
-    since_epoch().as_secs()
-}
-
 /// The time as the core takes it.
 pub(crate) fn now() -> Time {
     tidemill_wire::convert::time_from_wire(now_ns())

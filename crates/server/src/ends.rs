@@ -213,6 +213,7 @@ impl Ends {
                 object,
                 size: result.size,
                 mtime: 0,
+                ..v1::Seal::default()
             }),
             // Nothing of it reached the element.
             NOT_FOUND => Op::Abandon(v1::Abandon { ino, object }),

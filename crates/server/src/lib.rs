@@ -10,6 +10,7 @@ mod authority;
 mod check;
 mod clock;
 mod ends;
+mod gate;
 mod jobs;
 mod lineage;
 mod local_names;
@@ -17,6 +18,7 @@ mod locks;
 pub mod names;
 mod namespace_service;
 mod notes;
+pub mod queue;
 pub mod rebuild;
 mod recall;
 mod removal;
@@ -24,5 +26,7 @@ mod serve;
 mod session;
 #[cfg(feature = "simulation")]
 pub mod simulated;
+mod token_service;
+mod tokens;
 
 pub use serve::{Config, Server, StartError};

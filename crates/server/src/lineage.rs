@@ -2,8 +2,12 @@
 //! and each task as much as the asker may see.
 //!
 //! A version may be seen by whoever may read or owns its file; if the file is gone by its writer and by whose task has
-//! read or made it. A task may be seen by the owner of its job and by whoever may see something that it made. Of others the answer has the number and what they are
-//! connected to, so that the graph stays whole.
+//! read or made it. The path that it had when it was sealed is its writer's: others see the one of today.
+//!
+//! A task may be seen by the owner of its job. Whoever else may see something that it made sees that there was a task, of
+//! whom, when and on which element, its built-in kernel and the versions that they may see: a file is published without the
+//! job, the arguments and the names by which it was made. Of all others the answer has the number and what they are connected
+//! to, so that the graph stays whole.
 
 use crate::access::Access;
 use crate::clock;
@@ -15,6 +19,7 @@ use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tidemill_kernel::is_builtin;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
@@ -139,22 +144,9 @@ fn answer(
     }
     let known = |named: &v1::NamedObject| seen.get(&named.object).map(|version| !version.hidden);
     for run in &mut runs {
-        let own = sight.owns(run.uid);
-        let visible = own || run.outputs.iter().any(|made| known(made) == Some(true));
-        for named in run.inputs.iter_mut().chain(&mut run.outputs) {
-            // To its owner the script has said the names already.
-            if !own && (!visible || known(named) != Some(true)) {
-                named.name = String::new();
-            }
-        }
-        if !visible {
-            *run = v1::Run {
-                task: run.task,
-                inputs: std::mem::take(&mut run.inputs),
-                outputs: std::mem::take(&mut run.outputs),
-                hidden: true,
-                ..v1::Run::default()
-            };
+        if !sight.owns(run.uid) {
+            let made = run.outputs.iter().any(|made| known(made) == Some(true));
+            conceal(run, made);
         }
     }
     Ok(v1::LineageReply {
@@ -163,6 +155,34 @@ fn answer(
         runs,
         cut: walked.cut.unwrap_or_default(),
     })
+}
+
+/// Leaves of somebody else's task what may be told: little if the asker may see something that it made, else nothing but
+/// its number and what it is connected to.
+fn conceal(run: &mut v1::Run, made: bool) {
+    let whole = std::mem::take(run);
+    let nameless = |objects: Vec<v1::NamedObject>| -> Vec<v1::NamedObject> {
+        let nameless = objects.into_iter().map(|named| v1::NamedObject {
+            name: String::new(),
+            ..named
+        });
+        nameless.collect()
+    };
+    *run = v1::Run {
+        task: whole.task,
+        inputs: nameless(whole.inputs),
+        outputs: nameless(whole.outputs),
+        hidden: !made,
+        ..v1::Run::default()
+    };
+    if made {
+        run.uid = whole.uid;
+        run.element = whole.element;
+        (run.start, run.end) = (whole.start, whole.end);
+        if is_builtin(&whole.kernel) {
+            (run.kernel, run.kernel_hash) = (whole.kernel, whole.kernel_hash);
+        }
+    }
 }
 
 /// A version with its path of today, or only its number.
@@ -189,6 +209,9 @@ fn shown(
     let current = file.filter(|file| file.object == version.object);
     let path = current.map(|file| file.path).unwrap_or_default();
     version.current_path = String::from_utf8_lossy(&path).into_owned();
+    if !sight.owns(version.uid) {
+        version.path = version.current_path.clone();
+    }
     Ok(version)
 }
 

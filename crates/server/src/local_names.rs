@@ -14,10 +14,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_wire::{PROTOCOL_VERSION, local, v1};
+use tidemill_client::sparse::Sparse;
+use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
 /// Connections at once; a peer that is refused one uses the other protocol.
 const CONNECTIONS_MAX: usize = 256;
+/// Of them those of ordinary users, so that mounts have the others, and of each user.
+const USERS_MAX: usize = 128;
+const EACH_MAX: usize = 8;
 /// How long a peer may take to say its version or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Pause before the next try when no connection can be taken, as without free file descriptors.
@@ -37,7 +41,17 @@ struct Service {
     recalls: Recalls,
     access: Arc<Access>,
     /// `None` once the socket is closed.
-    open: Mutex<Option<BTreeMap<u64, UnixStream>>>,
+    open: Mutex<Option<BTreeMap<u64, Held>>>,
+    /// Peers that make no sense, and connections that can't be had.
+    told: Sparse,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Held {
+    stream: UnixStream,
+    /// The ordinary user it is of.
+    user: Option<u32>,
 }
 
 impl LocalNames {
@@ -52,6 +66,7 @@ impl LocalNames {
             recalls,
             access,
             open: Mutex::new(Some(BTreeMap::new())),
+            told: Sparse::new(),
         });
         let acceptor = std::thread::Builder::new().name("names".into()).spawn({
             let (listener, service) = (listener.clone(), service.clone());
@@ -72,11 +87,20 @@ impl Drop for LocalNames {
         // Wakes the thread that waits for connections.
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         let _ = self.acceptor.take().map(std::thread::JoinHandle::join);
-        for stream in open.values() {
-            let _ = stream.shutdown(Shutdown::Both);
+        for held in open.values() {
+            let _ = held.stream.shutdown(Shutdown::Both);
         }
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Whether there may be one more connection of a peer.
+fn has_room(open: &BTreeMap<u64, Held>, peer: &Peer) -> bool {
+    let users = || open.values().filter_map(|held| held.user);
+    open.len() < CONNECTIONS_MAX
+        && (peer.trusted
+            || (users().count() < USERS_MAX
+                && users().filter(|uid| *uid == peer.uid).count() < EACH_MAX))
 }
 
 fn accept(listener: &UnixListener, service: &Arc<Service>) {
@@ -89,7 +113,9 @@ fn accept(listener: &UnixListener, service: &Arc<Service>) {
         number += 1;
         let begun = accepted.and_then(|(stream, _)| service.begin(number, stream));
         if let Err(error) = begun {
-            tracing::warn!(%error, "a local connection to the namespace can't be taken");
+            if let Some(left_out) = service.told.may() {
+                tracing::warn!(%error, left_out, "a local connection to the namespace can't be taken");
+            }
             std::thread::sleep(ACCEPT_PAUSE);
         }
     }
@@ -98,25 +124,33 @@ fn accept(listener: &UnixListener, service: &Arc<Service>) {
 impl Service {
     /// Gives a connection its thread, unless there are too many.
     fn begin(self: &Arc<Self>, number: u64, mut stream: UnixStream) -> io::Result<()> {
+        let cred = rustix::net::sockopt::socket_peercred(&stream)?;
+        let peer = self.access.local_peer(cred.uid.as_raw(), cred.gid.as_raw());
         stream.set_write_timeout(Some(PATIENCE))?;
         {
             let mut guard = self.open.lock();
             let Some(open) = guard.as_mut() else {
                 return Ok(());
             };
-            if open.len() >= CONNECTIONS_MAX {
+            if !has_room(open, &peer) {
                 // Whether it hears this or sees the end makes no difference to it.
                 let _ =
                     local::send_bytes(&mut stream, &[local::EXHAUSTED], b"too many connections");
                 return Ok(());
             }
-            open.insert(number, stream.try_clone()?);
+            let held = Held {
+                stream: stream.try_clone()?,
+                user: (!peer.trusted).then_some(peer.uid),
+            };
+            open.insert(number, held);
         }
         let service = self.clone();
         let thread = std::thread::Builder::new().name("local".into());
         let spawned = thread.spawn(move || {
-            if let Err(error) = service.serve(stream) {
-                tracing::warn!(%error, "a local connection to the namespace is closed");
+            if let Err(error) = service.serve(stream, &peer)
+                && let Some(left_out) = service.told.may()
+            {
+                tracing::warn!(%error, left_out, uid = peer.uid, "a local connection to the namespace is closed");
             }
             service.ended(number);
         });
@@ -133,9 +167,7 @@ impl Service {
     }
 
     /// Answers one request after the other until the peer goes away.
-    fn serve(&self, stream: UnixStream) -> io::Result<()> {
-        let cred = rustix::net::sockopt::socket_peercred(&stream)?;
-        let peer = self.access.local_peer(cred.uid.as_raw(), cred.gid.as_raw());
+    fn serve(&self, stream: UnixStream, peer: &Peer) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut input = BufReader::new(stream);
         let Some(hello) = local::receive(&mut input)? else {
@@ -156,11 +188,21 @@ impl Service {
             );
             return Ok(());
         }
-        // Mounts keep connections that they do not use.
-        input.get_mut().set_read_timeout(None)?;
-        while let Some(frame) = local::receive(&mut input)? {
-            let request = local::request(&frame)?;
-            let answer = self.answer(&peer, request);
+        let mut bytes_max = USER_MESSAGE_BYTES_MAX;
+        if peer.trusted {
+            // Mounts keep connections that they do not use.
+            input.get_mut().set_read_timeout(None)?;
+            bytes_max = MESSAGE_BYTES_MAX;
+        }
+        while let Some(frame) = local::receive_at_most(&mut input, bytes_max)? {
+            let answer = match local::request(&frame) {
+                Ok(request) => self.answer(peer, request),
+                Err(local::NoRequest::TooMuch(excess)) => {
+                    Err(tonic::Status::invalid_argument(excess.to_string()))
+                }
+                Err(local::NoRequest::Nonsense) => return Err(io::ErrorKind::InvalidData.into()),
+            };
+            drop(frame);
             let stream = input.get_mut();
             match answer {
                 Ok(reply) => local::send(stream, &[local::OK], &reply)?,

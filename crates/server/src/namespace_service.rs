@@ -3,7 +3,7 @@
 use crate::access::Access;
 use crate::clock;
 use crate::locks::Heard;
-use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest};
+use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest, only_reads};
 use crate::recall::Recalls;
 use crate::session::Sessions;
 use futures_util::Stream;
@@ -59,9 +59,12 @@ impl v1::names_server::Names for NamespaceService {
         &self,
         request: Request<v1::NameRequest>,
     ) -> Result<Response<v1::NameReply>, Status> {
-        let caller = self
-            .access
-            .caller(&request, request.get_ref().credentials.as_ref())?;
+        let peer = self.access.peer(&request)?;
+        let message = request.get_ref();
+        if peer.read_only() && !message.ops.iter().all(only_reads) {
+            return Err(Status::permission_denied("this token may only read"));
+        }
+        let caller = self.access.caller_of(&peer, message.credentials.as_ref())?;
         let results = self
             .recalls
             .apply(NamesRequest::of(caller, request.into_inner()))
@@ -188,6 +191,6 @@ fn invalidation(change: &Change) -> Option<v1::Invalidation> {
             name: name.clone(),
             ..v1::Invalidation::default()
         }),
-        Change::Sealed(_) | Change::Moved => None,
+        Change::Sealed(_) | Change::Moved | Change::Rights(_) => None,
     }
 }

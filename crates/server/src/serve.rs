@@ -1,11 +1,12 @@
 //! Starting and stopping a server.
 
-use crate::access::Access;
+use crate::access::{Access, AccessError};
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
 use crate::ends::Ends;
+use crate::gate::Gates;
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Signals};
 use crate::jobs::expiry;
@@ -14,11 +15,15 @@ use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
 use crate::names::changes::Teller;
-use crate::names::{Fault, Names, OpenError, SqliteNames};
+use crate::names::{Fault, Names, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
+use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
+use crate::removal::Garbage;
 use crate::session::Sessions;
-use crate::{clock, names, notes, removal};
+use crate::token_service::TokenService;
+use crate::tokens::TokensError;
+use crate::{clock, names, notes};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -27,14 +32,23 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
+use tidemill_client::guests::{Guests, Seated};
 use tidemill_client::tls::{Identity, Listener, Problem, Stream};
+use tidemill_client::turns::Turns;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
-use tokio::net::{TcpListener, UnixListener};
+use tidemill_wire::v1::tokens_server::TokensServer;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
+
+/// Connections of one ordinary user at once, over TCP and over the Unix socket each.
+const CONNECTIONS_EACH_MAX: usize = 32;
+
+/// Pause after the system could give no connection, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Changes of names within this time reach waiting jobs at once.
 const COALESCE: Duration = Duration::from_millis(5);
@@ -58,6 +72,8 @@ pub struct Config {
     pub mount_timeout: Duration,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
+    /// Where labels wait for their elements; `None` for the server's own database.
+    pub queue: Option<Arc<dyn Queue>>,
 }
 
 impl Config {
@@ -74,6 +90,7 @@ impl Config {
             element_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
             link_bytes_per_sec: 125_000_000,
+            queue: None,
         }
     }
 }
@@ -105,9 +122,12 @@ pub enum StartError {
         /// What is wrong.
         reason: AuthorityError,
     },
-    /// The token.
+    /// The array's token.
     #[error(transparent)]
     Token(#[from] CredentialError),
+    /// The other tokens.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
     /// The server's own certificate.
     #[error(transparent)]
     Tls(#[from] Problem),
@@ -123,6 +143,15 @@ pub enum StartError {
     /// The content of the database.
     #[error(transparent)]
     Fault(#[from] Fault),
+}
+
+impl From<AccessError> for StartError {
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::Array(error) => Self::Token(error),
+            AccessError::Tokens(error) => Self::Tokens(error),
+        }
+    }
 }
 
 /// A running server. Dropping it without [`Server::shutdown`] leaves what a crash would leave.
@@ -192,8 +221,9 @@ impl Server {
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         let signals = Signals::default();
-        let worker =
-            start_driver(&names, &array, &signals, &config.default_policy, incoming).await?;
+        let decides = (config.default_policy.as_str(), config.queue);
+        let told = (driver.clone(), incoming);
+        let worker = start_driver(&names, &array, &signals, decides, told).await?;
         array.expect_known();
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
@@ -220,7 +250,7 @@ impl Server {
         };
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
-        let address = listen(config.listen, identity, &socket, routes).await?;
+        let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
         keep_up(&names, array, ends);
         let teller = names.teller().clone();
@@ -287,9 +317,8 @@ impl Drop for Server {
 
 /// Begins what the server does by itself, for as long as it runs.
 fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
-    let (database, shared) = (names.database().clone(), names.shared().clone());
-    tokio::spawn(notes::run(database.clone(), array.clone()));
-    tokio::spawn(removal::run(database, shared, array));
+    tokio::spawn(notes::run(names.database().clone(), array.clone()));
+    tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
 }
@@ -308,13 +337,19 @@ async fn start_driver(
     names: &Arc<SqliteNames>,
     array: &Arc<Array>,
     signals: &Signals,
-    default_policy: &str,
-    incoming: std::sync::mpsc::Receiver<Incoming>,
+    (default_policy, queue): (&str, Option<Arc<dyn Queue>>),
+    (driver, incoming): (Sender<Incoming>, std::sync::mpsc::Receiver<Incoming>),
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     tidemill_core::policy::by_name(default_policy, 0)?;
     let (names, array, signals) = (names.clone(), array.clone(), signals.clone());
     let policy = default_policy.to_owned();
-    let made = tokio::task::spawn_blocking(move || Driver::new(names, array, signals, &policy));
+    let database = names.database().clone();
+    let garbage = Garbage::new(database.clone(), names.shared().clone());
+    tokio::spawn(garbage.clone().watch(array.clone(), driver));
+    let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
+    let made = tokio::task::spawn_blocking(move || {
+        Driver::new(names, array, queue, garbage, signals, &policy)
+    });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
 }
@@ -348,10 +383,15 @@ impl Parts {
             access: self.access.clone(),
             driver: self.driver,
             signals: self.signals,
+            submissions: Arc::new(Turns::new(1)),
         };
         let lineage = LineageService {
             names: self.names,
             access: self.access.clone(),
+        };
+        let tokens = TokenService {
+            access: self.access.clone(),
+            authority: self.array.authority().clone(),
         };
         let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
@@ -380,6 +420,7 @@ impl Parts {
         Routes::new(namespace)
             .add_service(jobs)
             .add_service(lineage)
+            .add_service(TokensServer::new(tokens))
             .add_service(array)
     }
 }
@@ -456,6 +497,7 @@ async fn listen(
     identity: Option<Identity>,
     socket: &Path,
     routes: Routes,
+    access: &Arc<Access>,
 ) -> Result<SocketAddr, StartError> {
     let refused = |source| StartError::Listen {
         address: address.to_string(),
@@ -469,30 +511,58 @@ async fn listen(
     // Everyone may connect: the server knows who they are.
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
         .map_err(|source| file(socket, source))?;
-    let tcp = match identity {
-        Some(identity) => Listener::tls(tcp, tokio::sync::watch::channel(Some(identity)).1),
-        None => Listener::plain(tcp),
-    };
+    let identity = identity.map(|identity| tokio::sync::watch::channel(Some(identity)).1);
+    let tcp = Listener::new(tcp, identity, CONNECTIONS_EACH_MAX);
     let tcp = futures_util::stream::unfold(tcp, async |mut tcp| {
         let (stream, _) = tcp.accept().await;
-        Some((Ok::<Stream, std::io::Error>(stream), tcp))
+        Some((Ok::<Seated<Stream>, std::io::Error>(stream), tcp))
     });
-    let unix = tokio_stream::wrappers::UnixListenerStream::new(unix);
+    let local = (unix, Guests::new(CONNECTIONS_EACH_MAX), access.clone());
+    let local = futures_util::stream::unfold(local, async |(unix, guests, access)| {
+        let stream = accept_local(&unix, &guests, &access).await;
+        Some((Ok::<_, std::io::Error>(stream), (unix, guests, access)))
+    });
+    let gates = Gates::new(access.clone());
     let over_tcp = builder()
+        .layer(gates.clone())
         .add_routes(routes.clone())
         .serve_with_incoming(tcp);
-    let over_unix = builder().add_routes(routes).serve_with_incoming(unix);
+    let over_unix = builder()
+        .layer(gates)
+        .add_routes(routes)
+        .serve_with_incoming(local);
     tokio::spawn(async move { log(over_tcp.await) });
     tokio::spawn(async move { log(over_unix.await) });
     Ok(bound)
+}
+
+/// The next connection from this host, whose user the kernel tells at once.
+async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> Seated<UnixStream> {
+    loop {
+        let accepted = match unix.accept().await {
+            Ok((stream, _)) => stream.peer_cred().map(|cred| (stream, cred)),
+            Err(error) => Err(error),
+        };
+        match accepted {
+            Ok((stream, cred)) => {
+                let peer = access.local_peer(cred.uid(), cred.gid());
+                return guests.seat(stream, peer.who());
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a local connection can't be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
 }
 
 fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        // What a peer may send before anybody has looked at it.
         .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(4 << 20)
+        .initial_connection_window_size(1 << 20)
 }
 
 fn log(result: Result<(), tonic::transport::Error>) {

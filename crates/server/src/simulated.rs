@@ -13,9 +13,11 @@ use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
+use crate::notes;
+use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
+use crate::removal::Garbage;
 use crate::session::Sessions;
-use crate::{notes, removal};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -102,6 +104,8 @@ pub struct Options {
     pub element_timeout: Duration,
     /// Policy of jobs that name none.
     pub policy: String,
+    /// Where labels wait; `None` for the server's own database.
+    pub queue: Option<Arc<dyn Queue>>,
 }
 
 /// A server that can't be started.
@@ -215,17 +219,21 @@ impl Simulated {
         };
         let array = Arc::new(Array::new(names, settings, told.clone())?);
         let signals = Signals::default();
+        let database = names.database().clone();
+        let garbage = Garbage::new(database.clone(), names.shared().clone());
+        let own = || Arc::new(Journal::new(database.clone())) as Arc<dyn Queue>;
         let driver = Driver::new(
             names.clone(),
             array.clone(),
+            options.queue.clone().unwrap_or_else(own),
+            garbage.clone(),
             signals.clone(),
             &options.policy,
         )?;
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
-        let (database, shared) = (names.database().clone(), names.shared().clone());
-        tokio::spawn(notes::run(database.clone(), array.clone()));
-        tokio::spawn(removal::run(database, shared, array.clone()));
+        tokio::spawn(notes::run(database, array.clone()));
+        tokio::spawn(garbage.watch(array.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
         let teller = names.teller().clone();
         tokio::spawn(crate::serve::forward_changes(teller, signals, told));
@@ -347,6 +355,7 @@ impl Simulated {
             policy: String::new(),
             replace: false,
             no_cache: false,
+            bounded: false,
         };
         let (answer, answered) = oneshot::channel();
         let (names, recalls) = (self.names.clone(), self.recalls.clone());

@@ -10,7 +10,6 @@ use std::time::Duration;
 use tidemill_client::Server as Client;
 use tidemill_wire::v1::{
     self, Kind, from_element::Message as From, name_op::Op, name_result::Result as Answer,
-    to_element::Message as To,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Streaming;
@@ -274,51 +273,68 @@ async fn mounts_that_are_there_are_told() {
     .await;
 }
 
-/// Objects in the server's list of removals.
-fn removals(dir: &std::path::Path) -> Vec<i64> {
+/// The server's list of removals: objects and their labels.
+fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
     let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
-    let mut rows = db.prepare("SELECT object FROM removal").unwrap();
-    let rows = rows.query_map([], |row| row.get(0)).unwrap();
+    let mut rows = db.prepare("SELECT object, label FROM removal").unwrap();
+    let rows = rows
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
+        .unwrap();
     rows.collect::<Result<_, _>>().unwrap()
 }
 
-async fn asked_to_remove(element: &mut FakeElement) -> Vec<u64> {
-    loop {
-        if let To::Remove(remove) = element.next().await {
-            return remove.objects;
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removal_is_done_when_its_element_says_so_and_not_before() {
+async fn a_removal_is_a_label_until_its_element_has_done_it() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let mut element = running.element(0).await;
-    let object = write_file(&client, "/f", 5, 0).await;
-    let unlink = Op::Unlink(v1::Unlink {
-        parent: 1,
-        name: b"f".to_vec(),
-        ..v1::Unlink::default()
-    });
-    by(&client, 0, unlink).await.unwrap();
-    assert_eq!(asked_to_remove(&mut element).await, [object]);
-    // The element dies before it has done it.
+    let mut objects = [0; 3];
+    for (object, name) in objects.iter_mut().zip(["/f", "/g", "/h"]) {
+        *object = write_file(&client, name, 5, 0).await;
+    }
+    let unlink = |name: &str| v1::NameOp {
+        op: Some(Op::Unlink(v1::Unlink {
+            parent: 1,
+            name: name.as_bytes().to_vec(),
+            ..v1::Unlink::default()
+        })),
+    };
+    let request = v1::NameRequest {
+        credentials: Some(root()),
+        ops: ["f", "g", "h"].map(unlink).to_vec(),
+        ..v1::NameRequest::default()
+    };
+    client.apply(request).await.unwrap();
+    let first = element.removal().await;
+    assert_eq!(first.1, objects, "all in one label");
+    // The element dies before it has done it, and then the server.
     drop(element);
     let mut element = running.element(0).await;
-    assert_eq!(asked_to_remove(&mut element).await, [object]);
-    assert_eq!(removals(dir.path()), [object.cast_signed()]);
-    let removed = v1::Removed {
-        objects: vec![object],
-    };
-    // Said twice, as after a broken connection.
-    element.send(From::Removed(removed.clone())).await;
-    element.send(From::Removed(removed)).await;
-    until("the removal is done", async || {
-        removals(dir.path()).is_empty().then_some(())
-    })
-    .await;
+    assert_eq!(element.removal().await, first);
+    drop((element, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let mut element = running.element(0).await;
+    assert_eq!(element.removal().await, first);
+    // It says so twice, as after a broken connection.
+    let mut outcome = failure("device", "not permitted");
+    outcome.removed = vec![objects[0], objects[2]];
+    for _ in 0..2 {
+        element.finished(first.0, outcome.clone()).await;
+    }
+    element.acknowledged(vec![first.0]).await;
+    assert_eq!(removals(dir.path()), [(objects[1].cast_signed(), 0)]);
+    // What is left becomes a label again after a while.
+    let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
+    let sooner = "UPDATE removal SET queued = queued - 29000000000";
+    db.execute(sooner, []).unwrap();
+    let (again, left) = element.removal().await;
+    assert!(again > first.0);
+    assert_eq!(left, [objects[1]]);
+    element.finished(again, v1::LabelOutcome::default()).await;
+    element.acknowledged(vec![again]).await;
+    assert_eq!(removals(dir.path()), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -100,6 +100,16 @@ async fn what_is_not_ones_own_to_see_has_a_number_and_nothing_else() {
         assert_eq!(hidden, [true, false, false], "{seen:?}");
         let hidden = seen.versions.iter().filter(|version| version.hidden);
         assert_eq!(hidden.count(), 2);
+        // Of Alice's task that made what is open: whose, when, which built-in kernel, and no more.
+        let public = &seen.runs[1];
+        assert_eq!((public.uid, public.kernel.as_str()), (ALICE, "max"));
+        assert_eq!((public.job, public.job_name.as_str()), (0, ""));
+        assert!(public.name.is_empty() && public.args.is_empty());
+        let own = &seen.runs[2];
+        assert_eq!(
+            (own.name.as_str(), own.inputs[0].name.as_str()),
+            ("own-task", "open/out")
+        );
         // The graph is whole all the same.
         assert_eq!(
             seen.runs[0].outputs[0].object,
@@ -132,9 +142,37 @@ async fn what_is_not_ones_own_to_see_has_a_number_and_nothing_else() {
     };
     let told = String::from_utf8(told.value).unwrap();
     assert!(
-        told.contains("public-task") && !told.contains("secret"),
+        told.contains("\"max\"") && !told.contains("public") && !told.contains("secret"),
         "{told}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_a_published_file_was_before_is_its_writers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(folder.path()).await;
+    let from = stat(&client, "/secret").await.unwrap().ino;
+    let to = stat(&client, "/open").await.unwrap().ino;
+    let rename = v1::Rename {
+        parent: from,
+        name: b"mid".to_vec(),
+        new_parent: to,
+        new_name: b"published".to_vec(),
+        ..v1::Rename::default()
+    };
+    client.one(&root(), Op::Rename(rename)).await.unwrap();
+    let seen = ask(&client, user(BOB), "/open/published").await.unwrap();
+    let text = format!("{seen:?}");
+    for secret in ["secret", "covert", "\"mid\"", "dtype"] {
+        assert!(!text.contains(secret), "{secret}: {text}");
+    }
+    let path = |reply: &v1::LineageReply| {
+        let asked = reply.versions.iter().find(|one| one.object == reply.object);
+        asked.unwrap().path.clone()
+    };
+    assert_eq!(path(&seen), "/open/published");
+    let alice = ask(&client, user(ALICE), "/open/published").await.unwrap();
+    assert_eq!(path(&alice), "/secret/mid");
 }
 
 #[tokio::test(flavor = "multi_thread")]

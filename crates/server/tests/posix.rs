@@ -242,6 +242,45 @@ async fn a_sticky_directory_protects_entries_of_others() {
 }
 
 #[tokio::test]
+async fn nobody_takes_another_users_place_among_kernels() {
+    let tree = Tree::new();
+    tree.names.keep_kernels_folder((0, 0)).await.unwrap();
+    let found = tree.root(resolve("/kernels")).await;
+    let Answer::Entry(found) = found else {
+        panic!("{found:?}")
+    };
+    let kernels = found.attr.unwrap().ino;
+    let (alice, bob) = (user(1000), user(2000));
+    // A mount's kernel has checked the mode, which lets everybody in.
+    let mounted = Caller {
+        checked: true,
+        trusted: true,
+        ..user(1000)
+    };
+    let folder = |name: &str| Op::Create(create(kernels, name, Kind::Directory, 0o700));
+    for caller in [&alice, &mounted] {
+        for name in ["2000", "0", "new", "1000 ", "01000"] {
+            let refused = tree.errno(caller, folder(name)).await;
+            assert_eq!(refused, Some(Errno::PERM), "{name}");
+        }
+    }
+    assert_eq!(tree.errno(&alice, folder("1000")).await, None);
+    // Nor by way of a name that was one's own.
+    let away = rename(kernels, "1000", kernels, "2000");
+    assert_eq!(tree.errno(&alice, away).await, Some(Errno::PERM));
+    assert_eq!(tree.errno(&bob, folder("2000")).await, None);
+    let swap = Op::Rename(v1::Rename {
+        parent: kernels,
+        name: b"1000".to_vec(),
+        new_parent: kernels,
+        new_name: b"2000".to_vec(),
+        exchange: true,
+        ..v1::Rename::default()
+    });
+    assert_eq!(tree.errno(&alice, swap).await, Some(Errno::PERM));
+}
+
+#[tokio::test]
 async fn a_setgid_directory_hands_its_group_down() {
     let tree = Tree::new();
     let shared = tree.make(1, "shared", Kind::Directory, 0o2777, 0).await;
@@ -537,12 +576,10 @@ async fn a_listing_goes_on_where_it_stopped() {
 /// Sealed objects need an element to be on; a tree of its own has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
-    use crate::array::{FakeElement, Running, file_op, root, stat, write_file};
+    use crate::array::{Running, file_op, root, stat, write_file};
     use rustix::io::Errno;
     use tidemill_client::Server as Client;
-    use tidemill_wire::v1::{
-        self, Kind, name_op::Op, name_result::Result as Answer, to_element::Message as To,
-    };
+    use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
     async fn by(client: &Client, session: u64, op: Op) -> Result<Answer, i32> {
         let request = v1::NameRequest {
@@ -583,6 +620,7 @@ mod versions {
             object,
             size,
             mtime: 0,
+            ..v1::Seal::default()
         })
     }
 
@@ -592,14 +630,6 @@ mod versions {
         let mut stream = client.names().watch(watch).await.unwrap().into_inner();
         let session = stream.message().await.unwrap().unwrap().session;
         (session, stream)
-    }
-
-    async fn removed(element: &mut FakeElement) -> Vec<u64> {
-        loop {
-            if let To::Remove(remove) = element.next().await {
-                return remove.objects;
-            }
-        }
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -631,14 +661,10 @@ mod versions {
         );
 
         by(&client, 0, unlink(1, "g")).await.unwrap();
-        assert_eq!(
-            removed(&mut element).await,
-            [other],
-            "only what nobody reads"
-        );
+        assert_eq!(element.removed().await, [other], "only what nobody reads");
         let release = v1::Release { ino, object: old };
         by(&client, session, Op::Release(release)).await.unwrap();
-        assert_eq!(removed(&mut element).await, [old]);
+        assert_eq!(element.removed().await, [old]);
         let gone = by(&client, 0, open(ino, 1)).await;
         assert_eq!(gone, Err(Errno::NOENT.raw_os_error()));
     }
@@ -702,7 +728,7 @@ mod versions {
             by(&client, session, get()).await,
             Err(Errno::NOENT.raw_os_error())
         );
-        assert_eq!(removed(&mut element).await, [object.0]);
+        assert_eq!(element.removed().await, [object.0]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -45,7 +45,13 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
         object: object.0,
         size: 12,
         mtime: 5,
+        ..v1::Seal::default()
     };
+    // A size that no file has would stay with it for ever.
+    for size in [1 << 63, u64::MAX] {
+        let false_size = Op::Seal(v1::Seal { size, ..seal });
+        client.one(&root(), false_size).await.unwrap_err();
+    }
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
     client.one(&root(), Op::Seal(seal)).await.unwrap();
@@ -257,6 +263,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
                 object: object.0,
                 size: 12,
                 mtime: 5,
+                ..v1::Seal::default()
             };
             mount(Op::Seal(seal)).await;
         }

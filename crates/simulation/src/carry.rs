@@ -318,6 +318,7 @@ impl World {
                     object,
                     size,
                     mtime: 1,
+                    ..v1::Seal::default()
                 }),
                 Err(Refusal::Missing) => Op::Abandon(v1::Abandon { ino, object }),
                 Err(Refusal::Sealed | Refusal::Full) => return,

@@ -39,6 +39,12 @@ impl World {
             )),
         );
         look("a label is journaled", self.ask("SELECT * FROM label"));
+        let queued = self.broker.iter().map(|broker| broker.labels.len());
+        let queued = queued.filter(|&labels| labels > 0);
+        look(
+            "labels are in the queue",
+            queued.map(|labels| labels.to_string()).collect(),
+        );
         look(
             "a version is being written",
             self.ask("SELECT * FROM writing"),

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{Analysis, FailureKind, Kernel, Operation, Outcome, Owner, Sealed};
+use tidemill_core::label::{Analysis, FailureKind, Kernel, Label, Lane, Outcome, Owner, Sealed};
 use tidemill_element::db::{Db, Writer};
 use tidemill_element::flash_model::FlashModel;
 use tidemill_element::labels::{Labels, Live, failed};
@@ -116,12 +116,10 @@ impl Element {
         let open = self.read(records::open_labels);
         for record in open.iter().filter(|record| record.outcome.is_none()) {
             let label = v1::Label::decode(&*record.payload).expect("an element keeps what it got");
-            let Some(v1::label::Operation::Analyse(analyse)) = label.operation else {
-                continue;
-            };
-            for output in analyse.outputs {
-                if !self.read(|db| records::has_object(db, ObjectId(output.object))) {
-                    self.store.objects.remove(&output.object);
+            let label = Label::try_from(&label).expect("an element keeps what it got");
+            for object in label.operation.makes() {
+                if !self.read(|db| records::has_object(db, object)) {
+                    self.store.objects.remove(&object.0);
                 }
             }
         }
@@ -220,7 +218,6 @@ impl Element {
             To::Ack(ack) => life
                 .labels
                 .acknowledge(ack.labels.into_iter().map(LabelId).collect()),
-            To::Remove(remove) => self.remove(&remove.objects),
             To::Notes(notes) => {
                 let change = move |connection: &Connection| notes::put(connection, &notes.notes);
                 let reports = Arc::clone(&life.reports);
@@ -230,29 +227,8 @@ impl Element {
                     }
                 });
             }
-            To::FindPrograms(_) | To::Peers(_) => {}
+            To::FindPrograms(_) | To::Peers(_) | To::Revoke(_) => {}
         }
-    }
-
-    fn remove(&mut self, objects: &[u64]) {
-        for object in objects {
-            self.store.objects.remove(object);
-        }
-        let Some(life) = &self.life else { return };
-        let objects = objects.to_vec();
-        let change = move |connection: &Connection| {
-            for &object in &objects {
-                records::remove_object(connection, ObjectId(object))?;
-            }
-            Ok(objects)
-        };
-        let reports = Arc::clone(&life.reports);
-        life.db.submit(false, change, move |kept| {
-            // What is not said to be removed is asked for again.
-            if let Ok(objects) = kept {
-                reports.send(v1::from_element::Message::Removed(v1::Removed { objects }));
-            }
-        });
     }
 
     /// Seals an object that a client wrote; `done` is told its length once that is kept.
@@ -293,13 +269,17 @@ impl Element {
         let Some(life) = &mut self.life else {
             return begun;
         };
-        while life.running.len() < self.cores as usize {
-            let Some((id, live)) = life.labels.try_next() else {
-                break;
-            };
-            life.labels.on_phase(id, "running");
-            life.running.insert(id, live);
-            begun.push(id);
+        for lane in Lane::ALL {
+            let room = if lane == Lane::Kernel { self.cores } else { 1 };
+            let is_in = |live: &&Live| live.label.operation.lane() == lane;
+            while life.running.values().filter(is_in).count() < room as usize {
+                let Some((id, live)) = life.labels.try_next(lane) else {
+                    break;
+                };
+                life.labels.on_phase(id, "running");
+                life.running.insert(id, live);
+                begun.push(id);
+            }
         }
         begun
     }
@@ -333,6 +313,7 @@ pub(crate) struct Did {
 /// The end of a label that ran: what it read is given, or why it could not be.
 pub(crate) fn done(
     live: &Live,
+    analysis: &Analysis,
     inputs: Result<Vec<Bytes>, String>,
     remembered: Option<Vec<Bytes>>,
     hashes: bool,
@@ -342,18 +323,7 @@ pub(crate) fn done(
         outcome.end = time::now();
         outcome
     };
-    let failure = |kind, message: String| Did {
-        work: Work {
-            outcome: ended(kind, message),
-            label: Some(Arc::clone(&live.label)),
-            made: Vec::new(),
-            removed: None,
-        },
-        objects: Vec::new(),
-    };
-    let Operation::Analyse(analysis) = &live.label.operation else {
-        return failure(FailureKind::Kernel, "only analyses are simulated".into());
-    };
+    let failure = |kind, message: String| did(live, ended(kind, message), Vec::new());
     if live.control.is_cancelled() {
         return failure(FailureKind::Cancelled, "the label was given up".into());
     }
@@ -384,30 +354,36 @@ pub(crate) fn done(
     });
     outcome.result = Ok(sealed.collect());
     let made = made(analysis, &objects, live.label.owner, &outcome);
-    let label = Some(Arc::clone(&live.label));
-    let removed = None;
+    let mut did = did(live, outcome, objects);
+    did.work.made = made;
+    did
+}
+
+fn did(live: &Live, outcome: Outcome, objects: Vec<(u64, Bytes)>) -> Did {
     let work = Work {
-        outcome,
-        label,
-        made,
-        removed,
+        label: Some(Arc::clone(&live.label)),
+        ..Work::without_effect(outcome)
     };
     Did { work, objects }
+}
+
+/// The end of a removal of which these objects are gone, and others are left or not.
+pub(crate) fn removed(live: &Live, objects: Vec<ObjectId>, all: bool) -> Did {
+    let mut did = broke(live, FailureKind::Device);
+    if all {
+        did.work.outcome.result = Ok(Vec::new());
+    } else {
+        did.work.outcome.removed.clone_from(&objects);
+    }
+    did.work.removed = objects;
+    did
 }
 
 /// The end of a label whose kernel failed or whose outputs found no room.
 pub(crate) fn broke(live: &Live, kind: FailureKind) -> Did {
     let mut outcome = failed(live.start, kind, "as the dice fell".into());
     outcome.end = time::now();
-    let label = Some(Arc::clone(&live.label));
-    let work = Work {
-        outcome,
-        label,
-        made: Vec::new(),
-        removed: None,
-    };
-    let objects = Vec::new();
-    Did { work, objects }
+    did(live, outcome, Vec::new())
 }
 
 fn outputs(analysis: &Analysis, inputs: &[Bytes]) -> Vec<(u64, Bytes)> {

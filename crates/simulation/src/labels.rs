@@ -1,9 +1,9 @@
 //! Labels on elements: they arrive, run for a while, end and are kept.
 
-use crate::element::{Did, broke, done};
+use crate::element::{Did, broke, done, removed};
 use crate::store::Bytes;
 use crate::world::World;
-use tidemill_core::id::LabelId;
+use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Analysis, FailureKind, Operation};
 use tidemill_element::labels::Live;
 use tidemill_wire::v1::{self, label::Operation as Sent, to_element::Message as To};
@@ -23,9 +23,9 @@ fn brief(message: &To) -> String {
         }
         To::Abort(abort) => format!("abort {}", abort.label),
         To::Ack(ack) => format!("ack {:?}", ack.labels),
-        To::Remove(remove) => format!("remove {:?}", remove.objects),
         To::Welcome(_) => "welcome".into(),
         To::Peers(_) => "peers".into(),
+        To::Revoke(_) => "rights that ended".into(),
         To::FindPrograms(_) => "a question for programs".into(),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
@@ -40,19 +40,10 @@ impl World {
         if self.verbose {
             self.say(&format!("element {element} hears {}", brief(&message)));
         }
-        match &message {
-            To::Labels(labels) => {
-                for label in &labels.labels {
-                    self.note_label(element, label);
-                }
+        if let To::Labels(labels) = &message {
+            for label in &labels.labels {
+                self.note_label(element, label);
             }
-            To::Remove(remove) => {
-                for &object in &remove.objects {
-                    let current = self.reference.is_current(object);
-                    assert!(!current, "object {object} is removed and has a name");
-                }
-            }
-            _ => {}
         }
         self.elements[element].hear(message);
         self.tend(element);
@@ -60,20 +51,15 @@ impl World {
 
     /// No id of a label or of an output may ever be used for something else.
     fn note_label(&mut self, element: usize, label: &v1::Label) {
-        let Some(Sent::Analyse(analyse)) = &label.operation else {
-            return;
+        let (what, outputs) = match &label.operation {
+            Some(Sent::Analyse(analyse)) => (Ok(analyse.task), analyse.outputs.as_slice()),
+            Some(Sent::Remove(remove)) => (Err(remove.objects.clone()), [].as_slice()),
+            other => panic!("nobody asks for {other:?}"),
         };
-        let known = *self
-            .labels
-            .entry(label.id)
-            .or_insert((element, analyse.task));
-        assert_eq!(
-            known,
-            (element, analyse.task),
-            "label {} is used twice",
-            label.id
-        );
-        for output in &analyse.outputs {
+        let sent = (element, what);
+        let known = self.labels.entry(label.id).or_insert_with(|| sent.clone());
+        assert_eq!(*known, sent, "label {} is used twice", label.id);
+        for output in outputs {
             let user = format!("label {}", label.id);
             self.reference.uses(output.object, &user);
         }
@@ -134,8 +120,10 @@ impl World {
     }
 
     fn work(&mut self, element: usize, live: &Live) -> Did {
-        let Operation::Analyse(analysis) = &live.label.operation else {
-            return broke(live, FailureKind::Kernel);
+        let analysis = match &live.label.operation {
+            Operation::Analyse(analysis) => analysis,
+            Operation::Remove { objects } => return self.unlink(element, live, objects),
+            Operation::Copy { .. } => return broke(live, FailureKind::Kernel),
         };
         if self.dice.chance(self.weather.kernel) {
             return broke(live, FailureKind::Exit(1));
@@ -156,7 +144,21 @@ impl World {
             .ok()
             .and_then(|inputs| self.recall(element, live, analysis, inputs));
         let hashes = self.dice.chance(300);
-        done(live, inputs, remembered, hashes)
+        done(live, analysis, inputs, remembered, hashes)
+    }
+
+    fn unlink(&mut self, element: usize, live: &Live, objects: &[ObjectId]) -> Did {
+        let mut gone = Vec::new();
+        for &object in objects {
+            let current = self.reference.is_current(object.0);
+            assert!(!current, "object {object} is removed and has a name");
+            if !self.dice.chance(self.weather.unlink) {
+                self.elements[element].store.objects.remove(&object.0);
+                gone.push(object);
+            }
+        }
+        let all = gone.len() == objects.len();
+        removed(live, gone, all)
     }
 
     /// The bytes of an object: from here, or pulled from where it is.

@@ -7,6 +7,7 @@
 //!
 //! One seed decides everything: [`run`] with the same seed does the same.
 
+mod broker;
 mod carry;
 mod check;
 mod dice;

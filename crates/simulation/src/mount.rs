@@ -247,6 +247,7 @@ impl Client {
             object,
             size,
             mtime: 1,
+            ..v1::Seal::default()
         };
         self.one(Op::Seal(seal)).await.is_ok()
     }

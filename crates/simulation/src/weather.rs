@@ -21,6 +21,8 @@ pub(crate) struct Weather {
     late_ms: u64,
     /// A kernel fails.
     pub(crate) kernel: u64,
+    /// An object can't be removed.
+    pub(crate) unlink: u64,
     /// How long until one side sees that a connection broke.
     pub(crate) notice_ms: u64,
     pub(crate) element_timeout_ms: u64,
@@ -37,9 +39,10 @@ enum Fault {
     ElementDatabaseFull,
     ElementFull,
     ServerDatabaseFull,
+    QueueAway,
 }
 
-static FAULTS: [(Fault, &str); 7] = [
+static FAULTS: [(Fault, &str); 8] = [
     (Fault::KillElement, "kill-element"),
     (Fault::KillServer, "kill-server"),
     (Fault::KillClient, "kill-client"),
@@ -47,6 +50,7 @@ static FAULTS: [(Fault, &str); 7] = [
     (Fault::ElementDatabaseFull, "element-database-full"),
     (Fault::ElementFull, "element-full"),
     (Fault::ServerDatabaseFull, "server-database-full"),
+    (Fault::QueueAway, "queue-away"),
 ];
 
 impl Weather {
@@ -64,6 +68,7 @@ impl Weather {
             late: some(dice, 50),
             late_ms: [100, 2000, 8000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             kernel: some(dice, 100),
+            unlink: some(dice, 100),
             notice_ms: [1, 500, 15_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             element_timeout_ms: [300, 3000, 10_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             element_away_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
@@ -92,13 +97,14 @@ impl Weather {
         }
     }
 
-    fn chances(&mut self) -> [(&'static str, &mut u64); 5] {
+    fn chances(&mut self) -> [(&'static str, &mut u64); 6] {
         [
             ("kill-after-commit", &mut self.kill_after_commit),
             ("twice", &mut self.twice),
             ("lost", &mut self.lost),
             ("late", &mut self.late),
             ("kernel", &mut self.kernel),
+            ("unlink", &mut self.unlink),
         ]
     }
 
@@ -155,9 +161,23 @@ impl World {
                     world.fill_server(false)
                 });
             }
+            Fault::QueueAway => {
+                let mute = self.dice.chance(500);
+                self.fail_queue(!mute, mute);
+                let delay = self.dice.roll(5000);
+                self.later(delay, "the queue is there", |world| {
+                    world.fail_queue(false, false);
+                });
+            }
         }
         let delay = 1 + self.dice.roll(self.weather.pause_ms);
         self.later(delay, "weather", World::change_weather);
+    }
+
+    fn fail_queue(&self, away: bool, mute: bool) {
+        if let Some(broker) = &self.broker {
+            broker.fail(away, mute);
+        }
     }
 
     /// The faults stop, everything gets room again; what is down comes back by itself.
@@ -168,6 +188,7 @@ impl World {
             element.store.full = false;
         }
         self.fill_server(false);
+        self.fail_queue(false, false);
         self.calm.set(true);
     }
 }

@@ -1,6 +1,7 @@
 //! The array in virtual time: an ordered list of what is to happen, and what happens to it.
 
 use crate::Summary;
+use crate::broker::Broker;
 use crate::dice::{Dice, mix};
 use crate::element::Element;
 use crate::mount::{Client, FOLDERS, Habits, OUT};
@@ -19,6 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_server::names::{Caller, Request};
+use tidemill_server::queue::Queue;
 use tidemill_server::simulated::{self, Link, Options, Simulated, Submitted};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
@@ -105,6 +107,8 @@ pub(crate) struct World {
     server_start: u64,
     driver_due: bool,
     policy: String,
+    /// Where labels wait, if not in the server's database.
+    pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
     pub(crate) wires: BTreeMap<u64, Wire>,
     /// The wire of each element.
@@ -114,8 +118,8 @@ pub(crate) struct World {
     pub(crate) calm: Rc<Cell<bool>>,
     habits: Habits,
     pub(crate) reference: Reference,
-    /// Labels that were ever sent: where, and what they are.
-    pub(crate) labels: BTreeMap<u64, (usize, u64)>,
+    /// Labels that were ever sent: where, and which task they are of or what they remove.
+    pub(crate) labels: BTreeMap<u64, (usize, Result<u64, Vec<u64>>)>,
     pub(crate) submissions: Vec<(Submitted, usize, u64, u64)>,
     /// Objects whose seal is kept by their element: who waits for it.
     pub(crate) sealed: Sealed,
@@ -175,6 +179,7 @@ impl World {
             server_start: 0,
             driver_due: false,
             policy: policy.into(),
+            broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
             attached,
@@ -475,6 +480,7 @@ impl World {
             seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
             element_timeout: Duration::from_millis(self.weather.element_timeout_ms),
             policy: self.policy.clone(),
+            queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;
         match Simulated::start(disk, time::since_epoch(self.now), &options) {

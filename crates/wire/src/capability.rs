@@ -2,7 +2,7 @@
 //! An element serves an object for nothing else. This is the OSD security model (AnalyzeThis §3.3,
 //! "Data and Workflow Security"), with HMAC-SHA256 over a key that the server shares with its elements.
 //!
-//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in seconds since the Unix epoch
+//! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch
 //! (8), element (4), then the 32-byte HMAC of all before. Integers are little-endian.
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -10,7 +10,7 @@ use sha2::Sha256;
 use tidemill_core::id::{ElementId, ObjectId};
 
 /// Version of the format.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 const SIGNED_BYTES: usize = 1 + 8 + 4 + 4 + 8 + 4;
 /// Length of a capability in bytes.
 pub const LENGTH: usize = SIGNED_BYTES + 32;
@@ -48,8 +48,8 @@ pub struct Capability {
     pub rights: u32,
     /// The user it was made for.
     pub uid: u32,
-    /// When it ends, in seconds since the Unix epoch.
-    pub expires_at_secs: u64,
+    /// When it ends, in nanoseconds since the Unix epoch.
+    pub expires_at_ns: u64,
 }
 
 /// Why a capability is refused.
@@ -108,14 +108,14 @@ impl Key {
         bytes.extend(capability.object.0.to_le_bytes());
         bytes.extend(capability.rights.to_le_bytes());
         bytes.extend(capability.uid.to_le_bytes());
-        bytes.extend(capability.expires_at_secs.to_le_bytes());
+        bytes.extend(capability.expires_at_ns.to_le_bytes());
         bytes.extend(capability.element.0.to_le_bytes());
         let tag = self.mac(&bytes).finalize().into_bytes();
         bytes.extend_from_slice(&tag);
         bytes
     }
 
-    /// Checks that `bytes` is a capability for `rights` on `object` of `element` at `now_secs`, and says
+    /// Checks that `bytes` is a capability for `rights` on `object` of `element` at `now_ns`, and says
     /// what it holds.
     ///
     /// # Errors
@@ -126,8 +126,26 @@ impl Key {
         element: ElementId,
         object: ObjectId,
         rights: u32,
-        now_secs: u64,
+        now_ns: u64,
     ) -> Result<Capability, Refusal> {
+        let capability = self.read(bytes)?;
+        if capability.object != object || capability.element != element {
+            return Err(Refusal::OtherObject);
+        }
+        if capability.rights & rights != rights {
+            return Err(Refusal::Rights);
+        }
+        if capability.expires_at_ns <= now_ns {
+            return Err(Refusal::Expired);
+        }
+        Ok(capability)
+    }
+
+    /// What a capability says that was signed with this key, whatever it is for and however old it is.
+    ///
+    /// # Errors
+    /// [`Refusal::Malformed`] or [`Refusal::Forged`].
+    pub fn read(&self, bytes: &[u8]) -> Result<Capability, Refusal> {
         if bytes.len() != LENGTH || bytes[0] != VERSION {
             return Err(Refusal::Malformed);
         }
@@ -137,23 +155,13 @@ impl Key {
             .map_err(|_| Refusal::Forged)?;
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
         let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| signed[at + i]));
-        let capability = Capability {
+        Ok(Capability {
             object: ObjectId(long(1)),
             rights: short(9),
             uid: short(13),
-            expires_at_secs: long(17),
+            expires_at_ns: long(17),
             element: ElementId(short(25)),
-        };
-        if capability.object != object || capability.element != element {
-            return Err(Refusal::OtherObject);
-        }
-        if capability.rights & rights != rights {
-            return Err(Refusal::Rights);
-        }
-        if capability.expires_at_secs <= now_secs {
-            return Err(Refusal::Expired);
-        }
-        Ok(capability)
+        })
     }
 }
 
@@ -167,7 +175,7 @@ mod tests {
         element: ElementId(2),
         rights: rights::READ | rights::WRITE,
         uid: 1000,
-        expires_at_secs: 100,
+        expires_at_ns: 100,
     };
 
     fn check(bytes: &[u8]) -> Result<Capability, Refusal> {

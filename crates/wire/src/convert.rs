@@ -74,7 +74,9 @@ impl From<&core::Label> for v1::Label {
                 from: Some(input(from)),
                 to: to.0,
             }),
-            core::Operation::Remove { object } => Operation::Remove(object.0),
+            core::Operation::Remove { objects } => Operation::Remove(v1::Remove {
+                objects: objects.iter().map(|object| object.0).collect(),
+            }),
         };
         Self {
             id: label.id.0,
@@ -192,8 +194,8 @@ impl TryFrom<&v1::Label> for core::Label {
                 from: copy.from.as_ref().ok_or(ConvertError("copy.from"))?.into(),
                 to: ObjectId(copy.to),
             },
-            Operation::Remove(object) => core::Operation::Remove {
-                object: ObjectId(*object),
+            Operation::Remove(remove) => core::Operation::Remove {
+                objects: remove.objects.iter().copied().map(ObjectId).collect(),
             },
         };
         Ok(Self {
@@ -273,6 +275,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             stderr: outcome.stderr.clone(),
             reused_task: outcome.reused.map_or(0, |task| task.0),
             contents: outcome.contents.clone(),
+            removed: outcome.removed.iter().map(|object| object.0).collect(),
         }
     }
 }
@@ -302,6 +305,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             reused: (outcome.reused_task != 0).then_some(TaskId(outcome.reused_task)),
             kernel_hash: outcome.kernel_hash.clone(),
             contents: outcome.contents.clone(),
+            removed: outcome.removed.iter().copied().map(ObjectId).collect(),
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
         })

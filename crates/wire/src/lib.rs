@@ -3,6 +3,7 @@
 //!
 //! Knows formats only: no connection is opened here.
 
+pub mod bounded;
 pub mod capability;
 pub mod control;
 pub mod convert;
@@ -10,10 +11,13 @@ pub mod local;
 pub mod route;
 
 /// Version of the control protocol. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// Largest request of an ordinary user, in bytes: the largest job script, and what is around it.
+pub const USER_MESSAGE_BYTES_MAX: usize = 5 << 20;
 
 /// The generated protobuf messages, clients and servers.
 #[allow(

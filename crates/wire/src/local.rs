@@ -4,6 +4,7 @@
 //! its version; then every [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC
 //! status code, and the [`NameReply`](crate::v1::NameReply) if it is 0, else a text.
 
+use crate::bounded::{self, Excess};
 use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
 use prost::Message;
 use std::io::{self, Read, Write};
@@ -72,6 +73,14 @@ fn begin(length: usize) -> io::Result<Vec<u8>> {
 /// # Errors
 /// If it is too long, or ends early.
 pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    receive_at_most(peer, MESSAGE_BYTES_MAX)
+}
+
+/// As [`receive`], from a peer that may send no more than `bytes_max` at once.
+///
+/// # Errors
+/// As for [`receive`].
+pub fn receive_at_most(peer: &mut impl Read, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut prefix = [0; 4];
     let got = loop {
         match peer.read(&mut prefix) {
@@ -84,7 +93,7 @@ pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     }
     peer.read_exact(&mut prefix[got..])?;
     let length = u32::from_le_bytes(prefix) as usize;
-    if length > MESSAGE_BYTES_MAX {
+    if length > bytes_max {
         return Err(invalid("a message claims to be longer than any may be"));
     }
     let mut bytes = Vec::with_capacity(length.min(TRUSTED_BYTES));
@@ -111,12 +120,27 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(version))
 }
 
+/// Why there is no request in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRequest {
+    /// It is one, but of more than any may be.
+    #[error(transparent)]
+    TooMuch(Excess),
+    /// It is something else.
+    #[error("a message is no request")]
+    Nonsense,
+}
+
 /// The request in a frame.
 ///
 /// # Errors
-/// If it is none.
-pub fn request(frame: &[u8]) -> io::Result<v1::NameRequest> {
-    v1::NameRequest::decode(frame).map_err(|_| invalid("a message is no request"))
+/// If it is none, or too much.
+pub fn request(frame: &[u8]) -> Result<v1::NameRequest, NoRequest> {
+    bounded::check(frame).map_err(|excess| match excess {
+        Excess::Nonsense => NoRequest::Nonsense,
+        excess => NoRequest::TooMuch(excess),
+    })?;
+    v1::NameRequest::decode(frame).map_err(|_| NoRequest::Nonsense)
 }
 
 /// The reply in an answer, or its status and text.

@@ -10,8 +10,7 @@
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
-//! | `POST /seal` | seals many at once (body: list of [`SealItem`]); answers a list of [`SealResult`], in order |
-//! | `DELETE /objects/{id}` | removes it |
+//! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
@@ -19,9 +18,9 @@
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! Object ids are 16 hexadecimal digits. Every request for an object carries its capability in the header
-//! [`CAPABILITY_HEADER`]; a task is asked for with one for its task collection, `GET /tasks` with one for
-//! the status object, `GET /objects` with one to remove that, which only the server has. Only `GET /status` needs none.
+//! Object ids are 16 hexadecimal digits. Every request carries a capability in the header [`CAPABILITY_HEADER`], else
+//! nothing of it is read: that of its object; a task is asked for with one for its task collection, `GET /status` and
+//! `GET /tasks` with one for the status object, `GET /objects` with one to remove that, which only the server has.
 
 use tidemill_core::id::ObjectId;
 
@@ -40,7 +39,8 @@ pub fn object(id: ObjectId) -> String {
 /// Parses the `{id}` of a path.
 #[must_use]
 pub fn parse_object(text: &str) -> Option<ObjectId> {
-    (text.len() == 16)
+    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (text.len() == 16 && digits)
         .then(|| u64::from_str_radix(text, 16).ok())
         .flatten()
         .map(ObjectId)
@@ -118,4 +118,24 @@ pub struct SealResult {
 pub struct SealReply {
     /// Final length in bytes.
     pub size: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_has_one_path_but_for_the_case_of_its_digits() {
+        assert_eq!(parse_object("00000000000000fF"), Some(ObjectId(255)));
+        // A number in Rust may begin with a sign.
+        for text in [
+            "+5555555555555555",
+            "+555555555555555",
+            "-000000000000001",
+            "ff",
+            "",
+        ] {
+            assert_eq!(parse_object(text), None, "{text}");
+        }
+    }
 }

@@ -271,7 +271,7 @@ fn outputs(
     }
     let mut written = Vec::new();
     for name in names {
-        let bytes = prepared.output(name)?;
+        let bytes = prepared.output(name)?.size()?;
         let path = prepared.run().folder.join(name);
         let text = (bytes <= SHOWN_BYTES_MAX)
             .then(|| fs::read_to_string(&path).ok())

@@ -25,6 +25,7 @@ pub(crate) mod rm;
 pub(crate) mod server;
 pub(crate) mod status;
 pub(crate) mod submit;
+pub(crate) mod token;
 pub(crate) mod up;
 pub(crate) mod watch;
 
@@ -69,6 +70,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Server(args) => server::run(args, &context).await,
         Command::Element(args) => element::run(args, &context).await,
         Command::Mount(args) => mount::run(args, &context).await,
+        Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),
     }
 }

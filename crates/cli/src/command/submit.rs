@@ -8,6 +8,7 @@ use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -60,7 +61,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             ))?;
         }
         for error in &reply.errors {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", line(error));
         }
         return Ok(ExitCode::from(crate::FAILED));
     }

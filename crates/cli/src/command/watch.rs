@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::{Error, Server};
+use tidemill_core::shown;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -156,8 +157,8 @@ impl Shown {
 
     fn note(&self, text: &str) {
         match &self.bars {
-            Some(bars) => drop(bars.multi.println(text)),
-            None => eprintln!("{text}"),
+            Some(bars) => drop(bars.multi.println(shown::line(text))),
+            None => eprintln!("{}", shown::line(text)),
         }
     }
 
@@ -225,13 +226,13 @@ impl Bars {
         {
             let line = format!("{} {}: {}", task.name, state(task.state), task.error);
             // Nothing to do about a terminal that is gone.
-            let _ = self.multi.println(line);
+            let _ = self.multi.println(shown::line(&line));
         }
         let mut line = headline(job);
         if !running.is_empty() {
             line = format!("{line}; {}", running.join(", "));
         }
-        self.running.set_message(line);
+        self.running.set_message(shown::line(&line));
     }
 
     fn bar(&mut self, kernel: &str, width: usize) -> ProgressBar {
@@ -242,7 +243,7 @@ impl Bars {
         bar.set_style(
             plain("  {prefix} {bar:30.green/dim} {pos:>3}/{len:<3} {msg}").progress_chars("━━─"),
         );
-        bar.set_prefix(format!("{kernel:<width$}"));
+        bar.set_prefix(format!("{:<width$}", shown::line(kernel)));
         self.kernels.push((kernel.to_owned(), bar.clone()));
         bar
     }

@@ -4,6 +4,7 @@ use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
 /// What `tidemill ls` shows of one folder.
@@ -22,7 +23,7 @@ pub(crate) struct FolderView {
 impl View for FolderView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         if self.titled {
-            writeln!(out, "{}:", self.path)?;
+            writeln!(out, "{}:", line(&self.path))?;
         }
         if self.long {
             let header = [
@@ -42,7 +43,7 @@ impl View for FolderView {
             write_table(out, &rows)?;
         } else {
             for entry in &self.entries {
-                writeln!(out, "{}", name(entry))?;
+                writeln!(out, "{}", line(&name(entry)))?;
             }
         }
         if self.titled { writeln!(out) } else { Ok(()) }
@@ -97,7 +98,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
         format::bytes(attr.size),
         format::time(attr.mtime),
         element,
-        shown,
+        line(&shown),
     ]
 }
 

@@ -10,10 +10,12 @@ pub(crate) mod lineage;
 pub(crate) mod plan;
 pub(crate) mod prov;
 pub(crate) mod report;
+pub(crate) mod token;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::Value;
 use std::io::{self, Write};
+use tidemill_core::shown;
 
 /// Something a command shows.
 pub(crate) trait View {
@@ -45,14 +47,16 @@ pub(crate) fn choose(json: bool) -> Box<dyn Output> {
     if json { Box::new(Json) } else { Box::new(Text) }
 }
 
-/// For people.
+/// For people. Names and messages may be anybody's: what a terminal would obey is not passed on to it.
 #[derive(Debug)]
 struct Text;
 
 impl Output for Text {
     fn show(&self, view: &dyn View) -> io::Result<()> {
+        let mut text = Vec::new();
+        view.text(&mut text)?;
         let mut out = io::stdout().lock();
-        view.text(&mut out)?;
+        out.write_all(shown::lines(&String::from_utf8_lossy(&text)).as_bytes())?;
         out.flush()
     }
 }
@@ -64,15 +68,28 @@ struct Json;
 impl Output for Json {
     fn show(&self, view: &dyn View) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        writeln!(out, "{:#}", view.json())?;
+        writeln!(out, "{}", harmless(&format!("{:#}", view.json())))?;
         out.flush()
     }
 
     fn step(&self, view: &dyn View) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        writeln!(out, "{}", view.json())?;
+        writeln!(out, "{}", harmless(&view.json().to_string()))?;
         out.flush()
     }
+}
+
+/// JSON in which the control characters are escaped that JSON itself lets pass (from U+007F on); it says the same.
+fn harmless(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c >= '\u{7f}' && c.is_control() {
+            text.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            text.push(c);
+        }
+    }
+    text
 }
 
 /// A sentence that says what was done, and the same as data.
@@ -127,4 +144,19 @@ pub(crate) fn write_table(out: &mut dyn Write, table: &Table) -> io::Result<()> 
         writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_keeps_what_it_says_and_nothing_that_a_terminal_obeys() {
+        let value = serde_json::json!({ "name": "a\u{9b}2J\x1b[1m\u{7f}ä" });
+        for text in [format!("{value:#}"), value.to_string()] {
+            let text = harmless(&text);
+            assert!(!text.replace('\n', "").contains(char::is_control), "{text}");
+            assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        }
+    }
 }

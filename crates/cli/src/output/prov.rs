@@ -122,6 +122,15 @@ fn activity(record: &Record) -> Value {
     if record.hidden {
         return json!({ "prov:label": record.shown_name() });
     }
+    if record.is_others() {
+        return json!({
+            "prov:startTime": iso_time(record.start),
+            "prov:endTime": iso_time(record.end),
+            "prov:label": record.shown_name(),
+            "tidemill:kernel": record.kernel,
+            "tidemill:element": typed(record.element.0, "xsd:unsignedInt"),
+        });
+    }
     let mut attributes = json!({
         "prov:startTime": iso_time(record.start),
         "prov:endTime": iso_time(record.end),
@@ -179,6 +188,7 @@ mod tests {
         }
         graph.add_record(Record {
             task: TaskId(13),
+            name: "sum".into(),
             args: vec!["a \"b\"".into()],
             owner: Owner { uid, gid },
             start: Time(1_700_000_000_000_000_000),

@@ -2,6 +2,8 @@
 
 use super::Problem;
 use super::stream::{SEND_BYTES, Stream, below};
+use crate::guests::{Guests, Seated, Who};
+use crate::sparse::Sparse;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,41 +16,43 @@ use tokio_rustls::TlsAcceptor;
 /// How long a peer may take for its handshake, and how long it waits for a listener that has no certificate yet.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
-/// Handshakes at the same time; more connections wait in the system's queue.
-const HANDSHAKES_MAX: usize = 256;
-
 /// Pause after the system could give no connection, such as for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate, key and what is spoken inside; see [`super::identity`].
 pub type Identity = Arc<rustls::ServerConfig>;
 
-/// Accepts connections, each handshake beside the others.
+/// Peers that fail at their handshake.
+static FAILED: Sparse = Sparse::new();
+
+/// A connection that was accepted, with the address of its other end.
+type Accepted = (Seated<Stream>, SocketAddr);
+
+/// Accepts connections, each handshake beside the others. However many peers are silent, the next one is heard: see
+/// [`Guests`].
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
+    guests: Guests,
     identity: Option<watch::Receiver<Option<Identity>>>,
-    handshakes: JoinSet<Option<(Stream, SocketAddr)>>,
+    handshakes: JoinSet<Option<Accepted>>,
 }
 
 impl Listener {
-    /// Without TLS.
+    /// With TLS if there is an `identity`. That may come later, and may change: each connection gets the one that is
+    /// there when it begins. Of each ordinary user there may be `each_max` connections. To be called on a runtime.
     #[must_use]
-    pub fn plain(tcp: TcpListener) -> Self {
+    pub fn new(
+        tcp: TcpListener,
+        identity: Option<watch::Receiver<Option<Identity>>>,
+        each_max: usize,
+    ) -> Self {
+        let guests = Guests::new(each_max);
+        guests.watch();
         Self {
             tcp,
-            identity: None,
-            handshakes: JoinSet::new(),
-        }
-    }
-
-    /// With TLS. `identity` may come later, and may change: each connection gets the one that is there when it
-    /// begins.
-    #[must_use]
-    pub fn tls(tcp: TcpListener, identity: watch::Receiver<Option<Identity>>) -> Self {
-        Self {
-            tcp,
-            identity: Some(identity),
+            guests,
+            identity,
             handshakes: JoinSet::new(),
         }
     }
@@ -63,10 +67,10 @@ impl Listener {
 
     /// The next connection that is ready, with the address of its other end. Peers that fail are told of in the
     /// log and left. May be dropped and called again.
-    pub async fn accept(&mut self) -> (Stream, SocketAddr) {
+    pub async fn accept(&mut self) -> Accepted {
         loop {
             let accepted = tokio::select! {
-                accepted = self.tcp.accept(), if self.handshakes.len() < HANDSHAKES_MAX => accepted,
+                accepted = self.tcp.accept() => accepted,
                 Some(ended) = self.handshakes.join_next() => match ended {
                     Ok(Some(ready)) => return ready,
                     _ => continue,
@@ -83,10 +87,12 @@ impl Listener {
             if let Err(error) = tcp.set_nodelay(true) {
                 tracing::debug!(%error, "a connection stays with Nagle's algorithm");
             }
+            let place = self.guests.seat((), Who::Stranger);
             match &self.identity {
-                None => return (Stream::Plain(tcp), peer),
+                None => return (place.with(Stream::Plain(tcp)), peer),
                 Some(identity) => {
-                    self.handshakes.spawn(greet(tcp, peer, identity.clone()));
+                    let identity = identity.clone();
+                    self.handshakes.spawn(greet(place, tcp, peer, identity));
                 }
             }
         }
@@ -94,10 +100,11 @@ impl Listener {
 }
 
 async fn greet(
+    place: Seated<()>,
     tcp: TcpStream,
     peer: SocketAddr,
     mut identity: watch::Receiver<Option<Identity>>,
-) -> Option<(Stream, SocketAddr)> {
+) -> Option<Accepted> {
     let handshake = async {
         let identity = identity.wait_for(Option::is_some).await;
         let identity = identity.ok().and_then(|identity| identity.clone());
@@ -108,8 +115,15 @@ async fn greet(
         let tcp = below(tcp);
         TlsAcceptor::from(identity).accept_with(tcp, limited).await
     };
-    match tokio::time::timeout(HANDSHAKE_MAX, handshake).await {
-        Ok(Ok(tls)) => return Some((Stream::Tls(Box::new(tls.into())), peer)),
+    let ended = tokio::select! {
+        ended = tokio::time::timeout(HANDSHAKE_MAX, handshake) => ended,
+        () = place.asked_to_go() => return None,
+    };
+    match ended {
+        Ok(Ok(tls)) => {
+            let stream = Stream::Tls(Box::new(tls.into()));
+            return Some((place.with(stream), peer));
+        }
         Ok(Err(error)) => tell(peer, &error),
         Err(_) => tracing::debug!(%peer, "no TLS handshake in time"),
     }
@@ -117,17 +131,21 @@ async fn greet(
 }
 
 fn tell(peer: SocketAddr, error: &io::Error) {
-    match Problem::of(error) {
-        Some(Problem::Plain) => tracing::warn!(
-            %peer,
+    let Some(problem) = Problem::of(error) else {
+        // Whoever only looks whether somebody listens.
+        tracing::debug!(%peer, %error, "a connection ended before its TLS handshake");
+        return;
+    };
+    let Some(left_out) = FAILED.may() else { return };
+    match problem {
+        Problem::Plain => tracing::warn!(
+            %peer, left_out,
             "a client speaks without TLS and was refused: let it use https://, or start this with --tls off"
         ),
-        Some(Problem::OtherAuthority) => tracing::warn!(
-            %peer,
+        Problem::OtherAuthority => tracing::warn!(
+            %peer, left_out,
             "a client trusts another authority than this array's: copy `token` from the server's folder to it again"
         ),
-        Some(problem) => tracing::warn!(%peer, "a TLS handshake failed: {problem}"),
-        // Whoever only looks whether somebody listens.
-        None => tracing::debug!(%peer, %error, "a connection ended before its TLS handshake"),
+        problem => tracing::warn!(%peer, left_out, "a TLS handshake failed: {problem}"),
     }
 }

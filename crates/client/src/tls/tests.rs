@@ -59,7 +59,12 @@ async fn serve(mut listener: Listener) -> String {
 
 async fn serve_tls(identity: Identity) -> String {
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    serve(Listener::tls(tcp, watch::channel(Some(identity)).1)).await
+    serve(Listener::new(
+        tcp,
+        Some(watch::channel(Some(identity)).1),
+        8,
+    ))
+    .await
 }
 
 /// Reads from what claims to be element 3.
@@ -121,7 +126,7 @@ async fn certificates_are_good_for_their_time_only() {
 async fn one_side_without_tls_is_told_so() {
     let authority = Authority::new();
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let plain = serve(Listener::plain(tcp)).await;
+    let plain = serve(Listener::new(tcp, None, 8)).await;
     let error = refusal(Some(&authority.trust), format!("https://{plain}")).await;
     assert!(error.contains("without TLS"), "{error}");
     let answer = read(None, format!("http://{plain}")).await.unwrap();
@@ -144,7 +149,7 @@ async fn a_silent_peer_holds_nobody_up_and_a_new_identity_counts_at_once() {
     let authority = Authority::new();
     let (identity, current) = watch::channel(None);
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = serve(Listener::tls(tcp, current)).await;
+    let address = serve(Listener::new(tcp, Some(current), 8)).await;
     let url = format!("https://{address}");
     let _silent = TcpStream::connect(&address).await.unwrap();
     // Comes before there is a certificate, and waits for it.
@@ -159,6 +164,23 @@ async fn a_silent_peer_holds_nobody_up_and_a_new_identity_counts_at_once() {
     identity.send_replace(Some(next.identity("element-3.tidemill", NOW)));
     read(Some(&next.trust), url.clone()).await.unwrap();
     refusal(Some(&authority.trust), url).await;
+}
+
+#[tokio::test]
+async fn a_thousand_silent_peers_hold_nobody_up() {
+    let authority = Authority::new();
+    let address = serve_tls(authority.identity("element-3.tidemill", NOW)).await;
+    let mut silent = Vec::new();
+    for _ in 0..1000 {
+        silent.push(TcpStream::connect(&address).await.unwrap());
+    }
+    read(Some(&authority.trust), format!("https://{address}"))
+        .await
+        .unwrap();
+    // The first of them had to go for the others.
+    let mut first = silent.swap_remove(0);
+    let mut said = [0];
+    assert!(!matches!(first.read(&mut said).await, Ok(1..)));
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod check;
 mod copies;
 mod element;
 mod elements;
+mod errand;
 mod inputs;
 mod job;
 mod learned;
@@ -72,6 +73,8 @@ pub const IDLE_ASKS_MAX: usize = 4;
 /// Tasks waiting for an element that got room and that would rather go elsewhere by now, per event: after these
 /// the others wait for the next event, unless a core has nothing to do.
 pub const LINE_ASKS_MAX: usize = 4;
+/// Errands of one element that may be under way.
+pub const ERRANDS_MAX: usize = 4;
 /// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
 /// What a run counts for that no element has a history of.
@@ -110,6 +113,8 @@ pub struct Dispatcher {
     tasks: Table<TaskId, Task>,
     elements: Elements,
     labels: Table<LabelId, Issued>,
+    /// Labels that belong to no task, and where they are.
+    errands: BTreeMap<LabelId, ElementId>,
     learned: Learned,
     copies: Copies,
     /// Ready tasks, by what they wait for.
@@ -160,6 +165,7 @@ impl Dispatcher {
             tasks: Table::default(),
             elements: Elements::default(),
             labels: Table::default(),
+            errands: BTreeMap::new(),
             learned: Learned::default(),
             copies: Copies::default(),
             lines: BTreeMap::new(),
@@ -207,6 +213,14 @@ impl Dispatcher {
                 self.on_finished(element, label, outcome, turn);
             }
             Event::Cancel { job } => self.on_cancel(job, turn),
+            Event::Errand {
+                element,
+                owner,
+                operation,
+            } => self.on_errand(element, owner, operation),
+            Event::ErrandSent { element, label } => {
+                self.errands.insert(label, element);
+            }
         }
         self.pump(turn);
         self.end_jobs(turn);

@@ -33,6 +33,10 @@ impl Dispatcher {
         outcome: Box<Outcome>,
         turn: &mut Turn<'_>,
     ) {
+        if self.errands.get(&label) == Some(&element) {
+            self.errands.remove(&label);
+            return;
+        }
         if self
             .labels
             .get(&label)

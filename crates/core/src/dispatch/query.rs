@@ -3,7 +3,7 @@
 use super::Dispatcher;
 use crate::event::{ElementView, JobState, Role, TaskState};
 use crate::id::{ElementId, JobId, LabelId, TaskId};
-use crate::label::{Label, Owner};
+use crate::label::Owner;
 use crate::object::Placed;
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
@@ -152,20 +152,6 @@ impl Dispatcher {
                 wait: element.wait(now),
                 waiting: line(Line::At(id)) + line(Line::Pinned(id)),
             })
-    }
-
-    /// The labels that an element should have, for sending those again that it does not know. What it
-    /// knows beyond them is to be aborted.
-    #[must_use]
-    pub fn labels(&self, element: ElementId) -> Vec<Label> {
-        let Some(element) = self.elements.get(&element) else {
-            return Vec::new();
-        };
-        element
-            .outstanding
-            .keys()
-            .filter_map(|label| self.build(label))
-            .collect()
     }
 
     /// The task that a label is a try of, while its outcome is not known.

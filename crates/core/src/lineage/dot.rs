@@ -29,11 +29,9 @@ pub fn render(graph: &Graph) -> String {
             format!("{}\ntask {}", record.shown_name(), record.task)
         } else {
             let Record {
-                name,
-                kernel,
-                element,
-                ..
+                kernel, element, ..
             } = record;
+            let name = record.shown_name();
             format!("{name}\n{kernel} on element {element}")
         };
         draw(Vertex::Run(record.task), "ellipse", &label);

@@ -2,7 +2,7 @@
 
 use super::{Graph, Record, Version, Vertex, Writer, iso_time};
 use crate::id::ObjectId;
-use crate::shown::bytes;
+use crate::shown::{self, bytes};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ pub fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
             ""
         };
         // Names may hold what a terminal would obey.
-        let line = line(graph, item).replace(char::is_control, "\u{fffd}");
+        let line = shown::line(&line(graph, item));
         let _ = writeln!(out, "{indent}{branch}{line}{note}");
         let count = children.len();
         for (index, child) in children.into_iter().enumerate().rev() {
@@ -136,6 +136,18 @@ pub(super) fn version_line(version: &Version) -> String {
 pub(super) fn run_line(record: &Record) -> String {
     if record.hidden {
         return format!("{}  [task {}]", record.shown_name(), record.task);
+    }
+    if record.is_others() {
+        let ran = record.end.since(record.start).as_secs_f64();
+        return format!(
+            "{}: {}  [task {} of user {}, element {}, {}, {ran:.3} s]",
+            record.shown_name(),
+            record.kernel,
+            record.task,
+            record.owner.uid,
+            record.element,
+            iso_time(record.start),
+        );
     }
     let mut command = record.kernel.clone();
     for arg in &record.args {

@@ -98,6 +98,8 @@ pub(crate) struct World {
     pub(crate) jobs: BTreeMap<JobId, JobSpec>,
     pub(crate) job_states: BTreeMap<JobId, JobState>,
     tasks: BTreeMap<TaskId, Kept>,
+    /// What was ever sent.
+    queue: BTreeMap<LabelId, (ElementId, Label)>,
     /// Objects that exist, and where.
     objects: BTreeMap<ObjectId, ElementId>,
     /// Files that jobs wait for.
@@ -147,6 +149,7 @@ impl World {
             jobs: BTreeMap::new(),
             job_states: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            queue: BTreeMap::new(),
             objects: BTreeMap::new(),
             unwritten: Vec::new(),
             ids,
@@ -198,8 +201,9 @@ impl World {
         match &action {
             Action::Send { element, labels } => {
                 for label in labels {
+                    self.queue.insert(label.id, (*element, label.clone()));
                     let Operation::Analyse(analysis) = &label.operation else {
-                        panic!("{label:?}")
+                        continue;
                     };
                     let objects = analysis
                         .outputs
@@ -286,7 +290,7 @@ impl World {
         }
         let view = node.view.clone();
         self.on(Event::ElementUp { element: id, view });
-        let labels = self.dispatcher.labels(id);
+        let labels = self.wanted(id);
         let wanted: BTreeSet<LabelId> = labels.iter().map(|label| label.id).collect();
         let node = self.nodes.get_mut(&id).unwrap();
         for (&label, (_, progress)) in &node.labels {
@@ -298,6 +302,14 @@ impl World {
             element: id,
             labels,
         });
+    }
+
+    /// What was sent to an element and is still to be executed.
+    pub(crate) fn wanted(&self, id: ElementId) -> Vec<Label> {
+        let sent = self.queue.values().filter(|(element, _)| *element == id);
+        let labels = sent.map(|(_, label)| label);
+        let wanted = labels.filter(|label| self.dispatcher.wants(label.id));
+        wanted.cloned().collect()
     }
 
     /// Ends the connection; a crash also ends what runs.
@@ -493,14 +505,7 @@ impl World {
             match self.objects.get(&input.object) {
                 Some(element) => assert_eq!(*element, input.element, "{input:?} is elsewhere"),
                 // Overtaken, and what it reads was discarded; its outcome must not count.
-                None if !self
-                    .dispatcher
-                    .labels(id)
-                    .iter()
-                    .any(|live| live.id == label) =>
-                {
-                    return Some(failed(FailureKind::Input));
-                }
+                None if !self.dispatcher.wants(label) => return Some(failed(FailureKind::Input)),
                 None => panic!(
                     "{label:?} of {} reads {input:?}, which never was",
                     analysis.name
@@ -677,6 +682,7 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
         reused: None,
         kernel_hash: String::new(),
         contents: Vec::new(),
+        removed: Vec::new(),
         stdout: String::new(),
         stderr: String::new(),
     })

@@ -3,7 +3,9 @@
 use crate::array::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
 use std::collections::BTreeMap;
-use tidemill_core::dispatch::{Config, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN};
+use tidemill_core::dispatch::{
+    Config, ERRANDS_MAX, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN,
+};
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
@@ -334,9 +336,58 @@ fn work_whose_input_is_only_on_a_lost_element_waits_for_it_and_says_so() {
     world.gain(0);
     assert_eq!(world.states(1), [TaskState::Sent]);
     assert_eq!(world.sent(1).unwrap().1.id, old.id);
-    assert_eq!(world.dispatcher.labels(ElementId(0)), [old]);
+    assert_eq!(world.wanted(ElementId(0)), [old]);
     world.finish(1, Ok(5));
     assert_eq!(world.count(publishes(1)), 1);
+}
+
+#[test]
+fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
+    let mut world = array(2);
+    let element = ElementId(1);
+    let remove = |object| Operation::Remove {
+        objects: vec![ObjectId(object)],
+    };
+    let copy = Operation::Copy {
+        from: Input {
+            name: String::new(),
+            object: ObjectId(7),
+            element: ElementId(0),
+            size: 5,
+        },
+        to: ObjectId(8),
+    };
+    let errand = |operation| Event::Errand {
+        element,
+        owner: Owner::default(),
+        operation,
+    };
+    world.on(errand(copy.clone()));
+    for object in 0..10 {
+        world.on(errand(remove(object)));
+    }
+    let sent = world.wanted(element);
+    assert_eq!(sent.len(), ERRANDS_MAX, "the others are asked for again");
+    assert!(!world.dispatcher.takes_errand(element));
+    assert_eq!(sent[0].operation, copy);
+    assert_eq!(sent[1].operation, remove(0));
+    // It is for this element, whatever becomes of it.
+    world.lose(1);
+    world.on(errand(remove(20)));
+    assert_eq!(world.wanted(element), sent);
+    world.gain(1);
+    assert_eq!(world.wanted(element), sent);
+    // Another has nothing to say about it.
+    for (on, left) in [(ElementId(0), sent.len()), (element, sent.len() - 1)] {
+        world.on(Event::Finished {
+            element: on,
+            label: sent[0].id,
+            outcome: failed(FailureKind::Device),
+        });
+        assert_eq!(world.wanted(element).len(), left);
+    }
+    assert!(world.dispatcher.takes_errand(element));
+    world.dispatcher.check();
 }
 
 /// t1 reads a file on element 1 and runs on element 0 (pinned), t2 follows on element 1.

@@ -140,6 +140,9 @@ impl FakeServer {
     }
 }
 
+/// Labels of removals, beyond those that tests name.
+static NEXT_REMOVAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1_000_000);
+
 impl Connection {
     pub fn send(&self, message: to_element::Message) {
         let message = v1::ToElement {
@@ -160,6 +163,15 @@ impl Connection {
         self.send(to_element::Message::Labels(v1::Labels {
             labels: labels.to_vec(),
         }));
+    }
+
+    /// Has objects removed, as a label of its own.
+    pub async fn remove(&mut self, objects: &[u64]) -> v1::LabelOutcome {
+        let id = NEXT_REMOVAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.labels(&[remove_label(id, objects)]);
+        let outcome = self.finished(id).await;
+        self.ack(&[id]);
+        outcome
     }
 
     pub fn ack(&self, labels: &[u64]) {
@@ -275,7 +287,7 @@ pub fn capability(element: u32, object: u64, rights: u32) -> Vec<u8> {
         element: ElementId(element),
         rights,
         uid: user(),
-        expires_at_secs: u64::MAX,
+        expires_at_ns: u64::MAX,
     })
 }
 
@@ -400,6 +412,17 @@ impl Build for v1::Label {
     fn stdout(mut self, name: &str) -> Self {
         analyse(&mut self).stdout = Some(name.into());
         self
+    }
+}
+
+pub fn remove_label(id: u64, objects: &[u64]) -> v1::Label {
+    let remove = v1::Remove {
+        objects: objects.to_vec(),
+    };
+    v1::Label {
+        id,
+        operation: Some(v1::label::Operation::Remove(remove)),
+        ..v1::Label::default()
     }
 }
 

@@ -109,7 +109,7 @@ fn kmeans(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     with_dtype!(options, |T| Clustering::<T> {
         matrix: &matrix,
         missing: missing::<T>(options)?,
-        threads: options.positive("threads")?.unwrap_or(1),
+        threads: options.threads()?,
         shift: Vec::new(),
     }
     .run(options, k, out))

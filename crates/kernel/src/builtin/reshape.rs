@@ -154,12 +154,12 @@ const SORT: &[Arg] = &[
         key: "memory",
         values: "BYTES",
         default: "",
-        help: "memory to use, at most what the task may have (the default is most of that)",
+        help: "memory to use, at most what the task may have (the default is most of that), at least a thousandth of the input",
     },
 ];
 
 fn sort(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(), BuiltinError> {
-    let threads = options.positive("threads")?.unwrap_or(1);
+    let threads = options.threads()?;
     let memory = options.positive("memory")?;
     // The result, what is gathered for it, and scratch memory of half as much.
     let limit = memory.map_or_else(memory_limit, |memory| memory / 5 * 2) / size_of_dtype(options);

@@ -110,7 +110,7 @@ pub(crate) fn fold(
         })?;
         return Ok(fold);
     }
-    let threads = options.positive("threads")?.unwrap_or(1);
+    let threads = options.threads()?;
     let mut offset = 0;
     for name in inputs {
         let file = open(name)?;

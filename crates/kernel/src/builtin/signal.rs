@@ -7,7 +7,7 @@ use super::BuiltinError;
 use super::series::{open, text_pieces, whole_values};
 use super::table::{Arg, Code, Kernel, Options};
 use super::values::{FORMAT, Numbers, ORDER, OUT, missing, size_of_dtype, with_dtype};
-use crate::loops::heartbeat::{RATE_AT_LEAST, r_peaks};
+use crate::loops::heartbeat::{RATE_AT_LEAST, RATE_AT_MOST, r_peaks};
 use crate::loops::number::Number;
 use crate::loops::swap::swap;
 
@@ -26,7 +26,7 @@ const HEARTBEAT: &[Arg] = &[Arg {
     key: "rate",
     values: "HERTZ",
     default: "",
-    help: "samples a second, at least 50",
+    help: "samples a second, from 50 to 1000000",
 }];
 
 fn heartbeat(
@@ -34,9 +34,9 @@ fn heartbeat(
     inputs: &[String],
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
-    const VALID: &str = "samples a second, at least 50";
+    const VALID: &str = "samples a second, from 50 to 1000000";
     let rate: f64 = options.needed("rate", options.number("rate", VALID)?)?;
-    if !(rate >= RATE_AT_LEAST && rate.is_finite()) {
+    if !(RATE_AT_LEAST..=RATE_AT_MOST).contains(&rate) {
         return Err(options.wrong("rate", &rate.to_string(), VALID));
     }
     let signal = signal(options, inputs)?;

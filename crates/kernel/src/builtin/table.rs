@@ -229,6 +229,15 @@ impl Options {
         }
     }
 
+    /// Threads to work with: 1 if none are asked for, and never more than any machine has use for.
+    ///
+    /// # Errors
+    /// As [`Options::positive`].
+    pub(crate) fn threads(&self) -> Result<usize, BuiltinError> {
+        const THREADS_MAX: usize = 256;
+        Ok(self.positive("threads")?.unwrap_or(1).min(THREADS_MAX))
+    }
+
     /// The inputs that arguments name.
     pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
         let args = self.kernel.args().filter(|arg| arg.values == INPUT);

@@ -1,19 +1,17 @@
 //! A small process beside the element that outlives it for a moment, to kill what its kernels started.
 //!
 //! A kernel's first process dies with its element (`PR_SET_PDEATHSIG`), but that holds for no process it
-//! started in turn. So every kernel announces its process group here before it executes its program, the
-//! element takes it back at the end, and when the element is gone (the pipe ends) the rest is killed.
+//! started in turn. So the element names every kernel's process group here, takes it back at the end, and when the
+//! element is gone (the pipe ends) the rest is killed. No kernel ever has this pipe, nor a say in what goes through it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Child;
 
 use parking_lot::Mutex;
 
 use super::serving;
-use crate::spawn::kill_group;
 
 /// What the child is told to be.
 pub(super) const KIND: &str = "keeper";
@@ -38,16 +36,22 @@ impl Keeper {
         })
     }
 
-    /// Where a new process writes its id.
-    pub(crate) fn announce(&self) -> io::Result<OwnedFd> {
-        let pipe = self.pipe.as_ref();
-        pipe.expect("the pipe is closed only on drop").try_clone()
+    /// Names a group that was just started. Until then its first process alone dies with this one, and has had no time
+    /// for another.
+    pub(crate) fn started(&self, pid: i32) {
+        self.tell(pid);
     }
 
     /// Takes a group back that has ended.
     pub(crate) fn ended(&self, pid: i32) {
-        let told = self.announce().map(File::from);
-        if let Err(error) = told.and_then(|mut pipe| pipe.write_all(&(-pid).to_ne_bytes())) {
+        self.tell(-pid);
+    }
+
+    fn tell(&self, word: i32) {
+        let pipe = self.pipe.as_ref();
+        let pipe = pipe.expect("the pipe is closed only on drop");
+        // So few bytes are written whole.
+        if let Err(error) = rustix::io::write(pipe, &word.to_ne_bytes()) {
             tracing::warn!(%error, "the keeper of kernels does not listen");
         }
     }
@@ -79,5 +83,9 @@ pub(super) fn keep() {
             groups.remove(&-id);
         }
     }
-    groups.into_iter().for_each(kill_group);
+    for id in groups {
+        // Nobody is left who could have waited for its processes, but the system.
+        // SAFETY: kill has no memory effects.
+        unsafe { libc::kill(-id, libc::SIGKILL) };
+    }
 }

@@ -13,6 +13,9 @@ const BAND: (f64, f64) = (5.0, 18.0);
 /// Lowest rate of samples, in hertz: twice the band and some room.
 pub(crate) const RATE_AT_LEAST: f64 = 50.0;
 
+/// Highest, in hertz: beyond any device, and windows still have a length in samples.
+pub(crate) const RATE_AT_MOST: f64 = 1e6;
+
 /// Length of a QRS complex, in seconds.
 const COMPLEX: f64 = 0.1;
 
@@ -59,7 +62,7 @@ struct Candidate {
     tempo: f64,
 }
 
-/// The indices of the R peaks of `signal`, of `rate` samples a second (at least [`RATE_AT_LEAST`]), in order. NaN samples
+/// The indices of the R peaks of `signal`, of `rate` samples a second (from [`RATE_AT_LEAST`] to [`RATE_AT_MOST`]), in order. NaN samples
 /// count as the one before.
 pub(crate) fn r_peaks(signal: &[f64], rate: f64) -> Vec<usize> {
     let band = band(signal, rate);

@@ -2,7 +2,8 @@
 //!
 //! Bounds of a single run are kept by resource limits and by `watch`. The group is for what those can't see: many
 //! runs that are each within their bounds and together are more than the host has. The operating system then takes
-//! back the group's pages of files, and if that is not enough ends one of its processes, and nobody else's.
+//! back the group's pages of files, and if that is not enough ends one of its processes, and nobody else's. A run that lasts
+//! gets a [`Room`] of its own in it: to enter a group can take some milliseconds, and most runs end before they could do harm.
 //!
 //! Both versions of control groups are known. Of version 2, a group can only be made below one that holds no process:
 //! a service that is alone in its own (systemd: `Delegate=yes`) moves into one beside that of its kernels.
@@ -18,6 +19,16 @@ use rustix::fs::{Mode, OFlags};
 
 /// Names of groups begin so; the process that made them and a number follow.
 const NAME: &str = "tidemill-kernels-";
+
+/// Groups within: that of all runs that have none of their own, and those of one; a number follows.
+const ALL: &str = "all";
+const ROOM: &str = "run-";
+
+/// What a run may have beside the memory of its limit: pages of files, and what the system keeps for it.
+const ROOM_BYTES: u64 = 64 << 20;
+
+/// How often all processes of a run are moved: those made meanwhile are where their parents were.
+const MOVES: u32 = 3;
 
 /// Where a service of its own moves that has to leave its group.
 const SERVICE: &str = "tidemill-element";
@@ -43,6 +54,9 @@ pub(crate) struct ControlGroup {
     name: String,
     doors: Vec<OwnedFd>,
     folders: Vec<PathBuf>,
+    /// Where groups for the memory of single runs can be made.
+    memory: Option<(PathBuf, Version)>,
+    next: AtomicU64,
     /// Counts, among others, processes that were ended for memory. Kept open, as it is read at each start.
     events: Option<File>,
 }
@@ -63,6 +77,8 @@ impl ControlGroup {
             name,
             doors: Vec::new(),
             folders: Vec::new(),
+            memory: None,
+            next: AtomicU64::new(0),
             events: None,
         };
         if let Some(folder) = unified {
@@ -110,10 +126,52 @@ impl ControlGroup {
                 }))?);
             }
         }
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let door = rustix::fs::open(number("cgroup.procs"), flags, Mode::empty())?;
-        self.doors.push(door);
+        let inner = match version {
+            Version::One => folder,
+            // There a group has processes or groups.
+            Version::Two => {
+                fs::write(folder.join("cgroup.subtree_control"), "+memory")?;
+                let all = folder.join(ALL);
+                fs::create_dir_all(&all)?;
+                all
+            }
+        };
+        if controllers.contains(&"memory") {
+            self.memory = Some((below.join(&self.name), version));
+        }
+        self.doors.push(door(&inner)?);
         Ok(())
+    }
+
+    /// Makes a group for one run.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub(crate) fn room(&self, memory_bytes: u64) -> io::Result<Room> {
+        let (within, version) = self.memory.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let folder = within.join(format!("{ROOM}{number}"));
+        fs::create_dir(&folder)?;
+        let limit = memory_bytes.saturating_add(ROOM_BYTES);
+        let (most, swap) = match version {
+            Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+            Version::Two => ("memory.max", "memory.swap.max"),
+        };
+        let room = Room {
+            door: door(&folder)?,
+            folder: folder.clone(),
+            version: *version,
+            limit,
+            moves: 0,
+        };
+        fs::write(folder.join(most), limit.to_string())?;
+        let with_swap = match version {
+            Version::One => limit,
+            Version::Two => 0,
+        };
+        // Not all systems count that.
+        let _ = fs::write(folder.join(swap), with_swap.to_string());
+        Ok(room)
     }
 
     /// A process that writes `0` to each of these moves into the group.
@@ -134,11 +192,94 @@ impl ControlGroup {
     }
 }
 
+fn door(folder: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let path = folder.join("cgroup.procs");
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// A group that had no memory left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// That of one run.
+    Own,
+    /// That of all runs.
+    OfAll,
+}
+
+/// The group of one run. It is removed when this is dropped; the run must have ended.
+#[derive(Debug)]
+pub(crate) struct Room {
+    folder: PathBuf,
+    version: Version,
+    door: OwnedFd,
+    limit: u64,
+    moves: u32,
+}
+
+impl Room {
+    /// Moves processes in. After some times all are, and so are those to come.
+    pub(crate) fn enter(&mut self, processes: &[i32]) {
+        if self.moves == MOVES {
+            return;
+        }
+        self.moves += 1;
+        for process in processes {
+            // Those that have ended meanwhile are not there any more.
+            let _ = rustix::io::write(&self.door, process.to_string().as_bytes());
+        }
+    }
+
+    /// Which group was full, if the system ended a process of this one for memory.
+    pub(crate) fn ended(&self) -> Option<Full> {
+        let read = |name: &str| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        let count = |text: &str, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|count| count.trim().parse::<u64>().ok())
+                .unwrap_or(0)
+        };
+        match self.version {
+            Version::One => {
+                let most = read("memory.max_usage_in_bytes")
+                    .trim()
+                    .parse()
+                    .unwrap_or(0);
+                let own = most >= self.limit - self.limit / 64;
+                // It is counted where the process was, whichever group was full.
+                let ended = count(&read("memory.oom_control"), "oom_kill ") > 0;
+                ended.then_some(if own { Full::Own } else { Full::OfAll })
+            }
+            Version::Two => {
+                let own = count(&read("memory.events.local"), "oom ") > 0;
+                own.then_some(Full::Own)
+            }
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.folder) {
+            tracing::debug!(%error, "a run's control group is left to that of all");
+        }
+    }
+}
+
+/// Removes groups without processes, with those within.
+fn remove(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+    let _ = fs::remove_dir(folder);
+}
+
 impl Drop for ControlGroup {
     fn drop(&mut self) {
         for folder in &self.folders {
             // One whose last process has not quite ended is left to whoever makes the next.
-            let _ = fs::remove_dir(folder);
+            remove(folder);
         }
     }
 }
@@ -237,7 +378,7 @@ fn remove_old(below: &Path) {
             .to_str()
             .and_then(|name| name.strip_prefix(NAME)?.split('-').next());
         if maker.is_some_and(|maker| !Path::new("/proc").join(maker).exists()) {
-            let _ = fs::remove_dir(entry.path());
+            remove(&entry.path());
         }
     }
 }

@@ -4,12 +4,16 @@
 //! - `files`: what a kernel can reach in the file system (Landlock).
 //! - `calls`: the system calls that it cannot make (seccomp).
 //! - `group`: what all kernels may have together (control groups).
+//! - `ids`: under whose numbers they run.
+//! - `namespaces`: what they are in instead of the system's users, network and messages.
 //!
 //! Rights of users, capabilities and resource limits are set directly by `spawn`.
 
 pub(crate) mod calls;
 pub(crate) mod files;
 pub(crate) mod group;
+pub(crate) mod ids;
+pub(crate) mod namespaces;
 mod tree;
 
 /// `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.

@@ -31,15 +31,19 @@ pub(super) enum Answer {
     Program(BpfProgram),
 }
 
-/// Makes the program. Calls that `answers` does not name are allowed, those of other architectures end the
-/// process, x32 calls fail with EPERM.
-pub(super) fn program(architecture: u32, answers: BTreeMap<u32, Answer>) -> BpfProgram {
-    let allow = Answer::Return(libc::SECCOMP_RET_ALLOW);
+/// Makes the program. `others` answers calls that `answers` does not name; it is asked about 0 and what follows a
+/// named one, so that named calls must stand wherever its answer changes. Calls of other architectures end the process, x32
+/// calls fail with EPERM.
+pub(super) fn program(
+    architecture: u32,
+    answers: BTreeMap<u32, Answer>,
+    others: impl Fn(u32) -> Answer,
+) -> BpfProgram {
     // Where each run of calls with the same answer begins.
-    let mut runs: BTreeMap<u32, Answer> = BTreeMap::from([(0, allow.clone())]);
+    let mut runs: BTreeMap<u32, Answer> = BTreeMap::from([(0, others(0))]);
     for (number, answer) in answers {
         runs.insert(number, answer);
-        runs.insert(number + 1, allow.clone());
+        runs.insert(number + 1, others(number + 1));
     }
     #[cfg(target_arch = "x86_64")]
     runs.insert(
@@ -91,6 +95,10 @@ mod tests {
 
     const ARCHITECTURE: u32 = 7;
 
+    fn allow() -> Answer {
+        Answer::Return(libc::SECCOMP_RET_ALLOW)
+    }
+
     /// Runs the instructions that this file uses; what is returned, and after how many steps.
     fn run(program: &[sock_filter], number: u32, architecture: u32) -> (u32, usize) {
         let (mut at, mut word, mut steps) = (0, 0, 0);
@@ -124,7 +132,7 @@ mod tests {
             .collect();
         answers.insert(0, Answer::Return(5));
         answers.insert(200, Answer::Program(own));
-        let program = program(ARCHITECTURE, answers.clone());
+        let program = program(ARCHITECTURE, answers.clone(), |_| allow());
         for number in 0..1000 {
             let expected = match answers.get(&number) {
                 Some(Answer::Return(value)) => *value,
@@ -142,7 +150,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn calls_of_x32_are_denied() {
-        let program = program(ARCHITECTURE, BTreeMap::new());
+        let program = program(ARCHITECTURE, BTreeMap::new(), |_| allow());
         let denied = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
         assert_eq!(run(&program, X32, ARCHITECTURE).0, denied);
         assert_eq!(run(&program, X32 + 59, ARCHITECTURE).0, denied);

@@ -11,7 +11,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tidemill_kernel::{Code, Exit, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User};
@@ -166,4 +166,15 @@ pub(crate) fn compile(place: &Place, source: &str, name: &str) -> PathBuf {
             .success()
     );
     place.object(&format!("{name}.object"), fs::read(&built).unwrap())
+}
+
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(30),
+            "waited in vain until {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

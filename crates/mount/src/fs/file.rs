@@ -286,6 +286,7 @@ impl Fs {
             self.sync_object(&written)?;
         }
         self.wait_sealed(&file.node)?;
+        self.tell_pending(caller, &file.node)?;
         self.sync_names(caller)
     }
 

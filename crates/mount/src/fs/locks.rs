@@ -3,7 +3,7 @@
 //!
 //! Messages go to the server one after the other, in the order in which they arose. What the server says comes by
 //! its stream, after the changes that were made before it, so that who gets a lock sees what the one before has done.
-//! See `docs/decisions/0010-locks-between-mounts.md`.
+//! See `docs/decisions/0013-locks-between-mounts.md`.
 
 use super::watch::Kernel;
 use super::{Caller, Fs, patience};

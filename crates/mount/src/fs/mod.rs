@@ -26,10 +26,12 @@ pub(crate) mod directory;
 pub(crate) mod entries;
 pub(crate) mod file;
 mod holders;
+mod kept;
 pub(crate) mod locks;
 pub(crate) mod names;
 pub(crate) mod object;
 pub(crate) mod patience;
+pub(crate) mod pending;
 pub(crate) mod remote;
 mod repeat;
 pub(crate) mod right;
@@ -73,6 +75,7 @@ pub(crate) struct Fs {
     attr_ttl: Duration,
     /// Whether the kernel takes object files to read and write by itself.
     direct: AtomicBool,
+    kept: kept::Kept,
     /// Openers that wait for files that somebody else is writing.
     busy_waiters: AtomicUsize,
 }
@@ -108,6 +111,7 @@ impl Fs {
             next_handle: AtomicU64::new(1),
             attr_ttl,
             direct: AtomicBool::new(true),
+            kept: kept::Kept::default(),
             busy_waiters: AtomicUsize::new(0),
         }
     }
@@ -133,7 +137,9 @@ impl Fs {
         if overtaken && state.attr.ino != 0 {
             return;
         }
-        state.attr = attr;
+        let before = std::mem::replace(&mut state.attr, attr);
+        state.add_pending();
+        state.check_kept(&before);
         // What somebody else is writing is asked for each time: it is about to change.
         let settled = !overtaken && (!attr.writing || state.is_writing());
         let believed = settled && !self.table.changed_since(attr.ino, asked);

@@ -7,6 +7,7 @@ use super::table::{Bound, Change, Node, State, is_dir};
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Error as ClientError;
 use tidemill_core::id::Inode;
@@ -297,7 +298,7 @@ impl Fs {
     pub(super) fn drop_privileges(
         &self,
         caller: Caller,
-        node: &Node,
+        node: &Arc<Node>,
         pace: Pace,
     ) -> Result<(), Error> {
         let mode = without_privileges(&node.state.lock().attr);
@@ -313,7 +314,7 @@ impl Fs {
     }
 
     /// Sets everything but the size.
-    fn set_plain(&self, caller: Caller, node: &Node, changes: &Changes) -> Result<(), Error> {
+    fn set_plain(&self, caller: Caller, node: &Arc<Node>, changes: &Changes) -> Result<(), Error> {
         let set = v1::SetAttr {
             ino: node.ino,
             mode: changes.mode,
@@ -327,7 +328,7 @@ impl Fs {
             ino: node.ino,
             ..v1::SetAttr::default()
         };
-        if set == nothing {
+        if set == nothing || self.keep_back(caller, node, changes)? {
             return Ok(());
         }
         let asked = self.table.now();
@@ -367,6 +368,7 @@ impl Fs {
     /// meanwhile, a seal for one, the answer is not all: the rest has to be asked for.
     fn adopt_change(&self, state: &mut State, attr: Attr, asked: u64) {
         if state.stamp > asked || attr.version < state.attr.version {
+            let before = state.attr;
             state.attr.mode = attr.mode;
             state.attr.uid = attr.uid;
             state.attr.gid = attr.gid;
@@ -374,6 +376,7 @@ impl Fs {
             state.attr.nlink = attr.nlink;
             state.attr.ctime = state.attr.ctime.max(attr.ctime);
             state.fresh = None;
+            state.check_kept(&before);
         } else {
             self.adopt(state, attr, asked);
         }
@@ -458,7 +461,7 @@ impl Fs {
     ) -> Result<Found, Error> {
         check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
-        self.wait_published(ino)?;
+        self.wait_published(caller, ino)?;
         let time = now_ns();
         let op = Op::Link(v1::Link {
             ino,
@@ -479,14 +482,15 @@ impl Fs {
         Ok(found)
     }
 
-    /// Waits until versions that were closed here are sealed, before what they belong to gets another name:
-    /// whoever finds it there finds what was written. Of a directory that goes for all that is below it.
-    fn wait_published(&self, ino: u64) -> Result<(), Error> {
+    /// Waits until versions that were closed here are sealed, and tells what was kept back, before what they belong
+    /// to gets another name: whoever finds it there finds what was written. Of a directory that goes for all that is below it.
+    fn wait_published(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         // What is being sealed here is known here.
         let Some(node) = self.table.get(ino) else {
             return Ok(());
         };
         if !is_dir(&node.state.lock().attr) {
+            self.tell_pending(caller, &node)?;
             return self.wait_if_sealing(&node);
         }
         let sealing = |node: &Node| node.state.lock().is_sealing();
@@ -549,9 +553,9 @@ impl Fs {
         check_change(from.0, from.1, Errno::PERM)?;
         check_change(to.0, to.1, Errno::PERM)?;
         pace.wait()?;
-        self.wait_published(self.inode_of(caller, from)?)?;
+        self.wait_published(caller, self.inode_of(caller, from)?)?;
         if how.exchange {
-            self.wait_published(self.inode_of(caller, to)?)?;
+            self.wait_published(caller, self.inode_of(caller, to)?)?;
         }
         let time = now_ns();
         let op = Op::Rename(v1::Rename {
@@ -634,6 +638,9 @@ impl Fs {
             let mut state = node.state.lock();
             self.adopt_change(&mut state, attr, asked);
             state.gone = attr.nlink == 0;
+            if state.gone {
+                state.kept = None;
+            }
         }
         self.table.drop_unused(attr.ino);
     }
@@ -689,6 +696,7 @@ impl Fs {
     ) -> Result<(), Error> {
         known_attribute(name, Errno::OPNOTSUPP)?;
         pace.wait()?;
+        self.tell_pending(caller, &self.node(ino))?;
         let op = Op::SetXattr(v1::SetXattr {
             ino,
             name: name.to_vec(),
@@ -729,6 +737,7 @@ impl Fs {
     ) -> Result<(), Error> {
         known_attribute(name, Errno::NODATA)?;
         pace.wait()?;
+        self.tell_pending(caller, &self.node(ino))?;
         let op = Op::RemoveXattr(v1::RemoveXattr {
             ino,
             name: name.to_vec(),

@@ -159,6 +159,13 @@ impl Object {
         }
     }
 
+    /// It is not open any more: forgets what was read of it.
+    pub(crate) fn rest(&self) {
+        if let Data::Remote(remote) = &self.data {
+            remote.forget();
+        }
+    }
+
     /// Hands over everything that is buffered here.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         match &self.data {

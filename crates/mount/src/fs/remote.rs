@@ -409,8 +409,8 @@ impl Remote {
         piece
     }
 
-    /// Forgets pieces, so that a failed one is asked for again.
-    fn forget(&self) {
+    /// Forgets pieces: they are asked for again when they are read.
+    pub(crate) fn forget(&self) {
         self.reading.lock().pieces.clear();
     }
 }

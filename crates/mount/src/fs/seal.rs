@@ -8,6 +8,7 @@
 use super::Caller;
 use super::backend::Backend;
 use super::object::Object;
+use super::pending::Pending;
 use super::right;
 use super::table::Table;
 use super::unsealed::{Standing, Unsealed};
@@ -44,6 +45,8 @@ pub(crate) struct Job {
     pub(crate) caller: Caller,
     pub(crate) ending: Ending,
     pub(crate) attr: Attr,
+    /// Attributes that the server does not know yet.
+    pub(crate) pending: Option<Pending>,
 }
 
 /// What becomes of a version.
@@ -442,6 +445,7 @@ impl Worker {
         if let Some(node) = self.table.get(job.ino) {
             let mut state = node.state.lock();
             state.writing = None;
+            state.kept = None;
             state.stamp = self.table.tick();
             match attr {
                 // Only what the seal changed: a chmod may have overtaken this answer on its way here.
@@ -501,6 +505,8 @@ impl Version {
                 object,
                 size,
                 mtime,
+                attributes: self.job.pending.map(|pending| pending.told(ino)),
+                unchanged_since: self.job.pending.map_or(0, |pending| pending.since),
             }),
             None => Op::Abandon(v1::Abandon { ino, object }),
         }

@@ -10,6 +10,7 @@
 
 use super::entries::{Entries, Known, Slot};
 use super::object::Object;
+use super::pending::Pending;
 use crate::error::Error;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::io::Errno;
@@ -107,6 +108,8 @@ pub(crate) struct State {
     pub(crate) bound: BTreeMap<u16, Bound>,
     /// Objects that are open, to be shared.
     pub(crate) objects: Vec<Weak<Object>>,
+    /// The sealed one, if the right to read it is kept.
+    pub(crate) kept: Option<Arc<Object>>,
     /// It has lost its last name.
     pub(crate) gone: bool,
 }
@@ -121,6 +124,8 @@ pub(crate) struct Writing {
     pub(crate) untouched: Option<i64>,
     /// It says nothing new and goes away: what was sealed before is the file.
     pub(crate) given_up: bool,
+    /// Attributes that the server is told with the seal.
+    pub(crate) pending: Option<Pending>,
 }
 
 impl Writing {
@@ -132,6 +137,7 @@ impl Writing {
             writers: 0,
             untouched: None,
             given_up: false,
+            pending: None,
         }
     }
 
@@ -143,6 +149,7 @@ impl Writing {
             writers,
             untouched,
             given_up: false,
+            pending: None,
         }
     }
 }
@@ -419,9 +426,10 @@ impl Table {
         // Before, for answers that make the node meanwhile; after, for those that have read it already.
         slot.store(self.tick(), Ordering::Release);
         if let Some(node) = self.get(ino) {
+            // An answer that is under way is newer than what is known, though not to be believed for long.
             let mut state = node.state.lock();
-            state.stamp = self.tick();
             state.fresh = None;
+            state.kept = None;
         }
         slot.store(self.tick(), Ordering::Release);
     }
@@ -555,8 +563,8 @@ impl Table {
         let mut inner = self.inner.lock();
         for node in inner.nodes.values() {
             let mut state = node.state.lock();
-            state.stamp = self.tick();
             state.fresh = None;
+            state.kept = None;
         }
         let inodes = inner.nodes.keys().copied().collect();
         (inodes, inner.entries.doubt(heard))

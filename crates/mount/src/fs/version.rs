@@ -104,6 +104,7 @@ impl Fs {
             return Ok(other);
         }
         state.objects.push(Arc::downgrade(&object));
+        self.keep(node.ino, &mut state, &object);
         Ok(object)
     }
 
@@ -673,11 +674,12 @@ impl Fs {
     pub(super) fn close_handle(&self, caller: Caller, node: &Arc<Node>, alias: u16, write: bool) {
         let mut state = node.state.lock();
         state.unbind(alias);
+        state.rest();
         self.left(caller, node, &mut state, write);
     }
 
     /// One less has the file open: one who could `write` it, or not.
-    fn left(&self, caller: Caller, node: &Arc<Node>, state: &mut State, write: bool) {
+    pub(super) fn left(&self, caller: Caller, node: &Arc<Node>, state: &mut State, write: bool) {
         let gone = state.gone;
         let read = state
             .written()
@@ -763,12 +765,14 @@ impl Fs {
             None => Ending::Seal,
         };
         writing.given_up = unchanged && ending == Ending::Abandon;
+        let pending = writing.pending;
         self.sealer.submit(Job {
             ino: node.ino,
             object,
             caller,
             ending,
             attr: state.attr,
+            pending,
         });
     }
 

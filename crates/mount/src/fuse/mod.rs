@@ -40,7 +40,7 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// behind the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
 /// What the kernel is asked for, if it has it.
-const WANTED: [InitFlags; 12] = [
+const WANTED: [InitFlags; 11] = [
     InitFlags::FUSE_POSIX_LOCKS,
     InitFlags::FUSE_FLOCK_LOCKS,
     InitFlags::FUSE_PASSTHROUGH,
@@ -49,8 +49,8 @@ const WANTED: [InitFlags; 12] = [
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_AUTO_INVAL_DATA,
+    // Always: a listing without attributes makes each of them a request of its own.
     InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
     InitFlags::FUSE_DONT_MASK,
     InitFlags::FUSE_EXPORT_SUPPORT,
 ];

@@ -487,6 +487,7 @@ impl<'a> Engine<'a> {
             reused: None,
             kernel_hash: String::new(),
             contents: Vec::new(),
+            removed: Vec::new(),
             stdout: String::new(),
             stderr: String::new(),
         };

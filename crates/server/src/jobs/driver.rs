@@ -13,6 +13,7 @@
 use super::blocks::Blocks;
 use super::inbox::{Inbox, Stopped};
 use super::memo::{Memo, Owners};
+use super::outbox::{self, Posted};
 use super::persist::{self, Batch, Step};
 use super::publish::{self, Publishing};
 use super::results::{self, Presumed};
@@ -23,6 +24,8 @@ use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
+use crate::queue::{Queue, Unavailable};
+use crate::removal::Garbage;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +35,7 @@ use std::time::Duration;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Label, Outcome};
+use tidemill_core::label::{Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, to_element::Message as To};
@@ -73,6 +76,10 @@ pub(crate) struct Driver {
     database: Arc<Database>,
     shared: Arc<Shared>,
     array: Arc<Array>,
+    queue: Arc<dyn Queue>,
+    /// The queue may lack labels, or keep some that elements are not given.
+    behind: bool,
+    garbage: Garbage,
     signals: Signals,
     jobs: BTreeMap<JobId, Memo>,
     owners: Owners,
@@ -82,9 +89,8 @@ pub(crate) struct Driver {
     unsettled: BTreeMap<LabelId, Unsettled>,
     /// The objects that labels under way may take their outputs from.
     offered: BTreeMap<LabelId, Vec<ObjectId>>,
-    /// Outputs that were used again and are not in the database yet: whose content they have.
-    fresh: Vec<(ObjectId, ObjectId)>,
     look: bool,
+    sweep: bool,
     change: i64,
     /// What follows from the jobs that were brought back.
     first: (Vec<Step>, Outbox),
@@ -108,7 +114,10 @@ struct Unsettled {
 #[derive(Debug, Default)]
 struct Outbox {
     messages: Vec<(u32, To)>,
-    acks: BTreeMap<u32, Vec<u64>>,
+    labels: BTreeMap<ElementId, Vec<Label>>,
+    /// Elements that came back, and the labels that they know.
+    back: BTreeMap<ElementId, BTreeSet<LabelId>>,
+    acks: BTreeMap<ElementId, Vec<LabelId>>,
     /// Objects that jobs that have ended needed: until their end is kept, a restart would need them again.
     unpinned: Vec<ObjectId>,
 }
@@ -118,6 +127,8 @@ impl Driver {
     pub(crate) fn new(
         names: Arc<SqliteNames>,
         array: Arc<Array>,
+        queue: Arc<dyn Queue>,
+        garbage: Garbage,
         signals: Signals,
         default_policy: &str,
     ) -> Result<Self, Fault> {
@@ -142,14 +153,17 @@ impl Driver {
             names,
             database,
             array,
+            queue,
+            behind: true,
+            garbage,
             signals,
             jobs: BTreeMap::new(),
             owners: Owners::new(),
             awaited: BTreeMap::new(),
             unsettled: BTreeMap::new(),
             offered: BTreeMap::new(),
-            fresh: Vec::new(),
             look: true,
+            sweep: false,
             change,
             first: Default::default(),
         };
@@ -159,7 +173,7 @@ impl Driver {
 
     fn bring_back(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
-            tracing::warn!(%fault, "labels that nobody waits for stay in the journal until the next start");
+            tracing::warn!(%fault, "labels that nobody waits for stay until the next start");
         }
         let jobs = self.database.read(store::unfinished)?;
         tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
@@ -167,6 +181,13 @@ impl Driver {
         let mut outbox = Outbox::default();
         for job in jobs {
             self.take(job, &mut steps, &mut outbox);
+        }
+        for (element, label) in self.database.read(|db| outbox::of(db, None))? {
+            if label.operation.lane() != Lane::Kernel {
+                let label = label.id;
+                let event = Event::ErrandSent { element, label };
+                self.feed(event, &mut steps, &mut outbox);
+            }
         }
         self.first = (steps, outbox);
         Ok(())
@@ -207,7 +228,34 @@ impl Driver {
         if std::mem::take(&mut self.look) && !self.awaited.is_empty() {
             self.look_for_awaited(&mut steps, &mut outbox);
         }
+        if std::mem::take(&mut self.sweep) {
+            self.remove_garbage(&mut steps, &mut outbox);
+        }
         self.finish(steps, outbox, inbox)
+    }
+
+    /// Makes labels of what is to be removed.
+    fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        for element in self.array.up() {
+            let (id, mut last) = (ElementId(element), ObjectId(0));
+            while self.dispatcher.takes_errand(id) {
+                let objects = match self.garbage.due(element, last) {
+                    Ok(objects) => objects,
+                    Err(fault) => {
+                        tracing::warn!(element, %fault, "removals are put off");
+                        break;
+                    }
+                };
+                let Some(&end) = objects.last() else { break };
+                last = end;
+                let errand = Event::Errand {
+                    element: id,
+                    owner: Owner::default(),
+                    operation: Operation::Remove { objects },
+                };
+                self.feed(errand, steps, outbox);
+            }
+        }
     }
 
     fn on(&mut self, message: Incoming, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -221,6 +269,7 @@ impl Driver {
             }
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
+            Incoming::Garbage => self.sweep = true,
             Incoming::Stop => {}
         }
     }
@@ -300,23 +349,15 @@ impl Driver {
         }
     }
 
-    /// Sends an element that came back what it should have and does not know, and aborts what it has
+    /// Has an element that came back given what it should have and does not know, and aborts what it has
     /// beyond that.
     fn resync(&mut self, element: ElementId, known: &[u64], outbox: &mut Outbox) {
-        let known: BTreeSet<u64> = known.iter().copied().collect();
-        let mut labels = self.dispatcher.labels(element);
-        for &label in known
-            .iter()
-            .filter(|&&label| labels.iter().all(|have| have.id.0 != label))
-        {
-            outbox
-                .messages
-                .push((element.0, To::Abort(v1::AbortLabel { label })));
+        let known: BTreeSet<LabelId> = known.iter().copied().map(LabelId).collect();
+        for label in known.iter().filter(|label| !self.dispatcher.wants(**label)) {
+            let abort = v1::AbortLabel { label: label.0 };
+            outbox.messages.push((element.0, To::Abort(abort)));
         }
-        labels.retain(|label| !known.contains(&label.id.0));
-        if !labels.is_empty() {
-            self.send(element, &labels, outbox);
-        }
+        outbox.back.insert(element, known);
     }
 
     fn on_finished(
@@ -408,12 +449,10 @@ impl Driver {
                 continue;
             };
             self.offered.remove(&label);
-            let sealed = outcome
-                .result
-                .iter()
-                .flatten()
-                .map(|sealed| sealed.object)
-                .collect();
+            let ended = match &outcome.result {
+                Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
+                Err(_) => Err(outcome.removed.clone()),
+            };
             if let Some(task) = task {
                 steps.push(Step::Measured {
                     task,
@@ -424,9 +463,9 @@ impl Driver {
             steps.push(Step::Settle {
                 label,
                 element,
-                sealed,
+                ended,
             });
-            outbox.acks.entry(element.0).or_default().push(label.0);
+            outbox.acks.entry(element).or_default().push(label);
         }
     }
 
@@ -441,12 +480,9 @@ impl Driver {
     fn carry_out(&mut self, action: Action, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         match action {
             Action::Send { element, labels } => {
-                self.send(element, &labels, outbox);
-                steps.extend(
-                    labels
-                        .into_iter()
-                        .map(|label| Step::Journal { element, label }),
-                );
+                let posted = labels.iter().map(|label| Posted::new(element, label));
+                steps.extend(posted.map(Step::Post));
+                outbox.labels.entry(element).or_default().extend(labels);
             }
             Action::Abort { element, label } => {
                 outbox
@@ -487,7 +523,45 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, element: ElementId, labels: &[Label], outbox: &mut Outbox) {
+    /// Gives the queue what it may lack, and elements what it has for them.
+    fn deliver(&mut self, outbox: &mut Outbox) -> Result<(), Unavailable> {
+        let mut elements: BTreeSet<ElementId> = outbox.labels.keys().copied().collect();
+        if std::mem::replace(&mut self.behind, true) {
+            for (element, label) in self.database.read(|db| outbox::of(db, None))? {
+                outbox.labels.entry(element).or_default().push(label);
+            }
+            // Elements answer for what they are given once more.
+            for element in self.array.up().into_iter().map(ElementId) {
+                outbox.back.entry(element).or_default();
+            }
+        }
+        for (element, labels) in std::mem::take(&mut outbox.labels) {
+            self.queue.enqueue(element, labels)?;
+        }
+        for (element, known) in std::mem::take(&mut outbox.back) {
+            self.queue.redeliver(element, &known)?;
+            elements.insert(element);
+        }
+        for element in elements {
+            let labels = self.queue.fetch(element)?.into_iter();
+            let (wanted, others): (Vec<_>, Vec<_>) =
+                labels.partition(|label| self.dispatcher.wants(label.id));
+            let others: Vec<LabelId> = others.iter().map(|label| label.id).collect();
+            if !others.is_empty() {
+                self.queue.acknowledge(element, &others)?;
+            }
+            if !wanted.is_empty() {
+                self.send(element, &wanted);
+            }
+        }
+        for (element, labels) in &outbox.acks {
+            self.queue.acknowledge(*element, labels)?;
+        }
+        self.behind = false;
+        Ok(())
+    }
+
+    fn send(&mut self, element: ElementId, labels: &[Label]) {
         let remembered = self.recall(labels).unwrap_or_else(|fault| {
             tracing::warn!(%fault, "can't look for remembered results");
             vec![None; labels.len()]
@@ -504,17 +578,13 @@ impl Driver {
             .zip(remembered)
             .map(|(label, remembered)| self.signed(element, label, remembered))
             .collect();
-        outbox
-            .messages
-            .push((element.0, To::Labels(v1::Labels { labels })));
+        self.array
+            .send(element.0, To::Labels(v1::Labels { labels }));
     }
 
     /// The remembered results that labels, sent together, may be answered with.
     fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::Remembered>>, Fault> {
         let mut presumed = Presumed::default();
-        for &(object, first) in &self.fresh {
-            presumed.known(object, first);
-        }
         let up = |element: ElementId| self.array.up().contains(&element.0);
         self.database.read(|db| {
             let recalled = labels.iter().map(|label| {
@@ -540,9 +610,12 @@ impl Driver {
         let mut message = v1::Label::from(label);
         let sign = |input: &mut v1::Input| {
             if input.element != element.0 {
-                input.capability =
-                    self.shared
-                        .sign(input.element, input.object, rights::READ, label.owner.uid);
+                input.capability = self.shared.sign_for_label(
+                    input.element,
+                    input.object,
+                    rights::READ,
+                    label.owner.uid,
+                );
             }
         };
         match &mut message.operation {
@@ -593,13 +666,6 @@ impl Driver {
             reused,
             contents: contents.unwrap_or_default(),
         };
-        if was_reused {
-            let firsts = self
-                .database
-                .read(|db| results::firsts(db, &publishing.reused));
-            let objects = outputs.iter().map(|placed| placed.object);
-            self.fresh.extend(objects.zip(firsts.unwrap_or_default()));
-        }
         steps.push(Step::Publish(Box::new(publishing)));
         let unused = memo.on_done(task, outputs);
         steps.extend(
@@ -662,7 +728,6 @@ impl Driver {
         mut outbox: Outbox,
         inbox: &mut Inbox,
     ) -> Result<(), Stopped> {
-        self.fresh.clear();
         if !steps.is_empty() {
             self.change += 1;
             let changes = self.keep(steps, inbox)?;
@@ -675,14 +740,29 @@ impl Driver {
         self.signals
             .awaiting
             .store(!self.awaited.is_empty(), Ordering::Relaxed);
-        for object in outbox.unpinned {
+        for object in std::mem::take(&mut outbox.unpinned) {
             self.shared.unpin(object.0);
         }
         for (element, message) in outbox.messages.drain(..) {
             self.array.send(element, message);
         }
+        let before = self.behind;
+        match self.deliver(&mut outbox) {
+            Ok(()) if before => {
+                tracing::info!("the queue has all labels");
+                *self.signals.trouble.lock() = None;
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if !before {
+                    tracing::error!(%error, "it is tried again for ever");
+                }
+                *self.signals.trouble.lock() = Some(error.to_string());
+            }
+        }
         for (element, labels) in outbox.acks {
-            self.array.send(element, To::Ack(v1::Ack { labels }));
+            let labels = labels.iter().map(|label| label.0).collect();
+            self.array.send(element.0, To::Ack(v1::Ack { labels }));
         }
         Ok(())
     }

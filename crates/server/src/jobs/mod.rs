@@ -10,9 +10,9 @@ pub(crate) mod driver;
 pub(crate) mod expiry;
 pub(crate) mod inbox;
 mod memo;
+pub(crate) mod outbox;
 mod persist;
 mod publish;
-pub(crate) mod queue;
 mod results;
 pub(crate) mod service;
 pub(crate) mod spec;
@@ -36,6 +36,8 @@ pub(crate) enum Incoming {
     Cancel(JobId),
     /// Names changed: files that jobs wait for may have come into being.
     NamesChanged,
+    /// There are objects to be removed.
+    Garbage,
     /// The server stops.
     Stop,
 }

@@ -1,20 +1,21 @@
 //! Everything that a batch of events decided is written in one transaction, before any of it is sent or
 //! acknowledged.
 
+use super::outbox::{self, Posted};
 use super::publish::{self, Publishing};
-use super::queue::{Queue, SqliteQueue};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Change, Fault};
+use crate::removal;
 use prost::Message;
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 use tidemill_core::event::{Decision, JobState, TaskState};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, Label, Outcome};
+use tidemill_core::label::{Failure, Operation, Outcome};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Time;
 use tidemill_wire::convert::time_to_wire;
@@ -24,7 +25,7 @@ use tidemill_wire::v1::{self, State};
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// A label is about to be sent.
-    Journal { element: ElementId, label: Label },
+    Post(Posted),
     /// A task's state.
     Task {
         task: TaskId,
@@ -66,11 +67,12 @@ pub(crate) enum Step {
         path: String,
         placed: Placed,
     },
-    /// A label's end is known; what it sealed and nothing has taken up goes.
+    /// A label's end is known. What it sealed and nothing has taken up goes; of one that failed, this is what it
+    /// removed all the same.
     Settle {
         label: LabelId,
         element: ElementId,
-        sealed: Vec<ObjectId>,
+        ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
     },
 }
 
@@ -123,7 +125,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn step(&mut self, step: &Step, last: bool) -> Result<(), Fault> {
         match step {
-            Step::Journal { element, label } => SqliteQueue(self.db).journal(*element, label),
+            Step::Post(posted) => posted.put(self.db),
             Step::Task {
                 task,
                 state,
@@ -158,8 +160,8 @@ impl Writer<'_> {
             Step::Settle {
                 label,
                 element,
-                sealed,
-            } => self.settle(*label, *element, sealed),
+                ended,
+            } => self.settle(*label, *element, ended),
         }
     }
 
@@ -244,12 +246,20 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn settle(&self, label: LabelId, element: ElementId, sealed: &[ObjectId]) -> Result<(), Fault> {
-        SqliteQueue(self.db).settle(label)?;
+    fn settle(
+        &self,
+        label: LabelId,
+        element: ElementId,
+        ended: &Result<Vec<ObjectId>, Vec<ObjectId>>,
+    ) -> Result<(), Fault> {
+        if let Some(Operation::Remove { objects }) = outbox::take(self.db, label)? {
+            let failed = ended.as_ref().err().map(Vec::as_slice);
+            return removal::ended(self.db, &objects, failed, self.now);
+        }
         let mut known = self
             .db
             .prepare_cached("SELECT 1 FROM version WHERE object = ?1")?;
-        for &object in sealed {
+        for &object in ended.iter().flatten() {
             if !known.exists([object.0.cast_signed()])? {
                 self.remove(element, &[object])?;
             }

@@ -1,6 +1,6 @@
 //! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
 
-use super::queue::{Journaled, Queue, SqliteQueue};
+use super::outbox;
 use super::results;
 use crate::names::node::{Caller, Node};
 use crate::names::shared::Shared;
@@ -10,7 +10,7 @@ use rusqlite::{Connection, params};
 use tidemill_core::event::OutputSpec;
 use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
-use tidemill_core::label::Owner;
+use tidemill_core::label::{Input, Operation, Owner};
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
@@ -152,22 +152,25 @@ pub(crate) fn expire(db: &Connection, ino: u64, object: u64, at: i64) -> Result<
 
 /// Records what a task has read, and remembers its result.
 fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
-    let Some(journaled) = SqliteQueue(db).find(publishing.label)? else {
+    let Some((_, label)) = outbox::find(db, publishing.label)? else {
         return Ok(());
     };
-    record_inputs(db, publishing.task, &journaled)?;
-    results::remember(db, publishing, &journaled)
+    let Operation::Analyse(analysis) = &label.operation else {
+        return Ok(());
+    };
+    record_inputs(db, publishing.task, &analysis.inputs)?;
+    results::remember(db, publishing, &label, analysis)
 }
 
-fn record_inputs(db: &Connection, task: TaskId, journaled: &Journaled) -> Result<(), Fault> {
+fn record_inputs(db: &Connection, task: TaskId, inputs: &[Input]) -> Result<(), Fault> {
     let mut statement =
         db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4)")?;
-    for (seq, (name, object)) in (0_u32..).zip(&journaled.inputs) {
+    for (seq, input) in (0_u32..).zip(inputs) {
         statement.execute(params![
             task.0.cast_signed(),
             seq,
-            name,
-            object.cast_signed()
+            input.name,
+            input.object.0.cast_signed()
         ])?;
     }
     Ok(())

@@ -15,8 +15,6 @@
 //! A task that reads nothing but its code is never remembered: what it gives must come from elsewhere.
 
 use super::publish::Publishing;
-use super::queue::{Journaled, parse};
-use super::spec::{SPEC, StoredTask};
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
@@ -124,7 +122,7 @@ impl Digest {
     }
 }
 
-/// What is known of labels that are about to be sent together, and of outputs that the database does not have yet.
+/// What is known of outputs of labels that are sent together, which the database does not have yet.
 #[derive(Debug, Default)]
 pub(super) struct Presumed {
     objects: HashMap<u64, Presumption>,
@@ -139,18 +137,6 @@ struct Presumption {
     size: Option<u64>,
     /// The label that must be answered from memory for that to be so.
     condition: Option<LabelId>,
-}
-
-impl Presumed {
-    /// An output that was used again has the content of `first`.
-    pub(super) fn known(&mut self, object: ObjectId, first: ObjectId) {
-        let presumption = Presumption {
-            first: first.0,
-            size: None,
-            condition: None,
-        };
-        self.objects.insert(object.0, presumption);
-    }
 }
 
 /// The remembered result of a label, if there is one that can be had from elements that are `up`. What follows
@@ -376,46 +362,31 @@ fn outputs(db: &Connection, result: &Made) -> Result<Vec<Placed>, Fault> {
     Ok(there.unwrap_or_default())
 }
 
-/// Remembers what a task that ended well has made of the inputs in its journal, in the transaction that gives it its
+/// Remembers what a task that ended well has made of the inputs of its label, in the transaction that gives it its
 /// names.
 pub(super) fn remember(
     db: &Connection,
     publishing: &Publishing,
-    journaled: &Journaled,
+    label: &Label,
+    analysis: &Analysis,
 ) -> Result<(), Fault> {
     let outputs = publishing.outputs.iter();
     for ((_, placed), of) in outputs.zip(&publishing.reused) {
         put_same(db, placed.object.0, first(db, of.0)?)?;
     }
-    let hashed = journaled.inputs.iter().zip(&publishing.contents);
-    for ((_, object), hash) in hashed.filter(|(_, hash)| !hash.is_empty()) {
-        learn(db, *object, hash)?;
+    let hashed = analysis.inputs.iter().zip(&publishing.contents);
+    for (input, hash) in hashed.filter(|(_, hash)| !hash.is_empty()) {
+        learn(db, input.object.0, hash)?;
     }
-    let task = publishing.task.0.cast_signed();
-    let text: String = db
-        .prepare_cached("SELECT spec FROM task WHERE task = ?1")?
-        .query_row([task], |row| row.get(0))?;
-    let stored: StoredTask = parse(&text, SPEC, publishing.task.0)?;
-    let Some(spec) = stored.task_spec(publishing.task, publishing.owner.uid, None) else {
-        return Ok(());
-    };
-    let mut inputs = Vec::with_capacity(journaled.inputs.len());
-    for (name, object) in &journaled.inputs {
+    let mut inputs = Vec::with_capacity(analysis.inputs.len());
+    for input in &analysis.inputs {
         inputs.push(Read {
-            name,
-            first: first(db, *object)?,
-            size: size(db, *object)?,
+            name: &input.name,
+            first: first(db, input.object.0)?,
+            size: size(db, input.object.0)?,
         });
     }
-    let identity = Identity {
-        uid: publishing.owner.uid,
-        kernel: &spec.kernel,
-        args: &spec.args,
-        stdin: spec.stdin.as_deref(),
-        stdout: spec.stdout.as_deref(),
-        inputs,
-        outputs: spec.outputs.iter().map(|o| o.name.as_str()).collect(),
-    };
+    let identity = of_label(label, analysis, inputs);
     let Some(key) = identity.key() else {
         return Ok(());
     };
@@ -426,6 +397,7 @@ pub(super) fn remember(
     // Without all hashes it can't be recognised by content, and nothing is read to try.
     let shape = identity.shape().filter(|_| hashed);
     let shape = shape.as_ref().map(Key::as_slice);
+    let task = publishing.task.0.cast_signed();
     db.prepare_cached("INSERT OR REPLACE INTO result VALUES (?1, ?2, ?3)")?
         .execute(params![key.as_slice(), task, shape])?;
     Ok(())
@@ -437,12 +409,6 @@ fn size(db: &Connection, object: u64) -> Result<Option<u64>, Fault> {
     let mut statement = db.prepare_cached(sql)?;
     let found = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
     Ok(found.optional()?.map(i64::cast_unsigned))
-}
-
-/// The first objects with the contents of these.
-pub(super) fn firsts(db: &Connection, objects: &[ObjectId]) -> Result<Vec<ObjectId>, Fault> {
-    let first = |object: &ObjectId| first(db, object.0).map(ObjectId);
-    objects.iter().map(first).collect()
 }
 
 #[cfg(test)]

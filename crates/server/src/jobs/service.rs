@@ -12,6 +12,7 @@ use futures_util::Stream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_client::turns::{Busy, Turns};
 use tidemill_core::id::JobId;
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
@@ -33,6 +34,8 @@ pub(crate) struct JobService {
     pub(crate) access: Arc<Access>,
     pub(crate) driver: std::sync::mpsc::Sender<Incoming>,
     pub(crate) signals: Signals,
+    /// A user's scripts are taken one after the other: each may keep a processor busy for a while.
+    pub(crate) submissions: Arc<Turns>,
 }
 
 impl JobService {
@@ -113,7 +116,15 @@ impl v1::jobs_server::Jobs for JobService {
             no_cache,
             ..
         } = request.into_inner();
+        let bounded = !self.access.is_operator(caller.uid);
+        let busy = |busy: Busy| Status::resource_exhausted(busy.to_string());
+        let _turn = if bounded {
+            Some(self.submissions.take(caller.uid).await.map_err(busy)?)
+        } else {
+            None
+        };
         let submission = Submission {
+            bounded,
             caller,
             script,
             source,

@@ -1,6 +1,6 @@
 //! Jobs in the database: written when they are accepted, read again after a restart.
 
-use super::queue::{Queue, SqliteQueue, json, parse};
+use super::outbox;
 use super::spec::{SPEC, StoredOrigin, StoredTask};
 use super::{Accepted, awaited_key};
 use crate::names::Fault;
@@ -79,11 +79,11 @@ pub(crate) fn insert(
     Ok(())
 }
 
-/// Forgets journaled labels that no task waits for: those of jobs that have ended, and of tries that were overtaken. To
+/// Forgets labels of tasks that don't wait for them: those of jobs that have ended, and of tries that were overtaken. To
 /// be called before anything is taken up again. An element that never heard of one will never tell how it ended, and
 /// what another tells of one is taken as that of a label that nobody wants.
 pub(crate) fn forget_overtaken(db: &Connection) -> Result<(), Fault> {
-    let sql = "DELETE FROM label WHERE NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
+    let sql = "DELETE FROM label WHERE task != 0 AND NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
                WHERE task.task = label.task AND task.label = label.label AND job.state = ?1 \
                AND task.state IN (?2, ?3))";
     let states = [State::Running, State::Sent, State::Running].map(state_number);
@@ -171,12 +171,14 @@ fn how_ended(
     Ok(match State::try_from(state).unwrap_or(State::Unspecified) {
         State::Done => Some(Ended::Done(outputs(db, task)?)),
         State::Failed | State::Cancelled => Some(Ended::Failed),
-        State::Sent | State::Running => SqliteQueue(db).find(label)?.map(|journaled| Ended::Sent {
-            label,
-            element: journaled.element,
-            objects: journaled.objects,
-            tries: tries.saturating_sub(1),
-        }),
+        State::Sent | State::Running => {
+            outbox::find(db, label)?.map(|(element, sent)| Ended::Sent {
+                label,
+                element,
+                objects: sent.operation.makes(),
+                tries: tries.saturating_sub(1),
+            })
+        }
         _ => None,
     })
 }
@@ -235,4 +237,18 @@ pub(crate) fn resolve_awaited(
 /// The stored number of a task's state.
 pub(crate) fn task_state(state: TaskState) -> i32 {
     state_number(state.into())
+}
+
+/// JSON of numbers and names, which can't fail.
+pub(crate) fn json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// What [`json`] wrote: `what` of the row with this id.
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(
+    text: &str,
+    what: &str,
+    id: u64,
+) -> Result<T, Fault> {
+    serde_json::from_str(text).map_err(|error| Fault::Damaged(format!("{what} {id}: {error}")))
 }

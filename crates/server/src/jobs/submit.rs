@@ -3,6 +3,7 @@
 
 use super::store::{self, Heading};
 use super::{Accepted, publish};
+use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
 use crate::names::transaction::Tx;
@@ -17,10 +18,12 @@ use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
-use tidemill_wire::v1::Kind;
+use tidemill_wire::v1::{Kind, State};
 
 /// How long elements are waited for when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
+/// Jobs of one ordinary user that have not ended.
+const JOBS_EACH_MAX: i64 = 1000;
 /// Longest script, in bytes.
 pub(crate) const SCRIPT_BYTES_MAX: usize = 16 << 20;
 
@@ -47,6 +50,8 @@ pub(crate) struct Submission {
     pub(crate) replace: bool,
     /// All is run, whatever the script says.
     pub(crate) no_cache: bool,
+    /// Whether its user may have so many jobs and no more.
+    pub(crate) bounded: bool,
 }
 
 /// Accepts a job: when this returns it is in the database.
@@ -68,8 +73,8 @@ pub(crate) async fn submit(
     } else {
         what.source.clone()
     };
-    let mut job =
-        Job::parse(&source, what.script.as_bytes()).map_err(|errors| one(errors.to_string()))?;
+    let parsed = aside(|| Job::parse(&source, what.script.as_bytes()));
+    let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
     job.cache &= !what.no_cache;
     job.replace |= what.replace;
     if !what.policy.is_empty() {
@@ -78,6 +83,12 @@ pub(crate) async fn submit(
     if let Some(policy) = &job.policy {
         tidemill_core::policy::by_name(policy, 0)
             .map_err(|error| one(format!("{source}: {error}")))?;
+    }
+    if what.bounded {
+        check_room(names, what.caller.uid).map_err(|fault| match fault {
+            Fault::Malformed(text) => one(format!("{source}: {text}")),
+            fault => fault.into(),
+        })?;
     }
     let programs = ask_for_programs(array, &job).await;
     let elements = array
@@ -113,6 +124,21 @@ pub(crate) async fn submit(
     Ok(names.database().write(write).await?)
 }
 
+/// Refuses one job more of a user who has very many under way.
+fn check_room(names: &SqliteNames, uid: u32) -> Result<(), Fault> {
+    let sql = "SELECT count(*) FROM job WHERE state = ?1 AND uid = ?2";
+    let running = store::state_number(State::Running);
+    let jobs: i64 = names
+        .database()
+        .read(|db| Ok(db.query_row(sql, rusqlite::params![running, uid], |row| row.get(0))?))?;
+    if jobs < JOBS_EACH_MAX {
+        return Ok(());
+    }
+    Err(Fault::Malformed(
+        "you have 1000 jobs under way already: wait until some have ended, or cancel some",
+    ))
+}
+
 /// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
 /// writes files and then submits means what was written, so mounts that write files which the job reads are
 /// asked first. What is open counts as it was sealed before.
@@ -126,7 +152,7 @@ async fn resolved(
 ) -> Result<Result<Accepted, Vec<String>>, Fault> {
     let look = || {
         let mut issued = issued.clone();
-        names.database().read(|db| {
+        let read = |db: &rusqlite::Connection| {
             let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
             let seen = Seen {
                 tx: &tx,
@@ -135,7 +161,8 @@ async fn resolved(
             };
             let resolved = look_around(job, &seen, owner, &mut issued);
             Ok((resolved, seen.writing.take()))
-        })
+        };
+        aside(|| names.database().read(read))
     };
     let (resolved, writing) = look()?;
     let settled = join_all(writing.keys().map(|&ino| recalls.settle(0, ino))).await;
@@ -352,5 +379,35 @@ pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
     match look(tx, path).0 {
         Look::Sealed(found) => Ok(Some(found.placed)),
         _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_user_with_very_many_jobs_waits_and_others_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&dir.path().join("server.db"), (0, 0)).unwrap();
+        let insert = |db: &rusqlite::Connection| {
+            let sql = "INSERT INTO job(name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
+                       cache, replacing) VALUES ('', '', '/', 7, 7, '[]', '', ?1, 0, 0, '', 0, 0)";
+            for _ in 0..JOBS_EACH_MAX {
+                db.execute(sql, [store::state_number(State::Running)])?;
+            }
+            Ok(())
+        };
+        check_room(&names, 7).unwrap();
+        names.database().write(insert).await.unwrap();
+        assert!(check_room(&names, 7).is_err());
+        check_room(&names, 8).unwrap();
+        let end = "UPDATE job SET state = ?1 WHERE job = (SELECT max(job) FROM job)";
+        let ended = [store::state_number(State::Done)];
+        let end = names
+            .database()
+            .write(move |db| Ok(db.execute(end, ended)?));
+        end.await.unwrap();
+        check_room(&names, 7).unwrap();
     }
 }

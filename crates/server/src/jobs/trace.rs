@@ -3,8 +3,8 @@
 //! What elements were like when a job was taken on is kept with the job, since histories and links have changed by
 //! the time somebody asks. All else is read from the tables of jobs and lineage.
 
-use super::queue::parse;
 use super::spec::{SPEC, StoredOrigin, StoredTask};
+use super::store::parse;
 use super::{Accepted, store, view};
 use crate::names::Fault;
 use prost::Message;

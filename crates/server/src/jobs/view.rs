@@ -1,7 +1,7 @@
 //! Jobs and tasks as clients see them, read from the database.
 
-use super::queue::parse;
 use super::spec::{SPEC, StoredOrigin, StoredTask};
+use super::store::parse;
 use crate::names::Fault;
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};

@@ -4,9 +4,6 @@ use super::fault::Fault;
 use super::transaction::Tx;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Operations in one request.
-pub(crate) const OPS_MAX: usize = 10_000;
-
 /// Whether the operation changes nothing, so that a reading connection will do.
 pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
     matches!(

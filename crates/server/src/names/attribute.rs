@@ -29,7 +29,20 @@ impl Tx<'_> {
 
     pub(crate) fn set_attr(&mut self, op: &v1::SetAttr) -> Result<Answer, Fault> {
         let mut node = self.reach(op.ino)?;
-        self.check_set_attr(&node, op)?;
+        self.change_attributes(&mut node, op)?;
+        node.update(self.db)?;
+        self.note(&node)?;
+        self.changes.push(Change::Node(node.ino));
+        Ok(Answer::Attr(node.attr()))
+    }
+
+    /// Changes attributes of a node that is still to be written.
+    pub(crate) fn change_attributes(
+        &mut self,
+        node: &mut Node,
+        op: &v1::SetAttr,
+    ) -> Result<(), Fault> {
+        self.check_set_attr(node, op)?;
         if op.uid.is_some() || op.gid.is_some() {
             node.uid = op.uid.unwrap_or(node.uid);
             node.gid = op.gid.unwrap_or(node.gid);
@@ -52,10 +65,10 @@ impl Tx<'_> {
         node.atime = op.atime.unwrap_or(node.atime);
         node.mtime = op.mtime.unwrap_or(node.mtime);
         node.ctime = self.time(op.ctime);
-        node.update(self.db)?;
-        self.note(&node)?;
-        self.changes.push(Change::Node(node.ino));
-        Ok(Answer::Attr(node.attr()))
+        if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
+            self.changes.push(Change::Rights(node.ino));
+        }
+        Ok(())
     }
 
     fn check_set_attr(&self, node: &Node, op: &v1::SetAttr) -> Result<(), Fault> {

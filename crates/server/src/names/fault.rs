@@ -44,6 +44,9 @@ pub enum Fault {
     /// A name at the root that mounts have for their control folder.
     #[error("/{0}: the name belongs to the control folder of mounts; choose another")]
     Reserved(String),
+    /// Something else than one's own folder in the folder of users' kernels.
+    #[error("/kernels has a folder for each user, which that user makes: yours is /kernels/{0}")]
+    NotOwnPlace(u32),
     /// A directory moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
     IntoItself(String),
@@ -127,6 +130,7 @@ impl Fault {
             Self::NotOwner(_)
             | Self::DirectoryLink(_)
             | Self::AttributeReadOnly(_)
+            | Self::NotOwnPlace(_)
             | Self::Reserved(_) => Errno::PERM,
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Loop(_) => Errno::LOOP,

@@ -4,6 +4,7 @@ use super::fault::Fault;
 use super::node::Caller;
 use super::shared::Shared;
 use super::transaction::Tx;
+use crate::jobs::outbox;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_wire::v1::Kind;
@@ -60,11 +61,9 @@ pub(crate) fn unknown(
 
 /// What labels that have not ended will make.
 fn outputs(db: &Connection) -> Result<BTreeSet<u64>, Fault> {
-    let mut statement = db.prepare_cached("SELECT value FROM label, json_each(label.objects)")?;
-    let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
-    Ok(rows
-        .map(|object| object.map(i64::cast_unsigned))
-        .collect::<Result<_, _>>()?)
+    let labels = outbox::of(db, None)?.into_iter();
+    let made = labels.flat_map(|(_, label)| label.operation.makes());
+    Ok(made.map(|object| object.0).collect())
 }
 
 /// Has those of some objects of an element removed that nothing knows. Gives them.

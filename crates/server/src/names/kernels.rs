@@ -1,7 +1,8 @@
 //! The folder of users' kernels (`tidemill_core::job::own`): made for all, and looked into for one user.
 //!
-//! Everybody may make a folder in it, so what lies there under a user's number counts only if it is a folder of
-//! that user into which nobody else can write.
+//! Nobody but root makes anything in it but the folder of their own number, so that nobody takes another's place. What lies
+//! there under a user's number counts only if it is a folder of that user into which nobody else can write: root, and releases
+//! before this one, may have left others.
 
 use super::fault::Fault;
 use super::node::{Node, READ};
@@ -26,9 +27,17 @@ impl SqliteNames {
     /// # Errors
     /// If the database fails.
     pub async fn keep_kernels_folder(&self, owner: (u32, u32)) -> Result<(), Fault> {
-        let made = self.database().write(move |db| make(db, owner));
-        if made.await? {
+        let made = self.database().write(move |db| {
+            let made = make(db, owner)?;
+            let name = own::FOLDER.trim_start_matches('/').as_bytes();
+            Ok((made, Node::child(db, Inode::ROOT.0, name)?))
+        });
+        let (made, folder) = made.await?;
+        if made {
             self.shared().add_files(1);
+        }
+        if let Some(folder) = folder.filter(Node::is_dir) {
+            self.shared().set_kernels_folder(folder.ino);
         }
         Ok(())
     }
@@ -59,6 +68,16 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
 }
 
 impl Tx<'_> {
+    /// Refuses to make in the folder of all users' kernels what is not the caller's.
+    pub(crate) fn check_own_place(&self, parent: u64, name: &[u8]) -> Result<(), Fault> {
+        let uid = self.caller.uid;
+        if parent != self.shared.kernels_folder() || uid == 0 || name == uid.to_string().as_bytes()
+        {
+            return Ok(());
+        }
+        Err(Fault::NotOwnPlace(uid))
+    }
+
     /// The names of the files in a user's folder of kernels, as the caller may list them; none if it is not to be
     /// trusted.
     ///

@@ -5,8 +5,8 @@
 //! are three more.
 
 use super::fault::Fault;
-use crate::jobs::queue::parse;
 use crate::jobs::spec::{SPEC, StoredTask};
+use crate::jobs::store::parse;
 use rusqlite::{Connection, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_wire::v1;

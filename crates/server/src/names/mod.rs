@@ -12,6 +12,7 @@ mod fault;
 pub(crate) mod holdings;
 pub(crate) mod ids;
 mod kernels;
+pub(crate) mod lent;
 pub(crate) mod lineage;
 pub(crate) mod node;
 pub(crate) mod notes;
@@ -24,6 +25,7 @@ mod tree;
 mod version;
 mod writers;
 
+pub(crate) use apply::only_reads;
 pub use changes::Changes;
 pub use fault::Fault;
 pub use node::Caller;

@@ -44,7 +44,9 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES, LOCKERS];
+const MIGRATIONS: &[&str] = &[
+    NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES, LABELS, LOCKERS,
+];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -134,6 +136,13 @@ CREATE TABLE note(element INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGE
   PRIMARY KEY(element, ino)) WITHOUT ROWID;
 INSERT INTO counter VALUES ('change', 1);
 INSERT INTO note SELECT iif(object = 0, -1, element), ino, 1 FROM inode WHERE NOT (kind = 1 AND version = 0);
+";
+
+// What is under way is not known in the new form: its tasks are placed anew, and elements told so.
+const LABELS: &str = "
+DROP TABLE label;
+CREATE TABLE label(label INTEGER PRIMARY KEY, element INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
+ALTER TABLE removal ADD COLUMN label INTEGER NOT NULL DEFAULT 0;
 ";
 
 const LOCKERS: &str = "CREATE TABLE locker(session INTEGER PRIMARY KEY);";
@@ -252,6 +261,10 @@ mod tests {
                            (10, 1, 420, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 71, 0, NULL)";
                 old.execute_batch(sql).unwrap();
             }
+            if version == 7 {
+                let sql = "INSERT INTO removal VALUES (70, 3, 5); INSERT INTO label VALUES (1, 1, 1, 3, '[]', '[]')";
+                old.execute_batch(sql).unwrap();
+            }
             drop(old);
             let new = open_writer(&path).unwrap();
             let found: i64 = new
@@ -271,6 +284,11 @@ mod tests {
                     Ok((row.get(0)?, row.get(1)?, row.get(2)?))
                 });
             assert_eq!(noted.ok(), (version == 6).then_some((3, 9, 1)));
+            let removal: Result<(i64, i64), _> =
+                new.query_row("SELECT object, label FROM removal", [], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                });
+            assert_eq!(removal.ok(), (version == 7).then_some((70, 0)));
             let result: Result<(u64, Option<Vec<u8>>), _> =
                 new.query_row("SELECT task, shape FROM result", [], |row| {
                     Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get(1)?))

@@ -1,25 +1,34 @@
 //! What namespace operations need to know of the array beyond the database: room on elements, the key
 //! that signs capabilities, and which objects are in use.
 
+use super::lent::Lent;
 use crate::clock;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::{Capability, Key};
 
-/// How long a capability is good.
-pub(crate) const CAPABILITY_SECS: u64 = 24 * 3600;
+/// How long a capability is good. Whoever needs it for longer asks again, which a mount does when an element refuses it.
+const CAPABILITY: Duration = Duration::from_secs(5 * 60);
+
+/// How long one in a label is good, which may wait in an element's queue. Only elements see it.
+const LABEL: Duration = Duration::from_secs(24 * 3600);
 
 /// Known to all requests.
 #[derive(Debug)]
 pub(crate) struct Shared {
     key: Key,
+    lent: Lent,
     rooms: RwLock<Rooms>,
     holds: Mutex<Holds>,
     folder_elements: AtomicBool,
     files: AtomicU64,
+    /// Inode of the folder of users' kernels; 0 before it is known.
+    kernels_folder: AtomicU64,
 }
 
 /// Room in the array.
@@ -52,14 +61,28 @@ fn subtract(counts: &mut HashMap<u64, u32>, id: u64) {
     }
 }
 
+/// The time that is so far from now, in nanoseconds since the Unix epoch.
+fn expiry(from_now: Duration) -> u64 {
+    let now = clock::now_ns().unsigned_abs();
+    now.saturating_add(u64::try_from(from_now.as_nanos()).unwrap_or(u64::MAX))
+}
+
+impl AsRef<Lent> for Arc<Shared> {
+    fn as_ref(&self) -> &Lent {
+        &self.lent
+    }
+}
+
 impl Shared {
     pub(crate) fn new(key: Key) -> Self {
         Self {
             key,
+            lent: Lent::default(),
             rooms: RwLock::default(),
             holds: Mutex::default(),
             folder_elements: AtomicBool::new(false),
             files: AtomicU64::new(0),
+            kernels_folder: AtomicU64::new(0),
         }
     }
 
@@ -68,22 +91,66 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
-        self.capability(element, object, rights, uid)
+        let expires = expiry(CAPABILITY);
+        self.capability(element, object, rights, uid, expires)
+    }
+
+    /// As [`Self::sign`], for an ordinary user: it ends if the rights to the file change.
+    pub(crate) fn lend(
+        &self,
+        ino: u64,
+        element: u32,
+        object: u64,
+        rights: u32,
+        uid: u32,
+    ) -> Vec<u8> {
+        if object == 0 {
+            return Vec::new();
+        }
+        let expires = expiry(CAPABILITY);
+        self.lent.on_lent(ino, (element, object), expires);
+        self.capability(element, object, rights, uid, expires)
+    }
+
+    /// As [`Self::sign`], for a label.
+    pub(crate) fn sign_for_label(
+        &self,
+        element: u32,
+        object: u64,
+        rights: u32,
+        uid: u32,
+    ) -> Vec<u8> {
+        if object == 0 {
+            return Vec::new();
+        }
+        self.capability(element, object, rights, uid, expiry(LABEL))
     }
 
     /// As [`Self::sign`], as root and also for object 0.
     pub(crate) fn sign_any(&self, element: u32, object: u64, rights: u32) -> Vec<u8> {
-        self.capability(element, object, rights, 0)
+        self.capability(element, object, rights, 0, expiry(CAPABILITY))
     }
 
-    fn capability(&self, element: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
+    fn capability(
+        &self,
+        element: u32,
+        object: u64,
+        rights: u32,
+        uid: u32,
+        expires_at_ns: u64,
+    ) -> Vec<u8> {
         self.key.sign(&Capability {
             object: ObjectId(object),
             element: ElementId(element),
             rights,
             uid,
-            expires_at_secs: clock::now_secs() + CAPABILITY_SECS,
+            expires_at_ns,
         })
+    }
+
+    /// Capabilities of users.
+    pub(crate) fn lent(&self) -> &Lent {
+        &self.lent
     }
 
     /// The key that elements check capabilities with.
@@ -107,6 +174,15 @@ impl Shared {
 
     pub(crate) fn set_folder_elements(&self) {
         self.folder_elements.store(true, Ordering::Relaxed);
+    }
+
+    /// The folder of users' kernels; 0 if there is none.
+    pub(crate) fn kernels_folder(&self) -> u64 {
+        self.kernels_folder.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_kernels_folder(&self, ino: u64) {
+        self.kernels_folder.store(ino, Ordering::Relaxed);
     }
 
     /// How many inodes there are, roughly.

@@ -1,6 +1,6 @@
 //! The namespace in one SQLite file.
 
-use super::apply::{OPS_MAX, only_reads};
+use super::apply::only_reads;
 use super::changes::{Changes, Teller};
 use super::commit::{Database, Kept};
 use super::fault::Fault;
@@ -9,12 +9,13 @@ use super::node::{Caller, Node};
 use super::schema::OpenError;
 use super::shared::Shared;
 use super::transaction::Tx;
-use super::{Answered, Changed, Names, Request, Unfinished, Unsealed, Written, writers};
+use super::{Answered, Change, Changed, Names, Request, Unfinished, Unsealed, Written, writers};
 use crate::clock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::Inode;
+use tidemill_wire::bounded::OPS_MAX;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1;
 
@@ -119,6 +120,11 @@ impl SqliteNames {
         kept: Kept<(Vec<v1::NameResult>, Changed)>,
     ) -> Result<Vec<v1::NameResult>, Fault> {
         let (results, mut changed) = kept.value;
+        for change in &changed.changes {
+            if let Change::Rights(ino) = change {
+                self.shared.lent().on_rights_changed(*ino);
+            }
+        }
         if kept.on_disk.is_err() {
             changed.session = 0;
         }

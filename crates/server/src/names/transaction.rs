@@ -27,6 +27,8 @@ pub enum Change {
     Sealed(u64),
     /// Names moved: paths that led nowhere may lead somewhere.
     Moved,
+    /// Who may do what with an inode.
+    Rights(u64),
 }
 
 /// One request at work.

@@ -239,6 +239,7 @@ impl Tx<'_> {
         node: &Node,
     ) -> Result<(), Fault> {
         check_free(parent.ino, name)?;
+        self.check_own_place(parent.ino, name)?;
         let sql = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
         let row = params![parent.ino.cast_signed(), name, node.ino.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
@@ -372,8 +373,10 @@ impl Tx<'_> {
         check_name(&op.name)?;
         check_name(&op.new_name)?;
         check_free(op.new_parent, &op.new_name)?;
+        self.check_own_place(op.new_parent, &op.new_name)?;
         if op.exchange {
             check_free(op.parent, &op.name)?;
+            self.check_own_place(op.parent, &op.name)?;
         }
         if op.no_replace && op.exchange {
             return Err(Fault::Malformed(

@@ -10,6 +10,9 @@ use tidemill_core::layout::{RESERVE_BYTES, Room, place};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
+/// Largest size of a file that Linux has a number for.
+const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
+
 /// A version being written.
 struct Writer {
     session: u64,
@@ -77,10 +80,17 @@ impl Tx<'_> {
             object,
             element,
             size,
-            capability: self
-                .shared
-                .sign(element, object, rights::READ, self.caller.uid),
+            capability: self.right(&node, element, object, rights::READ),
         }))
+    }
+
+    /// The right to use an object of a file.
+    fn right(&self, node: &Node, element: u32, object: u64, rights: u32) -> Vec<u8> {
+        let uid = self.caller.uid;
+        if self.caller.trusted {
+            return self.shared.sign(element, object, rights, uid);
+        }
+        self.shared.lend(node.ino, element, object, rights, uid)
     }
 
     fn older(&self, node: &Node, version: u64) -> Result<(u64, u32, u64), Fault> {
@@ -225,7 +235,7 @@ impl Tx<'_> {
             object,
             element,
             size: 0,
-            capability: self.shared.sign(element, object, all, self.caller.uid),
+            capability: self.right(node, element, object, all),
         }))
     }
 
@@ -244,6 +254,9 @@ impl Tx<'_> {
     }
 
     pub(crate) fn seal(&mut self, op: &v1::Seal) -> Result<Answer, Fault> {
+        if op.size > SIZE_MAX {
+            return Err(Fault::Malformed("no file has as many bytes as that"));
+        }
         let (mut node, writer) = self.written(op.ino, op.object)?;
         if node.object == op.object {
             // The same request again: its answer was lost.
@@ -254,6 +267,10 @@ impl Tx<'_> {
             return Err(Fault::Stale(op.object));
         };
         let old = (node.object, node.element);
+        let attributes = op.attributes.as_ref();
+        if let Some(attributes) = attributes.filter(|_| node.ctime == op.unchanged_since) {
+            self.change_attributes(&mut node, attributes)?;
+        }
         self.end_writing(op.object)?;
         self.shared.release(self.session, node.ino, op.object);
         node.writing = 0;
@@ -365,7 +382,9 @@ impl Tx<'_> {
         }
         let row = params![object.cast_signed(), element, self.now];
         self.db
-            .prepare_cached("INSERT OR IGNORE INTO removal VALUES (?1, ?2, ?3)")?
+            .prepare_cached(
+                "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
+            )?
             .execute(row)?;
         self.db
             .prepare_cached("UPDATE version SET removed = 1 WHERE object = ?1")?

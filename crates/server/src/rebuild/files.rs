@@ -338,7 +338,7 @@ fn write_version(db: &Connection, version: &Version<'_>, path: &[u8]) -> Result<
             object.element,
             object.sealed_at.cast_signed()
         ];
-        db.prepare_cached("INSERT INTO removal VALUES (?1, ?2, ?3)")?
+        db.prepare_cached("INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)")?
             .execute(row)?;
     }
     Ok(())

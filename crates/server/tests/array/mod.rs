@@ -8,8 +8,11 @@
     reason = "shared by tests, each of which uses a part"
 )]
 
+use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 use tidemill_client::{Endpoint, Server as Client};
+use tidemill_server::queue::Queue;
 use tidemill_server::{Config, Server};
 use tidemill_wire::v1::{
     self, from_element::Message as From, name_op::Op, to_element::Message as To,
@@ -65,7 +68,8 @@ impl Running {
         .await
     }
 
-    pub async fn start_with(config: Config) -> Self {
+    pub async fn start_with(mut config: Config) -> Self {
+        config.queue = queue(&config.dir);
         Self {
             server: Server::start(config).await.unwrap(),
         }
@@ -97,9 +101,40 @@ impl Running {
     }
 }
 
+/// With `TIDEMILL_TEST_QUEUE=memory` labels wait in a queue that is not the server's: one for each folder, which
+/// outlives its servers.
+fn queue(dir: &Path) -> Option<Arc<dyn Queue>> {
+    match std::env::var("TIDEMILL_TEST_QUEUE").as_deref() {
+        Err(_) => None,
+        #[cfg(feature = "simulation")]
+        Ok("memory") => {
+            use std::collections::BTreeMap;
+            use std::sync::Mutex;
+            use tidemill_server::queue::Memory;
+            static QUEUES: Mutex<BTreeMap<std::path::PathBuf, Arc<Memory>>> =
+                Mutex::new(BTreeMap::new());
+            let queue = QUEUES
+                .lock()
+                .unwrap()
+                .entry(dir.into())
+                .or_default()
+                .clone();
+            Some(queue)
+        }
+        Ok(other) => {
+            panic!(
+                "there is no queue `{other}` for {}; feature `simulation` has `memory`",
+                dir.display()
+            )
+        }
+    }
+}
+
 /// An element that does what the test says.
 pub struct FakeElement {
     pub id: u32,
+    /// Removals that came and were not looked at yet: labels and their objects.
+    pub removals: VecDeque<(u64, Vec<u64>)>,
     pub out: mpsc::Sender<v1::FromElement>,
     pub stream: Streaming<v1::ToElement>,
 }
@@ -144,30 +179,69 @@ impl FakeElement {
         let mut stream = client.array().attach(stream).await.unwrap().into_inner();
         let first = stream.message().await.unwrap().unwrap().message;
         assert!(matches!(first, Some(To::Welcome(_))), "{first:?}");
-        Self { id, out, stream }
+        Self {
+            id,
+            removals: VecDeque::new(),
+            out,
+            stream,
+        }
     }
 
-    /// The next message that is not about other elements or names.
+    /// The next message that is not about other elements, names or removals.
     pub async fn next(&mut self) -> To {
         loop {
-            match self
-                .stream
-                .message()
-                .await
-                .unwrap()
-                .expect("the server ended the stream")
-                .message
-            {
-                Some(To::Peers(_)) => {}
-                Some(To::Notes(notes)) => {
-                    let change = notes.notes.iter().map(|note| note.change).max();
-                    let change = change.unwrap_or(0);
-                    self.send(From::Noted(v1::Noted { change })).await;
-                }
-                Some(message) => return message,
-                None => panic!("an empty message"),
+            if let Some(message) = self.hear().await {
+                return message;
             }
         }
+    }
+
+    async fn hear(&mut self) -> Option<To> {
+        let message = self.stream.message().await.unwrap();
+        self.take(message.expect("the server ended the stream"))
+            .await
+    }
+
+    async fn take(&mut self, message: v1::ToElement) -> Option<To> {
+        match message.message {
+            Some(To::Peers(_)) => None,
+            Some(To::Notes(notes)) => {
+                let change = notes.notes.iter().map(|note| note.change).max();
+                let change = change.unwrap_or(0);
+                self.send(From::Noted(v1::Noted { change })).await;
+                None
+            }
+            Some(To::Labels(mut labels)) => {
+                labels.labels.retain(|label| match &label.operation {
+                    Some(v1::label::Operation::Remove(remove)) => {
+                        let removal = (label.id, remove.objects.clone());
+                        self.removals.push_back(removal);
+                        false
+                    }
+                    _ => true,
+                });
+                (!labels.labels.is_empty()).then_some(To::Labels(labels))
+            }
+            Some(message) => Some(message),
+            None => panic!("an empty message"),
+        }
+    }
+
+    /// The next removal: its label and objects.
+    pub async fn removal(&mut self) -> (u64, Vec<u64>) {
+        loop {
+            if let Some(removal) = self.removals.pop_front() {
+                return removal;
+            }
+            self.hear().await;
+        }
+    }
+
+    /// Carries out the next removal; gives the objects.
+    pub async fn removed(&mut self) -> Vec<u64> {
+        let (label, objects) = self.removal().await;
+        self.finished(label, v1::LabelOutcome::default()).await;
+        objects
     }
 
     pub async fn send(&self, message: From) {
@@ -180,7 +254,7 @@ impl FakeElement {
     }
 }
 
-/// A task of a label that was received.
+/// The tasks of labels that were received.
 pub fn analyses(message: To) -> Vec<(u64, v1::Analyse)> {
     let To::Labels(labels) = message else {
         panic!("no labels: {message:?}")
@@ -231,7 +305,7 @@ impl FakeElement {
         loop {
             match self.next().await {
                 To::FindPrograms(question) => self.answer(question).await,
-                To::Ack(_) | To::Remove(_) => {}
+                To::Ack(_) => {}
                 message => return analyses(message),
             }
         }
@@ -283,7 +357,7 @@ impl FakeElement {
         tokio::spawn(async move {
             let mut seen = Vec::new();
             while let Ok(Some(message)) = self.stream.message().await {
-                match message.message {
+                match self.take(message).await {
                     Some(To::FindPrograms(question)) => self.answer(question).await,
                     Some(message @ To::Labels(_)) => {
                         for (label, analyse) in analyses(message) {
@@ -293,6 +367,9 @@ impl FakeElement {
                         }
                     }
                     _ => {}
+                }
+                while let Some((label, _)) = self.removals.pop_front() {
+                    self.finished(label, v1::LabelOutcome::default()).await;
                 }
             }
             seen
@@ -323,6 +400,7 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
         object: object.0,
         size,
         mtime: 0,
+        ..v1::Seal::default()
     };
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     object.0

@@ -264,7 +264,7 @@ fn at_once(
             exit.message(&prepared.run().limits),
             exit.stderr.text().trim_end()
         );
-        result_bytes = prepared.output(RESULT)?;
+        result_bytes = prepared.output(RESULT)?.size()?;
     }
     Ok((wall, result_bytes))
 }

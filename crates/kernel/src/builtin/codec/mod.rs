@@ -41,7 +41,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         &[LEVEL_GZIP, THREADS],
         |options| {
             let level = level(options, 1, 12)?;
-            Ok(Box::new(Packer::new(Gzip::new(level), threads(options)?)))
+            Ok(Box::new(Packer::new(Gzip::new(level), options.threads()?)))
         }
     ),
     kernel!("gunzip", "what gzip compressed", &[], |_| {
@@ -52,7 +52,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         "all inputs as one, compressed in the format of zstd",
         &[LEVEL_ZSTD, THREADS],
         |options| {
-            let stream = Zstd::new(level(options, -7, 22)?, threads(options)?);
+            let stream = Zstd::new(level(options, -7, 22)?, options.threads()?);
             Ok(Box::new(stream.map_err(BuiltinError::Write)?))
         }
     ),
@@ -66,7 +66,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         &[THREADS],
         |options| {
             let blocks = lz4::Blocks::default();
-            Ok(Box::new(Packer::new(blocks, threads(options)?)))
+            Ok(Box::new(Packer::new(blocks, options.threads()?)))
         }
     ),
     kernel!("unlz4", "what lz4 compressed", &[], |_| {
@@ -78,7 +78,7 @@ pub(super) const KERNELS: &[Kernel] = &[
         &[LEVEL_BZIP2, THREADS],
         |options| {
             let level = level(options, 1, 9)?;
-            Ok(Box::new(Packer::new(Bzip2::new(level), threads(options)?)))
+            Ok(Box::new(Packer::new(Bzip2::new(level), options.threads()?)))
         }
     ),
     kernel!("bunzip2", "what bzip2 compressed", &[], |_| {
@@ -122,10 +122,6 @@ fn level(options: &Options, least: i32, most: i32) -> Result<i32, BuiltinError> 
         return Ok(level);
     }
     Err(options.wrong("level", &level.to_string(), &valid))
-}
-
-fn threads(options: &Options) -> Result<usize, BuiltinError> {
-    Ok(options.positive("threads")?.unwrap_or(1))
 }
 
 /// An error within the data of a format.

@@ -233,6 +233,7 @@ fn wrong_arguments_list_the_right_ones() {
         ("linreg", vec![], "at least 2 values"),
         ("wordcount", vec!["-l"], "it knows: threads=COUNT"),
         ("fingerprint", vec!["threads=0"], "a number above 0"),
+        ("heartbeat", vec!["rate=1e300"], "from 50 to 1000000"),
         ("unlz4", vec!["level=3"], "no arguments"),
         ("gzip", vec!["level=13"], "1 to 12"),
         ("zstd", vec!["level=23"], "-7 to 22"),

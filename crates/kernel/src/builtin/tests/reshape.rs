@@ -48,6 +48,8 @@ fn sort_within_little_memory_gives_the_same() {
     let parts = [doubles(&values)];
     let wanted = bytes("sort", &[], &parts);
     assert_eq!(bytes("sort", &["memory=4000", "threads=3"], &parts), wanted);
+    let hostile = ["memory=1", "threads=1000000000"];
+    assert_eq!(bytes("sort", &hostile, &parts), wanted);
     assert!(refused("sort", &["memory=0"], &parts).contains("above 0"));
     assert!(refused("sort", &[], &[vec![0; 12]]).contains("12 bytes"));
 }

@@ -10,8 +10,11 @@ use super::{Sorts, Value};
 /// Values from which the ends of slices are chosen.
 const SAMPLES: usize = 1 << 14;
 
+/// Slices in which an input is sorted, about: each takes a pass over all of it, so that more of them never end.
+const SLICES_MAX: usize = 1000;
+
 /// Sorts the values in all of `from` (each whole values) and gives them to `write`, in order, in slices of at most
-/// `limit` values (at least one) as bytes that `Sorts::sort` would give. One file that is within the limit is one
+/// `limit` values (at least one, and a thousandth of all) as bytes that `Sorts::sort` would give. One file that is within the limit is one
 /// slice, without being gathered. What is equal throughout may come in many slices.
 pub(crate) fn sort_in_slices<T: Sorts, E>(
     from: &[&[u8]],
@@ -21,6 +24,7 @@ pub(crate) fn sort_in_slices<T: Sorts, E>(
     mut write: impl FnMut(&[T::Key]) -> Result<(), E>,
 ) -> Result<(), E> {
     let total: usize = from.iter().map(|bytes| bytes.len() / size_of::<T>()).sum();
+    let limit = limit.max(total / SLICES_MAX);
     if let [one] = from
         && total <= limit
     {

@@ -25,8 +25,10 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use submit::Opener;
 use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
+use tidemill_core::shown;
 use tidemill_wire::control::{FOLDER, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -77,6 +79,8 @@ struct Numbers {
 struct OpenSpecial {
     special: Special,
     caller: Caller,
+    /// Of `submit` that was opened for writing.
+    opener: Option<Opener>,
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
 }
@@ -399,6 +403,7 @@ impl Fs {
         let open = OpenSpecial {
             special,
             caller,
+            opener: write.then(|| Opener::of(caller)),
             content: Mutex::default(),
             input: Mutex::default(),
         };
@@ -460,7 +465,8 @@ impl Fs {
             Special::LineageOf(ino) => self.lineage_text(caller, ino)?,
             _ => String::new(),
         };
-        Ok(text.into_bytes())
+        // It is mostly a terminal that reads this, and names may be anybody's.
+        Ok(shown::lines(&text).into_bytes())
     }
 
     fn lineage_text(&self, caller: Caller, ino: u64) -> Result<String, Error> {
@@ -513,7 +519,7 @@ impl Fs {
     /// Takes text written to `submit`; each finished line is a submission.
     pub(crate) fn control_write(&self, handle: u64, bytes: &[u8], pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
-        let Special::Submit(uid) = open.special else {
+        let (Special::Submit(uid), Some(opener)) = (open.special, &open.opener) else {
             return Err(Errno::ACCESS.into());
         };
         pace.wait()?;
@@ -524,7 +530,7 @@ impl Fs {
         input.extend_from_slice(bytes);
         while let Some(end) = input.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = input.drain(..=end).collect();
-            self.submit_line(open.caller, uid, &line)?;
+            self.submit_line(opener, uid, &line)?;
         }
         Ok(())
     }
@@ -532,7 +538,7 @@ impl Fs {
     /// A descriptor of a special file was closed: a last line without an end counts as finished.
     pub(crate) fn control_flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let open = self.open_special(handle)?;
-        let Special::Submit(uid) = open.special else {
+        let (Special::Submit(uid), Some(opener)) = (open.special, &open.opener) else {
             return Ok(());
         };
         // A submission holds the lock while it waits for the server.
@@ -542,7 +548,7 @@ impl Fs {
             return Ok(());
         }
         let line = std::mem::take(&mut *input);
-        self.submit_line(open.caller, uid, &line)
+        self.submit_line(opener, uid, &line)
     }
 
     pub(crate) fn control_release(&self, handle: u64) {

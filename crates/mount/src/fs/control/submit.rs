@@ -1,4 +1,4 @@
-//! A job script named by its path is read with the rights of whoever wrote the path, and submitted.
+//! A job script named by its path is read with the rights of whoever opened `submit`, and submitted.
 
 use super::super::{Caller, Fs};
 use crate::error::Error;
@@ -18,6 +18,28 @@ const SCRIPT_BYTES_MAX: u64 = 4 << 20;
 /// How long a submission waits for files that were just closed: a part of what an operation may wait.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 
+/// What a process was when it opened `submit`. The kernel holds it in its call until that is answered, so its number is
+/// still its own then; later it may be anybody's.
+#[derive(Debug)]
+pub(super) struct Opener {
+    caller: Caller,
+    /// Supplementary groups; none if it is in another process namespace.
+    groups: Vec<u32>,
+    /// Its working directory, for paths that are relative.
+    cwd: std::io::Result<PathBuf>,
+}
+
+impl Opener {
+    /// Looks at a process whose `open` is not answered yet.
+    pub(super) fn of(caller: Caller) -> Self {
+        Self {
+            caller,
+            groups: groups_of(caller.pid),
+            cwd: std::fs::read_link(format!("/proc/{}/cwd", caller.pid)),
+        }
+    }
+}
+
 /// Where a script is.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
@@ -29,12 +51,12 @@ enum Place {
 
 impl Fs {
     /// Submits the job script that a line names. The error is kept for `last-error`.
-    pub(super) fn submit_line(&self, caller: Caller, uid: u32, line: &[u8]) -> Result<(), Error> {
+    pub(super) fn submit_line(&self, opener: &Opener, uid: u32, line: &[u8]) -> Result<(), Error> {
         let path = String::from_utf8_lossy(line).trim().to_owned();
         if path.is_empty() {
             return Ok(());
         }
-        let outcome = self.submit(caller, &path);
+        let outcome = self.submit(opener, &path);
         let mut errors = self.control.errors.lock();
         match outcome {
             Ok(()) => {
@@ -48,7 +70,7 @@ impl Fs {
         }
     }
 
-    fn submit(&self, caller: Caller, path: &str) -> Result<(), String> {
+    fn submit(&self, opener: &Opener, path: &str) -> Result<(), String> {
         // Inputs that were closed a moment ago are to be seen by the job, which reads sealed versions.
         self.drain(SEAL_PATIENCE).map_err(|left| {
             format!(
@@ -57,11 +79,12 @@ impl Fs {
                 left.versions, left.why
             )
         })?;
-        let place = self.locate(caller, Path::new(path))?;
+        let place = self.locate(opener, Path::new(path))?;
+        let caller = opener.caller;
         let credentials = v1::Credentials {
             uid: caller.uid,
             gid: caller.gid,
-            groups: groups_of(caller.pid),
+            groups: opener.groups.clone(),
             checked: false,
         };
         let (source, script) = match place {
@@ -100,15 +123,14 @@ impl Fs {
         }
     }
 
-    /// Makes a path absolute by the writer's working directory, and sees whether it lies in the mount.
-    fn locate(&self, caller: Caller, path: &Path) -> Result<Place, String> {
+    /// Makes a path absolute by the opener's working directory, and sees whether it lies in the mount.
+    fn locate(&self, opener: &Opener, path: &Path) -> Result<Place, String> {
         let absolute = if path.is_absolute() {
             path.to_owned()
         } else {
-            let link = format!("/proc/{}/cwd", caller.pid);
-            let cwd = std::fs::read_link(&link).map_err(|error| {
+            let cwd = opener.cwd.as_ref().map_err(|error| {
                 format!(
-                    "{}: give an absolute path ({link}: {error})",
+                    "{}: give an absolute path (your working directory: {error})",
                     path.display()
                 )
             })?;

@@ -176,6 +176,12 @@ pub(super) fn lineage(reply: &v1::LineageReply) -> String {
     for run in &reply.runs {
         if run.hidden {
             let _ = writeln!(text, "task {} {HIDDEN}", run.task);
+        } else if run.name.is_empty() {
+            let _ = writeln!(
+                text,
+                "task {} {HIDDEN} of user {}: {} on element {}",
+                run.task, run.uid, run.kernel, run.element
+            );
         } else {
             let _ = writeln!(
                 text,

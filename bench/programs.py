@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""What programs do with many small files, in place and over HTTP, against the ext4 below.
+
+  cargo build --release && bench/programs.py [--rounds 5] [--files 5000] [--only tar,clone,grep,find,list,rename,rm]
+                                             [--before BINARY]
+
+Every round does the same on ext4, on a mount in place and on a mount over HTTP, each of an array of its own (with --before:
+also of another build's), one after the other; prints one JSON line an action with the median of each and the median
+ratio to ext4 (above 1 is faster). `limit` is what a do-nothing loopback on the same FUSE library reaches in the same rounds. `cold` actions run on a mount just made; the files' bytes are in the page cache. Needs
+root, git and tar.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from local_array import BINARY, LOOPBACK, Array, wait
+
+FOLDERS = 100
+# Ratios that are wanted.
+GOALS = {
+    "tar x": {"in place": 0.5, "http": 0.25},
+    "git clone": {"in place": 0.67, "http": 0.33},
+    "grep -r, warm": {"in place": 0.5, "http": 0.125},
+    "find, cold": {"in place": 0.67, "http": 0.67},
+    "ls -lR, cold": {"in place": 0.67, "http": 0.67},
+}
+# What the loopback can't do, or what would not be the same there: it is never mounted afresh.
+WITHOUT_LIMIT = ("git clone", "find, cold", "ls -lR, cold")
+
+
+def make_source(folder, files):
+    """Folders of files of 1 to 16 KiB, as a source tree has."""
+    chance = random.Random(11)
+    words = [f"word{number:04}" for number in range(5000)]
+    for number in range(files):
+        path = f"{folder}/d{number % FOLDERS:02}"
+        os.makedirs(path, exist_ok=True)
+        size = int(1024 * 2 ** chance.uniform(0, 4))
+        text = " ".join(chance.choices(words, k=size // 9))
+        with open(f"{path}/file{number:05}.txt", "w") as file:
+            file.write(text)
+
+
+def run(*command, **rest):
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **rest)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.decode()}")
+
+
+class Side:
+    """A folder to work in; for mounts, how to mount them afresh."""
+
+    def __init__(self, name, folder, array=None, process=None):
+        self.name, self.folder, self.array, self.process = name, folder, array, process
+
+    def settled(self):
+        """Time for what goes on after programs have ended: seals, removals, and bytes that nobody has on the device yet,
+        which would have to go there with the next commit of whoever comes after."""
+        time.sleep(1)
+        os.sync()
+
+    def remount(self):
+        if not self.array:
+            return
+        mount, args = self.process
+        mount.terminate()
+        mount.wait(timeout=60)
+        self.process = (start_mount(self.array, *args), args)
+
+
+def start_mount(array, binary, point, in_place):
+    log = open(f"{array.folder}/{os.path.basename(point)}.log", "ab")
+    command = [binary, "--server", array.endpoint, "mount", "--path", point, "--in-place", in_place]
+    process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    array.processes.append(process)
+    wait("a mount", lambda: os.path.exists(f"{point}/.tidemill"))
+    return process
+
+
+def mounted(arrays, name, binary, in_place):
+    """A side with an array of its own, so that it has no second mount to think of."""
+    array = Array(elements=1, cores=1, binary=binary)
+    arrays.append(array)
+    os.mkdir(array.mount_point)
+    args = (binary, array.mount_point, in_place)
+    process = start_mount(array, *args)
+    folder = f"{array.mount_point}/work"
+    os.mkdir(folder)
+    return Side(name, folder, array, (process, args))
+
+
+class Bench:
+    def __init__(self, options, sides, source, archive, repository):
+        self.options, self.sides, self.times = options, sides, {}
+        self.source, self.archive, self.repository = source, archive, repository
+
+    def time(self, what, action, before=lambda side: side.settled()):
+        for side in self.sides:
+            if side.name == "limit" and what in WITHOUT_LIMIT:
+                continue
+            before(side)
+            start = time.perf_counter()
+            action(side.folder)
+            self.times.setdefault(what, {}).setdefault(side.name, []).append(time.perf_counter() - start)
+
+    def tar(self):
+        self.time("tar x", lambda folder: run("tar", "xf", self.archive, "-C", folder))
+
+    def clone(self):
+        self.time("git clone", lambda folder: run("git", "clone", "-q", "--no-hardlinks", self.repository, f"{folder}/clone"))
+
+    def grep(self):
+        for _ in range(2):
+            for side in self.sides:
+                run("grep", "-rc", "nothing-of-the-kind", side.folder)
+        self.time("grep -r, warm", lambda folder: run("grep", "-r", "nothing-of-the-kind", folder))
+
+    def find(self):
+        self.time("find, cold", lambda folder: run("find", folder, "-size", "+1000k"), lambda side: (side.settled(), side.remount()))
+
+    def list(self):
+        self.time("ls -lR, cold", lambda folder: run("ls", "-lR", folder), lambda side: (side.settled(), side.remount()))
+
+    def rename(self):
+        def save(folder):
+            for number in range(500):
+                with open(f"{folder}/saved.new", "w") as file:
+                    file.write("x" * 2000)
+                os.rename(f"{folder}/saved.new", f"{folder}/saved")
+        self.time("save by rename ×500", save)
+
+    def rm(self):
+        self.time("rm -rf", lambda folder: run("rm", "-rf", *(f"{folder}/{name}" for name in os.listdir(folder))))
+
+    def print(self):
+        for what, times in self.times.items():
+            ext4, limit = times.pop("ext4"), times.pop("limit", None)
+            for side, own in times.items():
+                ratio = statistics.median(e / o for o, e in zip(own, ext4))
+                goal = GOALS.get(what, {}).get(side.removeprefix("before "), 0)
+                line = {"what": f"{what}, {side}", "peer": "ext4", "ratio": round(ratio, 3), "goal": goal, "met": ratio >= goal,
+                        "ours_s": round(statistics.median(own), 4), "peer_s": round(statistics.median(ext4), 4)}
+                if limit:
+                    line["limit"] = round(statistics.median(e / l for l, e in zip(limit, ext4)), 3)
+                print(json.dumps(line), flush=True)
+
+
+def loopback(work):
+    """A side that does nothing but hand everything on; gives its process, too."""
+    source, point = f"{work}/loop-source", f"{work}/loop"
+    os.mkdir(source), os.mkdir(point)
+    process = subprocess.Popen([LOOPBACK, source, point])
+    wait("the loopback", lambda: os.path.ismount(point))
+    os.mkdir(f"{point}/work")
+    return Side("limit", f"{point}/work"), process
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--files", type=int, default=5000)
+    parser.add_argument("--only", default="tar,clone,grep,find,list,rename,rm")
+    parser.add_argument("--before", help="a binary of another build, to be measured in the same rounds")
+    options = parser.parse_args()
+    work = tempfile.mkdtemp(prefix="tidemill-bench-programs-")
+    source, repository, archive, ext4 = (f"{work}/{name}" for name in ("source", "repository", "source.tar", "ext4"))
+    os.mkdir(source), os.mkdir(repository), os.mkdir(ext4)
+    make_source(source, options.files)
+    make_source(repository, options.files * 2 // 5)
+    run("tar", "cf", archive, "-C", source, ".")
+    for command in (("init", "-q"), ("add", "."), ("-c", "user.name=b", "-c", "user.email=b@b", "commit", "-qm", "all")):
+        run("git", "-C", repository, *command)
+    arrays = []
+    try:
+        limit, process = loopback(work)
+        sides = [Side("ext4", ext4), limit]
+        for label, binary in (("", BINARY), ("before ", options.before)):
+            if binary:
+                sides.append(mounted(arrays, f"{label}in place", binary, "true"))
+                sides.append(mounted(arrays, f"{label}http", binary, "false"))
+        bench = Bench(options, sides, source, archive, repository)
+        for _ in range(options.rounds):
+            for part in options.only.split(","):
+                getattr(bench, part)()
+            for side in sides:
+                for name in os.listdir(side.folder):
+                    shutil.rmtree(f"{side.folder}/{name}", ignore_errors=True)
+        bench.print()
+    finally:
+        for array in arrays:
+            array.__exit__()
+        subprocess.run(["umount", "-l", f"{work}/loop"])
+        process.wait(timeout=20)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

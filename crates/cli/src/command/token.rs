@@ -1,0 +1,172 @@
+//! `tidemill token`: by what users on other hosts are known.
+
+use crate::context::Context;
+use crate::output::Said;
+use crate::output::token::{TokensView, token_json, whose};
+use anyhow::Context as _;
+use serde_json::json;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidemill_client::users;
+use tidemill_core::job::quantity;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill token create --user alice --expires 90d --output alice.token
+  tidemill token create --output ~/.config/tidemill/token      one for myself, on the server's host
+  tidemill token create --trusted --note node7 --output node7.token
+  tidemill token list
+  tidemill token revoke 3
+
+On a client host put the file at ~/.config/tidemill/token (chmod 600), or name it with --token-file.";
+
+/// Make, list and revoke tokens: each lets its bearer use the array from another host as one user
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: TokenCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum TokenCommand {
+    /// Make a token; its secret is shown once, and kept nowhere else
+    Create(Create),
+    /// List tokens: one's own; as root all
+    List {
+        /// Of this user only: name or number
+        #[arg(long, value_name = "USER", value_parser = user)]
+        user: Option<u32>,
+    },
+    /// End a token, and what goes on with it
+    Revoke {
+        /// Its number
+        token: u64,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Create {
+    /// Whose it is: name or number [default: yours]
+    #[arg(long, value_name = "USER", value_parser = user)]
+    user: Option<u32>,
+    /// Not of a user: its bearer may act for anybody, as with the array's token. For mounts and elements of one host
+    #[arg(long, conflicts_with_all = ["user", "read_only"])]
+    trusted: bool,
+    /// It is good for reading only
+    #[arg(long)]
+    read_only: bool,
+    /// How long it is good, as 12h, 90d [default: until it is revoked]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    expires: Option<Duration>,
+    /// What it is for
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    note: String,
+    /// File to write it to, readable by nobody else [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+fn user(text: &str) -> Result<u32, String> {
+    users::uid(text).ok_or_else(|| format!("`{text}` is no user of this host; give a number"))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let span = quantity::duration(text).ok_or("a time is a number with s, m, h or d")?;
+    Ok(Duration::from_nanos(span.0))
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    match args.command {
+        TokenCommand::Create(args) => return create(args, context, &server).await,
+        TokenCommand::List { user } => {
+            let request = v1::ListTokensRequest { uid: user };
+            let reply = server.tokens().list(request).await;
+            let reply = reply.map_err(|status| server.explain(status))?;
+            context
+                .output
+                .show(&TokensView(reply.into_inner().tokens))?;
+        }
+        TokenCommand::Revoke { token } => {
+            let request = v1::RevokeTokenRequest { token };
+            let reply = server.tokens().revoke(request).await;
+            let token = reply.map_err(|status| server.explain(status))?.into_inner();
+            let text = format!("token {} of {} is revoked", token.token, whose(&token));
+            context.output.show(&Said::new(text, token_json(&token)))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn create(
+    args: Create,
+    context: &Context,
+    server: &tidemill_client::Server,
+) -> anyhow::Result<ExitCode> {
+    let me = rustix::process::geteuid().as_raw();
+    let uid = (!args.trusted).then(|| args.user.unwrap_or(me));
+    let ends = args
+        .expires
+        .and_then(|good| SystemTime::now().checked_add(good));
+    let ends = ends.and_then(|ends| ends.duration_since(UNIX_EPOCH).ok());
+    let ends = ends.map(|ends| i64::try_from(ends.as_nanos()));
+    let request = v1::CreateTokenRequest {
+        uid,
+        read_only: args.read_only,
+        expires: ends
+            .transpose()
+            .context("--expires is too far")?
+            .unwrap_or(0),
+        note: args.note,
+    };
+    // Before the token is made: one that can't be kept would have to be revoked.
+    let file = args.output.as_deref().map(private_file).transpose()?;
+    let reply = server.tokens().create(request).await;
+    let reply = match reply.map_err(|status| server.explain(status)) {
+        Ok(reply) => reply.into_inner(),
+        Err(error) => {
+            if let Some(path) = &args.output {
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(error.into());
+        }
+    };
+    let token = reply.token.unwrap_or_default();
+    let of = format!("token {} of {}", token.token, whose(&token));
+    let (Some(mut file), Some(path)) = (file, &args.output) else {
+        context.note(format_args!("{of}; keep what follows secret"));
+        let json = json!({ "token": token_json(&token), "credential": reply.credential });
+        context.output.show(&Said::new(reply.credential, json))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let written = file
+        .write_all(reply.credential.as_bytes())
+        .and_then(|()| file.sync_all());
+    written.with_context(|| path.display().to_string())?;
+    if let Some(uid) = uid.filter(|uid| *uid != me) {
+        let owner = std::os::unix::fs::fchown(&file, Some(uid), Some(users::gid(uid)));
+        owner.with_context(|| path.display().to_string())?;
+    }
+    let text = format!("{of} is in {}", path.display());
+    let json = json!({ "token": token_json(&token), "file": path.display().to_string() });
+    context.output.show(&Said::new(text, json))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A new file that only its owner can read. One that is there is not written over: it may be a token that is in use.
+fn private_file(path: &Path) -> anyhow::Result<std::fs::File> {
+    let in_folder = || path.display().to_string();
+    if let Some(folder) = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
+        std::fs::create_dir_all(folder).with_context(in_folder)?;
+    }
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(path);
+    file.with_context(in_folder)
+}

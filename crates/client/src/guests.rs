@@ -1,0 +1,407 @@
+//! The connections of a listener, so that nobody's connections keep others out: strangers have to say soon who they
+//! are, there is a bound on strangers and one for each user, and beyond it the connection goes that has been silent
+//! for longest.
+//!
+//! Parts of the array (whoever may act for any user) have no bound.
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+/// Connections at once of which nobody knows yet whose they are.
+const STRANGERS_MAX: usize = 256;
+
+/// How long a stranger may take to show who they are, however busily they do it.
+const STRANGER_MAX: Duration = Duration::from_secs(15);
+
+/// How often it is looked for strangers who take longer.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Whose a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Nobody knows yet.
+    Stranger,
+    /// An ordinary user.
+    User(u32),
+    /// A part of the array, or its operator.
+    Trusted,
+}
+
+/// All connections of a listener. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Guests(Arc<Open>);
+
+#[derive(Debug)]
+struct Open {
+    each_max: usize,
+    since: Instant,
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    last: u64,
+    guests: BTreeMap<u64, Arc<Seat>>,
+}
+
+/// One connection's place.
+#[derive(Debug)]
+struct Seat {
+    who: Mutex<Who>,
+    /// In milliseconds from the start of the listener.
+    came: u64,
+    heard: AtomicU64,
+    asked_to_go: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Seat {
+    fn ask_to_go(&self) {
+        self.asked_to_go.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+/// One connection, as those who serve it know it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    seat: Arc<Seat>,
+    open: Arc<Open>,
+}
+
+impl Guests {
+    /// For a listener that has up to `each_max` connections of each ordinary user.
+    #[must_use]
+    pub fn new(each_max: usize) -> Self {
+        Self(Arc::new(Open {
+            each_max,
+            since: Instant::now(),
+            all: Mutex::default(),
+        }))
+    }
+
+    /// Sends strangers away who take too long, for as long as there is a listener. To be called on a runtime.
+    pub fn watch(&self) {
+        let open = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                let Some(open) = open.upgrade() else { return };
+                open.send_slow_away(STRANGER_MAX);
+            }
+        });
+    }
+
+    /// Takes a connection in.
+    #[must_use]
+    pub fn seat<S>(&self, stream: S, who: Who) -> Seated<S> {
+        let now = self.0.now();
+        let seat = Arc::new(Seat {
+            who: Mutex::new(who),
+            came: now,
+            heard: AtomicU64::new(now),
+            asked_to_go: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        let mut all = self.0.all.lock();
+        all.last += 1;
+        let number = all.last;
+        all.guests.insert(number, seat.clone());
+        self.0.make_room(&all, who);
+        drop(all);
+        let guest = Guest {
+            seat,
+            open: self.0.clone(),
+        };
+        let place = Place { guest, number };
+        Seated { stream, place }
+    }
+
+    /// How many connections are open.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.all.lock().guests.len()
+    }
+}
+
+impl Open {
+    fn now(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Asks whoever has been silent for longest to go, if there are too many of a kind.
+    fn make_room(&self, all: &All, who: Who) {
+        let most = match who {
+            Who::Trusted => return,
+            Who::Stranger => STRANGERS_MAX,
+            Who::User(_) => self.each_max,
+        };
+        let alike = all
+            .guests
+            .values()
+            .filter(|seat| *seat.who.lock() == who && !seat.asked_to_go.load(Ordering::Acquire));
+        let alike: Vec<_> = alike.collect();
+        if alike.len() <= most {
+            return;
+        }
+        let silent = alike
+            .iter()
+            .min_by_key(|seat| seat.heard.load(Ordering::Relaxed));
+        if let Some(seat) = silent {
+            seat.ask_to_go();
+        }
+    }
+
+    fn send_slow_away(&self, after: Duration) {
+        let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+        let now = self.now();
+        for seat in self.all.lock().guests.values() {
+            if *seat.who.lock() == Who::Stranger && now.saturating_sub(seat.came) > after {
+                seat.ask_to_go();
+            }
+        }
+    }
+}
+
+impl Guest {
+    /// Notes whose the connection is, once that has been shown. One that has shown more than once is whose it was last,
+    /// but what a part of the array has opened stays its own.
+    pub fn introduce(&self, who: Who) {
+        {
+            let mut known = self.seat.who.lock();
+            if *known == who || *known == Who::Trusted {
+                return;
+            }
+            *known = who;
+        }
+        let all = self.open.all.lock();
+        self.open.make_room(&all, who);
+    }
+}
+
+/// A connection that has a place.
+#[derive(Debug)]
+pub struct Seated<S> {
+    // The connection is closed before its place is free.
+    stream: S,
+    place: Place,
+}
+
+/// A place, free when it is dropped.
+#[derive(Debug)]
+struct Place {
+    guest: Guest,
+    number: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.guest.open.all.lock().guests.remove(&self.number);
+    }
+}
+
+impl<S> Seated<S> {
+    /// What those who serve it know it by.
+    pub fn guest(&self) -> &Guest {
+        &self.place.guest
+    }
+
+    /// The connection itself.
+    pub fn inner(&self) -> &S {
+        &self.stream
+    }
+
+    /// The same place for what has become of the connection.
+    pub fn with<T>(self, stream: T) -> Seated<T> {
+        let place = self.place;
+        Seated { stream, place }
+    }
+
+    /// Waits until others need the place.
+    pub async fn asked_to_go(&self) {
+        std::future::poll_fn(|cx| match self.check(cx) {
+            Ok(()) => Poll::Pending,
+            Err(_) => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    /// Whether it may go on. It is woken when it may not.
+    fn check(&self, cx: &Context<'_>) -> io::Result<()> {
+        let seat = &self.guest().seat;
+        seat.waker.register(cx.waker());
+        if seat.asked_to_go.load(Ordering::Acquire) {
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "others need the place of this connection",
+            ));
+        }
+        Ok(())
+    }
+
+    fn heard<T>(&self, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if matches!(done, Poll::Ready(Ok(_))) {
+            let now = self.guest().open.now();
+            self.guest().seat.heard.store(now, Ordering::Relaxed);
+        }
+        done
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Seated<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        this.heard(read)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Seated<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.heard(written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.heard(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        Pin::new(&mut this.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+/// A connection as a service of tonic knows it: who is seated, and what the connection itself tells.
+#[derive(Clone, Debug)]
+pub struct Met<I> {
+    /// Its place.
+    pub guest: Guest,
+    /// What is known of the connection.
+    pub info: I,
+}
+
+impl<S: Connected> Connected for Seated<S> {
+    type ConnectInfo = Met<S::ConnectInfo>;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        Met {
+            guest: self.guest().clone(),
+            info: self.stream.connect_info(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    const EACH_MAX: usize = 2;
+
+    fn seated(guests: &Guests, who: Who) -> (DuplexStream, Seated<DuplexStream>) {
+        let (near, far) = duplex(64);
+        (near, guests.seat(far, who))
+    }
+
+    async fn lives(seated: &mut Seated<DuplexStream>, near: &mut DuplexStream) -> bool {
+        let _ = near.write_all(b"a").await;
+        seated.read_u8().await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn the_silent_go_for_the_next_stranger() {
+        let guests = Guests::new(EACH_MAX);
+        let mut all: Vec<_> = (0..STRANGERS_MAX)
+            .map(|_| seated(&guests, Who::Stranger))
+            .collect();
+        let (mut known_near, mut known) = seated(&guests, Who::User(7));
+        let (mut part_near, mut part) = seated(&guests, Who::Trusted);
+        // All but one say something later than it.
+        let before = guests.0.now();
+        while guests.0.now() == before {
+            tokio::task::yield_now().await;
+        }
+        for (near, seated) in all.iter_mut().skip(1) {
+            assert!(lives(seated, near).await);
+        }
+        let (mut near, mut newcomer) = seated(&guests, Who::Stranger);
+        let (first_near, first) = &mut all[0];
+        assert!(!lives(first, first_near).await);
+        let (last_near, last) = all.last_mut().unwrap();
+        assert!(lives(last, last_near).await && lives(&mut newcomer, &mut near).await);
+        assert!(lives(&mut known, &mut known_near).await && lives(&mut part, &mut part_near).await);
+    }
+
+    #[tokio::test]
+    async fn a_user_has_so_many_places_and_no_more_however_they_came() {
+        let guests = Guests::new(EACH_MAX);
+        let mut own: Vec<_> = (0..EACH_MAX)
+            .map(|_| seated(&guests, Who::User(7)))
+            .collect();
+        let (mut other_near, mut other) = seated(&guests, Who::User(8));
+        let (mut near, mut newcomer) = seated(&guests, Who::Stranger);
+        newcomer.guest().introduce(Who::User(7));
+        let mut left = 0;
+        for (near, seated) in &mut own {
+            left += usize::from(lives(seated, near).await);
+        }
+        left += usize::from(lives(&mut newcomer, &mut near).await);
+        assert_eq!(left, EACH_MAX);
+        assert!(lives(&mut other, &mut other_near).await);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_bytes_is_woken_to_go() {
+        let guests = Guests::new(EACH_MAX);
+        let (_near, mut slow) = seated(&guests, Who::Stranger);
+        let (_part_near, part) = seated(&guests, Who::Stranger);
+        part.guest().introduce(Who::Trusted);
+        let reading = tokio::spawn(async move { slow.read_u8().await });
+        tokio::task::yield_now().await;
+        while guests.0.now() == 0 {
+            tokio::task::yield_now().await;
+        }
+        guests.0.send_slow_away(Duration::ZERO);
+        assert!(reading.await.unwrap().is_err());
+        // The other one is known, and both places are accounted for.
+        assert!(!part.guest().seat.asked_to_go.load(Ordering::Acquire));
+        assert_eq!(guests.count(), 1);
+    }
+}

@@ -1,0 +1,98 @@
+//! What one user may have under way at once, such as requests: the next one waits for its turn, and others don't.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long a turn is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Users that are remembered though they have nothing under way.
+const IDLE_MAX: usize = 1024;
+
+/// Turns of all users.
+#[derive(Debug)]
+pub struct Turns {
+    each_max: usize,
+    users: Mutex<HashMap<u32, Arc<Semaphore>>>,
+}
+
+/// The user has too much under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "user {uid} has {each_max} requests of this kind under way already: wait until one of them has ended"
+)]
+pub struct Busy {
+    uid: u32,
+    each_max: usize,
+}
+
+impl Turns {
+    /// Each user has this many.
+    #[must_use]
+    pub fn new(each_max: usize) -> Self {
+        Self {
+            each_max,
+            users: Mutex::default(),
+        }
+    }
+
+    /// Takes a turn of a user, until what this gives is dropped.
+    ///
+    /// # Errors
+    /// If none is free for a while.
+    pub async fn take(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
+        let own = self.of(uid);
+        let each_max = self.each_max;
+        let busy = Busy { uid, each_max };
+        let turn = tokio::time::timeout(PATIENCE, own.acquire_owned()).await;
+        turn.map_err(|_| busy)?.map_err(|_| busy)
+    }
+
+    fn of(&self, uid: u32) -> Arc<Semaphore> {
+        let mut users = self.users.lock();
+        if users.len() > IDLE_MAX {
+            let each_max = self.each_max;
+            // Whoever waits, or is about to, has a share in theirs.
+            users.retain(|_, own| Arc::strong_count(own) > 1 || own.available_permits() < each_max);
+        }
+        let new = || Arc::new(Semaphore::new(self.each_max));
+        users.entry(uid).or_insert_with(new).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_user_waits_and_others_do_not() {
+        let turns = Turns::new(2);
+        let first = turns.take(7).await.unwrap();
+        let _second = turns.take(7).await.unwrap();
+        let _other = turns.take(8).await.unwrap();
+        assert!(
+            turns
+                .take(7)
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("user 7")
+        );
+        drop(first);
+        drop(turns.take(7).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn users_who_have_nothing_under_way_are_forgotten() {
+        let turns = Turns::new(1);
+        let _kept = turns.take(0).await.unwrap();
+        for uid in 1..3 * u32::try_from(IDLE_MAX).unwrap() {
+            drop(turns.take(uid).await.unwrap());
+        }
+        let users = turns.users.lock();
+        assert!(users.len() <= IDLE_MAX + 1 && users.contains_key(&0));
+    }
+}

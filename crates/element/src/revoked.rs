@@ -1,0 +1,59 @@
+//! Capabilities that the server has taken back before their time: those for an object that expire by some time.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use tidemill_core::id::ObjectId;
+use tidemill_wire::capability::{Capability, Refusal};
+use tidemill_wire::v1;
+
+/// See the module. Kept in memory: the server says it again to an element that was started anew.
+#[derive(Debug, Default)]
+pub(crate) struct Revoked(Mutex<HashMap<ObjectId, u64>>);
+
+impl Revoked {
+    /// What the server takes back. Those that are over by themselves are forgotten.
+    pub(crate) fn on_revoke(&self, revoke: &v1::Revoke, now_ns: u64) {
+        let mut until = self.0.lock();
+        until.retain(|_, until_ns| *until_ns > now_ns);
+        for revoked in &revoke.revoked {
+            let known = until.entry(ObjectId(revoked.object)).or_default();
+            *known = revoked.until_ns.max(*known);
+        }
+    }
+
+    /// Whether a capability that is good otherwise was not taken back.
+    pub(crate) fn check(&self, capability: &Capability) -> Result<(), Refusal> {
+        match self.0.lock().get(&capability.object) {
+            Some(until_ns) if capability.expires_at_ns <= *until_ns => Err(Refusal::Expired),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidemill_core::id::ElementId;
+
+    #[test]
+    fn those_of_before_are_no_good_and_those_of_after_are() {
+        let of = |object, expires_at_ns| Capability {
+            object: ObjectId(object),
+            element: ElementId(0),
+            rights: 1,
+            uid: 7,
+            expires_at_ns,
+        };
+        let revoke = |object, until_ns| v1::Revoke {
+            revoked: vec![v1::Revoked { object, until_ns }],
+        };
+        let revoked = Revoked::default();
+        revoked.on_revoke(&revoke(5, 100), 0);
+        revoked.on_revoke(&revoke(5, 90), 0);
+        assert_eq!(revoked.check(&of(5, 100)), Err(Refusal::Expired));
+        assert_eq!(revoked.check(&of(5, 101)), Ok(()));
+        assert_eq!(revoked.check(&of(6, 100)), Ok(()));
+        revoked.on_revoke(&revoke(6, 200), 150);
+        assert_eq!(revoked.0.lock().len(), 1, "what is over is forgotten");
+    }
+}

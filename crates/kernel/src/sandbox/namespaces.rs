@@ -1,0 +1,127 @@
+//! The namespaces that kernels are in: one of users, where they have their owners' numbers and whose masters they are not,
+//! and an empty network and no messages or memory of the system's own in it.
+//!
+//! They are made once for all kernels of a launcher: to make a network takes longer than most kernels, and nothing can be
+//! made in these since the calls for that are not allowed. Who is outside has no rights over processes within, whatever its user.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+use super::ids::{Ids, KERNELS, KERNELS_FROM};
+
+/// The kinds, in the order in which they are entered: the rights to enter the others come with the first.
+const KINDS: [&str; 3] = ["user", "net", "ipc"];
+
+const FLAGS: libc::c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
+
+/// Namespaces, open. They last as long as this or a process in them.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    open: [OwnedFd; KINDS.len()],
+}
+
+impl Namespaces {
+    /// Makes them, and tries to enter them.
+    ///
+    /// # Errors
+    /// Where this process may not.
+    pub(crate) fn make(ids: Ids) -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let (inner, outer) = (reader.as_raw_fd(), writer.as_raw_fd());
+        // SAFETY: the child is a copy of this process with this thread only; it makes bare system calls until it ends.
+        let pid = fork(FLAGS, || unsafe {
+            libc::close(outer);
+            let mut nothing = 0_u8;
+            libc::read(inner, (&raw mut nothing).cast(), 1);
+            0
+        })?;
+        let made = map(pid, ids).and_then(|()| Self::open(pid));
+        // It ends when nobody can write to it any more.
+        drop(writer);
+        waitpid(Some(pid), WaitOptions::empty())?;
+        let made = made?;
+        made.try_out()?;
+        Ok(made)
+    }
+
+    fn open(pid: Pid) -> io::Result<Self> {
+        let folder = of(pid).join("ns");
+        let open = |kind: &str| File::open(folder.join(kind)).map(OwnedFd::from);
+        let [user, net, ipc] = KINDS.map(open);
+        Ok(Self {
+            open: [user?, net?, ipc?],
+        })
+    }
+
+    /// Some systems let everybody make such namespaces but nobody do anything in them.
+    fn try_out(&self) -> io::Result<()> {
+        let descriptors = self.descriptors();
+        let enter = |one: &BorrowedFd<'_>| {
+            // SAFETY: takes numbers, and concerns the copy only.
+            unsafe { libc::setns(one.as_raw_fd(), 0) == 0 }
+        };
+        let pid = fork(0, || i32::from(!descriptors.iter().all(enter)))?;
+        let ended = waitpid(Some(pid), WaitOptions::empty())?;
+        match ended.and_then(|(_, status)| status.exit_status()) {
+            Some(0) => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::PermissionDenied)),
+        }
+    }
+
+    /// In the order in which they are to be entered.
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; KINDS.len()] {
+        self.open.each_ref().map(AsFd::as_fd)
+    }
+}
+
+fn of(pid: Pid) -> PathBuf {
+    Path::new("/proc").join(pid.as_raw_nonzero().to_string())
+}
+
+/// Makes a copy of this process that ends with what `child` gives.
+fn fork(flags: libc::c_int, child: impl FnOnce() -> i32) -> io::Result<Pid> {
+    // SAFETY: no stack, and nothing is stored anywhere; what the copy does is for the callers, see there.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) };
+    if pid == 0 {
+        let code = child();
+        // SAFETY: ends the copy without running handlers of this process.
+        unsafe { libc::_exit(code) }
+    }
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.ok_or_else(io::Error::last_os_error)
+}
+
+/// Says which numbers users have within.
+fn map(pid: Pid, ids: Ids) -> io::Result<()> {
+    let folder = of(pid);
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let kernels = || format!("0 {KERNELS_FROM} {KERNELS}");
+    let (users, groups) = match ids {
+        Ids::OfKernels => (kernels(), kernels()),
+        Ids::OfOwners if uid.is_root() => {
+            (same("/proc/self/uid_map")?, same("/proc/self/gid_map")?)
+        }
+        Ids::OfOwners => {
+            fs::write(folder.join("setgroups"), "deny")?;
+            let own = |id: u32| format!("{id} {id} 1");
+            (own(uid.as_raw()), own(gid.as_raw()))
+        }
+    };
+    fs::write(folder.join("uid_map"), users)?;
+    fs::write(folder.join("gid_map"), groups)
+}
+
+/// A map in which all that this process knows have the numbers that it knows them by.
+fn same(path: &str) -> io::Result<String> {
+    let map = fs::read_to_string(path)?;
+    let lines = map.lines().filter_map(|line| {
+        let mut numbers = line.split_ascii_whitespace();
+        let (first, _, count) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        Some(format!("{first} {first} {count}\n"))
+    });
+    Ok(lines.collect())
+}

@@ -1,0 +1,390 @@
+//! What a process of a kernel's own user that is outside of the sandbox can't do to it: the hostile twin of each promise.
+//!
+//! Where the element is an ordinary user's, this user is the element too, and nothing is promised; so these need root.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use std::fs::{self, Permissions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use support::{LAUNCHER, Place, compile, finish, output, skip_without_root, start, wait_until};
+use tidemill_kernel::{Code, KERNELS_FROM, PrepareError, Running, User};
+
+const TWIN: User = User {
+    uid: 1000,
+    gid: 1000,
+};
+
+/// What the twin's script prints: it tries things and names those that it could do.
+fn twin(script: &str, args: &[&str]) -> String {
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
+    command.args(args).uid(TWIN.uid).gid(TWIN.gid);
+    let done = command.current_dir("/").output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.success(), "{said}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+const ATTEMPTS: &str = "
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def attempt(what, call):
+    try: result = call()
+    except OSError: return
+    if result is None or not isinstance(result, int) or result >= 0: print('could', what)
+";
+
+/// Starts a kernel of the twin's that says when it runs, and then waits.
+fn waiting(place: &Place) -> (tidemill_kernel::Prepared, Running) {
+    let mut run = place.shell("mkdir sub; echo x > sub/out; echo > ready; sleep 1000");
+    run.user = Some(TWIN);
+    let (prepared, running) = start(run);
+    let ready = prepared.run().folder.join("ready");
+    wait_until("the kernel runs", || ready.exists());
+    (prepared, running)
+}
+
+#[test]
+fn a_kernel_can_not_be_looked_into_stopped_or_robbed_from_outside() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let (prepared, running) = waiting(&place);
+    let pid = running.pid().to_string();
+    let folder = prepared.run().folder.to_str().unwrap();
+    let script = "
+pid, folder = int(sys.argv[1]), sys.argv[2]
+for name in ('cwd', 'root', 'exe', 'fd/0', 'fd/1', 'ns/user'):
+    attempt('readlink ' + name, lambda: os.readlink(f'/proc/{pid}/{name}'))
+for name in ('mem', 'maps', 'environ', 'cwd/ready', 'root/etc/shadow', 'fd/0', 'syscall', 'stack', 'io', 'auxv'):
+    attempt('open ' + name, lambda: os.read(os.open(f'/proc/{pid}/{name}', os.O_RDONLY), 1))
+attempt('list fd', lambda: os.listdir(f'/proc/{pid}/fd'))
+for number in (0, signal.SIGSTOP, signal.SIGTERM):
+    attempt(f'signal {number}', lambda: os.kill(pid, number))
+    attempt(f'signal group {number}', lambda: os.killpg(pid, number))
+pidfd = os.pidfd_open(pid)
+attempt('pidfd_getfd', lambda: libc.syscall(438, pidfd, 1, 0))
+attempt('enter its namespaces', lambda: libc.setns(pidfd, 0x10000000))
+attempt('ptrace', lambda: libc.ptrace(16, pid, 0, 0))
+attempt('seize', lambda: libc.ptrace(0x4206, pid, 0, 0))
+attempt('choose its processors', lambda: os.sched_setaffinity(pid, {0}))
+attempt('set its priority', lambda: os.setpriority(os.PRIO_PROCESS, pid, 5))
+class Part(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
+own = ctypes.create_string_buffer(8)
+here, there = Part(ctypes.addressof(own), 8), Part(0x400000, 8)
+attempt('read its memory', lambda: libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
+for path in (folder, folder + '/.tidemill', folder + '/.tidemill/tmp', folder + '/sub', folder + '/sub/out'):
+    attempt('open ' + path, lambda: os.open(path, os.O_RDONLY))
+    attempt('write ' + path, lambda: os.open(path, os.O_WRONLY))
+attempt('make a file', lambda: os.open(folder + '/sub/new', os.O_WRONLY | os.O_CREAT))
+";
+    assert_eq!(twin(script, &[&pid, folder]), "");
+    // It still runs, as somebody who is nobody outside.
+    let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
+    assert_eq!(owner, KERNELS_FROM + TWIN.uid);
+    running.control().cancel();
+    running.wait().unwrap();
+}
+
+/// A door to a folder, as one who had got hold of it would have it.
+fn door(path: &Path) -> OwnedFd {
+    let file = fs::File::open(path).unwrap();
+    // The twin inherits it.
+    rustix::io::dup(&file).unwrap()
+}
+
+#[test]
+fn what_was_opened_in_a_folder_is_no_door_once_it_came_back() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let (prepared, running) = waiting(&place);
+    let folder = prepared.run().folder.clone();
+    let doors = ["", ".tidemill", ".tidemill/tmp", "sub"].map(|name| door(&folder.join(name)));
+    running.control().cancel();
+    running.wait().unwrap();
+    let made = prepared.output("sub/out").unwrap();
+    let target = place.path("made-by-root");
+    let numbers = doors.each_ref().map(|door| door.as_raw_fd().to_string());
+    let plant = |names: &[&str]| {
+        let script = "
+import subprocess
+target, numbers, names = sys.argv[1], sys.argv[2].split(','), sys.argv[3:]
+for door in map(int, numbers):
+    for name in names:
+        attempt(f'link {name} in {door}', lambda: os.symlink(target, name, dir_fd=door))
+    attempt(f'open in {door}', lambda: os.open('out', os.O_WRONLY, dir_fd=door))
+    attempt(f'exchange in {door}', lambda: os.rename('out', 'other', src_dir_fd=door, dst_dir_fd=door))
+    attempt(f'open up {door}', lambda: os.fchmod(door, 0o777))
+";
+        let numbers = numbers.join(",");
+        let mut args = vec![target.to_str().unwrap(), numbers.as_str()];
+        args.extend(names);
+        twin_with(&doors, script, &args)
+    };
+    assert_eq!(plant(&["payload.sh"]), "");
+    assert_eq!(made.size().unwrap(), 2);
+    // Used again, it is another kernel's.
+    drop(made);
+    fs::remove_dir_all(folder.join("sub")).unwrap();
+    assert!(LAUNCHER.recycle(&folder));
+    assert_eq!(plant(&["payload.sh"]), "");
+    let payload = place.object("payload.sh", "#!/bin/sh\necho ran\n");
+    let mut run = place.run(Code::Program(payload.clone()), &[]);
+    run.user = Some(TWIN);
+    run.inputs.push(tidemill_kernel::RunInput {
+        name: "payload.sh".into(),
+        path: payload,
+    });
+    let again = LAUNCHER.prepare(run).unwrap();
+    let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+    let reserved = again.run().folder.join(".tidemill");
+    assert_eq!(
+        inode(&reserved),
+        rustix::fs::fstat(&doors[1]).unwrap().st_ino
+    );
+    assert_eq!(plant(&["payload.sh", "other"]), "");
+    let exit = LAUNCHER.spawn(&again).unwrap().wait().unwrap();
+    assert_eq!(exit.stdout.text(), "ran\n");
+    assert!(!target.exists());
+}
+
+/// As [`twin`], with descriptors that it inherits.
+fn twin_with(doors: &[OwnedFd], script: &str, args: &[&str]) -> String {
+    for door in doors {
+        let none = rustix::io::FdFlags::empty();
+        rustix::io::fcntl_setfd(door, none).unwrap();
+    }
+    twin(script, args)
+}
+
+#[test]
+fn a_program_is_run_only_for_whom_it_may_be() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let closed = place.path("closed");
+    fs::create_dir(&closed).unwrap();
+    let script = |path: &Path, mode| {
+        fs::write(path, "#!/bin/sh\necho ran as $(id -u)\n").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    };
+    let inner = closed.join("backup.sh");
+    script(&inner, 0o755);
+    fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
+    let of_root = place.path("of-root.sh");
+    script(&of_root, 0o700);
+    let unreadable = place.path("unreadable.sh");
+    script(&unreadable, 0o711);
+    for path in [&inner, &of_root, &unreadable] {
+        let mut run = place.run(Code::Program(path.clone()), &[]);
+        run.user = Some(TWIN);
+        let refused = LAUNCHER.prepare(run).unwrap_err();
+        assert!(
+            matches!(refused, PrepareError::Forbidden { .. }),
+            "{refused}"
+        );
+    }
+    // Its owner may run a program that nobody else may.
+    let own = place.path("own");
+    fs::create_dir(&own).unwrap();
+    let private = own.join("private.sh");
+    script(&private, 0o700);
+    fs::set_permissions(&own, Permissions::from_mode(0o700)).unwrap();
+    for path in [&own, &private] {
+        chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    }
+    let mut run = place.run(Code::Program(private), &[]);
+    run.user = Some(TWIN);
+    assert_eq!(output(run), "ran as 1000\n");
+}
+
+#[test]
+fn no_input_is_one_that_its_reader_can_change_outside() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let object = place.object("object", "kept");
+    chown(&object, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    let mut run = place.shell("cat input");
+    run.user = Some(TWIN);
+    run.inputs.push(tidemill_kernel::RunInput {
+        name: "input".into(),
+        path: object,
+    });
+    let refused = LAUNCHER.prepare(run).unwrap_err();
+    assert!(
+        matches!(refused, PrepareError::WritableInput { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_shared_object_runs_for_every_user() {
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let built = compile(&place, "tests/kernels/leftovers.c", "left.so");
+    // Objects lie in a folder that is closed to users.
+    let closed = place.path("objects");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
+    let object = closed.join("object");
+    fs::rename(built, &object).unwrap();
+    for uid in [TWIN.uid, 0] {
+        let mut run = place.run(Code::Native(object.clone()), &["nothing"]);
+        run.user = Some(User { uid, gid: uid });
+        run.inputs.push(tidemill_kernel::RunInput {
+            name: "left.so".into(),
+            path: object.clone(),
+        });
+        run.outputs.push("found".into());
+        let (prepared, exit) = finish(run);
+        assert!(exit.success(), "{}", exit.stderr.text());
+        assert_eq!(prepared.output("found").unwrap().size().unwrap(), 2);
+    }
+}
+
+#[test]
+fn nothing_of_an_earlier_order_is_left_for_the_next() {
+    let place = Place::new();
+    let object = compile(&place, "tests/kernels/leftovers.c", "left.so");
+    let users = support::users();
+    let mark = "PRIVATE-ARGUMENT-OF-ANOTHER";
+    let long = format!("{}{mark}", "q".repeat(3000));
+    let mut before = place.run(Code::Builtin("grep".into()), &["-c", &long]);
+    before.user = users.last().copied().flatten();
+    place.input(&mut before, "in", "text\n");
+    let (_, exit) = finish(before);
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let backwards: String = mark.chars().rev().collect();
+    let mut run = place.run(Code::Native(object), &[&backwards]);
+    run.outputs.push("found".into());
+    let (prepared, exit) = finish(run);
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let found = fs::read_to_string(prepared.run().folder.join("found")).unwrap();
+    assert_eq!(found, "0\n");
+}
+
+#[test]
+fn no_datagram_leaves_the_sandbox() {
+    let place = Place::new();
+    let open = tempfile::tempdir().unwrap();
+    fs::set_permissions(open.path(), Permissions::from_mode(0o777)).unwrap();
+    let path = open.path().join("socket");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let script = "
+import array, socket, sys
+path = sys.argv[1]
+kinds = [(socket.SOCK_DGRAM, 0), (socket.SOCK_RAW, 0), (socket.SOCK_DGRAM, socket.SOCK_CLOEXEC),
+         (socket.SOCK_STREAM, 0), (socket.SOCK_SEQPACKET, 0)]
+for kind, flags in kinds:
+    try: a, b = socket.socketpair(socket.AF_UNIX, kind | flags)
+    except PermissionError: print('no pair of', kind.name); continue
+    for call in (lambda: a.sendto(b'x', path),
+                 lambda: a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))], 0, path),
+                 lambda: a.connect(path), lambda: a.bind('own')):
+        try: call()
+        except OSError: pass
+";
+    for user in support::users() {
+        let mut run = place.python(script);
+        run.args.push(path.to_str().unwrap().into());
+        run.user = user;
+        let expected = "no pair of SOCK_DGRAM\nno pair of SOCK_RAW\nno pair of SOCK_DGRAM\n";
+        assert_eq!(output(run), expected);
+        assert!(socket.recv(&mut [0; 8]).is_err(), "{user:?}");
+    }
+}
+
+#[test]
+fn a_kernel_of_an_ordinary_users_own_element_stays_inside() {
+    const NAME: &str = "a_kernel_of_an_ordinary_users_own_element_stays_inside";
+    // This test's own binary plays the element.
+    if let Ok(folder) = std::env::var("PLAY_OWN_ELEMENT") {
+        return own_element(Path::new(&folder));
+    }
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let program = place.path("element");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let folder = place.path("own");
+    fs::create_dir(&folder).unwrap();
+    let secret = folder.join("secret");
+    fs::write(&secret, "secret").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    for path in [&folder, &secret] {
+        chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    }
+    let done = Command::new(program)
+        .args(["--exact", NAME, "--nocapture"])
+        .env("PLAY_OWN_ELEMENT", &folder)
+        .env("TMPDIR", &folder)
+        .current_dir("/")
+        .uid(TWIN.uid)
+        .gid(TWIN.gid)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+/// The element of an ordinary user runs a kernel that tries what this user could do outside.
+fn own_element(folder: &Path) {
+    let script = "
+import socket
+element, secret = os.getppid(), sys.argv[1]
+attempt('read', lambda: os.open(secret, os.O_RDONLY))
+attempt('write', lambda: os.open(secret, os.O_WRONLY))
+attempt('make', lambda: os.open(secret + '-new', os.O_WRONLY | os.O_CREAT))
+attempt('remove', lambda: os.unlink(secret))
+attempt('signal', lambda: os.kill(element, signal.SIGTERM))
+attempt('limit', lambda: libc.prlimit64(element, 7, b'\\0' * 16, None))
+attempt('choose processors', lambda: os.sched_setaffinity(element, {0}))
+attempt('give priority', lambda: os.setpriority(os.PRIO_USER, 0, 19))
+attempt('network', lambda: socket.socket())
+attempt('ptrace', lambda: libc.ptrace(16, element, 0, 0))
+for name in ('mem', 'environ', 'fd', 'root/etc/passwd', 'cwd'):
+    attempt(name, lambda: os.open(f'/proc/{element}/{name}', os.O_RDONLY))
+attempt('become root', lambda: os.setuid(0))
+attempt('have rights', lambda: os.chroot('.'))
+print(os.getuid())
+";
+    let mut run =
+        tidemill_kernel::Run::new(Code::Program("/usr/bin/python3".into()), folder.join("run"));
+    let secret = folder.join("secret");
+    run.args = vec!["-c".into(), format!("{ATTEMPTS}{script}")];
+    run.args.push(secret.to_str().unwrap().into());
+    run.inputs_as = tidemill_kernel::InputsAs::Symlink;
+    assert!(!LAUNCHER.has_users_of_kernels());
+    assert_eq!(output(run), format!("{}\n", TWIN.uid));
+    assert_eq!(fs::read(&secret).unwrap(), b"secret");
+    // What is a part of the program is confined in the same way.
+    let place = Place::new();
+    let mut run = place.run(Code::Builtin("max".into()), &["dtype=u8"]);
+    let input = place.path("data");
+    fs::write(&input, [1, 7, 3]).unwrap();
+    run.inputs.push(tidemill_kernel::RunInput {
+        name: "data".into(),
+        path: input,
+    });
+    assert_eq!(output(run), "7\n");
+}

@@ -1,0 +1,150 @@
+//! What stands before all services: who asks is known, may ask this, and has not too much under way, before a byte of
+//! the request itself is read.
+//!
+//! Parts of the array pass at once. A user has [`REQUESTS_EACH_MAX`] requests under way, streams that are watched among
+//! them, of [`USER_MESSAGE_BYTES_MAX`] bytes each; what was begun with a token ends with it.
+
+use crate::access::{Access, Peer};
+use futures_util::{StreamExt, future};
+use http_body_util::{BodyStream, Limited, StreamBody};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tidemill_client::turns::Turns;
+use tidemill_wire::USER_MESSAGE_BYTES_MAX;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tower::{Layer, Service};
+
+/// Requests of one user under way at once.
+const REQUESTS_EACH_MAX: usize = 32;
+
+/// What may be asked with a token that only reads; of `Apply` only operations that change nothing.
+const READS: [&str; 10] = [
+    "/tidemill.v1.Names/Apply",
+    "/tidemill.v1.Jobs/List",
+    "/tidemill.v1.Jobs/Get",
+    "/tidemill.v1.Jobs/Watch",
+    "/tidemill.v1.Jobs/Explain",
+    "/tidemill.v1.Jobs/Logs",
+    "/tidemill.v1.Jobs/Trace",
+    "/tidemill.v1.Lineage/Query",
+    "/tidemill.v1.Array/Status",
+    "/tidemill.v1.Tokens/List",
+];
+
+/// Puts a [`Gate`] before services.
+#[derive(Clone, Debug)]
+pub(crate) struct Gates {
+    access: Arc<Access>,
+    turns: Arc<Turns>,
+}
+
+impl Gates {
+    pub(crate) fn new(access: Arc<Access>) -> Self {
+        Self {
+            access,
+            turns: Arc::new(Turns::new(REQUESTS_EACH_MAX)),
+        }
+    }
+}
+
+impl<S> Layer<S> for Gates {
+    type Service = Gate<S>;
+
+    fn layer(&self, inner: S) -> Gate<S> {
+        Gate {
+            inner,
+            gates: self.clone(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate<S> {
+    inner: S,
+    gates: Gates,
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl<S> Service<Request<Body>> for Gate<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Answer {
+        let peer = self
+            .gates
+            .access
+            .identify(request.headers(), request.extensions());
+        let peer = match peer {
+            Ok(peer) => peer,
+            Err(status) => return refuse(status),
+        };
+        request.extensions_mut().insert(peer.clone());
+        if peer.trusted && peer.token.is_none() {
+            return Box::pin(self.inner.call(request));
+        }
+        if peer.read_only() && !READS.contains(&request.uri().path()) {
+            return refuse(Status::permission_denied("this token may only read"));
+        }
+        // The one that is ready is used, the clone may not be.
+        let next = self.inner.clone();
+        let inner = std::mem::replace(&mut self.inner, next);
+        let turns = self.gates.turns.clone();
+        Box::pin(bounded(inner, request, peer, turns))
+    }
+}
+
+fn refuse(status: Status) -> Answer {
+    Box::pin(future::ready(Ok(status.into_http())))
+}
+
+/// A request of an ordinary user, when it is its turn, or of whoever has a token. It is under way until all of the
+/// answer was taken, or the token has ended.
+async fn bounded<S>(
+    mut inner: S,
+    mut request: Request<Body>,
+    peer: Peer,
+    turns: Arc<Turns>,
+) -> Result<Response<Body>, Infallible>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    let mut turn = None;
+    if !peer.trusted {
+        match turns.take(peer.uid).await {
+            Ok(taken) => turn = Some(taken),
+            Err(busy) => return Ok(Status::resource_exhausted(busy.to_string()).into_http()),
+        }
+        request = request.map(|body| Body::new(Limited::new(body, USER_MESSAGE_BYTES_MAX)));
+    }
+    let response = inner.call(request).await?;
+    Ok(response.map(|body| {
+        let ended = async move {
+            match peer.token {
+                Some(token) => token.ended().await,
+                None => future::pending().await,
+            }
+        };
+        let frames = BodyStream::new(body).take_until(Box::pin(ended));
+        Body::new(StreamBody::new(frames.inspect(move |_| {
+            let _under_way = &turn;
+        })))
+    }))
+}

@@ -1,0 +1,98 @@
+//! The outbox: every label that was decided on, from the transaction of the decision to the one that keeps how it
+//! ended. The [queue](crate::queue) is filled from it, and after a restart it tells what elements may have.
+
+use crate::names::Fault;
+use crate::removal;
+use prost::Message;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use tidemill_core::id::{ElementId, LabelId, TaskId};
+use tidemill_core::label::{Label, Operation};
+use tidemill_wire::v1;
+
+/// A label as it is put in.
+#[derive(Clone, Debug)]
+pub(crate) struct Posted {
+    element: ElementId,
+    label: LabelId,
+    /// The task that it is a try of, or the objects that it removes.
+    task: Option<TaskId>,
+    removes: Vec<u64>,
+    body: Vec<u8>,
+}
+
+impl Posted {
+    pub(crate) fn new(element: ElementId, label: &Label) -> Self {
+        let (task, removes) = match &label.operation {
+            Operation::Analyse(analysis) => (Some(analysis.task), Vec::new()),
+            Operation::Remove { objects } => (None, objects.iter().map(|one| one.0).collect()),
+            Operation::Copy { .. } => (None, Vec::new()),
+        };
+        Self {
+            element,
+            label: label.id,
+            task,
+            removes,
+            body: v1::Label::from(label).encode_to_vec(),
+        }
+    }
+
+    /// Puts it in; again if it is there.
+    pub(crate) fn put(&self, db: &Connection) -> Result<(), Fault> {
+        let (label, element) = (self.label.0.cast_signed(), self.element.0);
+        let task = self.task.map_or(0, |task| task.0.cast_signed());
+        db.prepare_cached("INSERT OR REPLACE INTO label VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![label, element, task, self.body])?;
+        if self.task.is_some() {
+            db.prepare_cached("UPDATE task SET label = ?2, element = ?3 WHERE task = ?1")?
+                .execute(params![task, label, element])?;
+        }
+        removal::labelled(db, self.label, &self.removes)
+    }
+}
+
+fn parse(id: i64, body: &[u8]) -> Result<Label, Fault> {
+    let damaged = |error: String| Fault::Damaged(format!("label {id}: {error}"));
+    let message = v1::Label::decode(body).map_err(|error| damaged(error.to_string()))?;
+    Label::try_from(&message).map_err(|error| damaged(error.to_string()))
+}
+
+/// A label whose end is not known yet, and where it is.
+pub(crate) fn find(db: &Connection, label: LabelId) -> Result<Option<(ElementId, Label)>, Fault> {
+    let sql = "SELECT element, body FROM label WHERE label = ?1";
+    let id = label.0.cast_signed();
+    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?));
+    let found = db.prepare_cached(sql)?.query_row([id], row).optional()?;
+    let Some((element, body)) = found else {
+        return Ok(None);
+    };
+    Ok(Some((ElementId(element), parse(id, &body)?)))
+}
+
+/// The labels of an element, or of all, oldest first.
+pub(crate) fn of(
+    db: &Connection,
+    element: Option<ElementId>,
+) -> Result<Vec<(ElementId, Label)>, Fault> {
+    let sql =
+        "SELECT element, label, body FROM label WHERE ?1 IS NULL OR element = ?1 ORDER BY label";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query([element.map(|element| element.0)])?;
+    let mut labels = Vec::new();
+    while let Some(row) = rows.next()? {
+        let label = parse(row.get(1)?, &row.get::<_, Vec<u8>>(2)?)?;
+        labels.push((ElementId(row.get(0)?), label));
+    }
+    Ok(labels)
+}
+
+/// Takes a label out: its end is known. Gives what it was to do if it belonged to no job.
+pub(crate) fn take(db: &Connection, label: LabelId) -> Result<Option<Operation>, Fault> {
+    let sql = "DELETE FROM label WHERE label = ?1 RETURNING iif(task = 0, body, NULL)";
+    let id = label.0.cast_signed();
+    let body = db
+        .prepare_cached(sql)?
+        .query_row([id], |row| row.get::<_, Option<Vec<u8>>>(0))
+        .optional()?;
+    let label = body.flatten().map(|body| parse(id, &body)).transpose()?;
+    Ok(label.map(|label| label.operation))
+}

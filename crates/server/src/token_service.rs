@@ -1,0 +1,131 @@
+//! The gRPC service of tokens: who may make, see and revoke which.
+
+use crate::access::{Access, Peer};
+use crate::authority::Authority;
+use crate::tokens::{Token, TokensError, Wanted};
+use std::sync::Arc;
+use tidemill_client::Credential;
+use tidemill_wire::v1;
+use tonic::{Request, Response, Status};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenService {
+    pub(crate) access: Arc<Access>,
+    pub(crate) authority: Arc<Authority>,
+}
+
+impl From<TokensError> for Status {
+    fn from(error: TokensError) -> Self {
+        match error {
+            TokensError::File { .. } | TokensError::Broken { .. } => {
+                Self::internal(error.to_string())
+            }
+            TokensError::Full(_) => Self::resource_exhausted(error.to_string()),
+            TokensError::Note | TokensError::Expired => Self::invalid_argument(error.to_string()),
+        }
+    }
+}
+
+/// Whether somebody may see and revoke tokens of this kind.
+fn rules(peer: &Peer, uid: Option<u32>) -> bool {
+    peer.trusted || uid == Some(peer.uid)
+}
+
+fn not_yours() -> Status {
+    Status::permission_denied(
+        "tokens of others are made, listed and revoked by root, the server's own user or a bearer of the array's token only",
+    )
+}
+
+/// Writes a file, which may take as long as a disk: nobody else waits meanwhile.
+async fn kept<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TokensError> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|_| Status::unavailable("the server is about to end"))??)
+}
+
+#[tonic::async_trait]
+impl v1::tokens_server::Tokens for TokenService {
+    async fn create(
+        &self,
+        request: Request<v1::CreateTokenRequest>,
+    ) -> Result<Response<v1::CreateTokenReply>, Status> {
+        let peer = self.access.peer(&request)?;
+        let v1::CreateTokenRequest {
+            uid,
+            read_only,
+            expires,
+            note,
+        } = request.into_inner();
+        if !rules(&peer, uid) {
+            return Err(not_yours());
+        }
+        // Else one that expires, or only reads, would be good for one that does not.
+        if !peer.trusted && peer.token.is_some() {
+            return Err(Status::permission_denied(
+                "a token makes no tokens: ask for it on the server's own host, or ask its administrator",
+            ));
+        }
+        if uid.is_none() && read_only {
+            return Err(Status::invalid_argument(
+                "a token that only reads is a user's: say whose",
+            ));
+        }
+        let wanted = Wanted {
+            uid,
+            read_only,
+            expires,
+            note,
+        };
+        let access = self.access.clone();
+        let (token, secret) = kept(move || access.tokens().create(wanted)).await?;
+        tracing::info!(
+            token = token.number(),
+            ?uid,
+            by = peer.uid,
+            "a token was made"
+        );
+        Ok(Response::new(v1::CreateTokenReply {
+            token: Some(token.shown()),
+            credential: Credential::text(&secret, self.authority.pem()),
+        }))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListTokensRequest>,
+    ) -> Result<Response<v1::ListTokensReply>, Status> {
+        let peer = self.access.peer(&request)?;
+        let mut uid = request.into_inner().uid;
+        if !peer.trusted {
+            uid = uid.or(Some(peer.uid));
+        }
+        if !rules(&peer, uid) {
+            return Err(not_yours());
+        }
+        let tokens = self.access.tokens().list(uid);
+        Ok(Response::new(v1::ListTokensReply {
+            tokens: tokens.iter().map(|token| token.shown()).collect(),
+        }))
+    }
+
+    async fn revoke(
+        &self,
+        request: Request<v1::RevokeTokenRequest>,
+    ) -> Result<Response<v1::AccessToken>, Status> {
+        let peer = self.access.peer(&request)?;
+        let number = request.into_inner().token;
+        let tokens = self.access.tokens().list(None).into_iter();
+        let mut own = tokens.filter(|token: &Arc<Token>| rules(&peer, token.uid()));
+        let token = own.find(|token| token.number() == number);
+        let token = token.ok_or_else(|| {
+            Status::not_found(format!("there is no token {number} that you may revoke"))
+        })?;
+        let (access, ended) = (self.access.clone(), token.clone());
+        kept(move || access.tokens().revoke(&ended)).await?;
+        tracing::info!(token = number, by = peer.uid, "a token was revoked");
+        Ok(Response::new(token.shown()))
+    }
+}

@@ -1,0 +1,403 @@
+//! Tokens beside the array's own: of a user, whose bearer acts as that user and nobody else, or of one host or part of
+//! the array, so that each can be revoked by itself.
+//!
+//! They lie in the file `tokens` in the server's folder, each as the hash of its secret: who reads the file can't show
+//! one. All are held in memory, so looking one up costs nothing, and one that is revoked is refused from then on; what
+//! its bearer has open ends, too.
+
+use crate::access::random;
+use crate::authority::write_private;
+use crate::clock;
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+use tidemill_wire::v1;
+use tokio::sync::watch;
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// Tokens at once, expired ones not counted.
+const TOKENS_MAX: usize = 10_000;
+/// Of them each user may make this many.
+const OWN_MAX: usize = 100;
+
+/// Longest note.
+const NOTE_BYTES_MAX: usize = 200;
+
+/// How long an expired token is still listed.
+const EXPIRED_KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
+
+/// The tokens can't be kept, or one can't be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TokensError {
+    /// The file.
+    #[error("{path}: {reason}")]
+    File {
+        /// Which one.
+        path: String,
+        /// What the system said.
+        reason: std::io::Error,
+    },
+    /// What is in it.
+    #[error(
+        "{path}: it is no list of tokens of this release ({reason}); bring it back from a copy, or remove it: all tokens but the array's are then revoked"
+    )]
+    Broken {
+        /// Which one.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No more.
+    #[error("there are {0} tokens already: revoke some")]
+    Full(usize),
+    /// The note.
+    #[error(
+        "a note has at most {NOTE_BYTES_MAX} bytes, without line ends and other control characters"
+    )]
+    Note,
+    /// It would be of no use.
+    #[error("the token would have expired already")]
+    Expired,
+}
+
+/// What is kept of a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    token: u64,
+    /// BLAKE3 of the secret, in hexadecimal.
+    hash: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(default)]
+    read_only: bool,
+    created: i64,
+    #[serde(default)]
+    expires: i64,
+    #[serde(default)]
+    note: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct File {
+    version: u32,
+    /// The next number.
+    next: u64,
+    tokens: Vec<Record>,
+}
+
+/// A token that is good.
+#[derive(Debug)]
+pub(crate) struct Token {
+    record: Record,
+    used: AtomicI64,
+    revoked: watch::Sender<bool>,
+}
+
+/// All tokens but the array's own.
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    path: PathBuf,
+    all: RwLock<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    next: u64,
+    by_hash: HashMap<String, Arc<Token>>,
+}
+
+/// What is wanted of a new token.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    pub(crate) uid: Option<u32>,
+    pub(crate) read_only: bool,
+    pub(crate) expires: i64,
+    pub(crate) note: String,
+}
+
+impl Token {
+    /// The user it is of; `None`: its bearer may act for anybody.
+    pub(crate) fn uid(&self) -> Option<u32> {
+        self.record.uid
+    }
+
+    /// Whether its bearer may change nothing.
+    pub(crate) fn read_only(&self) -> bool {
+        self.record.read_only
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u64 {
+        self.record.token
+    }
+
+    fn good_at(&self, now: i64) -> bool {
+        self.record.expires == 0 || now < self.record.expires
+    }
+
+    /// Waits until it is good no more.
+    pub(crate) async fn ended(self: Arc<Self>) {
+        let mut revoked = self.revoked.subscribe();
+        let revoked = revoked.wait_for(|revoked| *revoked);
+        if self.record.expires == 0 {
+            let _ = revoked.await;
+            return;
+        }
+        let left = self.record.expires.saturating_sub(clock::now_ns()).max(0);
+        let left = Duration::from_nanos(left.unsigned_abs());
+        let _ = tokio::time::timeout(left, revoked).await;
+    }
+
+    /// As peers see it.
+    pub(crate) fn shown(&self) -> v1::AccessToken {
+        v1::AccessToken {
+            token: self.record.token,
+            uid: self.record.uid,
+            read_only: self.record.read_only,
+            created: self.record.created,
+            expires: self.record.expires,
+            used: self.used.load(Ordering::Relaxed),
+            note: self.record.note.clone(),
+        }
+    }
+
+    fn of(record: Record) -> Self {
+        Self {
+            record,
+            used: AtomicI64::new(0),
+            revoked: watch::Sender::new(false),
+        }
+    }
+}
+
+fn hash(secret: &str) -> String {
+    blake3::hash(secret.as_bytes()).to_hex().to_string()
+}
+
+impl Tokens {
+    /// Reads the file; without one there are none.
+    pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
+        let shown = || path.display().to_string();
+        let broken = |reason: String| TokensError::Broken {
+            path: shown(),
+            reason,
+        };
+        let file = match std::fs::read(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => File {
+                version: VERSION,
+                next: 1,
+                tokens: Vec::new(),
+            },
+            Err(reason) => {
+                return Err(TokensError::File {
+                    path: shown(),
+                    reason,
+                });
+            }
+            Ok(text) => {
+                serde_json::from_slice::<File>(&text).map_err(|error| broken(error.to_string()))?
+            }
+        };
+        if file.version != VERSION {
+            return Err(broken(format!("version {}", file.version)));
+        }
+        let by_hash = file.tokens.into_iter();
+        let by_hash = by_hash.map(|record| (record.hash.clone(), Arc::new(Token::of(record))));
+        let all = All {
+            next: file.next,
+            by_hash: by_hash.collect(),
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            all: RwLock::new(all),
+        })
+    }
+
+    /// The token of this secret, if it is good.
+    pub(crate) fn find(&self, secret: &str) -> Option<Arc<Token>> {
+        let now = clock::now_ns();
+        let found = self.all.read().by_hash.get(&hash(secret)).cloned();
+        let token = found.filter(|token| token.good_at(now))?;
+        token.used.store(now, Ordering::Relaxed);
+        Some(token)
+    }
+
+    /// Makes a token; gives it with its secret, which is nowhere kept.
+    pub(crate) fn create(&self, wanted: Wanted) -> Result<(Arc<Token>, String), TokensError> {
+        let now = clock::now_ns();
+        if wanted.note.len() > NOTE_BYTES_MAX || wanted.note.contains(char::is_control) {
+            return Err(TokensError::Note);
+        }
+        if wanted.expires != 0 && wanted.expires <= now {
+            return Err(TokensError::Expired);
+        }
+        let secret: String = random::<32>()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let mut all = self.all.write();
+        let kept = |token: &Arc<Token>| token.good_at(now.saturating_sub(EXPIRED_KEPT_NS));
+        let mut by_hash: HashMap<_, _> = all.by_hash.clone();
+        by_hash.retain(|_, token| kept(token));
+        let own = by_hash.values().filter(|token| token.uid() == wanted.uid);
+        if wanted.uid.is_some() && own.count() >= OWN_MAX {
+            return Err(TokensError::Full(OWN_MAX));
+        }
+        if by_hash.len() >= TOKENS_MAX {
+            return Err(TokensError::Full(TOKENS_MAX));
+        }
+        let token = Arc::new(Token::of(Record {
+            token: all.next,
+            hash: hash(&secret),
+            uid: wanted.uid,
+            read_only: wanted.read_only,
+            created: now,
+            expires: wanted.expires,
+            note: wanted.note,
+        }));
+        by_hash.insert(token.record.hash.clone(), token.clone());
+        let next = all.next + 1;
+        self.keep(&mut all, All { next, by_hash })?;
+        Ok((token, secret))
+    }
+
+    /// All tokens, in the order of their numbers; of one user, if one is given.
+    pub(crate) fn list(&self, of: Option<u32>) -> Vec<Arc<Token>> {
+        let all = self.all.read();
+        let wanted = |token: &&Arc<Token>| of.is_none() || token.uid() == of;
+        let mut tokens: Vec<_> = all.by_hash.values().filter(wanted).cloned().collect();
+        tokens.sort_by_key(|token| token.number());
+        tokens
+    }
+
+    /// Ends a token, if there is one of this number.
+    pub(crate) fn revoke(&self, token: &Arc<Token>) -> Result<(), TokensError> {
+        let mut all = self.all.write();
+        let mut by_hash = all.by_hash.clone();
+        by_hash.remove(&token.record.hash);
+        let next = all.next;
+        self.keep(&mut all, All { next, by_hash })?;
+        drop(all);
+        token.revoked.send_replace(true);
+        Ok(())
+    }
+
+    /// What is to be, once it is in the file.
+    fn keep(&self, all: &mut All, new: All) -> Result<(), TokensError> {
+        let mut tokens: Vec<_> = new.by_hash.values().map(|one| one.record.clone()).collect();
+        tokens.sort_by_key(|record| record.token);
+        let file = File {
+            version: VERSION,
+            next: new.next,
+            tokens,
+        };
+        let at = |reason| TokensError::File {
+            path: self.path.display().to_string(),
+            reason,
+        };
+        let text = serde_json::to_string_pretty(&file).map_err(|error| at(error.into()))?;
+        write_private(&self.path, &text).map_err(at)?;
+        *all = new;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn of(uid: u32) -> Wanted {
+        Wanted {
+            uid: Some(uid),
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn a_token_is_good_after_a_restart_until_it_is_revoked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        let tokens = Tokens::open(&path).unwrap();
+        let (first, one) = tokens.create(of(7)).unwrap();
+        let (_, two) = tokens.create(of(8)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains(&one), "the secret itself is not kept");
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+
+        let tokens = Tokens::open(&path).unwrap();
+        let found = tokens.find(&one).unwrap();
+        assert_eq!((found.uid(), found.number()), (Some(7), first.number()));
+        // Its hash, as the file has it, opens nothing.
+        assert!(tokens.find(&hash(&one)).is_none());
+        tokens.revoke(&found).unwrap();
+        assert!(tokens.find(&one).is_none() && tokens.find(&two).is_some());
+        let tokens = Tokens::open(&path).unwrap();
+        assert!(tokens.find(&one).is_none() && tokens.find(&two).is_some());
+        let (third, _) = tokens.create(of(7)).unwrap();
+        assert_eq!(third.number(), 3, "numbers are not given again");
+    }
+
+    #[test]
+    fn what_has_expired_is_good_for_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
+        let past = Wanted {
+            expires: clock::now_ns() - 1,
+            ..of(7)
+        };
+        assert!(matches!(tokens.create(past), Err(TokensError::Expired)));
+        let far = clock::now_ns() + 1_000_000_000_000;
+        let (token, _) = tokens
+            .create(Wanted {
+                expires: far,
+                ..of(7)
+            })
+            .unwrap();
+        assert!(token.good_at(far - 1) && !token.good_at(far));
+    }
+
+    #[test]
+    fn one_user_can_make_so_many_and_others_still_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
+        for _ in 0..OWN_MAX {
+            tokens.create(of(7)).unwrap();
+        }
+        assert!(matches!(tokens.create(of(7)), Err(TokensError::Full(_))));
+        tokens.create(of(8)).unwrap();
+        let noted = Wanted {
+            note: "a\x1b[2Jb".into(),
+            ..of(8)
+        };
+        assert!(matches!(tokens.create(noted), Err(TokensError::Note)));
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_the_end_of_a_token_hears_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
+        let (token, _) = tokens.create(of(7)).unwrap();
+        let ended = tokio::spawn(token.clone().ended());
+        tokens.revoke(&token).unwrap();
+        ended.await.unwrap();
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        for text in ["", "{}", r#"{"version": 9, "next": 1, "tokens": []}"#] {
+            std::fs::write(&path, text).unwrap();
+            let error = Tokens::open(&path).unwrap_err();
+            assert!(matches!(error, TokensError::Broken { .. }), "{error}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A queue of labels that is not the server's: it outlives servers, and there are times when it can't be reached.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::label::Label;
+use tidemill_server::queue::{Memory, Queue, Unavailable};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Broker {
+    pub(crate) labels: Memory,
+    /// It does nothing that it is asked for.
+    away: AtomicBool,
+    /// It does what it is asked for, but its answers are lost.
+    mute: AtomicBool,
+}
+
+impl Broker {
+    /// From now on.
+    pub(crate) fn fail(&self, away: bool, mute: bool) {
+        self.away.store(away, Ordering::Relaxed);
+        self.mute.store(mute, Ordering::Relaxed);
+    }
+
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(&Memory) -> Result<T, Unavailable>,
+    ) -> Result<T, Unavailable> {
+        let lost = || Unavailable("the broker does not answer".into());
+        if self.away.load(Ordering::Relaxed) {
+            return Err(lost());
+        }
+        let answer = question(&self.labels)?;
+        if self.mute.load(Ordering::Relaxed) {
+            return Err(lost());
+        }
+        Ok(answer)
+    }
+}
+
+impl Queue for Broker {
+    fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
+        self.ask(|queue| queue.enqueue(element, labels))
+    }
+
+    fn fetch(&self, element: ElementId) -> Result<Vec<Label>, Unavailable> {
+        self.ask(|queue| queue.fetch(element))
+    }
+
+    fn acknowledge(&self, element: ElementId, labels: &[LabelId]) -> Result<(), Unavailable> {
+        self.ask(|queue| queue.acknowledge(element, labels))
+    }
+
+    fn redeliver(&self, element: ElementId, known: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+        self.ask(|queue| queue.redeliver(element, known))
+    }
+}

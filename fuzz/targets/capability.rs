@@ -1,0 +1,28 @@
+//! Capabilities: only those that were signed pass, and only for what they say.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::capability::{Capability, Key, LENGTH};
+
+fuzz_target!(|bytes: &[u8]| {
+    let key = Key::new([7; 32]);
+    // Nobody who does not know the key finds one.
+    assert!(key.read(bytes).is_err());
+    let number = |at: usize| {
+        let bytes = bytes.get(at..at + 8).and_then(|part| part.try_into().ok());
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    };
+    let signed = Capability {
+        object: ObjectId(number(0)),
+        element: ElementId(number(8) as u32),
+        rights: number(16) as u32,
+        uid: number(24) as u32,
+        expires_at_ns: number(32),
+    };
+    let mut good = key.sign(&signed);
+    assert_eq!(key.read(&good), Ok(signed));
+    let (at, flip) = (number(40) as usize % LENGTH, bytes.get(48).copied().unwrap_or(0));
+    good[at] ^= flip;
+    assert_eq!(key.read(&good).is_ok(), flip == 0);
+});

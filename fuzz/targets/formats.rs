@@ -1,0 +1,31 @@
+//! Formats: what lies in files and comes in bodies of requests is read or refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tidemill_core::flash::Ledger;
+use tidemill_wire::route::{self, Listed, SealBody, SealItem};
+
+fuzz_target!(|bytes: &[u8]| {
+    let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+    match kind % 3 {
+        0 => {
+            if let Ok(ledger) = Ledger::restore(bytes) {
+                // What was read is written as something that reads the same.
+                let again = Ledger::restore(&ledger.save()).expect("its own snapshot");
+                assert_eq!(again.save(), ledger.save());
+            }
+        }
+        1 => {
+            let _ = serde_json::from_slice::<Vec<SealItem>>(bytes);
+            let _ = serde_json::from_slice::<SealBody>(bytes);
+            let _ = serde_json::from_slice::<Vec<Listed>>(bytes);
+        }
+        _ => {
+            if let Ok(text) = std::str::from_utf8(bytes)
+                && let Some(object) = route::parse_object(text)
+            {
+                assert!(route::object(object).eq_ignore_ascii_case(&format!("/objects/{text}")));
+            }
+        }
+    }
+});

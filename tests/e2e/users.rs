@@ -1,0 +1,328 @@
+//! Ordinary users, each with an adversary: on a client host with a token of their own, and at the control folder.
+
+use crate::array::{Array, Options, Said, said, wait};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::{Credential, Error, Server};
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+const ALICE: u32 = 4_000_001;
+const BOB: u32 = 4_000_002;
+const GROUP: u32 = 4_005_050;
+
+/// A client host: a home for each user and nothing of the array but what they are given.
+struct ClientHost {
+    folder: tempfile::TempDir,
+    server: String,
+}
+
+impl ClientHost {
+    fn of(array: &Array) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        // Users may not pass through to where it was built.
+        std::fs::copy(
+            env!("CARGO_BIN_EXE_tidemill"),
+            folder.path().join("tidemill"),
+        )
+        .unwrap();
+        let host = Self {
+            folder,
+            server: array.address(),
+        };
+        for uid in [ALICE, BOB] {
+            std::fs::create_dir(host.home(uid)).unwrap();
+            std::os::unix::fs::chown(host.home(uid), Some(uid), Some(uid)).unwrap();
+        }
+        host
+    }
+
+    fn home(&self, uid: u32) -> PathBuf {
+        self.folder.path().join(uid.to_string())
+    }
+
+    fn token(&self, uid: u32) -> PathBuf {
+        self.home(uid).join(".config/tidemill/token")
+    }
+
+    /// Runs `tidemill ARGS` there as a user.
+    fn run(&self, uid: u32, args: &[&str]) -> Said {
+        let mut command = Command::new(self.folder.path().join("tidemill"));
+        for name in ["XDG_CONFIG_HOME", "TIDEMILL_TOKEN_FILE", "TIDEMILL_CONFIG"] {
+            command.env_remove(name);
+        }
+        command.env("HOME", self.home(uid)).uid(uid).gid(uid);
+        command.current_dir(self.home(uid)).arg("--server");
+        said(command.arg(&self.server).args(args).output().unwrap())
+    }
+
+    /// As [`Self::run`], and it must succeed; gives what it printed.
+    fn done(&self, uid: u32, args: &[&str]) -> String {
+        let said = self.run(uid, args);
+        assert!(said.ok, "{args:?}\n{}{}", said.out, said.err);
+        said.out
+    }
+}
+
+fn remote() -> Options {
+    Options {
+        remote: true,
+        ..Options::default()
+    }
+}
+
+/// Makes a token of a user at the place where the command line looks for it.
+fn give_token(array: &Array, host: &ClientHost, uid: u32) -> u64 {
+    let (user, path) = (uid.to_string(), host.token(uid));
+    let path = path.to_str().unwrap();
+    let made = array.json(&["token", "create", "--user", &user, "--output", path]);
+    made["token"]["token"].as_u64().unwrap()
+}
+
+#[test]
+fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let host = ClientHost::of(&array);
+    array.sh(&format!(
+        "mkdir w b; chown {ALICE} w; chown {BOB} b; chmod 700 w b; echo secret > of-root; chmod 600 of-root"
+    ));
+    let nobody = host.run(ALICE, &["ls"]);
+    assert!(
+        !nobody.ok && nobody.err.contains("tidemill token create"),
+        "{}",
+        nobody.err
+    );
+    let token = give_token(&array, &host, ALICE);
+    give_token(&array, &host, BOB);
+
+    std::fs::write(host.home(ALICE).join("in"), "3 1 2\n".repeat(1000)).unwrap();
+    std::fs::write(
+        host.home(ALICE).join("job.conf"),
+        r#"name = "own"; workdir = "/w"; tasks = ( { name = "count"; kernel = "/bin/sh";
+           args = ["-c", "wc -l < in; id -u >&2"]; input = ["in"]; output = ["n"]; stdout = "n"; } );"#,
+    )
+    .unwrap();
+    host.done(ALICE, &["put", "in", "/w/in"]);
+    host.done(ALICE, &["mkdir", "/w/sub"]);
+    host.done(ALICE, &["submit", "--watch", "job.conf"]);
+    host.done(ALICE, &["get", "/w/n", "n"]);
+    let count = std::fs::read_to_string(host.home(ALICE).join("n")).unwrap();
+    assert_eq!(count.trim(), "1000");
+    assert!(host.done(ALICE, &["lineage", "/w/n"]).contains("count"));
+    assert!(
+        host.done(ALICE, &["logs", "1"])
+            .contains(&ALICE.to_string())
+    );
+    for args in [
+        &["status"][..],
+        &["jobs"],
+        &["explain", "1"],
+        &["ls", "-lR", "/w"],
+        &["mv", "/w/n", "/w/sub/m"],
+        &["rm", "/w/sub/m"],
+        &["token", "list"],
+    ] {
+        host.done(ALICE, args);
+    }
+
+    nobody_else(&host);
+    revoked(&array, &host, token);
+}
+
+/// Neither root nor another user, and nothing that only parts of the array may do.
+fn nobody_else(host: &ClientHost) {
+    for args in [
+        &["cat", "/of-root"][..],
+        &["rm", "/of-root"],
+        &["put", "in", "/b/in"],
+        &["ls", "/b"],
+        &["check"],
+        &["jobs", "--all"],
+        &["token", "create", "--output", "another"],
+        &["token", "create", "--trusted", "--output", "another"],
+    ] {
+        assert!(!host.run(ALICE, args).ok, "{args:?}");
+    }
+    assert!(!host.run(BOB, &["logs", "1"]).ok && !host.run(BOB, &["cancel", "1"]).ok);
+    // Another user's token file, even if it can be read, makes one nobody else's equal.
+    std::fs::copy(host.token(ALICE), host.home(BOB).join("stolen")).unwrap();
+    std::fs::set_permissions(
+        host.home(BOB).join("stolen"),
+        PermissionsExt::from_mode(0o644),
+    )
+    .unwrap();
+    let stolen = host.run(BOB, &["--token-file", "stolen", "ls", "/b"]);
+    assert!(!stolen.ok, "{}", stolen.out);
+}
+
+fn revoked(array: &Array, host: &ClientHost, token: u64) {
+    std::fs::set_permissions(host.token(ALICE), PermissionsExt::from_mode(0o644)).unwrap();
+    let public = host.run(ALICE, &["ls"]);
+    assert!(
+        !public.ok && public.err.contains("others may read"),
+        "{}",
+        public.err
+    );
+    std::fs::set_permissions(host.token(ALICE), PermissionsExt::from_mode(0o600)).unwrap();
+    array.json(&["token", "revoke", &token.to_string()]);
+    let revoked = host.run(ALICE, &["ls"]);
+    assert!(
+        !revoked.ok && revoked.err.contains("revoked"),
+        "{}",
+        revoked.err
+    );
+    host.done(BOB, &["ls"]);
+}
+
+#[test]
+fn a_right_that_was_given_ends_with_a_change_of_the_files_mode() {
+    let Some(array) = Array::with(remote()) else {
+        return;
+    };
+    let host = ClientHost::of(&array);
+    array.sh("echo open to all > file; chmod 644 file");
+    give_token(&array, &host, BOB);
+    let credential = Credential::read(&host.token(BOB)).unwrap();
+    let bob = v1::Credentials {
+        uid: BOB,
+        gid: BOB,
+        ..v1::Credentials::default()
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let endpoint = host.server.parse().unwrap();
+    let server = runtime.block_on(Server::connect(&endpoint, Some(&credential)));
+    let server = server.unwrap();
+    let open = || -> Result<Remote, Error> {
+        let resolve = Op::Resolve(v1::Resolve {
+            path: b"/file".to_vec(),
+            follow: true,
+        });
+        let found = runtime.block_on(server.one(&bob, resolve))?;
+        let Answer::Entry(entry) = found else {
+            panic!("{found:?}")
+        };
+        let ino = entry.attr.unwrap().ino;
+        let open = Op::Open(v1::Open { ino, version: 0 });
+        let opened = runtime.block_on(server.one(&bob, open))?;
+        let Answer::Opened(opened) = opened else {
+            panic!("{opened:?}")
+        };
+        let status = runtime.block_on(server.status())?;
+        let element = status
+            .elements
+            .iter()
+            .find(|one| one.element == opened.element);
+        Ok(Remote {
+            element: ElementId(opened.element),
+            url: element.unwrap().url.as_str().into(),
+            object: ObjectId(opened.object),
+            capability: opened.capability,
+        })
+    };
+    let objects: Objects = server.objects();
+    let read = |remote: &Remote| runtime.block_on(objects.read(remote, 0, 100));
+    wait("the file is sealed", || {
+        open().is_ok_and(|file| read(&file).is_ok())
+    });
+    let given = open().unwrap();
+    assert_eq!(read(&given).unwrap(), "open to all\n");
+    array.sh("chmod 600 file");
+    wait("the element has heard of it", || {
+        matches!(read(&given), Err(Error::ElementRefused { status: 403, .. }))
+    });
+    assert!(open().is_err());
+    array.sh("chmod 644 file");
+    assert!(read(&given).is_err(), "what was taken back stays so");
+    assert_eq!(read(&open().unwrap()).unwrap(), "open to all\n");
+}
+
+/// The rights of a submission are those that its opener had while it opened: whoever has the descriptor, or the number,
+/// afterwards adds nothing to them.
+#[test]
+fn a_submitters_groups_are_those_of_the_open() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    array.sh(&format!(
+        "mkdir b; chown {BOB}:{BOB} b; echo secret > of-group; chown 0:{GROUP} of-group; chmod 640 of-group"
+    ));
+    let script = |name: &str| {
+        let text = format!(
+            r#"name = "{name}"; workdir = "/b"; tasks = ( {{ name = "t"; kernel = "cat"; args = ["of-group"];
+               input = ["/of-group"]; output = ["{name}"]; stdout = "{name}"; }} );"#
+        );
+        let path = array.at(&format!("b/{name}.conf"));
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let submit = |path: PathBuf, before: &[u32], after: &[u32]| {
+        let control = std::fs::File::open(array.at(".tidemill")).unwrap();
+        let groups = |of: &[u32]| -> Vec<rustix::process::Gid> {
+            let of = of.iter().copied();
+            of.map(rustix::process::Gid::from_raw).collect()
+        };
+        let (before, after) = (groups(before), groups(after));
+        let thread = std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw;
+            let gid = rustix::process::Gid::from_raw;
+            rustix::thread::set_thread_groups(&before).unwrap();
+            rustix::thread::set_thread_res_gid(gid(BOB), gid(BOB), gid(0)).unwrap();
+            rustix::thread::set_thread_res_uid(uid(BOB), uid(BOB), uid(0)).unwrap();
+            let opened = rustix::fs::openat(
+                &control,
+                format!("{BOB}/submit"),
+                rustix::fs::OFlags::WRONLY,
+                rustix::fs::Mode::empty(),
+            );
+            rustix::thread::set_thread_res_uid(uid(0), uid(0), uid(0)).unwrap();
+            rustix::thread::set_thread_groups(&after).unwrap();
+            let mut submit = std::fs::File::from(opened.unwrap());
+            writeln!(submit, "{}", path.display())
+        });
+        thread.join().unwrap()
+    };
+    let refused = submit(script("gained"), &[], &[GROUP]).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(22), "{refused}");
+    submit(script("honest"), &[GROUP], &[]).unwrap();
+    wait("the honest job has its result", || {
+        array.try_sh("cat b/honest").out == "secret\n"
+    });
+    assert!(!array.at("b/gained").exists());
+}
+
+/// A name or a message of somebody else is not obeyed by the terminal of whoever looks at it.
+#[test]
+fn what_others_are_called_is_shown_and_not_obeyed() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    array.sh(r"mkdir w; touch $'w/a\e]0;title\ab\nforged'");
+    let job = array.submit(
+        "name = \"escape\"; workdir = \"/w\"; retries = 0; tasks = ( { name = \"t\"; kernel = \"/bin/sh\"; \
+         args = [\"-c\", \"printf '\\\\033[2Jgone\\\\n' >&2; exit 3\"]; output = [\"never\"]; } );",
+    );
+    array.ended(job);
+    let job = job.to_string();
+    for args in [
+        &["ls", "/w"][..],
+        &["ls", "-l", "/w"],
+        &["logs", &job],
+        &["jobs", &job],
+        &["--json", "ls", "/w"],
+        &["--json", "logs", &job],
+    ] {
+        let said = array.run(args);
+        assert!(said.ok, "{}", said.err);
+        let obeyed = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
+        assert!(!obeyed(&said.out), "{args:?}: {:?}", said.out);
+    }
+    assert_eq!(array.run(&["ls", "/w"]).out.lines().count(), 1);
+    assert!(array.run(&["logs", &job]).out.contains("[2Jgone"));
+}

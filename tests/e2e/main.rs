@@ -10,6 +10,7 @@ mod files;
 mod jobs;
 mod kernels;
 mod lineage;
+mod locks;
 mod names;
 mod offload;
 mod open;

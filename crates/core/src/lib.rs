@@ -11,6 +11,7 @@ pub mod job;
 pub mod label;
 pub mod layout;
 pub mod lineage;
+pub mod locks;
 pub mod object;
 pub mod random;
 pub mod script;

@@ -102,7 +102,10 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     let caches = Caches::default();
     let told = fs.clone();
     let receipt = move |number| told.tell(number, false);
-    let notices = Notices::start(caches.clone(), receipt).map_err(at)?;
+    let told = fs.clone();
+    let lock = move |news| told.on_lock_news(&news);
+    let notices = Notices::start(caches.clone(), receipt, lock).map_err(at)?;
+    fs.locks.set_kernel(caches.clone());
     let (first, mut ready) = mpsc::channel(1);
     runtime.spawn(fs.clone().watch(notices, first));
     // Without a session the mount would be told of its own changes: slower, but right.
@@ -245,7 +248,9 @@ impl Session {
             );
             self.fs.close_all();
         }
-        self.fs.drain(SEAL_PATIENCE)
+        let drained = self.fs.drain(SEAL_PATIENCE);
+        self.fs.leave_locks();
+        drained
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::array::Array;
 use crate::clock;
+use crate::locks::Locks;
 use crate::names::{Caller, Fault, Names, Request, SILENCE_NS_MAX, Unfinished, Unsealed};
 use crate::session::Sessions;
 use parking_lot::Mutex;
@@ -34,6 +35,7 @@ const SEALED: u16 = 200;
 #[derive(Debug)]
 pub(crate) struct Ends {
     names: Arc<dyn Names>,
+    locks: Locks,
     array: Arc<Array>,
     sessions: Sessions,
     objects: Objects,
@@ -57,18 +59,20 @@ struct Trial {
 impl Ends {
     pub(crate) fn new(
         names: Arc<dyn Names>,
-        array: Arc<Array>,
-        sessions: Sessions,
+        locks: &Locks,
+        array: &Arc<Array>,
+        sessions: &Sessions,
         trust: &Trust,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             names,
-            array,
-            sessions,
+            locks: locks.clone(),
+            array: array.clone(),
+            sessions: sessions.clone(),
             objects: Objects::new(Some(trust)),
             started: clock::now_ns(),
             trials: Mutex::default(),
-        }
+        })
     }
 
     /// Ends versions for ever.
@@ -92,6 +96,10 @@ impl Ends {
         for writer in unsealed.iter().filter(|writer| writer.session != 0) {
             self.sessions.expect(writer.session);
         }
+        self.locks
+            .mounts()
+            .iter()
+            .for_each(|&session| self.sessions.expect(session));
         for session in self.sessions.end() {
             self.names.end_session(session).await?;
         }
@@ -106,6 +114,13 @@ impl Ends {
         for writer in &unsealed {
             if writer.session != 0 && self.sessions.has_ended(writer.session) {
                 lost.entry(writer.element).or_default().push(writer.session);
+            }
+        }
+        // What a mount's locks allowed its programs to write has ended before others get them.
+        let writes = |session| unsealed.iter().any(|writer| writer.session == session);
+        for session in self.locks.mounts() {
+            if self.sessions.has_ended(session) && !writes(session) {
+                self.locks.give_up(session).await?;
             }
         }
         self.sessions

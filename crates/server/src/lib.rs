@@ -14,6 +14,7 @@ mod gate;
 mod jobs;
 mod lineage;
 mod local_names;
+mod locks;
 pub mod names;
 mod namespace_service;
 mod notes;

@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::clock;
+use crate::locks::Heard;
 use crate::names::{Change, Changes, Fault, Names, Request as NamesRequest, only_reads};
 use crate::recall::Recalls;
 use crate::session::Sessions;
@@ -121,9 +122,10 @@ impl v1::names_server::Names for NamespaceService {
                 session,
                 ..v1::Invalidation::default()
             };
+            let news = recalls.locks().listen(session);
             if sender.send(Ok(first)).await.is_ok() {
                 let _reachable = recalls.reach(session, sender.clone());
-                forward(changes, &sender).await;
+                forward(changes, news, &sender).await;
             }
             drop(presence);
         });
@@ -135,24 +137,42 @@ impl v1::names_server::Names for NamespaceService {
 
 async fn forward(
     mut changes: Changes,
+    mut news: Heard,
     sender: &tokio::sync::mpsc::Sender<Result<v1::Invalidation, Status>>,
 ) {
     loop {
-        let received = tokio::select! {
-            received = changes.next() => received,
+        let (mut received, lock) = tokio::select! {
+            received = changes.next() => (Some(received), None),
+            lock = news.next() => match lock {
+                // Whoever gets a lock hears first of what was changed before.
+                Some(lock) => (changes.next_now(), Some(lock)),
+                None => return,
+            },
             () = sender.closed() => return,
         };
-        let messages = match received {
-            Ok(changed) => changed.changes.iter().filter_map(invalidation).collect(),
-            Err(RecvError::Lagged(_)) => {
-                vec![v1::Invalidation {
-                    everything: true,
-                    ..v1::Invalidation::default()
-                }]
+        while let Some(changed) = received {
+            let messages = match changed {
+                Ok(changed) => changed.changes.iter().filter_map(invalidation).collect(),
+                Err(RecvError::Lagged(_)) => {
+                    vec![v1::Invalidation {
+                        everything: true,
+                        ..v1::Invalidation::default()
+                    }]
+                }
+                Err(RecvError::Closed) => return,
+            };
+            for message in messages {
+                if sender.send(Ok(message)).await.is_err() {
+                    return;
+                }
             }
-            Err(RecvError::Closed) => return,
-        };
-        for message in messages {
+            received = lock.as_ref().and_then(|_| changes.next_now());
+        }
+        if lock.is_some() {
+            let message = v1::Invalidation {
+                lock,
+                ..v1::Invalidation::default()
+            };
             if sender.send(Ok(message)).await.is_err() {
                 return;
             }

@@ -5,9 +5,11 @@
 //!
 //! Costs nothing where there is one mount and nobody else looks at a file that is being written.
 
+use crate::locks::Locks;
 use crate::names::{Change, Changes, Fault, Names, Request, Written};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +25,8 @@ use tonic::Status;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a mount may take to forget a file that another one opens for writing. One that takes longer hangs.
 const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
+/// The errno of a file that somebody else writes.
+const BUSY: i32 = Errno::TXTBSY.raw_os_error();
 /// Questions under way at once; who comes beyond is told to try again.
 const QUESTIONS_MAX: usize = 4096;
 
@@ -36,6 +40,7 @@ pub(crate) struct Recalls(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     names: Arc<dyn Names>,
+    locks: Locks,
     runtime: Handle,
     /// Streams of the mounts that are there, each with a number of its own.
     lines: Mutex<BTreeMap<u64, (u64, Line)>>,
@@ -78,6 +83,31 @@ impl Drop for Question<'_> {
     }
 }
 
+/// What of a request is needed when it is answered.
+#[derive(Clone, Copy)]
+struct Asked {
+    session: u64,
+    /// The file that it begins to write, if that is all it does.
+    writes: Option<u64>,
+}
+
+impl Asked {
+    fn of(request: &Request) -> Self {
+        let writes = match &request.ops[..] {
+            [
+                v1::NameOp {
+                    op: Some(Op::NewVersion(new)),
+                },
+            ] => Some(new.ino),
+            _ => None,
+        };
+        Self {
+            session: request.session,
+            writes,
+        }
+    }
+}
+
 /// What is known of a file that was being written when it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
@@ -91,15 +121,21 @@ pub(crate) enum Settled {
 
 impl Recalls {
     /// To be called within the runtime that carries the questions.
-    pub(crate) fn new(names: Arc<dyn Names>) -> Self {
+    pub(crate) fn new(names: Arc<dyn Names>, locks: Locks) -> Self {
         Self(Arc::new(Inner {
             names,
+            locks,
             runtime: Handle::current(),
             lines: Mutex::default(),
             arrived: Notify::new(),
             questions: Mutex::default(),
             next: AtomicU64::new(1),
         }))
+    }
+
+    /// The locks of mounts.
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.0.locks
     }
 
     fn number(&self) -> u64 {
@@ -123,14 +159,19 @@ impl Recalls {
         if let Some(answered) = self.answered(&request) {
             return answered;
         }
+        if Locks::are_asked(&request) {
+            return self.0.locks.take(&request).await;
+        }
         let again = asks(&request).then(|| request.clone());
         let opening = self.opening(&request);
-        let results = self.0.names.apply(request).await?;
+        let asked = Asked::of(&request);
+        let mut results = self.0.names.apply(request).await?;
         self.tell_others(&opening).await;
-        match again {
-            Some(request) => self.settled(request, results).await,
-            None => Ok(results),
+        if let Some(request) = again {
+            results = self.settled(request, results).await?;
         }
+        self.add_company(asked, &mut results)?;
+        Ok(results)
     }
 
     /// As [`Self::apply`], for threads outside the runtime.
@@ -138,18 +179,59 @@ impl Recalls {
         if let Some(answered) = self.answered(&request) {
             return answered;
         }
+        if Locks::are_asked(&request) {
+            return self.0.runtime.block_on(self.0.locks.take(&request));
+        }
         let again = asks(&request).then(|| request.clone());
         let opening = self.opening(&request);
-        let results = self.0.names.apply_blocking(request)?;
+        let asked = Asked::of(&request);
+        let mut results = self.0.names.apply_blocking(request)?;
         if !opening.is_empty() {
             self.0.runtime.block_on(self.tell_others(&opening));
         }
-        match again {
-            Some(request) if written(&results).next().is_some() => {
-                self.0.runtime.block_on(self.settled(request, results))
-            }
-            _ => Ok(results),
+        if let Some(request) = again.filter(|_| written(&results).next().is_some()) {
+            results = self.0.runtime.block_on(self.settled(request, results))?;
         }
+        self.add_company(asked, &mut results)?;
+        Ok(results)
+    }
+
+    /// Says in an answer whether other mounts are there and have locks. Where one of them writes the file that was to
+    /// be written, and the file has locks, it is asked to seal what it can.
+    fn add_company(&self, asked: Asked, results: &mut [v1::NameResult]) -> Result<(), Fault> {
+        let Asked { session, writes } = asked;
+        if session == 0 {
+            return Ok(());
+        }
+        let others = || self.0.lines.lock().keys().any(|&other| other != session);
+        let locks = &self.0.locks;
+        for result in results {
+            match &mut result.result {
+                Some(Answer::Opened(opened)) => {
+                    opened.others = others();
+                    locks.mark(session, opened.attr.as_mut());
+                }
+                Some(Answer::Attr(attr)) => locks.mark(session, Some(attr)),
+                Some(Answer::Entry(entry)) => locks.mark(session, entry.attr.as_mut()),
+                Some(Answer::Entries(entries)) => {
+                    for entry in &mut entries.entries {
+                        locks.mark(session, entry.attr.as_mut());
+                    }
+                }
+                Some(Answer::Error(error)) if error.errno == BUSY => {
+                    let Some(ino) = writes.filter(|&ino| locks.are_known(ino)) else {
+                        continue;
+                    };
+                    error.errno = Errno::BUSY.raw_os_error();
+                    let writer = self.0.names.written(ino)?;
+                    if let Some(writer) = writer.filter(|writer| writer.session != session) {
+                        locks.publish(writer.session, ino);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The files that a request opens for writing, and the mounts that have to know before it is answered.

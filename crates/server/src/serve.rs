@@ -13,8 +13,9 @@ use crate::jobs::expiry;
 use crate::jobs::service::JobService;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
+use crate::locks::Locks;
 use crate::names::changes::Teller;
-use crate::names::{Fault, Names, OpenError, SqliteNames, lent};
+use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
@@ -206,10 +207,8 @@ impl Server {
         let trust = Trust::new(authority.der())?;
         let identity = config.tls.then_some(identity);
         let access = Arc::new(Access::open(&token, &authority)?);
-        let owner = (
-            rustix::process::geteuid().as_raw(),
-            rustix::process::getegid().as_raw(),
-        );
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        let owner = (uid.as_raw(), gid.as_raw());
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
@@ -231,13 +230,9 @@ impl Server {
         // Files that jobs wait for may have come while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
         let sessions = Sessions::new(config.mount_timeout);
-        let ends = Arc::new(Ends::new(
-            names.clone() as Arc<dyn Names>,
-            array.clone(),
-            sessions.clone(),
-            &trust,
-        ));
-        let recalls = Recalls::new(names.clone() as Arc<dyn Names>);
+        let locks = Locks::new(names.clone(), sessions.clone())?;
+        let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
+        let recalls = Recalls::new(names.clone(), locks);
         let parts = Parts {
             names: names.clone(),
             recalls: recalls.clone(),

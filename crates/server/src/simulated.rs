@@ -11,11 +11,13 @@ use crate::jobs::driver::{Driver, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::{Incoming, expiry};
+use crate::locks::Locks;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
 use crate::notes;
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
+use crate::session::Sessions;
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -177,7 +179,14 @@ impl Simulated {
         match Self::parts(&names, options, told.clone()) {
             Ok((array, driver)) => {
                 let started = tokio::time::Instant::now();
-                let recalls = Recalls::new(names.clone() as Arc<dyn Names>);
+                // Mounts of the simulation take no locks, so there are none to be read.
+                let sessions = Sessions::new(Duration::MAX);
+                let names_of_locks = names.clone() as Arc<dyn Names>;
+                let locks = match Locks::new(names_of_locks, sessions) {
+                    Ok(locks) => locks,
+                    Err(fault) => return Err((names.database().take_connection(), fault.into())),
+                };
+                let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
                 drop(entered);
                 Ok(Self {
                     names,

@@ -5,6 +5,7 @@ use crate::v1;
 use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label as core;
+use tidemill_core::locks::{Lock, Owner, Space};
 use tidemill_core::time::{Span, Time};
 
 /// A message lacks a part or has a value that does not exist.
@@ -22,6 +23,45 @@ pub fn time_to_wire(time: Time) -> i64 {
 #[must_use]
 pub fn time_from_wire(nanos: i64) -> Time {
     Time(u64::try_from(nanos).unwrap_or(0))
+}
+
+impl From<&Lock> for v1::Lock {
+    fn from(lock: &Lock) -> Self {
+        Self {
+            whole_file: lock.owner.space == Space::Files,
+            owner: lock.owner.id,
+            start: lock.start,
+            end: lock.end,
+            exclusive: lock.exclusive,
+            pid: lock.pid,
+            uid: lock.uid,
+            ino: 0,
+        }
+    }
+}
+
+impl From<&v1::Lock> for Lock {
+    /// Whose mount it is is known by who sent it.
+    fn from(lock: &v1::Lock) -> Self {
+        let space = if lock.whole_file {
+            Space::Files
+        } else {
+            Space::Ranges
+        };
+        let owner = Owner {
+            mount: 0,
+            space,
+            id: lock.owner,
+        };
+        Self {
+            owner,
+            start: lock.start,
+            end: lock.end,
+            exclusive: lock.exclusive,
+            pid: lock.pid,
+            uid: lock.uid,
+        }
+    }
 }
 
 impl From<&core::Label> for v1::Label {

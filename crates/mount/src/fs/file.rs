@@ -1,14 +1,14 @@
 //! Open files.
 
 use super::object::Object;
-use super::table::{Node, Phase};
+use super::table::{Bound, Node, Phase, Writing};
 use super::version::object_path;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An open file. Its bytes are those of the object that its alias is bound to, which changes when programs here go
 /// on with the next version.
@@ -17,6 +17,12 @@ pub(crate) struct Handle {
     pub(crate) key: Key,
     pub(crate) node: Arc<Node>,
     write: bool,
+    /// Who opened it.
+    pub(super) caller: Caller,
+    /// It was opened to be cut, and could not be yet.
+    cut: AtomicBool,
+    /// Whether the kernel tells when a descriptor of it is closed.
+    flush: bool,
 }
 
 impl Handle {
@@ -38,6 +44,7 @@ impl Handle {
         if written.is_some_and(|written| written.id == object.id) {
             return Ok(object);
         }
+        drop(state);
         tracing::error!(
             ino = self.key.ino,
             object = object.id,
@@ -45,12 +52,36 @@ impl Handle {
         );
         Err(Errno::IO.into())
     }
+
+    /// Whether it is a file that is open for writing.
+    pub(super) fn writes(&self, ino: u64) -> bool {
+        self.write && self.key.ino == ino
+    }
+
+    /// Whether there is no version yet that it could write.
+    fn is_idle(&self) -> bool {
+        let state = self.node.state.lock();
+        let written = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let bound = state.bound.get(&self.key.alias);
+        let bound = bound.filter(|bound| !bound.direct);
+        let follows = |bound: &Bound, written: &Writing| {
+            let written = written.object.as_ref();
+            written.is_some_and(|written| written.id == bound.object.id)
+        };
+        match (bound, written) {
+            (Some(bound), Some(written)) => self.write && !follows(bound, written),
+            (Some(_), None) => self.write && state.idle_writers > 0,
+            (None, _) => false,
+        }
+    }
 }
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenHow {
     pub(crate) write: bool,
+    /// For reading and writing.
+    pub(crate) update: bool,
     pub(crate) truncate: bool,
 }
 
@@ -64,6 +95,8 @@ pub(crate) struct Opened {
     pub(crate) object: u64,
     /// Whether it is open for writing.
     pub(crate) write: bool,
+    /// Whether closing a descriptor of it is to be told, because locks may end with it.
+    pub(crate) flush: bool,
 }
 
 /// How often an open for reading looks for the current version, which others change.
@@ -79,12 +112,13 @@ impl Fs {
     ) -> Result<Opened, Error> {
         let node = self.node(key.ino);
         let write = how.write || how.truncate;
-        if write {
-            self.bind_writer(caller, key, &node, how.truncate, pace)?;
+        let cut = if write {
+            self.bind_writer(caller, key, &node, how, pace)?
         } else {
             self.bind_reader(caller, key, &node, pace)?;
-        }
-        let opened = self.opened(key, node, write)?;
+            false
+        };
+        let opened = self.opened(caller, (key, node), OpenHow { write, ..how }, cut)?;
         if write && let Err(error) = self.give_up_privileges(caller, opened.handle, pace) {
             self.release(caller, opened.handle);
             return Err(error);
@@ -112,7 +146,9 @@ impl Fs {
             tries += 1;
             // A version may have been begun or sealed meanwhile.
             if state.is_current(object.id) || tries == READ_TRIES {
-                state.bind(key, &object, self.is_direct(&object))?;
+                // What others lock may have to be shown in a later version.
+                let direct = self.is_direct(&object) && !state.attr.locked;
+                state.bind(key, &object, direct)?;
                 let sealing = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Sealing);
                 if sealing && object.waits() {
                     self.hold_after_seal(caller, node.clone(), object.id);
@@ -128,36 +164,72 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        mode: u32,
+        (mode, how): (u32, OpenHow),
         pace: Pace,
     ) -> Result<(Found, Opened), Error> {
         super::names::check_change(parent, name, Errno::EXIST)?;
         pace.wait()?;
-        let (node, found) = self.create_open(caller, parent, name, mode)?;
-        let opened = self.opened(found.key, node, true)?;
+        let (node, found) = self.create_open(caller, parent, name, (mode, how))?;
+        let opened = self.opened(caller, (found.key, node), how, false)?;
         Ok((found, opened))
     }
 
     /// A handle of an alias that was bound for it.
-    fn opened(&self, key: Key, node: Arc<Node>, write: bool) -> Result<Opened, Error> {
+    fn opened(
+        &self,
+        caller: Caller,
+        (key, node): (Key, Arc<Node>),
+        how: OpenHow,
+        cut: bool,
+    ) -> Result<Opened, Error> {
+        let write = how.write;
         let handle = self.handle_number();
-        let (object, direct) = {
+        let (object, direct, locked) = {
             let state = node.state.lock();
             let bound = state.bound.get(&key.alias).ok_or(Errno::BADF)?;
-            (bound.object.clone(), bound.direct)
+            (bound.object.clone(), bound.direct, state.attr.locked)
         };
+        let flush = !direct || how.update || locked || self.locks.knows(key.ino);
         let opened = Opened {
             handle,
             local: object.local().filter(|_| direct).cloned(),
             object: object.id,
             write,
+            flush,
         };
-        let file = Handle { key, node, write };
+        let file = Handle {
+            key,
+            node,
+            write,
+            caller,
+            cut: AtomicBool::new(cut),
+            flush,
+        };
         self.files.lock().insert(handle, Arc::new(file));
         Ok(opened)
     }
 
-    fn file(&self, handle: u64) -> Result<Arc<Handle>, Error> {
+    /// Whether the kernel tells when a descriptor of an open file is closed.
+    pub(super) fn tells_flush(&self, handle: u64) -> bool {
+        self.file(handle).is_ok_and(|file| file.flush)
+    }
+
+    /// The object to write to by a handle; begins a version if its handles have none yet.
+    fn to_write(&self, file: &Handle, pace: Pace) -> Result<Arc<Object>, Error> {
+        if file.is_idle() {
+            pace.wait()?;
+            let keep = if file.cut.load(Ordering::Acquire) {
+                0
+            } else {
+                u64::MAX
+            };
+            self.resume(file, keep)?;
+            file.cut.store(false, Ordering::Release);
+        }
+        file.written()
+    }
+
+    pub(super) fn file(&self, handle: u64) -> Result<Arc<Handle>, Error> {
         let files = self.files.lock();
         files
             .get(&handle)
@@ -187,11 +259,31 @@ impl Fs {
         bytes: &[u8],
         pace: Pace,
     ) -> Result<(), Error> {
-        let object = self.file(handle)?.written()?;
-        if object.waits() {
+        self.change(handle, pace, |object| object.write(offset, bytes))
+    }
+
+    /// Changes bytes by an open file.
+    fn change<T>(
+        &self,
+        handle: u64,
+        pace: Pace,
+        change: impl FnOnce(&Object) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let file = self.file(handle)?;
+        let turn = Self::write_turn(&file.node, pace)?;
+        let object = self.to_write(&file, pace)?;
+        let alias = file.key.alias;
+        let alone = file.node.state.lock().twins(alias, object.id).is_empty();
+        if object.waits() || !alone {
             pace.wait()?;
         }
-        object.write(offset, bytes)
+        let changed = change(&object)?;
+        // Who waits for a turn may hold the kernel's pages.
+        drop(turn);
+        if !alone {
+            self.forget_twins(&file.node, alias, object.id);
+        }
+        Ok(changed)
     }
 
     /// One of the descriptors of an open file was closed: errors of writing can be told now.
@@ -252,11 +344,7 @@ impl Fs {
         mode: u32,
         pace: Pace,
     ) -> Result<(), Error> {
-        let object = self.file(handle)?.written()?;
-        if object.waits() {
-            pace.wait()?;
-        }
-        object.allocate(offset, length, mode)
+        self.change(handle, pace, |object| object.allocate(offset, length, mode))
     }
 
     /// Where data (or a hole) begins at or after `offset`.
@@ -271,8 +359,10 @@ impl Fs {
         to: (u64, u64),
         length: u64,
     ) -> Result<u64, Error> {
-        let (source, target) = (self.file(from.0)?.object()?, self.file(to.0)?.written()?);
-        target.copy_from(&source, from.1, to.1, length)
+        let from_file = self.file(from.0)?;
+        self.change(to.0, Pace::MayWait, |target| {
+            target.copy_from(&*from_file.object()?, from.1, to.1, length)
+        })
     }
 
     /// Handles that could write, of all files.

@@ -13,6 +13,7 @@
 //! | `version` | beginning and ending versions |
 //! | `takeover`, `holders` | one file for readers and writers, in place |
 //! | `seal`, `unsealed` | sealing what was closed, in batches, and what is not sealed yet |
+//! | `locks`, `sharing` | locks, and files that mounts share by them |
 //! | `patience`, `repeat` | how long an operation waits, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
 //! | `directory` | listings |
@@ -26,6 +27,7 @@ pub(crate) mod entries;
 pub(crate) mod file;
 mod holders;
 mod kept;
+pub(crate) mod locks;
 pub(crate) mod names;
 pub(crate) mod object;
 pub(crate) mod patience;
@@ -34,6 +36,7 @@ pub(crate) mod remote;
 mod repeat;
 pub(crate) mod right;
 pub(crate) mod seal;
+mod sharing;
 pub(crate) mod table;
 mod takeover;
 pub(crate) mod unsealed;
@@ -63,6 +66,7 @@ pub(crate) struct Fs {
     pub(crate) backend: Arc<Backend>,
     pub(crate) table: Arc<table::Table>,
     pub(crate) control: control::Control,
+    pub(crate) locks: locks::Locks,
     pub(crate) mountpoint: PathBuf,
     sealer: seal::Sealer,
     files: Mutex<HashMap<u64, Arc<file::Handle>>>,
@@ -98,6 +102,7 @@ impl Fs {
         Self {
             sealer: seal::Sealer::new(backend.clone(), table.clone()),
             control: control::Control::default(),
+            locks: locks::Locks::default(),
             backend,
             table,
             mountpoint,

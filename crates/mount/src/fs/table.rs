@@ -79,6 +79,9 @@ pub(crate) struct Node {
     pub(crate) state: Mutex<State>,
     /// Signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
+    /// Held, shared, while something is written through this process, so that a version that is handed on to other
+    /// mounts has all of it.
+    pub(crate) writes: RwLock<()>,
 }
 
 /// What is known of an inode.
@@ -96,6 +99,9 @@ pub(crate) struct State {
     pub(crate) opens: u32,
     /// The version that is being written here.
     pub(crate) writing: Option<Writing>,
+    /// Handles that could write and have no version: another mount writes the file, or they have not written again since
+    /// what they wrote was made visible to others.
+    pub(crate) idle_writers: u32,
     /// The alias that opens get now.
     pub(crate) alias: u16,
     /// Which object the kernel reads by each alias.
@@ -179,7 +185,15 @@ impl Node {
             lookups: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
+            writes: RwLock::new(()),
         }
+    }
+}
+
+impl Bound {
+    /// Whether it has to be another object, and can be.
+    pub(crate) fn is_old(&self, newest: u64) -> bool {
+        !self.direct && self.object.id != newest
     }
 }
 
@@ -267,6 +281,9 @@ impl State {
             self.next_alias();
             return Err(Errno::STALE.into());
         }
+        // By all aliases of an object, or by none: else a later version could be shown to some of them only.
+        let mut same = self.bound.values().filter(|b| b.object.id == object.id);
+        let direct = direct && same.all(|bound| bound.direct);
         self.bind_new(object.clone(), direct);
         Ok(())
     }
@@ -281,6 +298,25 @@ impl State {
         };
         self.bound.insert(self.alias, bound);
         self.opens += 1;
+    }
+
+    /// Goes on with another object, unless the kernel reads and writes the file by itself. Says whether it is another.
+    pub(crate) fn rebind(&mut self, alias: u16, object: &Arc<Object>) -> bool {
+        let attr = self.attr;
+        let bound = self.bound.get_mut(&alias);
+        let Some(bound) = bound.filter(|bound| bound.is_old(object.id)) else {
+            return false;
+        };
+        bound.object = object.clone();
+        bound.seen = attr;
+        true
+    }
+
+    /// The other aliases of an object that is changed by one, of which the kernel has pages of their own.
+    pub(crate) fn twins(&self, alias: u16, object: u64) -> Vec<u16> {
+        let bound = self.bound.iter().filter(|(_, bound)| !bound.direct);
+        let twins = bound.filter(|(other, bound)| **other != alias && bound.object.id == object);
+        twins.map(|(&other, _)| other).collect()
     }
 
     /// Opens from now on get another kernel inode than those that are open.

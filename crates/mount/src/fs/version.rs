@@ -1,6 +1,7 @@
 //! Beginning and ending versions of files, and opening the objects that hold them.
 
 use super::backend::attr_of;
+use super::file::OpenHow;
 use super::object::{Data, Object};
 use super::patience;
 use super::remote::{Remote, now_ns};
@@ -22,7 +23,7 @@ use tidemill_core::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 /// How long an open for writing waits for another writer's seal.
-const WRITER_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a busy file is asked for again.
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
 /// How long an element that is to take a new file may be silent before another is asked for.
@@ -37,14 +38,16 @@ const COPY_BYTES: usize = 4 << 20;
 const MTIME_GRAIN_NS: i64 = 1_000_000_000;
 
 /// A version that was begun and that nobody writes yet.
-struct Begun {
-    object: Arc<Object>,
+pub(super) struct Begun {
+    pub(super) object: Arc<Object>,
     /// What its mtime was set to, if one can see by it later whether it was written to.
     untouched: Option<i64>,
     /// The version before.
     base: u64,
     /// The object of the version before that programs here have open, if its file is the new version's now.
     taken: Option<Arc<Object>>,
+    /// Whether other mounts are there.
+    others: bool,
 }
 
 impl Fs {
@@ -235,7 +238,7 @@ impl Fs {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        mode: u32,
+        (mode, how): (u32, OpenHow),
     ) -> Result<(Arc<Node>, Found), Error> {
         let time = now_ns();
         let create = |ino, object| {
@@ -262,7 +265,8 @@ impl Fs {
             let mut state = node.state.lock();
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
-            state.bind_new(object.clone(), self.is_direct(&object));
+            let direct = self.is_direct(&object) && !(how.update && opened.others);
+            state.bind_new(object.clone(), direct);
         }
         self.touched(parent, time, 0);
         // Written here, so known here: `writing` marks what somebody else is about to change.
@@ -327,40 +331,67 @@ impl Fs {
         self.backend.undo(caller, &Op::NewVersion(new));
     }
 
-    /// Opens a file for writing: joins the version being written here or begins one.
+    /// Opens a file for writing: joins the version being written here or begins one. If another mount writes it and
+    /// shares its locks, it is begun with the first write; says whether it is to be cut then.
     pub(super) fn bind_writer(
         &self,
         caller: Caller,
         key: Key,
         node: &Node,
-        truncate: bool,
+        how: OpenHow,
         pace: Pace,
-    ) -> Result<(), Error> {
-        let until = Instant::now() + WRITER_PATIENCE;
-        if self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
-            return Ok(());
+    ) -> Result<bool, Error> {
+        let truncate = how.truncate;
+        let (until, at_once) = (Instant::now() + WRITER_PATIENCE, Instant::now());
+        if let Some(object) = self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
+            if truncate {
+                self.forget_twins(node, key.alias, object);
+            }
+            return Ok(false);
         }
         let keep = if truncate { 0 } else { u64::MAX };
         let begun = if self.readers_can_follow(node) {
-            self.begin(caller, node, keep, true, until)
+            self.begin(caller, node, keep, true, (until, at_once))
         } else {
             Err(Errno::STALE.into())
         };
         let mut state = node.state.lock();
         node.changed.notify_all();
-        let begun = begun.inspect_err(|error| state.not_begun(error))?;
+        let begun = match begun {
+            Err(error) if error.is(Errno::BUSY) => {
+                state.not_begun(&error);
+                drop(state);
+                self.bind_idle(caller, key, node)?;
+                return Ok(truncate);
+            }
+            begun => begun.inspect_err(|error| state.not_begun(error))?,
+        };
+        let idle = state.idle_writers > 0;
         state.begin(&begun, 1);
-        if let Err(error) = state.bind(key, &begun.object, self.is_direct(&begun.object)) {
+        if idle {
+            drop(state);
+            self.follow(node, &begun.object);
+            state = node.state.lock();
+        }
+        let shared = begun.others && (how.update || self.locks.knows(node.ino));
+        let direct = self.is_direct(&begun.object) && !shared && !state.attr.locked;
+        if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
-            // the next alias.
+            // the next alias. Those who had not begun have not now either.
+            let others = state.writing.as_mut().map_or(0, |w| w.writers - 1);
             self.end_writing(caller, node, &mut state, Some(Ending::Abandon));
+            state.idle_writers += others;
             return Err(error);
         }
-        Ok(())
+        drop(state);
+        if truncate {
+            self.forget_twins(node, key.alias, begun.object.id);
+        }
+        Ok(false)
     }
 
-    /// Takes part in the version that is being written here. If there is none, the caller has to begin one, as
-    /// is noted in the state.
+    /// Takes part in the version that is being written here; gives its object. If there is none, the caller has to
+    /// begin one, as is noted in the state.
     fn join(
         &self,
         state: &mut parking_lot::MutexGuard<'_, State>,
@@ -369,7 +400,7 @@ impl Fs {
         truncate: bool,
         until: Instant,
         pace: Pace,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<u64>, Error> {
         let deadline = patience::deadline();
         loop {
             if key.alias != state.alias {
@@ -390,7 +421,7 @@ impl Fs {
                         let cut = || object.truncate(0);
                         parking_lot::MutexGuard::unlocked(state, cut)?;
                     }
-                    return Ok(true);
+                    return Ok(Some(object.id));
                 }
                 Some((Phase::Busy, _)) => {
                     pace.wait()?;
@@ -406,7 +437,7 @@ impl Fs {
                 None => {
                     pace.wait()?;
                     state.writing = Some(Writing::starting());
-                    return Ok(false);
+                    return Ok(None);
                 }
             }
         }
@@ -429,14 +460,15 @@ impl Fs {
     }
 
     /// Begins a version with up to `keep` bytes of the version before. If they `follow`, those who have that one
-    /// open here go on with the new one, as [`State::begin`] notes.
-    fn begin(
+    /// open here go on with the new one, as [`State::begin`] notes. Another writer is waited for until the first of two
+    /// times; until the second one if it shares the file's locks.
+    pub(super) fn begin(
         &self,
         caller: Caller,
         node: &Node,
         keep: u64,
         follow: bool,
-        until: Instant,
+        until: (Instant, Instant),
     ) -> Result<Begun, Error> {
         self.fetch(caller, node, Pace::MayWait)?;
         let attr = node.state.lock().attr;
@@ -494,6 +526,7 @@ impl Fs {
             untouched,
             base: base.object,
             taken,
+            others: opened.others,
         })
     }
 
@@ -504,9 +537,9 @@ impl Fs {
         caller: Caller,
         node: &Node,
         op: &Op,
-        until: Instant,
+        (until, until_shared): (Instant, Instant),
     ) -> Result<v1::Opened, Error> {
-        let until = until.min(patience::deadline());
+        let left = |until: Instant| Instant::now() < until.min(patience::deadline());
         let note = |phase| {
             if let Some(writing) = node.state.lock().writing.as_mut() {
                 writing.phase = phase;
@@ -523,7 +556,10 @@ impl Fs {
                     return Ok(opened);
                 }
                 Ok(_) => return Err(ClientError::Answer("NewVersion").into()),
-                Err(error) if error.is(Errno::TXTBSY) && Instant::now() < until => {
+                Err(error)
+                    if error.is(Errno::TXTBSY) && left(until)
+                        || error.is(Errno::BUSY) && left(until_shared) =>
+                {
                     if !std::mem::replace(&mut busy, true) {
                         note(Phase::Busy);
                     }
@@ -578,6 +614,7 @@ impl Fs {
         size: u64,
     ) -> Result<(), Error> {
         let until = Instant::now() + WRITER_PATIENCE;
+        let turn = Self::write_turn(node, Pace::MayWait)?;
         {
             let mut state = node.state.lock();
             let deadline = patience::deadline();
@@ -603,7 +640,7 @@ impl Fs {
         }
         let follow = self.readers_can_follow(node);
         let begun = self
-            .begin(caller, node, size, follow, until)
+            .begin(caller, node, size, follow, (until, until))
             .and_then(|begun| {
                 let set = begun.object.truncate(size);
                 let set = set.and_then(|()| begun.object.set_mtime(now_ns()));
@@ -617,7 +654,14 @@ impl Fs {
         node.changed.notify_all();
         let begun = begun.inspect_err(|error| state.not_begun(error))?;
         state.begin(&begun, 0);
-        self.end_writing(caller, node, &mut state, None);
+        if state.writing.as_ref().is_some_and(|w| w.writers == 0) {
+            self.end_writing(caller, node, &mut state, None);
+            return Ok(());
+        }
+        drop(state);
+        drop(turn);
+        self.follow(node, &begun.object);
+        self.forget_twins(node, key.alias, begun.object.id);
         Ok(())
     }
 
@@ -656,6 +700,7 @@ impl Fs {
             .is_some_and(|object| state.bound.values().any(|b| b.object.id == object.id));
         let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
         let Some(writing) = open else {
+            state.idle_writers = state.idle_writers.saturating_sub(u32::from(write));
             return;
         };
         writing.writers = writing.writers.saturating_sub(u32::from(write));
@@ -694,7 +739,13 @@ impl Fs {
     }
 
     /// The last writer is gone: the version is to be sealed, or given up if it says nothing new.
-    fn end_writing(&self, caller: Caller, node: &Node, state: &mut State, ending: Option<Ending>) {
+    pub(super) fn end_writing(
+        &self,
+        caller: Caller,
+        node: &Node,
+        state: &mut State,
+        ending: Option<Ending>,
+    ) {
         let gone = state.gone;
         let Some(writing) = state.writing.as_mut() else {
             return;
@@ -798,7 +849,7 @@ impl Fs {
 
 impl State {
     /// No version could be begun. If that is because of those who have the one before open, they are left to it.
-    fn not_begun(&mut self, error: &Error) {
+    pub(super) fn not_begun(&mut self, error: &Error) {
         self.writing = None;
         if error.is(Errno::STALE) {
             self.next_alias();
@@ -808,10 +859,10 @@ impl State {
     }
 
     /// The version is being written from now on, by that many handles. Those who have the version before open
-    /// under the current alias have this one open now.
-    fn begin(&mut self, begun: &Begun, writers: u32) {
-        let alias = self.alias;
-        if let Some(bound) = self.bound.get_mut(&alias) {
+    /// have this one open now.
+    pub(super) fn begin(&mut self, begun: &Begun, writers: u32) {
+        let writers = writers + std::mem::take(&mut self.idle_writers);
+        for bound in self.bound.values_mut() {
             let follows = match &begun.taken {
                 Some(taken) => Arc::ptr_eq(taken, &bound.object),
                 None => !bound.direct && bound.object.id == begun.base,

@@ -7,9 +7,10 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_wire::control::FOLDER;
-use tidemill_wire::v1::{self, name_op::Op};
+use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
@@ -33,6 +34,8 @@ enum Notice {
     Inode(u64),
     /// The server wants to know that all before this has been told.
     Receipt(u64),
+    /// What the server says about locks, to be heeded once all before has been told; by a number of its own.
+    Lock(u64, LockNews),
 }
 
 /// Notices on their way to the kernel.
@@ -40,6 +43,7 @@ enum Notice {
 pub(crate) struct Notices {
     queue: std::sync::mpsc::SyncSender<Notice>,
     waiting: Arc<Mutex<HashSet<Notice>>>,
+    last: AtomicU64,
 }
 
 impl Notices {
@@ -47,6 +51,7 @@ impl Notices {
     pub(crate) fn start(
         kernel: impl Kernel,
         receipt: impl Fn(u64) + Send + 'static,
+        lock: impl Fn(LockNews) + Send + 'static,
     ) -> std::io::Result<Self> {
         let (queue, notices) = std::sync::mpsc::sync_channel::<Notice>(NOTICES_MAX);
         let waiting: Arc<Mutex<HashSet<Notice>>> = Arc::default();
@@ -60,13 +65,19 @@ impl Notices {
                     }
                     Notice::Inode(number) => kernel.forget_inode(number),
                     Notice::Receipt(number) => receipt(number),
+                    Notice::Lock(_, news) => lock(news),
                 }
             }
         };
         std::thread::Builder::new()
             .name("kernel-notices".into())
             .spawn(run)?;
-        Ok(Self { queue, waiting })
+        let last = AtomicU64::new(0);
+        Ok(Self {
+            queue,
+            waiting,
+            last,
+        })
     }
 
     fn send(&self, notice: Notice) {
@@ -110,6 +121,7 @@ impl Fs {
                             // The mount waits for the first session only.
                             let _ = first.try_send(());
                             self.sealer.retry();
+                            self.rejoin_locks();
                         }
                         if message.question != 0 {
                             self.on_question(message.question, message.ino);
@@ -193,6 +205,14 @@ impl Fs {
             self.table.foreign_change(message.ino);
             drop(gate);
             self.notice_inode(message.ino, notices);
+        }
+        if let Some(lock) = message.lock {
+            if lock.what() == What::Locked {
+                self.table.foreign_change(lock.ino);
+                self.notice_inode(lock.ino, notices);
+            }
+            let number = notices.last.fetch_add(1, Ordering::Relaxed);
+            notices.send(Notice::Lock(number, lock));
         }
         if message.receipt != 0 {
             notices.send(Notice::Receipt(message.receipt));

@@ -18,8 +18,16 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 
-/// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close.
-const IN_PLACE: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
+/// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close, unless locks
+/// may end with it.
+fn in_place(opened: &Opened) -> FopenFlags {
+    if opened.flush {
+        FopenFlags::empty()
+    } else {
+        FopenFlags::FOPEN_NOFLUSH
+    }
+}
+
 /// Bits of a mode of which a sealed file has none.
 const WRITABLE: u32 = 0o222;
 
@@ -169,7 +177,7 @@ impl Inner {
             self.caches.forget_attributes(number);
         }
         match self.backing(number, opened, |file| reply.open_backing(file)) {
-            Ok(Some(backing)) => reply.opened_passthrough(handle, IN_PLACE, &backing),
+            Ok(Some(backing)) => reply.opened_passthrough(handle, in_place(opened), &backing),
             Ok(None) => reply.opened(handle, self.cached_flags(number, opened.object)),
             Err(error) => {
                 self.fs.release(Caller::default(), opened.handle);
@@ -187,7 +195,14 @@ impl Inner {
         let (_, ttl) = self.fs.ttls(found);
         match self.backing(number, opened, |file| reply.open_backing(file)) {
             Ok(Some(backing)) => {
-                reply.created_passthrough(&ttl, &attr, Generation(0), handle, IN_PLACE, &backing);
+                reply.created_passthrough(
+                    &ttl,
+                    &attr,
+                    Generation(0),
+                    handle,
+                    in_place(opened),
+                    &backing,
+                );
             }
             Ok(None) => {
                 let flags = self.cached_flags(number, opened.object);

@@ -7,6 +7,7 @@ mod backing;
 mod caches;
 mod convert;
 mod list;
+mod lock;
 mod waiting;
 
 pub(crate) use caches::Caches;
@@ -20,8 +21,8 @@ use convert::{attr_of, caller, errno, file_type, nanoseconds};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::io;
@@ -39,7 +40,9 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// behind the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
 /// What the kernel is asked for, if it has it.
-const WANTED: [InitFlags; 9] = [
+const WANTED: [InitFlags; 11] = [
+    InitFlags::FUSE_POSIX_LOCKS,
+    InitFlags::FUSE_FLOCK_LOCKS,
     InitFlags::FUSE_PASSTHROUGH,
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
     InitFlags::FUSE_PARALLEL_DIROPS,
@@ -407,6 +410,7 @@ impl Filesystem for Adapter {
         let (caller, key) = (caller(request), key(ino));
         let how = OpenHow {
             write: flags.acc_mode() != OpenAccMode::O_RDONLY,
+            update: flags.acc_mode() == OpenAccMode::O_RDWR,
             truncate: flags.0 & libc::O_TRUNC != 0,
         };
         if key.is_special() {
@@ -443,10 +447,15 @@ impl Filesystem for Adapter {
         }
         let mode = mode & 0o7777 & !umask;
         let exclusive = flags & libc::O_EXCL != 0;
+        let how = OpenHow {
+            write: true,
+            update: flags & libc::O_ACCMODE == libc::O_RDWR,
+            truncate: false,
+        };
         self.serve(
             caller.pid,
             reply,
-            move |fs, pace| fs.create(caller, parent.ino, name.as_bytes(), mode, pace),
+            move |fs, pace| fs.create(caller, parent.ino, name.as_bytes(), (mode, how), pace),
             move |inner, reply, outcome| match outcome {
                 Ok((found, opened)) => inner.answer_create(reply, &found, &opened),
                 // Somebody else made it since the kernel looked: it has to look again.
@@ -524,16 +533,28 @@ impl Filesystem for Adapter {
         request: &Request,
         ino: INodeNo,
         fh: FileHandle,
-        _: LockOwner,
+        owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let special = key(ino).is_special();
-        self.serve_empty(request.pid(), reply, move |fs, pace| {
-            if special {
+        let key = key(ino);
+        if key.is_special() {
+            return self.serve_empty(request.pid(), reply, move |fs, pace| {
                 fs.control_flush(fh.0, pace)
-            } else {
-                fs.flush(fh.0, pace)
-            }
+            });
+        }
+        let closed = move |inner: &Inner, told: Box<dyn FnOnce() + Send>| {
+            inner.fs.unlock_closed(key.ino, owner.0, told);
+        };
+        let answer = move |inner: &Inner, reply: ReplyEmpty, outcome: Result<(), Error>| {
+            let told = Box::new(move || match outcome {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno(&error)),
+            });
+            closed(inner, told);
+        };
+        let op = move |fs: &Fs, pace| fs.flush(fh.0, pace);
+        self.serve(request.pid(), reply, op, answer, move |inner, ()| {
+            closed(inner, Box::new(|| {}));
         });
     }
 
@@ -543,7 +564,7 @@ impl Filesystem for Adapter {
         ino: INodeNo,
         fh: FileHandle,
         _: OpenFlags,
-        _: Option<LockOwner>,
+        owner: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
@@ -552,8 +573,47 @@ impl Filesystem for Adapter {
         } else {
             self.0.release(fh.0);
             self.0.fs.release(caller(request), fh.0);
+            let owner = owner.map(|owner| owner.0);
+            self.0.fs.unlock_released(key(ino).ino, fh.0, owner);
         }
         reply.ok();
+    }
+
+    fn getlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
+        self.test_lock(asked, reply);
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let asked = lock::Asked::new(request, (ino, fh, owner), (start, end), typ, pid);
+        if typ == libc::F_UNLCK {
+            self.unlock(asked, reply);
+        } else {
+            self.set_lock(asked, sleep, reply);
+        }
     }
 
     fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, _: bool, reply: ReplyEmpty) {

@@ -59,7 +59,7 @@ impl<R> Slot<R> {
     }
 }
 
-trait Interrupt: Send + Sync {
+pub(super) trait Interrupt: Send + Sync {
     fn interrupt(&self);
 }
 
@@ -93,6 +93,8 @@ struct Requests {
 struct Asked {
     thread: u32,
     since: Instant,
+    /// Whether any signal that it takes interrupts it.
+    by_any: bool,
     slot: Weak<dyn Interrupt>,
 }
 
@@ -110,10 +112,18 @@ impl Waiting {
             return slot;
         }
         let weak: Weak<Slot<R>> = Arc::downgrade(&slot);
+        self.watch_over(thread, false, weak);
+        slot
+    }
+
+    /// Looks at a thread that waits, for as long as there is somebody who can be interrupted for it; `by_any`: by every
+    /// signal that it takes, not only those that end it.
+    pub(super) fn watch_over(&self, thread: u32, by_any: bool, slot: Weak<dyn Interrupt>) {
         let asked = Asked {
             thread,
             since: Instant::now(),
-            slot: weak,
+            by_any,
+            slot,
         };
         let mut requests = self.0.requests.lock();
         let first = requests.all.is_empty();
@@ -128,7 +138,6 @@ impl Waiting {
         } else if first {
             self.0.some.notify_one();
         }
-        slot
     }
 }
 
@@ -153,8 +162,8 @@ impl Shared {
                 }
             }
             std::thread::sleep(PERIOD);
-            for (thread, slot) in self.old() {
-                if is_ending(thread) {
+            for (thread, by_any, slot) in self.old() {
+                if is_ending(thread, by_any) {
                     slot.interrupt();
                 }
             }
@@ -162,22 +171,22 @@ impl Shared {
     }
 
     /// The requests that have waited for a while; forgets those that were answered.
-    fn old(&self) -> Vec<(u32, Arc<dyn Interrupt>)> {
+    fn old(&self) -> Vec<(u32, bool, Arc<dyn Interrupt>)> {
         let mut requests = self.requests.lock();
         requests.all.retain(|asked| asked.slot.strong_count() > 0);
         let old = requests.all.iter().filter(|a| a.since.elapsed() >= PERIOD);
-        old.filter_map(|a| Some((a.thread, a.slot.upgrade()?)))
+        old.filter_map(|a| Some((a.thread, a.by_any, a.slot.upgrade()?)))
             .collect()
     }
 }
 
 /// Whether a thread is to end: killed, asked to end by a signal that it takes, on its way out, or gone.
-fn is_ending(thread: u32) -> bool {
+fn is_ending(thread: u32, by_any: bool) -> bool {
     let read = |file| std::fs::read_to_string(format!("/proc/{thread}/{file}"));
     let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else {
         return is_gone(thread);
     };
-    is_told_to_end(&status) || is_exiting(&stat)
+    is_told_to_end(&status, by_any) || is_exiting(&stat)
 }
 
 /// `/proc` may hide the threads of others.
@@ -188,7 +197,8 @@ fn is_gone(thread: u32) -> bool {
     exists == Some(Err(rustix::io::Errno::SRCH))
 }
 
-fn is_told_to_end(status: &str) -> bool {
+/// Signals that nobody catches and that end nobody are not told apart: whoever is interrupted by one goes on by itself.
+fn is_told_to_end(status: &str, by_any: bool) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
@@ -200,7 +210,12 @@ fn is_told_to_end(status: &str) -> bool {
         return true;
     }
     let taken = !(mask("SigBlk:") | mask("SigIgn:"));
-    (own | mask("ShdPnd:")) & taken & ENDING != 0
+    let signals = if by_any {
+        mask("SigCgt:") | ENDING
+    } else {
+        ENDING
+    };
+    (own | mask("ShdPnd:")) & taken & signals != 0
 }
 
 /// A thread that is closing its files at its end waits for them without a signal that could wake it.
@@ -225,26 +240,34 @@ mod tests {
     #[test]
     fn only_signals_that_end_a_program_interrupt_it() {
         let (kill, int) = (bit(libc::SIGKILL), bit(libc::SIGINT));
-        assert!(is_told_to_end(&status(kill, 0, 0, 0)));
-        assert!(is_told_to_end(&status(0, int, 0, 0)));
-        assert!(!is_told_to_end(&status(0, int, int, 0)));
-        assert!(!is_told_to_end(&status(0, int, 0, int)));
+        assert!(is_told_to_end(&status(kill, 0, 0, 0), false));
+        assert!(is_told_to_end(&status(0, int, 0, 0), false));
+        assert!(!is_told_to_end(&status(0, int, int, 0), false));
+        assert!(!is_told_to_end(&status(0, int, 0, int), false));
         // A timer or a child that ends is no reason to fail.
         let others = bit(libc::SIGALRM) | bit(libc::SIGCHLD) | bit(libc::SIGWINCH);
-        assert!(!is_told_to_end(&status(others, others, 0, 0)));
-        assert!(!is_told_to_end(""));
+        assert!(!is_told_to_end(&status(others, others, 0, 0), false));
+        assert!(!is_told_to_end("", false));
+        // Who waits for a lock is interrupted by what it catches: that is how it waits for no longer than it wants.
+        let alarm = format!(
+            "{}SigCgt:\t{:016x}\n",
+            status(0, others, 0, 0),
+            bit(libc::SIGALRM)
+        );
+        assert!(is_told_to_end(&alarm, true) && !is_told_to_end(&alarm, false));
+        assert!(!is_told_to_end(&status(0, others, 0, 0), true));
     }
 
     #[test]
     fn a_thread_that_lives_does_not_end() {
         let me = rustix::thread::gettid().as_raw_pid().cast_unsigned();
-        assert!(!is_ending(me));
+        assert!(!is_ending(me, true));
         assert!(is_exiting("7 (a) b) R 1 7 7 0 -1 4194308 0"));
         assert!(!is_exiting("7 (a) b) R 1 7 7 0 -1 4194304 0"));
         let ended = std::thread::spawn(|| rustix::thread::gettid().as_raw_pid().cast_unsigned());
         let ended = ended.join().unwrap();
         // The thread's number goes a moment after it was joined.
-        while !is_ending(ended) {
+        while !is_ending(ended, false) {
             std::thread::yield_now();
         }
     }

@@ -11,6 +11,7 @@
 #[path = "../../../../tests/require.rs"]
 pub mod require;
 
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidemill_client::Endpoint;
@@ -22,6 +23,10 @@ use tokio::runtime::Runtime;
 
 pub mod loss;
 
+/// Arrays of different tests are not there at the same time: when an element starts, copies of this process are made,
+/// which keep open what it closes meanwhile.
+static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
+
 pub struct Array {
     runtime: Runtime,
     /// On a runtime of its own, with which its connections end as those of a process do.
@@ -29,6 +34,7 @@ pub struct Array {
     elements: Vec<Option<Element>>,
     folder: TempDir,
     mounts: u32,
+    _one: ReentrantMutexGuard<'static, ()>,
 }
 
 /// A mount that is detached at the end of the test.
@@ -74,8 +80,9 @@ impl Array {
     pub fn start() -> Self {
         let log = tracing_subscriber::fmt()
             .with_test_writer()
-            .with_env_filter("info");
+            .with_env_filter(std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()));
         let _ = log.try_init();
+        let one = ONE.lock();
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut array = Self {
@@ -84,6 +91,7 @@ impl Array {
             elements: Vec::new(),
             folder,
             mounts: 0,
+            _one: one,
         };
         array.start_server();
         array.elements.resize_with(2, || None);

@@ -90,6 +90,7 @@ impl Tx<'_> {
             Op::StatFs(_) => Ok(self.stat_fs()),
             Op::Release(op) => self.release(op),
             Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),
+            Op::Lock(_) => Err(Fault::Malformed("locks come in requests of their own")),
         }
     }
 }

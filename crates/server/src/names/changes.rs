@@ -5,7 +5,8 @@ use super::{Change, Changed};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::broadcast::{self, Receiver, error::RecvError};
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::broadcast::{self, Receiver};
 use tokio::sync::{Notify, futures::Notified};
 
 /// Commits a watcher may lag behind before it is told to forget everything.
@@ -75,6 +76,19 @@ impl Changes {
     pub(crate) fn leave_out(&mut self, session: u64) {
         self.session = Some(session);
         *self.own.lock().entry(session).or_default() += 1;
+    }
+
+    /// The next one, if there is one already.
+    pub(crate) fn next_now(&mut self) -> Option<Result<Arc<Changed>, RecvError>> {
+        loop {
+            match self.receiver.try_recv() {
+                Ok(received) if self.session == Some(received.session) => {}
+                Ok(received) => return Some(Ok(received)),
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Closed) => return Some(Err(RecvError::Closed)),
+                Err(TryRecvError::Lagged(count)) => return Some(Err(RecvError::Lagged(count))),
+            }
+        }
     }
 
     /// The next one.

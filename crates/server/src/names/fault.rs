@@ -62,6 +62,9 @@ pub enum Fault {
          try again, or see `tidemill status`"
     )]
     Unsettled(u64),
+    /// The locks of a mount are not known, or were given up.
+    #[error("the locks of mount {0} are not known: it was away for too long, or has to join first")]
+    NotJoined(u64),
     /// The object is not the one being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
@@ -136,7 +139,7 @@ impl Fault {
             }
             Self::Busy(_) => Errno::TXTBSY,
             Self::Unsettled(_) => Errno::TIMEDOUT,
-            Self::Stale(_) => Errno::STALE,
+            Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
             Self::NoAttribute(_) => Errno::NODATA,
             Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,

@@ -143,6 +143,18 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If the database fails.
     fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>>;
 
+    /// The mounts that may have locks.
+    ///
+    /// # Errors
+    /// If the database fails.
+    fn lockers(&self) -> Result<Vec<u64>, Fault>;
+
+    /// A mount may have locks from now on, or has none any more.
+    ///
+    /// # Errors
+    /// If that could not be kept.
+    fn set_locker(&self, session: u64, has: bool) -> Answered<'_, Result<(), Fault>>;
+
     /// The version of a file that is being written, if there is one.
     ///
     /// # Errors

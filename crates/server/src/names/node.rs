@@ -111,6 +111,8 @@ impl Node {
             object: self.object,
             element: self.element().unwrap_or(0),
             writing: self.writing != 0,
+            // Who knows of mounts adds this.
+            locked: false,
         }
     }
 

@@ -44,7 +44,9 @@ pub enum OpenError {
 }
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
-const MIGRATIONS: &[&str] = &[NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES, LABELS];
+const MIGRATIONS: &[&str] = &[
+    NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES, LABELS, LOCKERS,
+];
 
 const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -142,6 +144,8 @@ DROP TABLE label;
 CREATE TABLE label(label INTEGER PRIMARY KEY, element INTEGER NOT NULL, task INTEGER NOT NULL, body BLOB NOT NULL);
 ALTER TABLE removal ADD COLUMN label INTEGER NOT NULL DEFAULT 0;
 ";
+
+const LOCKERS: &str = "CREATE TABLE locker(session INTEGER PRIMARY KEY);";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

@@ -228,6 +228,27 @@ impl Names for SqliteNames {
         }))
     }
 
+    fn lockers(&self) -> Result<Vec<u64>, Fault> {
+        self.database.read(|db| {
+            let mut statement = db.prepare_cached("SELECT session FROM locker")?;
+            let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+            let sessions = rows.map(|row| row.map(i64::cast_unsigned));
+            Ok(sessions.collect::<Result<_, _>>()?)
+        })
+    }
+
+    fn set_locker(&self, session: u64, has: bool) -> Answered<'_, Result<(), Fault>> {
+        let sql = if has {
+            "INSERT OR IGNORE INTO locker VALUES (?1)"
+        } else {
+            "DELETE FROM locker WHERE session = ?1"
+        };
+        Box::pin(self.database.write(move |db| {
+            db.prepare_cached(sql)?.execute([session.cast_signed()])?;
+            Ok(())
+        }))
+    }
+
     fn written(&self, ino: u64) -> Result<Option<Written>, Fault> {
         self.database.read(|db| {
             let sql = "SELECT writing.object, session FROM inode JOIN writing ON writing.object = inode.writing \

@@ -76,6 +76,7 @@ impl Tx<'_> {
         self.shared.hold(self.session, node.ino, object);
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
+            others: false,
             object,
             element,
             size,
@@ -230,6 +231,7 @@ impl Tx<'_> {
         let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
+            others: false,
             object,
             element,
             size: 0,

@@ -1,0 +1,552 @@
+//! Mounts, a server and lost messages: no two programs ever have locks that hinder each other, and nobody waits
+//! for what is free.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
+
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+use tidemill_core::locks::{
+    Action, Answer, Arbiter, Effect, Holder, How, LOCKS_PER_USER_MAX, Lock, Owner, Space, Table,
+};
+
+const MOUNTS: usize = 3;
+const BYTES: u64 = 6;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Want(usize, u64, u64, Space, (u64, u64), bool, How),
+    Unlock(usize, u64, u64, Space, (u64, u64)),
+    Cancel(usize),
+    Up(usize),
+    Down(usize),
+    Return(usize),
+    Break(usize),
+    Crash(usize),
+    Gone,
+    Restart,
+}
+
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    (0..BYTES, 0..BYTES).prop_map(|(a, b)| (a.min(b), a.max(b)))
+}
+
+fn space() -> impl Strategy<Value = Space> {
+    prop_oneof![4 => Just(Space::Ranges), 1 => Just(Space::Files)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (m, ino, owner) = (0..MOUNTS, 1..3_u64, 1..4_u64);
+    let how = prop_oneof![3 => Just(How::Wait), 2 => Just(How::Try), 1 => Just(How::Test)];
+    prop_oneof![
+        12 => (m.clone(), ino.clone(), owner.clone(), space(), range(), any::<bool>(), how)
+            .prop_map(|(m, ino, owner, space, range, exclusive, how)| {
+                Step::Want(m, ino, owner, space, range, exclusive, how)
+            }),
+        10 => (m.clone(), ino, owner, space(), range())
+            .prop_map(|(m, ino, owner, space, range)| Step::Unlock(m, ino, owner, space, range)),
+        2 => m.clone().prop_map(Step::Cancel),
+        16 => m.clone().prop_map(Step::Up),
+        16 => m.clone().prop_map(Step::Down),
+        4 => m.clone().prop_map(Step::Return),
+        1 => m.clone().prop_map(Step::Break),
+        1 => m.prop_map(Step::Crash),
+        1 => Just(Step::Gone),
+        1 => Just(Step::Restart),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Message {
+    Want(u64, u64, Lock, How),
+    Cancel(u64, u64),
+    State(u64, Vec<Lock>, u64),
+    Join(Vec<u64>, Vec<(u64, Lock)>),
+}
+
+/// What a program asked for.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    mount: usize,
+    ino: u64,
+    lock: Lock,
+}
+
+struct Mount {
+    session: u64,
+    holder: Holder,
+    up: VecDeque<Message>,
+    down: VecDeque<Action>,
+    returning: Vec<u64>,
+}
+
+struct World {
+    arbiter: Arbiter,
+    mounts: Vec<Mount>,
+    next: u64,
+    dead: Vec<u64>,
+    asked: BTreeMap<u64, Asked>,
+    /// Who has what, byte by byte: file, kind, byte, mount, owner; whether it is exclusive.
+    held: BTreeMap<(u64, Space, u64, usize, u64), bool>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mount = |number| Mount {
+            session: number as u64 + 1,
+            holder: Holder::default(),
+            up: VecDeque::from([Message::Join(Vec::new(), Vec::new())]),
+            down: VecDeque::new(),
+            returning: Vec::new(),
+        };
+        Self {
+            arbiter: Arbiter::default(),
+            mounts: (0..MOUNTS).map(mount).collect(),
+            next: 100,
+            dead: Vec::new(),
+            asked: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn waits(&self, mount: usize, owner: Owner) -> bool {
+        let mut asked = self.asked.values();
+        asked.any(|asked| asked.mount == mount && asked.lock.owner == owner)
+    }
+
+    fn clear(&mut self, mount: usize, ino: u64, owner: Owner, (start, end): (u64, u64)) {
+        for byte in start..=end {
+            self.held.remove(&(ino, owner.space, byte, mount, owner.id));
+        }
+    }
+
+    /// What somebody wants to have shared only is not missed by others.
+    fn weaken(&mut self, mount: usize, ino: u64, lock: &Lock) {
+        let owner = lock.owner;
+        for byte in lock.start..=lock.end {
+            let key = (ino, owner.space, byte, mount, owner.id);
+            self.held
+                .entry(key)
+                .and_modify(|exclusive| *exclusive = false);
+        }
+    }
+
+    fn hinders(&self, asked: &Asked) -> bool {
+        let Asked { mount, ino, lock } = *asked;
+        self.held.iter().any(|(key, &exclusive)| {
+            let &(file, space, byte, other, id) = key;
+            (file, space) == (ino, lock.owner.space)
+                && (lock.start..=lock.end).contains(&byte)
+                && (other, id) != (mount, lock.owner.id)
+                && (exclusive || lock.exclusive)
+        })
+    }
+
+    fn effects(&mut self, mount: usize, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Answer(request, answer) => {
+                    let asked = self.asked.remove(&request).unwrap();
+                    if answer != Answer::Granted {
+                        continue;
+                    }
+                    assert!(!self.hinders(&asked), "{asked:?} beside {:?}", self.held);
+                    let Asked { ino, lock, .. } = asked;
+                    for byte in lock.start..=lock.end {
+                        let key = (ino, lock.owner.space, byte, mount, lock.owner.id);
+                        self.held.insert(key, lock.exclusive);
+                    }
+                }
+                Effect::Ask {
+                    request,
+                    ino,
+                    lock,
+                    how,
+                } => {
+                    if how != How::Test && !lock.exclusive {
+                        self.weaken(mount, ino, &lock);
+                    }
+                    let message = Message::Want(request, ino, lock, how);
+                    self.mounts[mount].up.push_back(message);
+                }
+                Effect::Cancel { request, ino } => {
+                    self.mounts[mount]
+                        .up
+                        .push_back(Message::Cancel(request, ino));
+                }
+                Effect::State(ino) => {
+                    let (locks, seen) = self.mounts[mount].holder.state(ino);
+                    self.mounts[mount]
+                        .up
+                        .push_back(Message::State(ino, locks, seen));
+                }
+            }
+        }
+    }
+
+    fn actions(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            let (Action::Recall { mount, .. }
+            | Action::Lend { mount, .. }
+            | Action::Grant { mount, .. }
+            | Action::Deny { mount, .. }) = action;
+            let mount = self.mounts.iter_mut().find(|m| m.session == mount);
+            if let Some(mount) = mount {
+                mount.down.push_back(action);
+            }
+        }
+    }
+
+    fn join(&mut self, mount: usize) {
+        let mut out = Vec::new();
+        let it = &mut self.mounts[mount];
+        it.up.clear();
+        it.down.clear();
+        let (lent, locks) = it.holder.join(&mut out);
+        it.up.push_back(Message::Join(lent, locks));
+        self.effects(mount, out);
+    }
+
+    fn up(&mut self, mount: usize) -> bool {
+        let Some(message) = self.mounts[mount].up.pop_front() else {
+            return false;
+        };
+        let session = self.mounts[mount].session;
+        let mut out = Vec::new();
+        let arbiter = &mut self.arbiter;
+        let taken = match message {
+            Message::Want(request, ino, lock, how) => {
+                arbiter.on_want((session, request), ino, lock, how, &mut out)
+            }
+            Message::Cancel(request, ino) => {
+                arbiter.on_cancel(session, ino, request, &mut out);
+                Ok(())
+            }
+            Message::State(ino, locks, seen) => {
+                arbiter.on_state((session, seen), ino, &locks, &mut out)
+            }
+            Message::Join(lent, locks) => arbiter.on_join(session, &lent, &locks, &mut out),
+        };
+        self.actions(out);
+        assert!(
+            taken.is_ok(),
+            "a mount that was there all the time was given up"
+        );
+        true
+    }
+
+    fn down(&mut self, mount: usize) -> bool {
+        let Some(action) = self.mounts[mount].down.pop_front() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        let it = &mut self.mounts[mount];
+        match action {
+            Action::Recall { ino, .. } => {
+                if it.holder.on_recall(ino) {
+                    it.returning.push(ino);
+                }
+            }
+            Action::Lend {
+                ino,
+                request,
+                number,
+                ..
+            } => it.holder.on_lent(ino, request, number, &mut out),
+            Action::Grant {
+                ino,
+                request,
+                number,
+                ..
+            } => it.holder.on_granted(ino, request, number, &mut out),
+            Action::Deny { request, by, .. } => it.holder.on_denied(request, by, &mut out),
+        }
+        self.effects(mount, out);
+        true
+    }
+
+    fn give_back(&mut self, mount: usize) -> bool {
+        let Some(ino) = self.mounts[mount].returning.pop() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        self.mounts[mount].holder.returned(ino, &mut out);
+        self.effects(mount, out);
+        true
+    }
+
+    fn gone(&mut self) -> bool {
+        let Some(session) = self.dead.pop() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        self.arbiter.on_gone(session, &mut out);
+        self.actions(out);
+        true
+    }
+
+    fn program(&mut self, step: &Step) {
+        let mut out = Vec::new();
+        match *step {
+            Step::Want(mount, ino, id, space, range, exclusive, how) => {
+                let lock = lock(id, space, range, exclusive);
+                if self.waits(mount, lock.owner) {
+                    return;
+                }
+                let request = self.number();
+                self.asked.insert(request, Asked { mount, ino, lock });
+                let holder = &mut self.mounts[mount].holder;
+                holder.want(request, ino, lock, how, &mut out);
+                self.effects(mount, out);
+            }
+            Step::Unlock(mount, ino, id, space, range) => {
+                let owner = lock(id, space, range, true).owner;
+                let range = whole(space, range);
+                if self.waits(mount, owner) {
+                    return;
+                }
+                // Before others are told: they may have it from then on.
+                self.clear(mount, ino, owner, range);
+                let holder = &mut self.mounts[mount].holder;
+                assert!(holder.unlock(ino, owner, range, &mut out));
+                self.effects(mount, out);
+            }
+            Step::Cancel(mount) => {
+                let mut asked = self.asked.iter();
+                let Some((&request, _)) = asked.find(|(_, asked)| asked.mount == mount) else {
+                    return;
+                };
+                if self.mounts[mount].holder.cancel(request, &mut out) {
+                    self.asked.remove(&request);
+                }
+                self.effects(mount, out);
+            }
+            _ => {}
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Up(mount) => drop(self.up(mount)),
+            Step::Down(mount) => drop(self.down(mount)),
+            Step::Return(mount) => drop(self.give_back(mount)),
+            Step::Break(mount) => {
+                self.arbiter.on_broken(self.mounts[mount].session);
+                self.join(mount);
+            }
+            Step::Gone => drop(self.gone()),
+            Step::Crash(mount) => {
+                self.held.retain(|key, _| key.3 != mount);
+                self.asked.retain(|_, asked| asked.mount != mount);
+                let session = self.number();
+                let it = &mut self.mounts[mount];
+                self.dead.push(it.session);
+                *it = Mount {
+                    session,
+                    holder: Holder::default(),
+                    up: VecDeque::from([Message::Join(Vec::new(), Vec::new())]),
+                    down: VecDeque::new(),
+                    returning: Vec::new(),
+                };
+            }
+            Step::Restart => {
+                self.arbiter = Arbiter::awaiting(self.arbiter.mounts());
+                for mount in 0..MOUNTS {
+                    self.join(mount);
+                }
+            }
+            _ => self.program(step),
+        }
+    }
+
+    /// Lets everything arrive.
+    fn settle(&mut self) {
+        loop {
+            let mut moved = self.gone();
+            for mount in 0..MOUNTS {
+                moved |= self.up(mount) | self.down(mount) | self.give_back(mount);
+            }
+            if !moved {
+                return;
+            }
+        }
+    }
+}
+
+fn whole(space: Space, range: (u64, u64)) -> (u64, u64) {
+    if space == Space::Files {
+        (0, BYTES - 1)
+    } else {
+        range
+    }
+}
+
+fn lock(id: u64, space: Space, range: (u64, u64), exclusive: bool) -> Lock {
+    let (start, end) = whole(space, range);
+    let owner = Owner {
+        mount: 0,
+        space,
+        id,
+    };
+    Lock {
+        owner,
+        start,
+        end,
+        exclusive,
+        pid: u32::try_from(id).unwrap(),
+        uid: 7,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nobody_has_what_another_has_and_nobody_waits_for_what_is_free(
+        steps in prop::collection::vec(step(), 1..200)
+    ) {
+        let mut world = World::new();
+        for step in &steps {
+            world.step(step);
+        }
+        world.settle();
+        for asked in world.asked.values() {
+            prop_assert!(world.hinders(asked), "{asked:?} waits for nobody: {:?}", world.held);
+        }
+    }
+
+    #[test]
+    fn a_table_is_what_each_byte_says(
+        steps in prop::collection::vec((1..4_u64, range(), any::<bool>(), any::<bool>()), 1..40)
+    ) {
+        let (mut table, mut bytes) = (Table::default(), BTreeMap::new());
+        for (id, range, exclusive, unlock) in steps {
+            let lock = lock(id, Space::Ranges, range, exclusive);
+            if unlock {
+                table.clear(lock.owner, range.0, range.1);
+            } else if table.conflict(&lock).is_none() {
+                table.set(lock);
+            } else {
+                continue;
+            }
+            for byte in range.0..=range.1 {
+                bytes.remove(&(byte, id));
+                if !unlock {
+                    bytes.insert((byte, id), exclusive);
+                }
+            }
+            let mut said = BTreeMap::new();
+            for held in table.iter() {
+                for byte in held.start..=held.end {
+                    let before = said.insert((byte, held.owner.id), held.exclusive);
+                    prop_assert_eq!(before, None);
+                }
+            }
+            prop_assert_eq!(&said, &bytes);
+            for (one, other) in table.iter().flat_map(|a| table.iter().map(move |b| (a, b))) {
+                prop_assert!(!one.hinders(other));
+                let beside = one.owner == other.owner && one.exclusive == other.exclusive;
+                prop_assert!(!beside || one.end.checked_add(1) != Some(other.start));
+            }
+        }
+    }
+}
+
+/// A mount that decides about the file.
+fn lent(ino: u64) -> Holder {
+    let mut holder = Holder::default();
+    let mut out = Vec::new();
+    let first = lock(1, Space::Ranges, (0, 0), true);
+    holder.want(1, ino, first, How::Try, &mut out);
+    holder.on_lent(ino, 1, 1, &mut out);
+    assert_eq!(out.pop(), Some(Effect::Answer(1, Answer::Granted)));
+    holder
+}
+
+#[test]
+fn a_mount_that_is_alone_asks_once() {
+    let mut holder = lent(5);
+    let mut out = Vec::new();
+    for request in 2..100 {
+        let one = lock(1, Space::Ranges, (0, 3), request % 2 == 0);
+        holder.want(request, 5, one, How::Wait, &mut out);
+        assert!(holder.unlock(5, one.owner, (0, 3), &mut out));
+    }
+    assert!(
+        out.iter()
+            .all(|effect| matches!(effect, Effect::Answer(_, Answer::Granted)))
+    );
+}
+
+#[test]
+fn waiting_for_each_other_is_refused_to_the_last() {
+    let mut holder = lent(5);
+    let mut out = Vec::new();
+    let byte = |id, byte| lock(id, Space::Ranges, (byte, byte), true);
+    holder.want(2, 5, byte(2, 1), How::Wait, &mut out);
+    holder.want(3, 5, byte(3, 2), How::Wait, &mut out);
+    out.clear();
+    holder.want(4, 5, byte(1, 1), How::Wait, &mut out);
+    holder.want(5, 5, byte(2, 2), How::Wait, &mut out);
+    assert_eq!(out, []);
+    holder.want(6, 5, byte(3, 0), How::Wait, &mut out);
+    assert_eq!(out, [Effect::Answer(6, Answer::Deadlock)]);
+    // The others go on when it gives up.
+    out.clear();
+    assert!(holder.unlock(5, byte(3, 2).owner, (0, u64::MAX), &mut out));
+    assert_eq!(out, [Effect::Answer(5, Answer::Granted)]);
+}
+
+#[test]
+fn a_user_has_a_bounded_number_of_locks() {
+    let mut holder = lent(5);
+    let mut out = Vec::new();
+    let most = LOCKS_PER_USER_MAX as u64;
+    for number in 1..=most {
+        let place = 2 * number;
+        let one = lock(1, Space::Ranges, (place, place), true);
+        holder.want(number + 1, 5, one, How::Try, &mut out);
+        let expected = if number < most {
+            Answer::Granted
+        } else {
+            Answer::TooMany
+        };
+        assert_eq!(out.pop(), Some(Effect::Answer(number + 1, expected)));
+    }
+    // No more by splitting either; another user has some left.
+    let mut other = lock(2, Space::Ranges, (1, 1), true);
+    other.uid = 8;
+    holder.want(1, 5, other, How::Try, &mut out);
+    assert_eq!(out.pop(), Some(Effect::Answer(1, Answer::Granted)));
+    let owner = lock(1, Space::Ranges, (0, 0), true).owner;
+    let wide = lock(1, Space::Ranges, (most * 4, most * 4 + 2), true);
+    assert!(holder.unlock(5, owner, (0, 0), &mut out));
+    holder.want(2, 5, wide, How::Try, &mut out);
+    assert_eq!(out.pop(), Some(Effect::Answer(2, Answer::Granted)));
+    assert!(!holder.unlock(5, owner, (most * 4 + 1, most * 4 + 1), &mut out));
+    assert!(holder.unlock(5, owner, (most * 4, most * 4), &mut out));
+}
+
+#[test]
+fn after_a_restart_locks_are_given_when_all_have_said_what_they_have() {
+    let mut arbiter = Arbiter::awaiting([1, 2]);
+    let mut out = Vec::new();
+    let mine = lock(1, Space::Ranges, (0, 3), true);
+    arbiter.on_join(3, &[], &[], &mut out).unwrap();
+    arbiter
+        .on_want((3, 9), 5, mine, How::Wait, &mut out)
+        .unwrap();
+    arbiter.on_join(1, &[5], &[], &mut out).unwrap();
+    assert_eq!(out, []);
+    // The other one never comes back.
+    arbiter.on_gone(2, &mut out);
+    assert_eq!(out, [Action::Recall { mount: 1, ino: 5 }]);
+    // What it says after that is not believed.
+    assert!(arbiter.on_join(2, &[], &[(5, mine)], &mut out).is_err());
+    assert!(arbiter.on_state((2, 0), 5, &[mine], &mut out).is_err());
+    arbiter.on_join(2, &[], &[], &mut out).unwrap();
+}

@@ -1,0 +1,581 @@
+//! Locks of programs here (`flock`, `fcntl`) and their agreement with those on other mounts, which
+//! [`tidemill_core::locks`] decides: this carries messages to the server and answers to programs.
+//!
+//! Messages go to the server one after the other, in the order in which they arose. What the server says comes by
+//! its stream, after the changes that were made before it, so that who gets a lock sees what the one before has done.
+//! See `docs/decisions/0013-locks-between-mounts.md`.
+
+use super::table::{Key, Node};
+use super::watch::Kernel;
+use super::{Caller, Fs, patience};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tidemill_core::locks::{Answer, Effect, Holder, How, Lock, Owner, Space};
+use tidemill_wire::v1::{
+    self, lock_news::What, lock_op::Op, name_op, name_result::Result as Reply,
+};
+
+/// How long this mount may decide about locks after the server has heard from it. The server gives them to others no
+/// sooner than 10 s after it has lost the mount's stream.
+const LEASE: Duration = Duration::from_secs(8);
+/// How often the server is told that the mount is there, if it has locks.
+const RENEWAL: Duration = Duration::from_secs(2);
+/// Messages sent with one request.
+const BATCH_MAX: usize = 256;
+/// Pause before a server that knows nothing of this mount is asked again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a program is told: nothing, or who hinders it; or why not.
+pub(crate) type Told = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
+
+/// A program that asked for a lock.
+struct Asker {
+    ino: u64,
+    /// The lock and the open file it was asked with.
+    lock: Lock,
+    handle: u64,
+    told: Told,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Locks {
+    inner: Mutex<Inner>,
+    kernel: OnceLock<Arc<dyn Kernel + Sync>>,
+}
+
+impl std::fmt::Debug for Locks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locks").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    holder: Holder,
+    askers: BTreeMap<u64, Asker>,
+    last: u64,
+    /// Messages to the server.
+    queue: VecDeque<Op>,
+    sending: bool,
+    /// Whether the server knows what there is here.
+    joined: bool,
+    /// Whether the server is told now and then that this mount is there.
+    renewing: bool,
+    /// Until when it is decided here about what was lent.
+    valid: Option<Instant>,
+    /// What is not decided because that is over, or the one who asks is still giving free what it had.
+    late: Vec<(u64, u64, Lock, How)>,
+    /// Those whose locks are about to be free. The kernel may call the next one the same.
+    ending: BTreeMap<(u64, Owner), usize>,
+    /// Files of which programs here may know less than others wrote, and who has a lock of one and is not told before
+    /// they do.
+    stale: BTreeMap<u64, Vec<Asker>>,
+    /// The open files that locks were asked with, of those whose closing is not told.
+    unflushed: BTreeSet<(u64, u64, Owner)>,
+}
+
+impl Inner {
+    /// Whether a request can't be decided, or asked for, yet.
+    fn is_late(&self, ino: u64, lock: &Lock) -> bool {
+        let over = || self.valid.is_none_or(|until| until <= Instant::now());
+        self.ending.contains_key(&(ino, lock.owner)) || (self.holder.decides(ino) && over())
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Answer(request, answer) => self.answer(request, answer),
+                Effect::Ask {
+                    request,
+                    ino,
+                    lock,
+                    how,
+                } => {
+                    let how = match how {
+                        How::Wait => v1::LockHow::LockWait,
+                        How::Try => v1::LockHow::LockTry,
+                        How::Test => v1::LockHow::LockTest,
+                    };
+                    self.queue.push_back(Op::Want(v1::LockWant {
+                        ino,
+                        request,
+                        lock: Some((&lock).into()),
+                        how: how.into(),
+                    }));
+                }
+                Effect::Cancel { request, ino } => {
+                    self.queue
+                        .push_back(Op::Cancel(v1::LockCancel { ino, request }));
+                }
+                Effect::State(ino) => {
+                    let (locks, seen) = self.holder.state(ino);
+                    let locks = locks.iter().map(Into::into).collect();
+                    self.queue
+                        .push_back(Op::State(v1::LockState { ino, seen, locks }));
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, request: u64, answer: Answer) {
+        let Some(asker) = self.askers.remove(&request) else {
+            return;
+        };
+        let outcome = match answer {
+            Answer::Granted => match self.stale.get_mut(&asker.ino) {
+                Some(held_back) => return held_back.push(asker),
+                None => Ok(None),
+            },
+            Answer::Denied(by) => Ok(by),
+            Answer::Deadlock => Err(Errno::DEADLK),
+            Answer::TooMany => Err(Errno::NOLCK),
+        };
+        (asker.told)(outcome);
+    }
+
+    /// The messages to be sent now. If the server has to know first what there is here, that.
+    fn next(&mut self) -> Vec<Op> {
+        if !self.joined {
+            let mut effects = Vec::new();
+            let (lent, locks) = self.holder.join(&mut effects);
+            let locks = locks.iter().map(|(ino, lock)| v1::Lock {
+                ino: *ino,
+                ..lock.into()
+            });
+            // Whatever there was to be said is said by this.
+            self.queue.clear();
+            self.queue.push_back(Op::Join(v1::LockJoin {
+                lent,
+                locks: locks.collect(),
+            }));
+            self.carry_out(effects);
+        }
+        let count = self.queue.len().min(BATCH_MAX);
+        let mut ops: Vec<Op> = self.queue.drain(..count).collect();
+        if !ops.is_empty() {
+            ops.push(Op::Renew(v1::Empty {}));
+        }
+        ops
+    }
+
+    /// Decides what had to wait, if it has no longer.
+    fn decide_late(&mut self) {
+        let mut effects = Vec::new();
+        for (request, ino, lock, how) in std::mem::take(&mut self.late) {
+            if self.is_late(ino, &lock) {
+                self.late.push((request, ino, lock, how));
+            } else if self.askers.contains_key(&request) {
+                self.holder.want(request, ino, lock, how, &mut effects);
+            }
+        }
+        self.carry_out(effects);
+    }
+}
+
+/// A lock that a program asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) ino: u64,
+    /// The open file that it is asked with.
+    pub(crate) handle: u64,
+    pub(crate) lock: Lock,
+    pub(crate) how: How,
+}
+
+impl Locks {
+    /// To be told which pages are not current any more.
+    pub(crate) fn set_kernel(&self, kernel: impl Kernel + Sync) {
+        // Set once.
+        let _ = self.kernel.set(Arc::new(kernel));
+    }
+
+    /// Whether locks of the file were taken here.
+    pub(crate) fn knows(&self, ino: u64) -> bool {
+        self.inner.lock().holder.knows(ino)
+    }
+
+    /// Whether a process, or an open file, has locks of the file.
+    fn has(&self, ino: u64, owner: Owner) -> bool {
+        self.inner.lock().holder.has(ino, owner)
+    }
+}
+
+impl Fs {
+    /// A program that waits for a lock is interrupted; nothing happens if it has been told, or is about to be.
+    pub(crate) fn cancel_lock(self: &Arc<Self>, request: u64) {
+        let mut inner = self.locks.inner.lock();
+        let mut effects = Vec::new();
+        let late = inner.late.len();
+        inner.late.retain(|late| late.0 != request);
+        let waited = inner.late.len() < late || inner.holder.cancel(request, &mut effects);
+        let asker = if waited {
+            inner.askers.remove(&request)
+        } else {
+            None
+        };
+        inner.carry_out(effects);
+        self.send_locks(&mut inner);
+        drop(inner);
+        if let Some(asker) = asker {
+            (asker.told)(Err(Errno::INTR));
+        }
+    }
+
+    /// A program wants a lock, or to know who has it; it is told at once or later. Gives the number of its request if
+    /// it has to wait.
+    pub(crate) fn lock(self: &Arc<Self>, wanted: Wanted, told: Told) -> Option<u64> {
+        let Wanted {
+            ino,
+            handle,
+            lock,
+            how,
+        } = wanted;
+        let mut inner = self.locks.inner.lock();
+        inner.last += 1;
+        let request = inner.last;
+        let asker = Asker {
+            ino,
+            lock,
+            handle,
+            told,
+        };
+        inner.askers.insert(request, asker);
+        if how != How::Test && !self.tells_flush(handle) {
+            inner.unflushed.insert((ino, handle, lock.owner));
+        }
+        if inner.is_late(ino, &lock) {
+            inner.late.push((request, ino, lock, how));
+            inner.queue.push_back(Op::Renew(v1::Empty {}));
+        } else {
+            let mut effects = Vec::new();
+            inner.holder.want(request, ino, lock, how, &mut effects);
+            inner.carry_out(effects);
+        }
+        self.send_locks(&mut inner);
+        inner.askers.contains_key(&request).then_some(request)
+    }
+
+    /// A program gives bytes of a file free. Others see first what was written here under the lock.
+    pub(crate) fn unlock(
+        self: &Arc<Self>,
+        ino: u64,
+        owner: Owner,
+        range: (u64, u64),
+        told: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
+        if !self.locks.has(ino, owner) {
+            return told(Ok(()));
+        }
+        if self.locks.inner.lock().holder.decides(ino) {
+            return told(self.unlock_now(ino, owner, range));
+        }
+        let fs = self.clone();
+        self.begin_ending(ino, owner);
+        self.backend.runtime.spawn_blocking(move || {
+            patience::serve(|| fs.publish(ino));
+            let done = fs.unlock_now(ino, owner, range);
+            fs.has_ended(ino, owner);
+            told(done);
+        });
+    }
+
+    fn begin_ending(&self, ino: u64, owner: Owner) {
+        let mut inner = self.locks.inner.lock();
+        *inner.ending.entry((ino, owner)).or_default() += 1;
+    }
+
+    fn has_ended(self: &Arc<Self>, ino: u64, owner: Owner) {
+        let mut inner = self.locks.inner.lock();
+        if let Some(count) = inner.ending.get_mut(&(ino, owner)) {
+            *count -= 1;
+            if *count == 0 {
+                inner.ending.remove(&(ino, owner));
+            }
+        }
+        inner.decide_late();
+        self.send_locks(&mut inner);
+    }
+
+    fn unlock_now(
+        self: &Arc<Self>,
+        ino: u64,
+        owner: Owner,
+        range: (u64, u64),
+    ) -> Result<(), Errno> {
+        let mut inner = self.locks.inner.lock();
+        let mut effects = Vec::new();
+        let done = inner.holder.unlock(ino, owner, range, &mut effects);
+        inner.carry_out(effects);
+        self.send_locks(&mut inner);
+        done.then_some(()).ok_or(Errno::NOLCK)
+    }
+
+    /// A process closed a file: its locks are free, whichever descriptor they were taken by.
+    pub(crate) fn unlock_closed(
+        self: &Arc<Self>,
+        ino: u64,
+        id: u64,
+        told: impl FnOnce() + Send + 'static,
+    ) {
+        let owner = Owner {
+            mount: 0,
+            space: Space::Ranges,
+            id,
+        };
+        if !self.locks.has(ino, owner) {
+            return told();
+        }
+        let decides = self.locks.inner.lock().holder.decides(ino);
+        if decides {
+            let _ = self.unlock_now(ino, owner, (0, u64::MAX));
+            return told();
+        }
+        let fs = self.clone();
+        self.begin_ending(ino, owner);
+        self.backend.runtime.spawn_blocking(move || {
+            // The program's close goes on, so that what it has written is sealed before others get the lock.
+            told();
+            patience::serve(|| {
+                fs.hear_close(ino);
+                fs.publish(ino);
+            });
+            let _ = fs.unlock_now(ino, owner, (0, u64::MAX));
+            fs.has_ended(ino, owner);
+        });
+    }
+
+    /// An open file is gone: what it had locked, and what a process had locked with it whose closing is not told.
+    pub(crate) fn unlock_released(self: &Arc<Self>, ino: u64, handle: u64, id: Option<u64>) {
+        let mut owners: Vec<Owner> = Vec::new();
+        owners.extend(id.map(|id| Owner {
+            mount: 0,
+            space: Space::Files,
+            id,
+        }));
+        {
+            let mut inner = self.locks.inner.lock();
+            if inner.unflushed.is_empty() && owners.is_empty() {
+                return;
+            }
+            let mut others = BTreeSet::new();
+            for (file, with, owner) in std::mem::take(&mut inner.unflushed) {
+                if (file, with) == (ino, handle) {
+                    owners.push(owner);
+                } else {
+                    others.insert((file, with, owner));
+                }
+            }
+            inner.unflushed = others;
+        }
+        for owner in owners {
+            self.unlock(ino, owner, (0, u64::MAX), |_| {});
+        }
+    }
+
+    /// Sends what there is to be said to the server.
+    fn send_locks(self: &Arc<Self>, inner: &mut Inner) {
+        if inner.queue.is_empty() || std::mem::replace(&mut inner.sending, true) {
+            return;
+        }
+        if !std::mem::replace(&mut inner.renewing, true) {
+            self.backend.runtime.spawn(self.clone().renew());
+        }
+        self.backend.runtime.spawn(self.clone().say());
+    }
+
+    async fn renew(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(RENEWAL).await;
+            let mut inner = self.locks.inner.lock();
+            if !inner.holder.is_empty() {
+                inner.queue.push_back(Op::Renew(v1::Empty {}));
+                self.send_locks(&mut inner);
+            }
+        }
+    }
+
+    async fn say(self: Arc<Self>) {
+        loop {
+            let ops = {
+                let mut inner = self.locks.inner.lock();
+                let ops = inner.next();
+                if ops.is_empty() {
+                    inner.sending = false;
+                    return;
+                }
+                ops
+            };
+            let joins = matches!(ops.first(), Some(Op::Join(_)));
+            let requests = ops
+                .into_iter()
+                .map(|op| name_op::Op::Lock(v1::LockOp { op: Some(op) }));
+            let sent = Instant::now();
+            let caller = Caller::default();
+            let answers = self.backend.apply_async(caller, requests.collect(), None);
+            let refused = match answers.await {
+                Ok(answers) => answers.iter().position(|a| !matches!(a, Reply::Empty(_))),
+                Err(error) => {
+                    tracing::debug!("the server takes no locks: {error}");
+                    Some(usize::MAX)
+                }
+            };
+            {
+                let mut inner = self.locks.inner.lock();
+                inner.joined = refused.is_none();
+                match refused {
+                    None => {
+                        inner.valid = Some(sent + LEASE);
+                        inner.decide_late();
+                        continue;
+                    }
+                    Some(0) if joins => self.lose(&mut inner),
+                    Some(_) => {}
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// The server has given this mount's locks to others: it was away for too long.
+    fn lose(&self, inner: &mut Inner) {
+        inner.valid = None;
+        for (ino, lock) in inner.holder.lose() {
+            let path = self.table.path(ino).unwrap_or_default();
+            tracing::error!(
+                path = %String::from_utf8_lossy(&path),
+                process = lock.pid,
+                "a lock is lost: the server had not heard of this mount for too long and others may have it"
+            );
+        }
+    }
+
+    /// The server's stream has begun anew.
+    pub(super) fn rejoin_locks(self: &Arc<Self>) {
+        let mut inner = self.locks.inner.lock();
+        inner.joined = false;
+        if !inner.holder.is_empty() {
+            inner.queue.push_back(Op::Renew(v1::Empty {}));
+            self.send_locks(&mut inner);
+        }
+    }
+
+    /// The mount ends: others need not wait until the server notices.
+    pub(crate) fn leave_locks(&self) {
+        if self.locks.inner.lock().renewing {
+            let join = Op::Join(v1::LockJoin::default());
+            let op = name_op::Op::Lock(v1::LockOp { op: Some(join) });
+            let until = Some(Instant::now() + LEASE);
+            let left = self.backend.apply_async(Caller::default(), vec![op], until);
+            if let Err(error) = self.backend.runtime.block_on(left) {
+                tracing::debug!("locks are free when the server notices: {error}");
+            }
+        }
+    }
+
+    /// What the server says about locks; the kernel has been told of all changes before.
+    pub(crate) fn on_lock_news(self: &Arc<Self>, news: &v1::LockNews) {
+        let mut inner = self.locks.inner.lock();
+        let (ino, request, number) = (news.ino, news.request, news.number);
+        let mut effects = Vec::new();
+        match news.what() {
+            What::Recall => {
+                if inner.holder.on_recall(ino) {
+                    self.give_back(ino);
+                }
+            }
+            What::Lent | What::Granted => {
+                // Who gets it sees what others wrote.
+                if let Entry::Vacant(none) = inner.stale.entry(ino) {
+                    none.insert(Vec::new());
+                    self.become_current(ino);
+                }
+                if news.what() == What::Lent {
+                    inner.holder.on_lent(ino, request, number, &mut effects);
+                } else {
+                    inner.holder.on_granted(ino, request, number, &mut effects);
+                }
+            }
+            What::Denied => {
+                let by = news.by.as_ref().map(Lock::from);
+                inner.holder.on_denied(request, by, &mut effects);
+            }
+            What::Publish => {
+                let fs = self.clone();
+                self.backend
+                    .runtime
+                    .spawn_blocking(move || patience::serve(|| fs.publish(ino)));
+            }
+            What::Locked => {}
+        }
+        inner.carry_out(effects);
+        self.send_locks(&mut inner);
+    }
+
+    fn give_back(self: &Arc<Self>, ino: u64) {
+        let fs = self.clone();
+        self.backend.runtime.spawn_blocking(move || {
+            patience::serve(|| fs.publish(ino));
+            let mut inner = fs.locks.inner.lock();
+            let mut effects = Vec::new();
+            inner.holder.returned(ino, &mut effects);
+            inner.carry_out(effects);
+            fs.send_locks(&mut inner);
+        });
+    }
+
+    fn become_current(self: &Arc<Self>, ino: u64) {
+        let fs = self.clone();
+        self.backend.runtime.spawn_blocking(move || {
+            let refreshed = patience::serve(|| fs.refresh(ino));
+            let askers = fs.locks.inner.lock().stale.remove(&ino).unwrap_or_default();
+            for asker in askers {
+                let outcome = match &refreshed {
+                    Err(error) => Err(Errno::from_raw_os_error(error.errno())),
+                    Ok(()) if fs.is_outdated(&asker.lock, asker.handle) => Err(Errno::STALE),
+                    Ok(()) => Ok(()),
+                };
+                if outcome.is_err() {
+                    let range = (asker.lock.start, asker.lock.end);
+                    let _ = fs.unlock_now(ino, asker.lock.owner, range);
+                }
+                (asker.told)(outcome.map(|()| None));
+            }
+        });
+    }
+
+    /// Whether somebody would read what is old under a lock: of a file that is open in place for reading only, and was
+    /// before it had locks, a later version can't be shown. A lock of the whole file may be about anything.
+    fn is_outdated(&self, lock: &Lock, handle: u64) -> bool {
+        !lock.exclusive && lock.owner.space == Space::Ranges && self.has_old_version(handle)
+    }
+
+    /// Tells the kernel that its pages of an inode are old.
+    pub(super) fn forget_pages(&self, number: u64) {
+        if let Some(kernel) = self.locks.kernel.get() {
+            kernel.forget_inode(number);
+        }
+    }
+
+    /// As [`Self::forget_pages`], of all inodes but one that it has of an object.
+    pub(super) fn forget_twins(&self, node: &Node, alias: u16, object: u64) {
+        let twins = node.state.lock().twins(alias, object);
+        for alias in twins {
+            let ino = node.ino;
+            self.forget_pages(Key { ino, alias }.pack());
+        }
+    }
+
+    /// As [`Self::forget_pages`], soon. For what the kernel waits for itself: it holds pages meanwhile.
+    pub(super) fn forget_pages_soon(&self, number: u64) {
+        if let Some(kernel) = self.locks.kernel.get().cloned() {
+            self.backend
+                .runtime
+                .spawn_blocking(move || kernel.forget_inode(number));
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Locks as the kernel asks for them.
+//!
+//! The kernel says of each lock whether it is one of `flock`; the FUSE library does not hand that on. So a program that
+//! locks a whole file is looked at: its thread is in one of the two system calls. Where that can't be seen, both kinds
+//! hinder each other, as on NFS.
+
+use super::backing::Inner;
+use super::waiting::Interrupt;
+use super::{Adapter, key};
+use crate::error::Error;
+use crate::fs::locks::Wanted;
+use crate::fs::{Fs, Key};
+use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty, ReplyLock, Request};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_core::locks::{How, Lock, Owner, Space};
+
+/// How long, and how often, a thread is looked at that has asked and does not sleep yet.
+const SLEEP_PATIENCE: Duration = Duration::from_secs(10);
+const SLEEP_PAUSE: Duration = Duration::from_micros(200);
+/// The last byte of a lock that has no end.
+const END: u64 = i64::MAX as u64;
+
+/// What a thread asks.
+pub(super) struct Asked {
+    thread: u32,
+    key: Key,
+    handle: u64,
+    lock: Lock,
+}
+
+impl Asked {
+    pub(super) fn new(
+        request: &Request,
+        (ino, handle, owner): (INodeNo, FileHandle, LockOwner),
+        (start, end): (u64, u64),
+        typ: i32,
+        pid: u32,
+    ) -> Self {
+        let owner = Owner {
+            mount: 0,
+            space: Space::Ranges,
+            id: owner.0,
+        };
+        let lock = Lock {
+            owner,
+            start,
+            end,
+            exclusive: typ == libc::F_WRLCK,
+            pid,
+            uid: request.uid(),
+        };
+        Self {
+            thread: request.pid(),
+            key: key(ino),
+            handle: handle.0,
+            lock,
+        }
+    }
+
+    fn wanted(&self, how: How) -> Wanted {
+        Wanted {
+            ino: self.key.ino,
+            handle: self.handle,
+            lock: self.lock,
+            how,
+        }
+    }
+}
+
+/// Whether a thread is in `flock`, if it sleeps already: it can't be seen before. What may not be seen is not.
+fn is_flock(thread: u32) -> Option<bool> {
+    let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
+        return Some(false);
+    };
+    let number: i64 = call.split_ascii_whitespace().next()?.parse().ok()?;
+    Some(number == libc::SYS_flock)
+}
+
+/// A program that waits for a lock, or is about to be told.
+struct Waiter {
+    fs: Arc<Fs>,
+    request: Mutex<Option<u64>>,
+}
+
+impl Interrupt for Waiter {
+    fn interrupt(&self) {
+        if let Some(request) = *self.request.lock() {
+            self.fs.cancel_lock(request);
+        }
+    }
+}
+
+impl Adapter {
+    pub(super) fn test_lock(&self, asked: Asked, reply: ReplyLock) {
+        if asked.key.is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        let (start, end) = (asked.lock.start, asked.lock.end);
+        let told = move |outcome: Result<Option<Lock>, Errno>| match outcome {
+            Ok(Some(by)) => {
+                let typ = if by.exclusive {
+                    libc::F_WRLCK
+                } else {
+                    libc::F_RDLCK
+                };
+                reply.locked(by.start, by.end.min(END), typ, by.pid);
+            }
+            Ok(None) => reply.locked(start, end, libc::F_UNLCK, 0),
+            Err(errno) => reply.error(super::errno(&Error::System(errno))),
+        };
+        self.0.fs.lock(asked.wanted(How::Test), Box::new(told));
+    }
+
+    pub(super) fn set_lock(&self, asked: Asked, wait: bool, reply: ReplyEmpty) {
+        if asked.key.is_special() {
+            return reply.error(fuser::Errno::EOPNOTSUPP);
+        }
+        let whole = (asked.lock.start, asked.lock.end) == (0, END);
+        match is_flock(asked.thread)
+            .filter(|_| whole)
+            .or((!whole).then_some(false))
+        {
+            Some(flock) => self.0.set_lock(asked, flock, wait, reply),
+            None => {
+                let inner = self.0.clone();
+                self.0.fs.backend.runtime.spawn_blocking(move || {
+                    let end = Instant::now() + SLEEP_PATIENCE;
+                    let mut flock = None;
+                    while flock.is_none() && Instant::now() < end {
+                        std::thread::sleep(SLEEP_PAUSE);
+                        flock = is_flock(asked.thread);
+                    }
+                    match flock {
+                        Some(flock) => inner.set_lock(asked, flock, wait, reply),
+                        None => reply.error(fuser::Errno::EAGAIN),
+                    }
+                });
+            }
+        }
+    }
+
+    pub(super) fn unlock(&self, asked: Asked, reply: ReplyEmpty) {
+        let Asked { key, lock, .. } = asked;
+        let range = (lock.start, lock.end);
+        let files = Owner {
+            space: Space::Files,
+            ..lock.owner
+        };
+        let fs = self.0.fs.clone();
+        // An owner is a process or an open file, and only a kind of lock has each of them.
+        self.0.fs.unlock(key.ino, lock.owner, range, move |first| {
+            let told = move |second: Result<(), Errno>| match first.and(second) {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(super::errno(&Error::System(errno))),
+            };
+            fs.unlock(key.ino, files, range, told);
+        });
+    }
+}
+
+impl Inner {
+    fn set_lock(&self, mut asked: Asked, flock: bool, wait: bool, reply: ReplyEmpty) {
+        if flock {
+            asked.lock.owner.space = Space::Files;
+        }
+        let waiter = Arc::new(Waiter {
+            fs: self.fs.clone(),
+            request: Mutex::new(None),
+        });
+        // Looked at for as long as it is not told.
+        let waits = waiter.clone();
+        let told = move |outcome: Result<Option<Lock>, Errno>| {
+            drop(waits);
+            match outcome {
+                Ok(None) => reply.ok(),
+                Ok(Some(_)) => reply.error(fuser::Errno::EAGAIN),
+                Err(errno) => reply.error(super::errno(&Error::System(errno))),
+            }
+        };
+        let how = if wait { How::Wait } else { How::Try };
+        let request = self.fs.lock(asked.wanted(how), Box::new(told));
+        if request.is_some() {
+            *waiter.request.lock() = request;
+            let waiter: Arc<dyn Interrupt> = waiter;
+            let weak = Arc::downgrade(&waiter);
+            self.waiting.watch_over(asked.thread, true, weak);
+        }
+    }
+}

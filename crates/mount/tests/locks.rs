@@ -1,0 +1,399 @@
+//! Locks between mounts, and what who gets one sees.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "a test that can't have its array fails"
+)]
+
+mod array;
+
+use array::{Array, Mounted, can_mount};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// A program that says what it does, one line each, and goes on when it is told.
+struct Program {
+    child: Child,
+    say: ChildStdin,
+    said: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn start(script: &str, paths: &[&Path]) -> Self {
+        let prelude = "import fcntl, os, sys, sqlite3, signal, errno\n\
+            def say(what): print(what, flush=True)\n\
+            def wait(): sys.stdin.readline()\n\
+            path = sys.argv[1:]\n\
+            signal.alarm(120)\n";
+        let mut child = Command::new("python3")
+            .args(["-c", &format!("{prelude}{script}")])
+            .args(paths)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let say = child.stdin.take().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Self { child, say, said }
+    }
+
+    fn says(&mut self) -> String {
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn go_on(&mut self) {
+        writeln!(self.say).unwrap();
+    }
+
+    fn ends(mut self) {
+        drop(self.say);
+        let mut rest = String::new();
+        while self.said.read_line(&mut rest).unwrap() > 0 {}
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {rest}");
+    }
+}
+
+/// Mounts of one array, in place and by HTTP.
+fn mounts(array: &mut Array) -> Vec<[Mounted; 2]> {
+    let mut all = Vec::new();
+    for in_place in [true, false] {
+        all.push([array.mount(in_place), array.mount(in_place)]);
+    }
+    all
+}
+
+/// Takes a lock that guards a file, and rewrites that with one more.
+const COUNT_BESIDE: &str = "
+for _ in range(int(path[1])):
+    with open(path[0] + '/lock', 'a') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            count = int(open(path[0] + '/count').read())
+        except FileNotFoundError:
+            count = 0
+        with open(path[0] + '/new', 'w') as f: f.write(str(count + 1))
+        os.rename(path[0] + '/new', path[0] + '/count')
+";
+
+/// Adds one to a file that stays open, under a lock of that file.
+const COUNT_WITHIN: &str = "
+f = os.open(path[0] + '/within', os.O_RDWR | os.O_CREAT)
+for _ in range(int(path[1])):
+    fcntl.lockf(f, fcntl.LOCK_EX)
+    count = int(os.pread(f, 20, 0) or b'0')
+    os.pwrite(f, b'%d' % (count + 1), 0)
+    fcntl.lockf(f, fcntl.LOCK_UN)
+";
+
+/// Adds one to a row of a database, by a connection that stays open.
+const COUNT_ROWS: &str = "
+db = sqlite3.connect(path[0] + '/db', timeout=120, isolation_level=None)
+for _ in range(int(path[1])):
+    db.execute('BEGIN IMMEDIATE')
+    db.execute('UPDATE t SET n = n + 1')
+    db.execute('COMMIT')
+assert db.execute('PRAGMA integrity_check').fetchone() == ('ok',)
+";
+
+fn count(script: &str, mounts: &[Mounted; 2], times: usize) {
+    let times = times.to_string();
+    let programs: Vec<Program> = mounts
+        .iter()
+        .chain(mounts)
+        .map(|mount| Program::start(script, &[mount.path(), Path::new(&times)]))
+        .collect();
+    programs.into_iter().for_each(Program::ends);
+}
+
+#[test]
+fn what_a_lock_guards_is_counted_from_two_mounts_and_none_is_lost() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for (number, pair) in mounts(&mut array).iter().enumerate() {
+        count(COUNT_BESIDE, pair, 15);
+        let beside = std::fs::read_to_string(pair[1].join("count")).unwrap();
+        assert_eq!(beside, (60 * (number + 1)).to_string());
+    }
+}
+
+#[test]
+fn a_file_that_stays_open_on_two_mounts_is_counted_up_and_none_is_lost() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for (number, pair) in mounts(&mut array).iter().enumerate() {
+        count(COUNT_WITHIN, pair, 15);
+        let within = std::fs::read_to_string(pair[1].join("within")).unwrap();
+        assert_eq!(within, (60 * (number + 1)).to_string());
+    }
+}
+
+#[test]
+fn a_database_is_written_from_two_mounts() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for (number, pair) in mounts(&mut array).iter().enumerate() {
+        let make = "
+db = sqlite3.connect(path[0] + '/db', isolation_level=None)
+db.execute('CREATE TABLE IF NOT EXISTS t(n INTEGER)')
+if not db.execute('SELECT * FROM t').fetchall(): db.execute('INSERT INTO t VALUES (0)')
+";
+        Program::start(make, &[pair[0].path()]).ends();
+        count(COUNT_ROWS, pair, 10);
+        let read = "
+db = sqlite3.connect(path[0] + '/db', timeout=60)
+say(db.execute('SELECT n FROM t').fetchone()[0])
+";
+        let mut reader = Program::start(read, &[pair[1].path()]);
+        assert_eq!(reader.says(), (40 * (number + 1)).to_string());
+        reader.ends();
+    }
+}
+
+/// Tries a lock by another program; says whether it was had.
+fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
+    let (start, length) = range;
+    let kind = if exclusive { "LOCK_EX" } else { "LOCK_SH" };
+    let script = format!(
+        "f = os.open(path[0], os.O_RDWR)\n\
+         try:\n  fcntl.lockf(f, fcntl.{kind} | fcntl.LOCK_NB, {length}, {start})\n  say('free')\n\
+         except BlockingIOError: say('taken')\n"
+    );
+    let mut program = Program::start(&script, &[path]);
+    let said = program.says();
+    program.ends();
+    said == "free"
+}
+
+#[test]
+fn ranges_are_cut_and_closes_and_forks_count_on_every_mount() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for [here, there] in &mounts(&mut array) {
+        std::fs::write(here.join("f"), "0123456789").unwrap();
+        let script = "
+f = os.open(path[0], os.O_RDWR)
+fcntl.lockf(f, fcntl.LOCK_EX, 9, 0)
+fcntl.lockf(f, fcntl.LOCK_UN, 3, 3)
+fcntl.lockf(f, fcntl.LOCK_SH, 3, 6)
+say('cut')
+wait()
+if os.fork() == 0:
+    # Not its own: neither has it the locks, nor does its close give them free.
+    os.close(f)
+    os._exit(0)
+os.wait()
+say('forked')
+wait()
+os.close(os.dup(f))
+say('closed')
+wait()
+";
+        let mut program = Program::start(script, &[&here.join("f")]);
+        for state in ["cut", "forked"] {
+            assert_eq!(program.says(), state);
+            for path in [here.join("f"), there.join("f")] {
+                let free = |range, exclusive| is_free(&path, range, exclusive);
+                assert!(!free((0, 1), false) && !free((2, 1), false));
+                assert!(free((3, 3), true) && free((9, 0), true));
+                assert!(free((6, 3), false) && !free((8, 1), true));
+            }
+            program.go_on();
+        }
+        assert_eq!(program.says(), "closed");
+        assert!(is_free(&here.join("f"), (0, 0), true));
+        assert!(is_free(&there.join("f"), (0, 0), true));
+        program.go_on();
+        program.ends();
+    }
+}
+
+#[test]
+fn who_has_a_lock_is_told_and_flock_and_fcntl_do_not_see_each_other() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for [here, there] in &mounts(&mut array) {
+        std::fs::write(here.join("f"), "").unwrap();
+        let hold = "
+f = open(path[0], 'r+')
+fcntl.lockf(f, fcntl.LOCK_EX, 5, 10)
+say(os.getpid())
+wait()
+fcntl.flock(f, fcntl.LOCK_EX)
+say('both')
+wait()
+";
+        let ask = "
+import struct
+f = open(path[0], 'r+')
+flock = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)
+kind, _, start, length, pid = struct.unpack('hhqqi4x', fcntl.fcntl(f, fcntl.F_GETLK, flock))
+say(f'{kind == fcntl.F_WRLCK} {start} {length} {pid}')
+";
+        let mut holder = Program::start(hold, &[&here.join("f")]);
+        let pid = holder.says();
+        for path in [here.join("f"), there.join("f")] {
+            let mut asker = Program::start(ask, &[&path]);
+            assert_eq!(asker.says(), format!("True 10 5 {pid}"));
+            asker.ends();
+        }
+        holder.go_on();
+        assert_eq!(holder.says(), "both");
+        holder.go_on();
+        holder.ends();
+    }
+}
+
+#[test]
+fn programs_that_wait_for_locks_are_interrupted_and_circles_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let [[here, there], _] = &mounts(&mut array)[..] else {
+        unreachable!()
+    };
+    for name in ["f", "g"] {
+        std::fs::write(here.join(name), "").unwrap();
+    }
+    let hold = "
+f = open(path[0], 'r+')
+fcntl.lockf(f, fcntl.LOCK_EX)
+say('held')
+wait()
+";
+    let mut holder = Program::start(hold, &[&here.join("f")]);
+    assert_eq!(holder.says(), "held");
+    // On both sides: where the lock is, and where the server is asked.
+    for path in [here.join("f"), there.join("f")] {
+        let alarmed = "
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+f = open(path[0], 'r+')
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try: fcntl.lockf(f, fcntl.LOCK_EX)
+except Late: say('late')
+";
+        let mut alarmed = Program::start(alarmed, &[&path]);
+        assert_eq!(alarmed.says(), "late");
+        alarmed.ends();
+        for signal in [rustix::process::Signal::KILL, rustix::process::Signal::INT] {
+            let waits = "
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+f = open(path[0], 'r+')
+say('waits')
+fcntl.lockf(f, fcntl.LOCK_EX)
+";
+            let mut waiter = Program::start(waits, &[&path]);
+            assert_eq!(waiter.says(), "waits");
+            let pid = rustix::process::Pid::from_child(&waiter.child);
+            rustix::process::kill_process(pid, signal).unwrap();
+            // It would wait for the holder, which waits for this.
+            assert!(!waiter.child.wait().unwrap().success());
+        }
+    }
+    holder.go_on();
+    holder.ends();
+    assert!(is_free(&there.join("f"), (0, 0), true));
+    let circle = "
+f, g = (open(p, 'r+') for p in path)
+fcntl.lockf(f, fcntl.LOCK_EX)
+ready, begin = os.pipe(), os.pipe()
+if os.fork() == 0:
+    fcntl.lockf(g, fcntl.LOCK_EX)
+    os.write(ready[1], b'x')
+    try: fcntl.lockf(f, fcntl.LOCK_EX)
+    except OSError as e: os._exit(1 if e.errno == errno.EDEADLK else 2)
+    os._exit(0)
+os.read(ready[0], 1)
+refused = 0
+try: fcntl.lockf(g, fcntl.LOCK_EX)
+except OSError as e:
+    refused = 1 if e.errno == errno.EDEADLK else 2
+    fcntl.lockf(f, fcntl.LOCK_UN)
+say(refused + os.waitstatus_to_exitcode(os.wait()[1]))
+";
+    let mut circle = Program::start(circle, &[&here.join("f"), &here.join("g")]);
+    // Whoever of the two is the last to ask.
+    assert_eq!(circle.says(), "1");
+    circle.ends();
+}
+
+#[test]
+fn locks_survive_a_restart_of_the_server() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(false));
+    let hold = "
+f = open(path[0], 'a')
+fcntl.flock(f, fcntl.LOCK_EX)
+say('held')
+wait()
+open(path[1], 'w').write('done')
+fcntl.flock(f, fcntl.LOCK_UN)
+wait()
+";
+    let waits = "
+f = open(path[0], 'a')
+say('waits')
+fcntl.flock(f, fcntl.LOCK_EX)
+say(open(path[1]).read())
+";
+    let mut holder = Program::start(hold, &[&here.join("lock"), &here.join("data")]);
+    assert_eq!(holder.says(), "held");
+    let mut waiter = Program::start(waits, &[&there.join("lock"), &there.join("data")]);
+    assert_eq!(waiter.says(), "waits");
+    array.stop_server();
+    array.start_server();
+    array.wait_elements(2);
+    let mut late = Program::start(waits, &[&there.join("lock"), &there.join("data")]);
+    assert_eq!(late.says(), "waits");
+    holder.go_on();
+    assert_eq!((waiter.says(), late.says()), ("done".into(), "done".into()));
+    waiter.ends();
+    late.ends();
+    holder.go_on();
+    holder.ends();
+}
+
+#[test]
+fn a_user_who_takes_too_many_locks_is_told_so() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(true));
+    std::fs::write(here.join("f"), "").unwrap();
+    let many = "
+f = os.open(path[0], os.O_RDONLY)
+try:
+    for n in range(10000): fcntl.lockf(f, fcntl.LOCK_SH, 1, 2 * n)
+except OSError as e: say(f'{errno.errorcode[e.errno]} {n}')
+wait()
+";
+    let mut many = Program::start(many, &[&here.join("f")]);
+    assert_eq!(many.says(), "ENOLCK 4096");
+    // Reading is enough to keep writers out; others' locks of other files are no fewer.
+    assert!(!is_free(&there.join("f"), (0, 1), true));
+    assert!(is_free(&there.join("f"), (1, 1), true));
+    many.go_on();
+    many.ends();
+    assert!(is_free(&there.join("f"), (0, 0), true));
+}

@@ -1,0 +1,294 @@
+//! Locks between mounts: carries the messages of [`tidemill_core::locks`], which decides, and keeps which mounts may
+//! have locks, so that a server that starts anew waits for those before it gives any to others.
+
+use crate::names::{Fault, Names, Request};
+use crate::session::Sessions;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_core::locks::{Action, Arbiter, How, Lock};
+use tidemill_wire::v1::{
+    self, lock_news::What, lock_op::Op as LockOp, name_op::Op, name_result::Result as Answer,
+};
+use tokio::sync::mpsc;
+
+/// Messages on their way to a mount. One that is further behind begins anew.
+const NEWS_MAX: usize = 16_384;
+/// Locks and files in one message.
+const LOCKS_MAX: usize = 1 << 20;
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Locks(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    names: Arc<dyn Names>,
+    sessions: Sessions,
+    arbiter: Mutex<Arbiter>,
+    /// Where to tell each mount, by a number of its own.
+    lines: Mutex<BTreeMap<u64, (u64, mpsc::Sender<v1::LockNews>)>>,
+    next: AtomicU64,
+}
+
+/// What a mount is told, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    locks: Locks,
+    session: u64,
+    number: u64,
+    news: mpsc::Receiver<v1::LockNews>,
+}
+
+impl Heard {
+    /// The next message; `None`: messages were lost.
+    pub(crate) async fn next(&mut self) -> Option<v1::LockNews> {
+        self.news.recv().await
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        // In the order in which others take them.
+        let mut arbiter = self.locks.0.arbiter.lock();
+        let mut lines = self.locks.0.lines.lock();
+        let line = lines.get(&self.session);
+        if line.is_some_and(|(number, _)| *number == self.number) {
+            lines.remove(&self.session);
+            arbiter.on_broken(self.session);
+        }
+    }
+}
+
+impl Locks {
+    pub(crate) fn new(names: Arc<dyn Names>, sessions: Sessions) -> Result<Self, Fault> {
+        let lockers = names.lockers()?;
+        for &session in &lockers {
+            sessions.expect(session);
+        }
+        Ok(Self(Arc::new(Inner {
+            names,
+            sessions,
+            arbiter: Mutex::new(Arbiter::awaiting(lockers)),
+            lines: Mutex::default(),
+            next: AtomicU64::new(1),
+        })))
+    }
+
+    /// A mount's stream begins. What it was told by the one before may be lost.
+    pub(crate) fn listen(&self, session: u64) -> Heard {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, news) = mpsc::channel(NEWS_MAX);
+        {
+            let mut arbiter = self.0.arbiter.lock();
+            arbiter.on_broken(session);
+            self.0.lines.lock().insert(session, (number, sender));
+        }
+        Heard {
+            locks: self.clone(),
+            session,
+            number,
+            news,
+        }
+    }
+
+    /// Whether a request is about locks.
+    pub(crate) fn are_asked(request: &Request) -> bool {
+        matches!(
+            request.ops.first().map(|op| &op.op),
+            Some(Some(Op::Lock(_)))
+        )
+    }
+
+    /// Carries out a request about locks.
+    pub(crate) async fn take(&self, request: &Request) -> Result<Vec<v1::NameResult>, Fault> {
+        if request.session == 0 {
+            return Err(Fault::Malformed("only mounts have locks"));
+        }
+        let mut results = Vec::new();
+        for op in &request.ops {
+            let answer = match &op.op {
+                Some(Op::Lock(v1::LockOp { op: Some(op) })) => self.on(request.session, op).await,
+                _ => Err(Fault::Malformed("locks come in requests of their own")),
+            };
+            let failed = answer.is_err();
+            let result = Some(match answer {
+                Ok(()) => Answer::Empty(v1::Empty {}),
+                Err(fault) => Answer::Error((&fault).into()),
+            });
+            results.push(v1::NameResult { result });
+            if failed {
+                break;
+            }
+        }
+        Ok(results)
+    }
+
+    async fn on(&self, mount: u64, op: &LockOp) -> Result<(), Fault> {
+        let lost = |_| Fault::NotJoined(mount);
+        let mut out = Vec::new();
+        let done = match op {
+            LockOp::Join(join) => {
+                let locks = join.locks.iter().map(|lock| (lock.ino, lock.into()));
+                let locks: Vec<_> = locks.take(LOCKS_MAX).collect();
+                self.0.names.set_locker(mount, true).await?;
+                // A mount that is away is given up some day; one that is not known to be there never would be.
+                self.0.sessions.expect(mount);
+                let mut arbiter = self.0.arbiter.lock();
+                let joined = arbiter.on_join(mount, &join.lent, &locks, &mut out);
+                self.carry_out(&mut arbiter, &out);
+                joined
+            }
+            LockOp::Want(want) => {
+                let lock = want.lock.as_ref().map(Lock::from);
+                let lock = lock.ok_or(Fault::Malformed("no lock is wanted"))?;
+                let how = match want.how() {
+                    v1::LockHow::LockWait => How::Wait,
+                    v1::LockHow::LockTry => How::Try,
+                    v1::LockHow::LockTest => How::Test,
+                };
+                let request = (mount, want.request);
+                let mut arbiter = self.0.arbiter.lock();
+                let wanted = arbiter.on_want(request, want.ino, lock, how, &mut out);
+                self.carry_out(&mut arbiter, &out);
+                wanted
+            }
+            LockOp::Cancel(cancel) => {
+                let mut arbiter = self.0.arbiter.lock();
+                arbiter.on_cancel(mount, cancel.ino, cancel.request, &mut out);
+                self.carry_out(&mut arbiter, &out);
+                Ok(())
+            }
+            LockOp::State(state) => {
+                let locks: Vec<Lock> = state.locks.iter().take(LOCKS_MAX).map(Lock::from).collect();
+                let mut arbiter = self.0.arbiter.lock();
+                let known = arbiter.on_state((mount, state.seen), state.ino, &locks, &mut out);
+                self.carry_out(&mut arbiter, &out);
+                known
+            }
+            LockOp::Renew(_) => {
+                let here = self.0.sessions.is_present(mount);
+                let member = self.0.arbiter.lock().is_member(mount);
+                return (here && member)
+                    .then_some(())
+                    .ok_or(Fault::NotJoined(mount));
+            }
+        };
+        done.map_err(lost)
+    }
+
+    /// Tells mounts, while the arbiter can't say more, so that they hear it in its order.
+    fn carry_out(&self, arbiter: &mut Arbiter, actions: &[Action]) {
+        for &action in actions {
+            let (mount, message) = news_of(action);
+            if !self.tell(mount, message) {
+                arbiter.on_broken(mount);
+            }
+            if let Action::Lend { mount, ino, .. } = action {
+                let others = self.0.lines.lock();
+                for (&other, (_, line)) in others.iter().filter(|(other, _)| **other != mount) {
+                    if line.try_send(news(What::Locked, ino)).is_err() {
+                        tracing::debug!(other, ino, "a mount is not told that a file has locks");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a message. A mount that is too far behind is made to begin anew.
+    fn tell(&self, mount: u64, news: v1::LockNews) -> bool {
+        let mut lines = self.0.lines.lock();
+        let told = lines
+            .get(&mount)
+            .is_some_and(|(_, line)| line.try_send(news).is_ok());
+        if !told {
+            lines.remove(&mount);
+        }
+        told
+    }
+
+    /// Asks the mount that writes a file to seal what it can.
+    pub(crate) fn publish(&self, writer: u64, ino: u64) {
+        if let Some((_, line)) = self.0.lines.lock().get(&writer) {
+            let _ = line.try_send(news(What::Publish, ino));
+        }
+    }
+
+    /// Whether any mount has, or may take, locks of the file.
+    pub(crate) fn are_known(&self, ino: u64) -> bool {
+        self.0.arbiter.lock().is_locked(ino)
+    }
+
+    /// Notes in attributes whether others have locks.
+    pub(crate) fn mark(&self, session: u64, attr: Option<&mut v1::Attr>) {
+        if let Some(attr) = attr {
+            attr.locked = self.0.arbiter.lock().is_locked_elsewhere(attr.ino, session);
+        }
+    }
+
+    /// The mounts that may have locks.
+    pub(crate) fn mounts(&self) -> Vec<u64> {
+        self.0.arbiter.lock().mounts().collect()
+    }
+
+    /// A mount is gone, and nothing that it wrote is open any more.
+    pub(crate) async fn give_up(&self, session: u64) -> Result<(), Fault> {
+        let mut out = Vec::new();
+        {
+            let mut arbiter = self.0.arbiter.lock();
+            arbiter.on_gone(session, &mut out);
+            self.carry_out(&mut arbiter, &out);
+        }
+        tracing::info!(session, "the locks of a mount that is gone are free");
+        self.0.names.set_locker(session, false).await
+    }
+}
+
+fn news(what: What, ino: u64) -> v1::LockNews {
+    v1::LockNews {
+        what: what.into(),
+        ino,
+        ..v1::LockNews::default()
+    }
+}
+
+fn news_of(action: Action) -> (u64, v1::LockNews) {
+    match action {
+        Action::Recall { mount, ino } => (mount, news(What::Recall, ino)),
+        Action::Lend {
+            mount,
+            ino,
+            request,
+            number,
+        } => {
+            let lent = v1::LockNews {
+                request,
+                number,
+                ..news(What::Lent, ino)
+            };
+            (mount, lent)
+        }
+        Action::Grant {
+            mount,
+            ino,
+            request,
+            number,
+        } => {
+            let granted = v1::LockNews {
+                request,
+                number,
+                ..news(What::Granted, ino)
+            };
+            (mount, granted)
+        }
+        Action::Deny { mount, request, by } => {
+            let denied = v1::LockNews {
+                request,
+                by: by.as_ref().map(Into::into),
+                ..news(What::Denied, 0)
+            };
+            (mount, denied)
+        }
+    }
+}

@@ -301,7 +301,8 @@ pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-fn new_token() -> String {
+/// A secret that nobody guesses.
+pub(crate) fn new_token() -> String {
     let bytes = random::<32>();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

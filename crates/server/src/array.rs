@@ -225,12 +225,6 @@ impl Array {
             .map(|slot| slot.epoch)
     }
 
-    /// The server's own right to ask an element for all that it has.
-    pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
-        let object = tidemill_core::id::ObjectId::STATUS.0;
-        self.shared.sign_any(element, object, rights::REMOVE)
-    }
-
     /// Has an element seal objects by the server's own right; gives what became of each, or why it could not be asked.
     pub(crate) async fn seal_all(
         &self,

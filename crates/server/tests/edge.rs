@@ -14,7 +14,7 @@ use tidemill_client::{Credential, Endpoint, Server as Client};
 use tidemill_server::Config;
 use tidemill_wire::bounded::OPS_MAX;
 use tidemill_wire::v1::{self, name_op::Op};
-use tidemill_wire::{USER_MESSAGE_BYTES_MAX, local};
+use tidemill_wire::{USER_MESSAGE_BYTES_MAX, USER_SCRIPT_BYTES_MAX, local};
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -242,11 +242,14 @@ async fn a_users_message_is_no_larger_than_a_script_and_what_is_around_it() {
     };
     let large = alice.jobs().submit(request(USER_MESSAGE_BYTES_MAX)).await;
     large.unwrap_err();
-    let fits = alice
-        .jobs()
-        .submit(request(USER_MESSAGE_BYTES_MAX / 2))
-        .await;
-    assert!(!fits.unwrap().into_inner().errors.is_empty());
+    for (bytes, is_taken) in [
+        (USER_SCRIPT_BYTES_MAX, true),
+        (USER_SCRIPT_BYTES_MAX + 1, false),
+    ] {
+        let read = alice.jobs().submit(request(bytes)).await.unwrap();
+        let errors = read.into_inner().errors;
+        assert_eq!(!errors[0].contains("split the job"), is_taken, "{errors:?}");
+    }
 }
 
 /// A token, made by the array's operator.

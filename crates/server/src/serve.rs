@@ -1,6 +1,6 @@
 //! Starting and stopping a server.
 
-use crate::access::{Access, AccessError};
+use crate::access::Access;
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
@@ -21,7 +21,7 @@ use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
-use crate::tokens::TokensError;
+use crate::tokens::{Tokens, TokensError};
 use crate::{clock, names, notes};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -32,7 +32,7 @@ use std::time::Duration;
 use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
-use tidemill_client::tls::{Identity, Listener, Problem, Stream};
+use tidemill_client::tls::{ACCEPT_PAUSE, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
@@ -45,9 +45,6 @@ use tonic::service::Routes;
 
 /// Connections of one ordinary user at once, over TCP and over the Unix socket each.
 const CONNECTIONS_EACH_MAX: usize = 32;
-
-/// Pause after the system could give no connection, such as for want of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Changes of names within this time reach waiting jobs at once.
 const COALESCE: Duration = Duration::from_millis(5);
@@ -144,15 +141,6 @@ pub enum StartError {
     Fault(#[from] Fault),
 }
 
-impl From<AccessError> for StartError {
-    fn from(error: AccessError) -> Self {
-        match error {
-            AccessError::Array(error) => Self::Token(error),
-            AccessError::Tokens(error) => Self::Tokens(error),
-        }
-    }
-}
-
 /// A running server. Dropping it without [`Server::shutdown`] leaves what a crash would leave.
 #[derive(Debug)]
 pub struct Server {
@@ -201,7 +189,8 @@ impl Server {
         let (authority, identity) = open_authority(&dir.join("authority.pem"))?;
         let trust = Trust::new(authority.der())?;
         let identity = config.tls.then_some(identity);
-        let access = Arc::new(Access::open(&token, &authority)?);
+        let tokens = Tokens::open(&dir.join("tokens"))?;
+        let access = Arc::new(Access::open(&token, &authority, tokens)?);
         let owner = (
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),

@@ -17,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Pause after the system could give no connection, such as for want of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate, key and what is spoken inside; see [`super::identity`].
 pub type Identity = Arc<rustls::ServerConfig>;
@@ -80,7 +80,7 @@ impl Listener {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection can't be accepted");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };

@@ -67,29 +67,26 @@ pub mod time {
 
 /// Chance from a seed.
 pub(crate) mod chance {
-    use std::cell::Cell;
+    use std::cell::RefCell;
+    use tidemill_core::random::Source;
 
     thread_local! {
-        static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+        static SOURCE: RefCell<Option<Source>> = const { RefCell::new(None) };
     }
 
     pub(super) fn seed(seed: u64) {
-        STATE.set(Some(seed));
+        SOURCE.set(Some(Source::seeded(seed)));
     }
 
     /// Fills in bytes if this thread simulates.
     pub(crate) fn fill(bytes: &mut [u8]) -> bool {
-        let Some(mut state) = STATE.get() else {
-            return false;
-        };
-        for byte in bytes {
-            // Steele, Lea and Flood's SplitMix64, its highest byte.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            *byte = mixed.to_be_bytes()[0];
-        }
-        STATE.set(Some(state));
-        true
+        SOURCE.with_borrow_mut(|source| {
+            let Some(source) = source else { return false };
+            for chunk in bytes.chunks_mut(8) {
+                chunk.copy_from_slice(&source.next_u64().to_le_bytes()[..chunk.len()]);
+            }
+            true
+        })
     }
 }
 

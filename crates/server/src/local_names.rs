@@ -183,11 +183,14 @@ impl Service {
         };
         local::send_bytes(input.get_mut(), &[status], &local::greeting())?;
         if status != local::OK {
-            tracing::warn!(
-                theirs,
-                ours = PROTOCOL_VERSION,
-                "a peer of another version is refused"
-            );
+            if let Some(left_out) = self.told.may() {
+                tracing::warn!(
+                    theirs,
+                    ours = PROTOCOL_VERSION,
+                    left_out,
+                    "a peer of another version is refused"
+                );
+            }
             return Ok(());
         }
         let mut bytes_max = USER_MESSAGE_BYTES_MAX;

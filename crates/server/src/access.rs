@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guest, Met, Who};
 use tidemill_client::{Credential, users};
-use tidemill_wire::v1;
+use tidemill_wire::{route, v1};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::codegen::http::{Extensions, HeaderMap};
 use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
@@ -296,8 +296,7 @@ pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
 
 /// A secret that nobody guesses.
 pub(crate) fn new_token() -> String {
-    let bytes = random::<32>();
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    route::hex(&random::<32>())
 }
 
 /// Compares without telling by its time how much was right.

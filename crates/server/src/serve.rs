@@ -242,9 +242,7 @@ impl Server {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
-        keep_up(&names, array, ends);
-        let teller = names.teller().clone();
-        tokio::spawn(forward_changes(teller, signals, driver.clone()));
+        keep_up(&names, array, ends, (signals, driver.clone()));
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -306,7 +304,14 @@ impl Drop for Server {
 }
 
 /// Begins what the server does by itself, for as long as it runs.
-fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
+fn keep_up(
+    names: &Arc<SqliteNames>,
+    array: Arc<Array>,
+    ends: Arc<Ends>,
+    (signals, driver): (Signals, Sender<Incoming>),
+) {
+    let teller = names.teller().clone();
+    tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), array.clone()));
     tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
-use tidemill_client::tls::{ACCEPT_PAUSE, Identity, Listener, Problem, Stream};
+use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
@@ -549,10 +549,7 @@ async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> 
                 let peer = access.local_peer(cred.uid(), cred.gid());
                 return guests.seat(stream, peer.who());
             }
-            Err(error) => {
-                tracing::warn!(%error, "a local connection can't be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+            Err(error) => tls::could_not_accept(&error).await,
         }
     }
 }

@@ -258,6 +258,38 @@ async fn a_killed_server_goes_on_with_its_jobs() {
     );
 }
 
+/// A job that is kept and that nobody has told the driver of would wait for the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_taken_up_though_whoever_sent_it_has_gone_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_input(dir.path()).await;
+    let script = CHAIN.replace("kernel = \"max\"", "kernel = \"wc\"");
+    let submitting = tokio::spawn({
+        let client = client.clone();
+        async move { submit(&client, 1000, &script).await }
+    });
+    let To::FindPrograms(question) = element.next().await else {
+        panic!("no question");
+    };
+    submitting.abort();
+    submitting.await.unwrap_err();
+    // The server has heard of that when it answers what was sent after it.
+    job_count(&client).await;
+    element.answer(question).await;
+    let labels = element.labels().await;
+    assert_eq!(labels[0].1.name, "first");
+    assert_eq!(job_count(&client).await, 1);
+}
+
+async fn job_count(client: &tidemill_client::Server) -> usize {
+    let all = v1::ListJobsRequest {
+        credentials: Some(root()),
+        everyone: true,
+    };
+    let listed = client.jobs().list(all).await.unwrap();
+    listed.into_inner().jobs.len()
+}
+
 /// A release before kept labels in another form, which says nothing to this one: tasks that were under way then are
 /// placed anew, and what elements still have of them is given up.
 #[tokio::test(flavor = "multi_thread")]

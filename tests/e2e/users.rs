@@ -100,6 +100,7 @@ fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
         nobody.err
     );
     let token = give_token(&array, &host, ALICE);
+    hosts_token(&array, &host);
     give_token(&array, &host, BOB);
 
     std::fs::write(host.home(ALICE).join("in"), "3 1 2\n".repeat(1000)).unwrap();
@@ -134,6 +135,33 @@ fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
 
     nobody_else(&host);
     revoked(&array, &host, token);
+}
+
+/// The token that the configuration names is the host's, for its mount: a user's own counts, and who has none is told
+/// how to get one. One that is broken is told to all, whatever they have.
+fn hosts_token(array: &Array, host: &ClientHost) {
+    let (token, config) = (
+        host.folder.path().join("host-token"),
+        host.folder.path().join("host.toml"),
+    );
+    std::fs::copy(array.token_file(), &token).unwrap();
+    let text = format!("[client]\ntoken-file = \"{}\"\n", token.display());
+    std::fs::write(&config, text).unwrap();
+    let ls = ["--config", config.to_str().unwrap(), "ls"];
+    host.done(ALICE, &ls);
+    let refused = host.run(BOB, &ls);
+    assert!(!refused.ok, "{}", refused.out);
+    for told in [token.to_str().unwrap(), "tidemill token create"] {
+        assert!(refused.err.contains(told), "{}", refused.err);
+    }
+    std::fs::write(&token, "tidemill credential 1\n").unwrap();
+    std::fs::set_permissions(&token, PermissionsExt::from_mode(0o644)).unwrap();
+    let broken = host.run(ALICE, &ls);
+    assert!(
+        !broken.ok && broken.err.contains("bad token file"),
+        "{}",
+        broken.err
+    );
 }
 
 /// Neither root nor another user, and nothing that only parts of the array may do.

@@ -125,12 +125,6 @@ impl Guests {
         let place = Place { guest, number };
         Seated { stream, place }
     }
-
-    /// How many connections are open.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.0.all.lock().guests.len()
-    }
 }
 
 impl Open {
@@ -145,17 +139,15 @@ impl Open {
             Who::Stranger => STRANGERS_MAX,
             Who::User(_) => self.each_max,
         };
-        let alike = all
-            .guests
-            .values()
-            .filter(|seat| *seat.who.lock() == who && !seat.asked_to_go.load(Ordering::Acquire));
-        let alike: Vec<_> = alike.collect();
-        if alike.len() <= most {
+        let asked = |seat: &Seat| seat.asked_to_go.load(Ordering::Acquire);
+        let alike = || {
+            let seats = all.guests.values();
+            seats.filter(|seat| *seat.who.lock() == who && !asked(seat))
+        };
+        if alike().count() <= most {
             return;
         }
-        let silent = alike
-            .iter()
-            .min_by_key(|seat| seat.heard.load(Ordering::Relaxed));
+        let silent = alike().min_by_key(|seat| seat.heard.load(Ordering::Relaxed));
         if let Some(seat) = silent {
             seat.ask_to_go();
         }
@@ -213,11 +205,6 @@ impl<S> Seated<S> {
     /// What those who serve it know it by.
     pub fn guest(&self) -> &Guest {
         &self.place.guest
-    }
-
-    /// The connection itself.
-    pub fn inner(&self) -> &S {
-        &self.stream
     }
 
     /// The same place for what has become of the connection.
@@ -402,6 +389,6 @@ mod tests {
         assert!(reading.await.unwrap().is_err());
         // The other one is known, and both places are accounted for.
         assert!(!part.guest().seat.asked_to_go.load(Ordering::Acquire));
-        assert_eq!(guests.count(), 1);
+        assert_eq!(guests.0.all.lock().guests.len(), 1);
     }
 }

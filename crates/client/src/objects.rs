@@ -8,7 +8,6 @@ use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_wire::route::{
@@ -121,7 +120,8 @@ impl Objects {
         bytes: u64,
     ) -> Result<(), Error> {
         let path = format!("/copy?from={:016x}&bytes={bytes}", from.0);
-        let request = base(remote, Method::POST, &path).header(SOURCE_HEADER, hex(capability));
+        let request =
+            base(remote, Method::POST, &path).header(SOURCE_HEADER, route::hex(capability));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
@@ -208,7 +208,7 @@ impl Objects {
         let request = Request::builder()
             .method(Method::GET)
             .uri(format!("{}/objects?folder={folder}", address(remote)))
-            .header(CAPABILITY_HEADER, hex(&remote.capability));
+            .header(CAPABILITY_HEADER, route::hex(&remote.capability));
         let response = self.send(remote, request, Bytes::new()).await?;
         let body = response.into_body().collect().await;
         let bytes = body.map_err(|error| lost(remote, &error))?.to_bytes();
@@ -273,15 +273,7 @@ fn base(remote: &Remote, method: Method, suffix: &str) -> hyper::http::request::
             address(remote),
             route::object(remote.object)
         ))
-        .header(CAPABILITY_HEADER, hex(&remote.capability))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+        .header(CAPABILITY_HEADER, route::hex(&remote.capability))
 }
 
 /// An element's URL with the name that its certificate must have; see [`Connector`].

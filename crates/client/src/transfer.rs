@@ -105,7 +105,12 @@ impl Transfer {
                     break;
                 }
                 let piece = Bytes::copy_from_slice(&buffer[..count]);
-                self.write(&mut remote, ino, offset, piece).await?;
+                let mut written = self.objects.write(&remote, offset, piece.clone()).await;
+                if is_refused(&written) {
+                    remote = self.anew(&remote, ino).await?;
+                    written = self.objects.write(&remote, offset, piece).await;
+                }
+                written?;
                 offset += count as u64;
                 progress(count as u64);
             }
@@ -113,7 +118,12 @@ impl Transfer {
                 self.objects.truncate(&remote, 0).await?;
             }
             let body = seal_body(&attr, path);
-            self.seal(&mut remote, ino, &body).await
+            let sealed = self.objects.seal(&remote, &body).await;
+            if !is_refused(&sealed) {
+                return sealed;
+            }
+            remote = self.anew(&remote, ino).await?;
+            self.objects.seal(&remote, &body).await
         }
         .await;
         match written {
@@ -122,50 +132,18 @@ impl Transfer {
                     ino,
                     object,
                     size,
-                    mtime: 0,
                     ..v1::Seal::default()
                 };
-                self.server
-                    .one(&self.credentials, Op::Seal(seal))
-                    .await
-                    .map(|_| size)
+                let sealed = self.server.one(&self.credentials, Op::Seal(seal));
+                sealed.await.map(|_| size)
             }
             Err(error) => {
-                let abandon = v1::Abandon { ino, object };
+                let abandon = Op::Abandon(v1::Abandon { ino, object });
                 // The first error is the one to tell; a version left behind is given up by the server later.
-                let _ = self
-                    .server
-                    .one(&self.credentials, Op::Abandon(abandon))
-                    .await;
+                let _ = self.server.one(&self.credentials, abandon).await;
                 Err(error)
             }
         }
-    }
-
-    /// Writes a piece of a version of file `ino`, with a new right if the one before has run out.
-    async fn write(
-        &self,
-        remote: &mut Remote,
-        ino: u64,
-        offset: u64,
-        piece: Bytes,
-    ) -> Result<(), Error> {
-        let written = self.objects.write(remote, offset, piece.clone()).await;
-        if !written.as_ref().is_err_and(is_refused) {
-            return written;
-        }
-        *remote = self.anew(remote, ino).await?;
-        self.objects.write(remote, offset, piece).await
-    }
-
-    /// Seals a version of file `ino`, with a new right if the one before has run out.
-    async fn seal(&self, remote: &mut Remote, ino: u64, body: &SealBody) -> Result<u64, Error> {
-        let sealed = self.objects.seal(remote, body).await;
-        if !sealed.as_ref().is_err_and(is_refused) {
-            return sealed;
-        }
-        *remote = self.anew(remote, ino).await?;
-        self.objects.seal(remote, body).await
     }
 
     /// The right to go on with a version that is being written.
@@ -334,8 +312,8 @@ impl Transfer {
 }
 
 /// Whether an element does not take a right, or takes it no more.
-fn is_refused(error: &Error) -> bool {
-    matches!(error, Error::ElementRefused { status: 403, .. })
+fn is_refused<T>(done: &Result<T, Error>) -> bool {
+    matches!(done, Err(Error::ElementRefused { status: 403, .. }))
 }
 
 fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {

@@ -335,7 +335,7 @@ mod tests {
     fn every_form_hides_what_is_hidden_and_says_what_was_left_out() {
         let graph = secret();
         let forms = [
-            text::render(&graph, ObjectId(5), text::Direction::Up),
+            text::trees(&graph, ObjectId(5), true, false),
             dot::render(&graph),
             svg::render(&graph),
         ];

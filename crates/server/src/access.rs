@@ -3,7 +3,7 @@
 
 use crate::authority::{Authority, write_private};
 use crate::names::Caller;
-use crate::tokens::{Token, Tokens, TokensError};
+use crate::tokens::{Token, Tokens};
 use parking_lot::Mutex;
 use rand::TryRngCore;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guest, Met, Who};
 use tidemill_client::{Credential, users};
-use tidemill_wire::v1;
+use tidemill_wire::{route, v1};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::codegen::http::{Extensions, HeaderMap};
 use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
@@ -49,17 +49,6 @@ pub(crate) struct Access {
 struct Member {
     gid: u32,
     groups: Vec<u32>,
-}
-
-/// Who can't be told.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AccessError {
-    /// By the array's token.
-    #[error(transparent)]
-    Array(#[from] CredentialError),
-    /// By the others.
-    #[error(transparent)]
-    Tokens(#[from] TokensError),
 }
 
 /// A caller as its connection shows it.
@@ -101,8 +90,12 @@ impl Peer {
 
 impl Access {
     /// Reads the token of the array, or makes one, in a file that only the server's user can read and that
-    /// names the array's authority, too. The tokens of users are in `tokens` beside it.
-    pub(crate) fn open(token_file: &Path, authority: &Authority) -> Result<Self, AccessError> {
+    /// names the array's authority, too.
+    pub(crate) fn open(
+        token_file: &Path,
+        authority: &Authority,
+        tokens: Tokens,
+    ) -> Result<Self, CredentialError> {
         let before = match Credential::read(token_file) {
             Err(CredentialError::Read { reason, .. })
                 if reason.kind() == std::io::ErrorKind::NotFound =>
@@ -124,7 +117,7 @@ impl Access {
         let own_uid = rustix::process::geteuid().as_raw();
         Ok(Self {
             token,
-            tokens: Tokens::open(&token_file.with_file_name("tokens"))?,
+            tokens,
             own_uid,
             groups: Mutex::default(),
         })
@@ -301,9 +294,9 @@ pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-fn new_token() -> String {
-    let bytes = random::<32>();
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// A secret that nobody guesses.
+pub(crate) fn new_token() -> String {
+    route::hex(&random::<32>())
 }
 
 /// Compares without telling by its time how much was right.
@@ -316,16 +309,21 @@ mod tests {
     use super::*;
     use std::fs;
 
+    fn opened(token_file: &Path, authority: &Authority) -> Access {
+        let tokens = Tokens::open(&token_file.with_file_name("tokens")).unwrap();
+        Access::open(token_file, authority, tokens).unwrap()
+    }
+
     #[test]
     fn the_token_is_kept_private_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let first = Access::open(&path, &authority).unwrap();
+        let first = opened(&path, &authority);
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(first.token, Access::open(&path, &authority).unwrap().token);
+        assert_eq!(first.token, opened(&path, &authority).token);
         let text = fs::read_to_string(&path).unwrap();
         let credential = Credential::parse(&text).unwrap();
         assert_eq!(credential.token, first.token);
@@ -339,7 +337,7 @@ mod tests {
         fs::write(&path, "00ff\n").unwrap();
         for name in ["a.pem", "b.pem"] {
             let authority = Authority::open(&dir.path().join(name)).unwrap();
-            let access = Access::open(&path, &authority).unwrap();
+            let access = opened(&path, &authority);
             assert_eq!(access.token, "00ff");
             let credential = Credential::read(&path).unwrap();
             assert_eq!(credential.authority.as_deref(), Some(authority.der()));
@@ -357,7 +355,7 @@ mod tests {
     fn without_socket_credentials_only_a_token_opens() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let access = Access::open(&dir.path().join("token"), &authority).unwrap();
+        let access = opened(&dir.path().join("token"), &authority);
         let nothing = access.identify(&HeaderMap::new(), &Extensions::new());
         assert_eq!(nothing.unwrap_err().code(), tonic::Code::Unauthenticated);
         assert!(shown(&access, "nonsense").is_err() && shown(&access, "").is_err());
@@ -385,7 +383,7 @@ mod tests {
     fn the_bearer_of_a_users_token_is_that_user_whatever_they_claim() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let access = Access::open(&dir.path().join("token"), &authority).unwrap();
+        let access = opened(&dir.path().join("token"), &authority);
         let wanted = crate::tokens::Wanted {
             uid: Some(4_000_000_001),
             ..crate::tokens::Wanted::default()

@@ -21,7 +21,7 @@ use tidemill_client::objects::Objects;
 use tidemill_core::id::ElementId;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::rights;
-use tidemill_wire::route::{SealBody, SealItem, SealResult};
+use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
@@ -225,12 +225,6 @@ impl Array {
             .map(|slot| slot.epoch)
     }
 
-    /// The server's own right to ask an element for all that it has.
-    pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
-        let object = tidemill_core::id::ObjectId::STATUS.0;
-        self.shared.sign_any(element, object, rights::REMOVE)
-    }
-
     /// Has an element seal objects by the server's own right; gives what became of each, or why it could not be asked.
     pub(crate) async fn seal_all(
         &self,
@@ -244,7 +238,7 @@ impl Array {
             let right = self.shared.sign(element, *object, rights::WRITE, 0);
             SealItem {
                 object: *object,
-                capability: right.iter().map(|byte| format!("{byte:02x}")).collect(),
+                capability: route::hex(&right),
                 body: body.clone(),
             }
         };

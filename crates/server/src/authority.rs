@@ -19,6 +19,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tidemill_client::tls::{self, Identity, Inside};
+use tidemill_wire::route;
 
 /// How long what it signs is good.
 const LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -158,10 +159,7 @@ fn own_params(key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
     // Two arrays have two names, so that programs that look authorities up by name tell them apart.
     let point = key.der_bytes();
-    let id: String = point[1..9]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let id = route::hex(&point[1..9]);
     params.distinguished_name = called(&format!("Tidemill array {id}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];

@@ -92,7 +92,7 @@ impl Check {
             element: ElementId(element),
             url: self.array.url(element).ok_or_else(away)?.into(),
             object: ObjectId::STATUS,
-            capability: self.array.sign_for_listing(element),
+            capability: self.names.shared().sign_for_listing(element),
         };
         let listed = tokio::time::timeout(LIST_MAX, self.objects.list(&remote, folder)).await;
         let silent = |_| format!("element {element} does not answer");

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::sparse::Sparse;
+use tidemill_client::tls::ACCEPT_PAUSE;
+use tidemill_wire::bounded::Excess;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
 /// Connections at once; a peer that is refused one uses the other protocol.
@@ -24,8 +26,6 @@ const USERS_MAX: usize = 128;
 const EACH_MAX: usize = 8;
 /// How long a peer may take to say its version or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Pause before the next try when no connection can be taken, as without free file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The open socket. Closes it and all its connections when it is dropped.
 #[derive(Debug)]
@@ -147,7 +147,9 @@ impl Service {
         let service = self.clone();
         let thread = std::thread::Builder::new().name("local".into());
         let spawned = thread.spawn(move || {
+            // A user who is silent for long is done.
             if let Err(error) = service.serve(stream, &peer)
+                && error.kind() != io::ErrorKind::WouldBlock
                 && let Some(left_out) = service.told.may()
             {
                 tracing::warn!(%error, left_out, uid = peer.uid, "a local connection to the namespace is closed");
@@ -181,11 +183,14 @@ impl Service {
         };
         local::send_bytes(input.get_mut(), &[status], &local::greeting())?;
         if status != local::OK {
-            tracing::warn!(
-                theirs,
-                ours = PROTOCOL_VERSION,
-                "a peer of another version is refused"
-            );
+            if let Some(left_out) = self.told.may() {
+                tracing::warn!(
+                    theirs,
+                    ours = PROTOCOL_VERSION,
+                    left_out,
+                    "a peer of another version is refused"
+                );
+            }
             return Ok(());
         }
         let mut bytes_max = USER_MESSAGE_BYTES_MAX;
@@ -197,10 +202,8 @@ impl Service {
         while let Some(frame) = local::receive_at_most(&mut input, bytes_max)? {
             let answer = match local::request(&frame) {
                 Ok(request) => self.answer(peer, request),
-                Err(local::NoRequest::TooMuch(excess)) => {
-                    Err(tonic::Status::invalid_argument(excess.to_string()))
-                }
-                Err(local::NoRequest::Nonsense) => return Err(io::ErrorKind::InvalidData.into()),
+                Err(Excess::Nonsense) => return Err(io::ErrorKind::InvalidData.into()),
+                Err(excess) => Err(tonic::Status::invalid_argument(excess.to_string())),
             };
             drop(frame);
             let stream = input.get_mut();

@@ -27,6 +27,11 @@ impl From<Fault> for Unavailable {
 /// Labels between the dispatcher and the elements. A label is given out until it is acknowledged; elements do once
 /// what comes twice.
 pub trait Queue: std::fmt::Debug + Send + Sync {
+    /// Whether it may lack labels after a start, or when it could not be used for a while.
+    fn may_lack(&self) -> bool {
+        true
+    }
+
     /// Takes labels for an element. One that it has already may be given out again, or not.
     ///
     /// # Errors
@@ -70,6 +75,11 @@ impl Journal {
 }
 
 impl Queue for Journal {
+    /// What it gives out it has read from the outbox.
+    fn may_lack(&self) -> bool {
+        false
+    }
+
     fn enqueue(&self, element: ElementId, labels: Vec<Label>) -> Result<(), Unavailable> {
         let mut due = self.due.lock();
         let labels = labels.into_iter().map(|label| (label.id, label));

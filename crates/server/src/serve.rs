@@ -1,6 +1,6 @@
 //! Starting and stopping a server.
 
-use crate::access::{Access, AccessError};
+use crate::access::Access;
 use crate::array::{Array, Settings};
 use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
@@ -22,7 +22,7 @@ use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
-use crate::tokens::TokensError;
+use crate::tokens::{Tokens, TokensError};
 use crate::{clock, names, notes};
 use rustix::fs::{FlockOperation, flock};
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
-use tidemill_client::tls::{Identity, Listener, Problem, Stream};
+use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
@@ -47,9 +47,6 @@ use tonic::service::Routes;
 
 /// Connections of one ordinary user at once, over TCP and over the Unix socket each.
 const CONNECTIONS_EACH_MAX: usize = 32;
-
-/// Pause after the system could give no connection, such as for want of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Changes of names within this time reach waiting jobs at once.
 const COALESCE: Duration = Duration::from_millis(5);
@@ -149,15 +146,6 @@ pub enum StartError {
     Fault(#[from] Fault),
 }
 
-impl From<AccessError> for StartError {
-    fn from(error: AccessError) -> Self {
-        match error {
-            AccessError::Array(error) => Self::Token(error),
-            AccessError::Tokens(error) => Self::Tokens(error),
-        }
-    }
-}
-
 /// A running server. Dropping it without [`Server::shutdown`] leaves what a crash would leave.
 #[derive(Debug)]
 pub struct Server {
@@ -206,7 +194,8 @@ impl Server {
         let (authority, identity) = open_authority(&dir.join("authority.pem"))?;
         let trust = Trust::new(authority.der())?;
         let identity = config.tls.then_some(identity);
-        let access = Arc::new(Access::open(&token, &authority)?);
+        let tokens = Tokens::open(&dir.join("tokens"))?;
+        let access = Arc::new(Access::open(&token, &authority, tokens)?);
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         let owner = (uid.as_raw(), gid.as_raw());
         let database = dir.join("server.db");
@@ -248,9 +237,7 @@ impl Server {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
-        keep_up(&names, array, ends);
-        let teller = names.teller().clone();
-        tokio::spawn(forward_changes(teller, signals, driver.clone()));
+        keep_up(&names, array, ends, (signals, driver.clone()));
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -312,7 +299,14 @@ impl Drop for Server {
 }
 
 /// Begins what the server does by itself, for as long as it runs.
-fn keep_up(names: &Arc<SqliteNames>, array: Arc<Array>, ends: Arc<Ends>) {
+fn keep_up(
+    names: &Arc<SqliteNames>,
+    array: Arc<Array>,
+    ends: Arc<Ends>,
+    (signals, driver): (Signals, Sender<Incoming>),
+) {
+    let teller = names.teller().clone();
+    tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), array.clone()));
     tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());
@@ -550,10 +544,7 @@ async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> 
                 let peer = access.local_peer(cred.uid(), cred.gid());
                 return guests.seat(stream, peer.who());
             }
-            Err(error) => {
-                tracing::warn!(%error, "a local connection can't be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+            Err(error) => tls::could_not_accept(&error).await,
         }
     }
 }

@@ -69,29 +69,26 @@ pub mod time {
 
 /// Chance from a seed.
 pub(crate) mod chance {
-    use std::cell::Cell;
+    use std::cell::RefCell;
+    use tidemill_core::random::Source;
 
     thread_local! {
-        static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+        static SOURCE: RefCell<Option<Source>> = const { RefCell::new(None) };
     }
 
     pub(super) fn seed(seed: u64) {
-        STATE.set(Some(seed));
+        SOURCE.set(Some(Source::seeded(seed)));
     }
 
     /// Fills in bytes if this thread simulates.
     pub(crate) fn fill(bytes: &mut [u8]) -> bool {
-        let Some(mut state) = STATE.get() else {
-            return false;
-        };
-        for byte in bytes {
-            // Steele, Lea and Flood's SplitMix64, its highest byte.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            *byte = mixed.to_be_bytes()[0];
-        }
-        STATE.set(Some(state));
-        true
+        SOURCE.with_borrow_mut(|source| {
+            let Some(source) = source else { return false };
+            for chunk in bytes.chunks_mut(8) {
+                chunk.copy_from_slice(&source.next_u64().to_le_bytes()[..chunk.len()]);
+            }
+            true
+        })
     }
 }
 
@@ -415,4 +412,111 @@ fn authority() -> Arc<Authority> {
         Arc::new(authority.expect("a key can always be made"))
     });
     made.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::Unavailable;
+    use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use tidemill_core::id::{ElementId, LabelId};
+    use tidemill_core::label::Label;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    /// A queue that can't be used before it is there.
+    #[derive(Debug, Default)]
+    struct Away {
+        is_there: AtomicBool,
+        tries: AtomicUsize,
+        fetched: AtomicUsize,
+    }
+
+    impl Queue for Away {
+        fn enqueue(&self, _: ElementId, _: Vec<Label>) -> Result<(), Unavailable> {
+            Ok(())
+        }
+
+        fn fetch(&self, _: ElementId) -> Result<Vec<Label>, Unavailable> {
+            self.fetched.fetch_add(1, Ordering::Relaxed);
+            Ok(Vec::new())
+        }
+
+        fn acknowledge(&self, _: ElementId, _: &[LabelId]) -> Result<(), Unavailable> {
+            Ok(())
+        }
+
+        fn redeliver(&self, _: ElementId, _: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
+            self.tries.fetch_add(1, Ordering::Relaxed);
+            let there = self.is_there.load(Ordering::Relaxed);
+            there.then_some(()).ok_or(Unavailable("away".into()))
+        }
+    }
+
+    /// Counts errors in the log.
+    struct Errors(Arc<AtomicUsize>);
+
+    impl Subscriber for Errors {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            let is_error = *event.metadata().level() == Level::ERROR;
+            self.0.fetch_add(is_error.into(), Ordering::Relaxed);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_queue_that_is_away_from_the_start_is_told_once_and_tried_now_and_then() {
+        let queue = Arc::new(Away::default());
+        let options = Options {
+            seed: 1,
+            element_timeout: Duration::from_secs(10),
+            policy: tidemill_core::policy::DEFAULT.into(),
+            queue: Some(queue.clone()),
+        };
+        let errors = Arc::new(AtomicUsize::new(0));
+        let _log = tracing::subscriber::set_default(Errors(errors.clone()));
+        let disk = Connection::open_in_memory().unwrap();
+        let begun = Simulated::start(disk, Duration::from_secs(1_000_000), &options);
+        let mut server = begun.map_err(|(_, error)| error).unwrap();
+        let hello = v1::Hello {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            element: Some(v1::Element {
+                element: 1,
+                role: "store".into(),
+                ..v1::Element::default()
+            }),
+            ..v1::Hello::default()
+        };
+        let _link = server.join(hello).unwrap();
+        while server.told() {
+            server.turn();
+        }
+        for job in 0..100 {
+            server.cancel(job);
+            server.turn();
+        }
+        assert_eq!(queue.tries.load(Ordering::Relaxed), 1);
+        assert_eq!(errors.load(Ordering::Relaxed), 1);
+        server.advance(Duration::from_secs(2));
+        server.turn();
+        assert_eq!(queue.tries.load(Ordering::Relaxed), 2);
+        queue.is_there.store(true, Ordering::Relaxed);
+        server.advance(Duration::from_secs(4));
+        server.turn();
+        server.turn();
+        assert_eq!(queue.tries.load(Ordering::Relaxed), 3);
+        assert_eq!(errors.load(Ordering::Relaxed), 1);
+        assert_eq!(queue.fetched.load(Ordering::Relaxed), 1);
+        let _disk = server.kill();
+    }
 }

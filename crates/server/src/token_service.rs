@@ -2,7 +2,7 @@
 
 use crate::access::{Access, Peer};
 use crate::authority::Authority;
-use crate::tokens::{Token, TokensError, Wanted};
+use crate::tokens::{TokensError, Wanted};
 use std::sync::Arc;
 use tidemill_client::Credential;
 use tidemill_wire::v1;
@@ -117,9 +117,8 @@ impl v1::tokens_server::Tokens for TokenService {
     ) -> Result<Response<v1::AccessToken>, Status> {
         let peer = self.access.peer(&request)?;
         let number = request.into_inner().token;
-        let tokens = self.access.tokens().list(None).into_iter();
-        let mut own = tokens.filter(|token: &Arc<Token>| rules(&peer, token.uid()));
-        let token = own.find(|token| token.number() == number);
+        let token = self.access.tokens().get(number);
+        let token = token.filter(|token| rules(&peer, token.uid()));
         let token = token.ok_or_else(|| {
             Status::not_found(format!("there is no token {number} that you may revoke"))
         })?;

@@ -5,10 +5,10 @@
 //! one. All are held in memory, so looking one up costs nothing, and one that is revoked is refused from then on; what
 //! its bearer has open ends, too.
 
-use crate::access::random;
+use crate::access::new_token;
 use crate::authority::write_private;
 use crate::clock;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const OWN_MAX: usize = 100;
 /// Longest note.
 const NOTE_BYTES_MAX: usize = 200;
 
-/// How long an expired token is still listed.
+/// How long an expired token is still listed, unless a good one needs its place.
 const EXPIRED_KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 
 /// The tokens can't be kept, or one can't be made.
@@ -103,14 +103,13 @@ pub(crate) struct Token {
 #[derive(Debug)]
 pub(crate) struct Tokens {
     path: PathBuf,
-    all: RwLock<All>,
+    /// The next number. Whoever makes or ends one holds it until that is in the file; who looks one up does not wait
+    /// for that.
+    next: Mutex<u64>,
+    by_hash: RwLock<ByHash>,
 }
 
-#[derive(Debug, Default)]
-struct All {
-    next: u64,
-    by_hash: HashMap<String, Arc<Token>>,
-}
+type ByHash = HashMap<String, Arc<Token>>;
 
 /// What is wanted of a new token.
 #[derive(Clone, Debug, Default)]
@@ -180,6 +179,23 @@ fn hash(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }
 
+/// Refuses one more of a kind if there are as many good ones already; those that have expired make room.
+fn make_room(
+    by_hash: &mut ByHash,
+    now: i64,
+    most: usize,
+    alike: impl Fn(&Token) -> bool,
+) -> Result<(), TokensError> {
+    let full = |by_hash: &ByHash| by_hash.values().filter(|token| alike(token)).count() >= most;
+    if full(by_hash) {
+        by_hash.retain(|_, token| token.good_at(now) || !alike(token));
+    }
+    if full(by_hash) {
+        return Err(TokensError::Full(most));
+    }
+    Ok(())
+}
+
 impl Tokens {
     /// Reads the file; without one there are none.
     pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
@@ -209,20 +225,17 @@ impl Tokens {
         }
         let by_hash = file.tokens.into_iter();
         let by_hash = by_hash.map(|record| (record.hash.clone(), Arc::new(Token::of(record))));
-        let all = All {
-            next: file.next,
-            by_hash: by_hash.collect(),
-        };
         Ok(Self {
             path: path.to_owned(),
-            all: RwLock::new(all),
+            next: Mutex::new(file.next),
+            by_hash: RwLock::new(by_hash.collect()),
         })
     }
 
     /// The token of this secret, if it is good.
     pub(crate) fn find(&self, secret: &str) -> Option<Arc<Token>> {
         let now = clock::now_ns();
-        let found = self.all.read().by_hash.get(&hash(secret)).cloned();
+        let found = self.by_hash.read().get(&hash(secret)).cloned();
         let token = found.filter(|token| token.good_at(now))?;
         token.used.store(now, Ordering::Relaxed);
         Some(token)
@@ -237,23 +250,18 @@ impl Tokens {
         if wanted.expires != 0 && wanted.expires <= now {
             return Err(TokensError::Expired);
         }
-        let secret: String = random::<32>()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let mut all = self.all.write();
-        let kept = |token: &Arc<Token>| token.good_at(now.saturating_sub(EXPIRED_KEPT_NS));
-        let mut by_hash: HashMap<_, _> = all.by_hash.clone();
-        by_hash.retain(|_, token| kept(token));
-        let own = by_hash.values().filter(|token| token.uid() == wanted.uid);
-        if wanted.uid.is_some() && own.count() >= OWN_MAX {
-            return Err(TokensError::Full(OWN_MAX));
+        let secret = new_token();
+        let mut next = self.next.lock();
+        let mut by_hash = self.by_hash.read().clone();
+        by_hash.retain(|_, token| token.good_at(now.saturating_sub(EXPIRED_KEPT_NS)));
+        if wanted.uid.is_some() {
+            make_room(&mut by_hash, now, OWN_MAX, |token| {
+                token.uid() == wanted.uid
+            })?;
         }
-        if by_hash.len() >= TOKENS_MAX {
-            return Err(TokensError::Full(TOKENS_MAX));
-        }
+        make_room(&mut by_hash, now, TOKENS_MAX, |_| true)?;
         let token = Arc::new(Token::of(Record {
-            token: all.next,
+            token: *next,
             hash: hash(&secret),
             uid: wanted.uid,
             read_only: wanted.read_only,
@@ -262,39 +270,45 @@ impl Tokens {
             note: wanted.note,
         }));
         by_hash.insert(token.record.hash.clone(), token.clone());
-        let next = all.next + 1;
-        self.keep(&mut all, All { next, by_hash })?;
+        self.keep(*next + 1, by_hash)?;
+        *next += 1;
         Ok((token, secret))
+    }
+
+    /// The token of this number.
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<Token>> {
+        let by_hash = self.by_hash.read();
+        let mut tokens = by_hash.values();
+        tokens.find(|token| token.number() == number).cloned()
     }
 
     /// All tokens, in the order of their numbers; of one user, if one is given.
     pub(crate) fn list(&self, of: Option<u32>) -> Vec<Arc<Token>> {
-        let all = self.all.read();
+        let by_hash = self.by_hash.read();
         let wanted = |token: &&Arc<Token>| of.is_none() || token.uid() == of;
-        let mut tokens: Vec<_> = all.by_hash.values().filter(wanted).cloned().collect();
+        let mut tokens: Vec<_> = by_hash.values().filter(wanted).cloned().collect();
+        drop(by_hash);
         tokens.sort_by_key(|token| token.number());
         tokens
     }
 
-    /// Ends a token, if there is one of this number.
-    pub(crate) fn revoke(&self, token: &Arc<Token>) -> Result<(), TokensError> {
-        let mut all = self.all.write();
-        let mut by_hash = all.by_hash.clone();
+    /// Ends a token; again if it has ended.
+    pub(crate) fn revoke(&self, token: &Token) -> Result<(), TokensError> {
+        let next = self.next.lock();
+        let mut by_hash = self.by_hash.read().clone();
         by_hash.remove(&token.record.hash);
-        let next = all.next;
-        self.keep(&mut all, All { next, by_hash })?;
-        drop(all);
+        self.keep(*next, by_hash)?;
         token.revoked.send_replace(true);
         Ok(())
     }
 
-    /// What is to be, once it is in the file.
-    fn keep(&self, all: &mut All, new: All) -> Result<(), TokensError> {
-        let mut tokens: Vec<_> = new.by_hash.values().map(|one| one.record.clone()).collect();
+    /// Makes these the tokens there are, once they are in the file. Who calls it holds the next number.
+    fn keep(&self, next: u64, by_hash: ByHash) -> Result<(), TokensError> {
+        let mut tokens: Vec<_> = by_hash.values().map(|one| one.record.clone()).collect();
         tokens.sort_by_key(|record| record.token);
         let file = File {
             version: VERSION,
-            next: new.next,
+            next,
             tokens,
         };
         let at = |reason| TokensError::File {
@@ -303,7 +317,7 @@ impl Tokens {
         };
         let text = serde_json::to_string_pretty(&file).map_err(|error| at(error.into()))?;
         write_private(&self.path, &text).map_err(at)?;
-        *all = new;
+        *self.by_hash.write() = by_hash;
         Ok(())
     }
 }
@@ -378,6 +392,53 @@ mod tests {
             ..of(8)
         };
         assert!(matches!(tokens.create(noted), Err(TokensError::Note)));
+    }
+
+    #[test]
+    fn who_shows_a_token_waits_for_nobody_who_makes_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
+        let (token, secret) = tokens.create(of(7)).unwrap();
+        // As whoever writes the file, which takes as long as a disk.
+        let changing = tokens.next.lock();
+        let found = tokens.find(&secret).unwrap();
+        assert_eq!(found.number(), token.number());
+        assert!(tokens.get(token.number()).is_some() && tokens.list(Some(7)).len() == 1);
+        drop(changing);
+        tokens.revoke(&token).unwrap();
+        assert!(tokens.find(&secret).is_none());
+    }
+
+    #[test]
+    fn expired_tokens_take_nobodys_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        let write = |numbers: std::ops::RangeInclusive<usize>, uid| {
+            let expired = numbers.map(|number| Record {
+                token: number as u64,
+                hash: number.to_string(),
+                uid: Some(uid),
+                read_only: false,
+                created: 1,
+                expires: clock::now_ns() - 1,
+                note: String::new(),
+            });
+            let file = File {
+                version: VERSION,
+                next: TOKENS_MAX as u64 + 1,
+                tokens: expired.collect(),
+            };
+            std::fs::write(&path, serde_json::to_vec(&file).unwrap()).unwrap();
+            Tokens::open(&path).unwrap()
+        };
+        let tokens = write(1..=OWN_MAX - 1, 7);
+        tokens.create(of(7)).unwrap();
+        assert_eq!(tokens.list(None).len(), OWN_MAX, "they are listed");
+        tokens.create(of(7)).unwrap();
+        assert_eq!(tokens.list(None).len(), 2, "until their place is needed");
+        let tokens = write(1..=TOKENS_MAX, 9);
+        tokens.create(of(7)).unwrap();
+        assert_eq!(tokens.list(None).len(), 1);
     }
 
     #[tokio::test]

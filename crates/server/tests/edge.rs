@@ -6,15 +6,23 @@ mod array;
 #[path = "../../../tests/require.rs"]
 mod require;
 
-use array::{Running, file_op, root, user, write_file};
+use array::{FakeElement, Running, file_op, root, status, user, write_file};
+use futures_util::FutureExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint, Server as Client};
+use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_server::Config;
 use tidemill_wire::bounded::OPS_MAX;
-use tidemill_wire::v1::{self, name_op::Op};
-use tidemill_wire::{USER_MESSAGE_BYTES_MAX, local};
+use tidemill_wire::capability::{Key, Refusal, rights};
+use tidemill_wire::v1::{
+    self, name_op::Op, name_result::Result as Answer, to_element::Message as To,
+};
+use tidemill_wire::{USER_MESSAGE_BYTES_MAX, USER_SCRIPT_BYTES_MAX, local};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -242,11 +250,14 @@ async fn a_users_message_is_no_larger_than_a_script_and_what_is_around_it() {
     };
     let large = alice.jobs().submit(request(USER_MESSAGE_BYTES_MAX)).await;
     large.unwrap_err();
-    let fits = alice
-        .jobs()
-        .submit(request(USER_MESSAGE_BYTES_MAX / 2))
-        .await;
-    assert!(!fits.unwrap().into_inner().errors.is_empty());
+    for (bytes, is_taken) in [
+        (USER_SCRIPT_BYTES_MAX, true),
+        (USER_SCRIPT_BYTES_MAX + 1, false),
+    ] {
+        let read = alice.jobs().submit(request(bytes)).await.unwrap();
+        let errors = read.into_inner().errors;
+        assert_eq!(!errors[0].contains("split the job"), is_taken, "{errors:?}");
+    }
 }
 
 /// A token, made by the array's operator.
@@ -430,4 +441,284 @@ async fn a_user_of_the_servers_host_makes_tokens_for_nobody_else() {
     let others = v1::ListTokensRequest { uid: Some(BOB) };
     let refused = alice.tokens().list(others).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
+}
+
+/// The next rights that an element is told to have ended.
+async fn revoked(element: &mut FakeElement) -> Vec<v1::Revoked> {
+    loop {
+        if let To::Revoke(revoke) = element.next().await {
+            return revoke.revoked;
+        }
+    }
+}
+
+/// The right of a user to a file, and when it ends.
+async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
+    let open = Op::Open(v1::Open { ino, version: 0 });
+    match client.one(&user(uid), open).await {
+        Ok(Answer::Opened(opened)) => Some(opened.capability),
+        Ok(other) => panic!("{other:?}"),
+        Err(_) => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_ends_with_the_owner_and_after_its_time_though_its_element_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = plain(dir.path()).await;
+    let mut element = server.element(3).await;
+    let operator = server.client().await;
+    let object = write_file(&operator, "/file", 5, ALICE).await;
+    let ino = array::stat(&operator, "/file").await.unwrap().ino;
+    let change = async |mode: u32, owner: u32| {
+        let change = v1::SetAttr {
+            ino,
+            mode: Some(mode),
+            uid: Some(owner),
+            ..v1::SetAttr::default()
+        };
+        operator.one(&root(), Op::SetAttr(change)).await.unwrap();
+    };
+    let (_, credential) = token(&server, of(ALICE)).await;
+    let alice = bearer(&server, &credential).await.unwrap();
+    let key = Key::from_slice(&element.key).unwrap();
+    let good_at = |right: &[u8], now_ns: u64| {
+        key.check(right, ElementId(3), ObjectId(object), rights::READ, now_ns)
+    };
+    let now = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        u64::try_from(now.unwrap().as_nanos()).unwrap()
+    };
+
+    // With the owner: the element that is there is told at once, of this right and every one before it.
+    let given = right(&alice, ALICE, ino).await.unwrap();
+    let ends = good_at(&given, now()).unwrap().expires_at_ns;
+    change(0o600, BOB).await;
+    assert!(right(&alice, ALICE, ino).await.is_none());
+    let told = revoked(&mut element).await;
+    assert_eq!((told.len(), told[0].object), (1, object));
+    assert!(told[0].until_ns >= ends);
+
+    // Without the element: it ends by itself, and is told when the element comes back.
+    change(0o600, ALICE).await;
+    let given = right(&alice, ALICE, ino).await.unwrap();
+    let ends = good_at(&given, now()).unwrap().expires_at_ns;
+    assert!(ends <= now() + 300 * 1_000_000_000, "{ends}");
+    assert_eq!(good_at(&given, ends).unwrap_err(), Refusal::Expired);
+    drop(element);
+    change(0o600, BOB).await;
+    assert!(right(&alice, ALICE, ino).await.is_none());
+    let mut element = server.element(3).await;
+    let told = revoked(&mut element).await;
+    assert_eq!((told.len(), told[0].object), (1, object));
+    assert!(told[0].until_ns >= ends);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_with_very_many_requests_under_way_waits_and_others_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = plain(dir.path()).await;
+    let operator = server.client().await;
+    let folder = v1::Create {
+        name: b"/w".to_vec(),
+        kind: v1::Kind::Directory.into(),
+        mode: 0o700,
+        uid: ALICE,
+        gid: ALICE,
+        ..v1::Create::default()
+    };
+    operator.one(&root(), Op::Create(folder)).await.unwrap();
+    let script = "name = \"waits\"; workdir = \"/w\"; \
+                  tasks = ( { name = \"t\"; kernel = \"max\"; input = [\"never\"]; output = [\"o\"]; } );";
+    let submitted = array::submit(&operator, ALICE, script).await;
+    assert_eq!(submitted.errors, Vec::<String>::new());
+    let (_, of_alice) = token(&server, of(ALICE)).await;
+    let (_, of_bob) = token(&server, of(BOB)).await;
+    let alice = bearer(&server, &of_alice).await.unwrap();
+    let bob = bearer(&server, &of_bob).await.unwrap();
+    let mut watched = Vec::new();
+    for _ in 0..32 {
+        let get = v1::GetJobRequest {
+            credentials: None,
+            job: submitted.job,
+        };
+        let mut events = alice.jobs().watch(get).await.unwrap().into_inner();
+        events.message().await.unwrap().unwrap();
+        watched.push(events);
+    }
+    // By another connection, too.
+    let again = tokio::spawn(async move { bearer(&server, &of_alice).await.map(|_| server) });
+    for _ in 0..20 {
+        bob.status().await.unwrap();
+    }
+    assert!(!again.is_finished());
+    let mut more = Box::pin(alice.status());
+    assert!((&mut more).now_or_never().is_none());
+    for _ in 0..20 {
+        bob.status().await.unwrap();
+    }
+    assert!((&mut more).now_or_never().is_none());
+    // Each has its turn when something has ended.
+    watched.truncate(30);
+    more.await.unwrap();
+    let _server = again.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_is_not_told_what_others_kernels_are_called() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = plain(dir.path()).await;
+    let history = [
+        "max",
+        "/tidemill-kernels/4000002/secret@1.so",
+        "secret-stack",
+    ];
+    let history = history.map(|name| (name.to_owned(), v1::KernelHistory::default()));
+    let known = v1::Element {
+        history: history.into_iter().collect(),
+        ..status(0)
+    };
+    let _element = FakeElement::attach_as(&server.client().await, known, Vec::new()).await;
+    let kernels = async |client: &Client| -> Vec<String> {
+        let mut status = client.status().await.unwrap();
+        status.elements.remove(0).history.into_keys().collect()
+    };
+    assert_eq!(kernels(&server.client().await).await.len(), 3);
+    let (_, credential) = token(&server, of(ALICE)).await;
+    let alice = bearer(&server, &credential).await.unwrap();
+    assert_eq!(kernels(&alice).await, ["max"]);
+}
+
+/// Carries bytes between a client and the server; of those that the server sends the one at `at` arrives changed.
+async fn changing(mut client: TcpStream, mut server: TcpStream, at: usize) {
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    let answers = async {
+        let (mut passed, mut buffer) = (0, vec![0; 64 << 10]);
+        loop {
+            let count = from_server.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            if let Some(byte) = at.checked_sub(passed).filter(|byte| *byte < count) {
+                buffer[byte] ^= 1;
+            }
+            passed += count;
+            to_client.write_all(&buffer[..count]).await?;
+        }
+    };
+    // Whichever side ends it.
+    tokio::select! {
+        _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+        ended = answers => { let _: std::io::Result<()> = ended; }
+    }
+}
+
+/// Asks for the folder of the root through somebody who changes a byte of what the server says.
+async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidemill_client::Error> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("https://{}", listener.local_addr().unwrap());
+    let address = server.server().address();
+    let between = tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(address).await.unwrap();
+            tokio::spawn(changing(client, server, at));
+        }
+    });
+    let credential = Credential::read(server.server().token_file()).unwrap();
+    let asked = async {
+        let client = Client::connect(&endpoint.parse().unwrap(), Some(&credential)).await?;
+        let read = v1::ReadDir {
+            ino: 1,
+            ..v1::ReadDir::default()
+        };
+        let Answer::Entries(found) = client.one(&root(), Op::ReadDir(read)).await? else {
+            panic!("no entries")
+        };
+        let names = found.entries.into_iter();
+        Ok(names
+            .map(|entry| String::from_utf8(entry.name).unwrap())
+            .collect())
+    };
+    let asked = asked.await;
+    between.abort();
+    asked
+}
+
+/// Whoever is between changes one byte after the other: there is no answer then, and never a wrong one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_changed_on_the_network_is_believed_by_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start_with(Config::new(dir.path())).await;
+    let operator = server.client().await;
+    operator.one(&root(), file_op("honest")).await.unwrap();
+    let right = asked_through(&server, usize::MAX).await.unwrap();
+    assert!(right.contains(&"honest".to_owned()), "{right:?}");
+    let mut refused = 0;
+    for at in (0..1500).step_by(97) {
+        match asked_through(&server, at).await {
+            Ok(answer) => assert_eq!(answer, right, "byte {at}"),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 5, "{refused}");
+}
+
+/// Counts what the network and local peers make a server say.
+struct Lines([AtomicUsize; 2]);
+
+static LINES: Lines = Lines([AtomicUsize::new(0), AtomicUsize::new(0)]);
+
+impl tracing::Subscriber for &'static Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let of = ["tidemill_client::tls", "tidemill_server::local_names"];
+        for (target, count) in of.into_iter().zip(&self.0) {
+            if event.metadata().target().starts_with(target) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_fills_the_log() {
+    tracing::subscriber::set_global_default(&LINES).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let server = Running::start_with(Config::new(dir.path())).await;
+    let mut heard = Vec::new();
+    for _ in 0..100 {
+        // Without TLS, where there is TLS.
+        let mut stranger = TcpStream::connect(server.server().address()).await.unwrap();
+        let _ = stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
+        let _ = stranger.read_to_end(&mut heard).await;
+    }
+    let names = dir.path().join("names.sock");
+    let local = tokio::task::spawn_blocking(move || {
+        for round in 0..100 {
+            let mut peer = std::os::unix::net::UnixStream::connect(&names).unwrap();
+            // Of another version, or nothing that has one.
+            let hello = if round % 2 == 0 {
+                b"TMLN\0\0\0\0"
+            } else {
+                b"nonsense"
+            };
+            let _ = local::send_bytes(&mut peer, &[], hello);
+            while matches!(local::receive(&mut peer), Ok(Some(_))) {}
+        }
+    });
+    local.await.unwrap();
+    for count in &LINES.0 {
+        let lines = count.load(Ordering::Relaxed);
+        assert!((1..=21).contains(&lines), "{lines}");
+    }
 }

@@ -258,6 +258,85 @@ async fn a_killed_server_goes_on_with_its_jobs() {
     );
 }
 
+/// A job that is kept and that nobody has told the driver of would wait for the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_taken_up_though_whoever_sent_it_has_gone_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, mut element, client) = with_input(dir.path()).await;
+    let script = CHAIN.replace("kernel = \"max\"", "kernel = \"wc\"");
+    let submitting = tokio::spawn({
+        let client = client.clone();
+        async move { submit(&client, 1000, &script).await }
+    });
+    let To::FindPrograms(question) = element.next().await else {
+        panic!("no question");
+    };
+    submitting.abort();
+    submitting.await.unwrap_err();
+    // The server has heard of that when it answers what was sent after it.
+    job_count(&client).await;
+    element.answer(question).await;
+    let labels = element.labels().await;
+    assert_eq!(labels[0].1.name, "first");
+    assert_eq!(job_count(&client).await, 1);
+}
+
+async fn job_count(client: &tidemill_client::Server) -> usize {
+    let all = v1::ListJobsRequest {
+        credentials: Some(root()),
+        everyone: true,
+    };
+    let listed = client.jobs().list(all).await.unwrap();
+    listed.into_inner().jobs.len()
+}
+
+/// A release before kept labels in another form, which says nothing to this one: tasks that were under way then are
+/// placed anew, and what elements still have of them is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, mut element, client) = with_input(dir.path()).await;
+    let reply = submit(&client, 1000, CHAIN).await;
+    let (old, first) = element.labels().await.remove(0);
+    element.started(old).await;
+    until(&client, reply.job, |job| {
+        job.tasks[0].state() == State::Running
+    })
+    .await;
+    running.stop().await;
+    let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
+    let before = format!(
+        "DROP TABLE label; ALTER TABLE removal DROP COLUMN label; \
+         CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
+           element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
+         INSERT INTO label VALUES ({old}, {}, {}, 0, '[]', '[]'); PRAGMA user_version = 7;",
+        first.task, reply.job
+    );
+    database.execute_batch(&before).unwrap();
+    drop(database);
+
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut element = FakeElement::attach(&client, 0, vec![old]).await;
+    let (mut aborted, mut placed) = (false, Vec::new());
+    while !aborted || placed.is_empty() {
+        match element.next().await {
+            To::Abort(abort) => aborted |= abort.label == old,
+            message @ To::Labels(_) => placed.extend(array::analyses(message)),
+            _ => {}
+        }
+    }
+    assert_eq!(placed[0].1.task, first.task);
+    for (label, analyse) in placed {
+        assert_ne!(label, old);
+        element.finished(label, success(&analyse, 5)).await;
+    }
+    let worker = element.serve();
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done));
+    worker.abort();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_element_still_has_of_an_ended_job_is_aborted() {
     let dir = tempfile::tempdir().unwrap();

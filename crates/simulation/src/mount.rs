@@ -38,6 +38,7 @@ pub(crate) struct Habits {
     pub(crate) rename: u64,
     pub(crate) unlink: u64,
     pub(crate) read: u64,
+    pub(crate) chmod: u64,
     pub(crate) submit: u64,
     /// Longest pause between two things, in milliseconds.
     pub(crate) pause: u64,
@@ -98,7 +99,7 @@ impl Client {
             self.pause(self.habits.pause).await;
             let habits = self.habits;
             let sum = habits.write + habits.rename + habits.unlink + habits.read + habits.submit;
-            let roll = self.roll(sum);
+            let roll = self.roll(sum + habits.chmod);
             let path = path_of(self.roll(FOLDERS.len() as u64), self.roll(NAMES));
             if roll < habits.write {
                 self.write(&path).await;
@@ -109,8 +110,10 @@ impl Client {
                 self.unlink(&path).await;
             } else if roll < sum - habits.submit {
                 self.read(&path).await;
-            } else {
+            } else if roll < sum {
                 self.submit().await;
+            } else if let Ok(attr) = self.find(&path).await {
+                self.chmod(attr.ino).await;
             }
         }
     }
@@ -165,9 +168,10 @@ impl Client {
     /// Writes a file, or a new version of it, and closes it: when this returns true that is acknowledged.
     async fn write(&self, path: &str) -> bool {
         let (inode, object) = self.ids().await;
-        let Some((ino, element)) = self.open_for_writing(path, inode, object).await else {
+        let Some((mut attr, element)) = self.open_for_writing(path, inode, object).await else {
             return false;
         };
+        let ino = attr.ino;
         let pieces = 1 + self.roll(3);
         for piece in 1..=pieces {
             if !self.put(element, object, bytes_of(object, piece)).await {
@@ -175,11 +179,51 @@ impl Client {
                 return false;
             }
             self.pause(30).await;
+            if self.habits.chmod > 0 && self.roll(8) == 0 {
+                attr = self.chmod(ino).await.unwrap_or(attr);
+            }
         }
-        self.seal(path, ino, object, element).await
+        self.seal(path, &attr, object, element).await
     }
 
-    async fn open_for_writing(&self, path: &str, inode: u64, object: u64) -> Option<(u64, u32)> {
+    fn some_mode(&self) -> Option<u32> {
+        Some([0o644, 0o600, 0o755][usize::try_from(self.roll(3)).unwrap_or(0)])
+    }
+
+    /// Changes a file's mode, whoever writes it.
+    async fn chmod(&self, ino: u64) -> Option<v1::Attr> {
+        let change = v1::SetAttr {
+            ino,
+            mode: self.some_mode(),
+            ..v1::SetAttr::default()
+        };
+        match self.one(Op::SetAttr(change)).await {
+            Ok(Named::Attr(attr)) => Some(attr),
+            _ => None,
+        }
+    }
+
+    /// A change of the mode that is told with the seal; nothing if somebody else has changed it meanwhile.
+    fn kept_back(&self, attr: &v1::Attr) -> Option<v1::SetAttr> {
+        let change = || v1::SetAttr {
+            ino: attr.ino,
+            mode: self.some_mode(),
+            only_if: Some(v1::Rights {
+                mode: attr.mode,
+                uid: attr.uid,
+                gid: attr.gid,
+            }),
+            ..v1::SetAttr::default()
+        };
+        (self.habits.chmod > 0 && self.roll(4) == 0).then(change)
+    }
+
+    async fn open_for_writing(
+        &self,
+        path: &str,
+        inode: u64,
+        object: u64,
+    ) -> Option<(v1::Attr, u32)> {
         let mut tries = 0;
         loop {
             let op = match self.find(path).await {
@@ -200,7 +244,7 @@ impl Client {
             };
             match self.one(op).await {
                 Ok(Named::Opened(opened)) => {
-                    return Some((opened.attr?.ino, opened.element));
+                    return Some((opened.attr?, opened.element));
                 }
                 Err(HOSTUNREACH) if tries < 20 => self.pause(PAUSE_MAX).await,
                 Err(NOENT | BUSY) if tries < 3 => self.pause(PAUSE_MAX).await,
@@ -225,9 +269,10 @@ impl Client {
         }
     }
 
-    async fn seal(&self, path: &str, ino: u64, object: u64, element: u32) -> bool {
+    async fn seal(&self, path: &str, attr: &v1::Attr, object: u64, element: u32) -> bool {
+        let attributes = self.kept_back(attr);
         let body = SealBody {
-            inode: ino,
+            inode: attr.ino,
             path: path.to_owned(),
             uid: 1000,
             gid: 1000,
@@ -243,11 +288,11 @@ impl Client {
             }
         };
         let seal = v1::Seal {
-            ino,
+            ino: attr.ino,
             object,
             size,
             mtime: 1,
-            ..v1::Seal::default()
+            attributes,
         };
         self.one(Op::Seal(seal)).await.is_ok()
     }

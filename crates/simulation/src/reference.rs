@@ -31,6 +31,8 @@ pub(crate) struct Reference {
     entries: BTreeMap<Name, u64>,
     /// The sealed object of each file, 0 if it has none.
     objects: BTreeMap<u64, u64>,
+    /// The mode of each file.
+    modes: BTreeMap<u64, u32>,
     folders: BTreeMap<String, u64>,
     /// Every inode that a file ever had.
     inodes: BTreeSet<u64>,
@@ -54,6 +56,7 @@ struct Entry {
     name: Name,
     ino: u64,
     kind: i64,
+    mode: u32,
     object: u64,
     element: u32,
     size: u64,
@@ -120,6 +123,7 @@ impl Reference {
                 Op::Resolve(op) => self.resolved(op, result),
                 Op::Create(op) => self.created(op, result),
                 Op::Open(op) => self.opened(op, result),
+                Op::SetAttr(op) => self.changed(op, result),
                 Op::Seal(op) => self.sealed(op, result, elements),
                 Op::Rename(op) => self.renamed(op, result),
                 Op::Unlink(op) => self.unlinked(op, result),
@@ -167,6 +171,7 @@ impl Reference {
             Named::Entry(entry) => {
                 let attr = entry.attr.as_ref().expect("an entry has attributes");
                 assert_eq!(Some(attr.ino), known, "{path} leads elsewhere");
+                self.check_mode(attr);
             }
             Named::Error(error) if error.errno == NOENT => {
                 assert_eq!(known, None, "{path} is not found");
@@ -189,12 +194,38 @@ impl Reference {
                 self.uses(op.object, &format!("version of inode {}", op.ino));
                 self.entries.insert(name.clone(), op.ino);
                 self.objects.insert(op.ino, 0);
+                self.modes.insert(op.ino, op.mode);
                 self.note(&name);
             }
             Named::Error(error) if error.errno == EXIST => {
                 assert!(known.is_some(), "{name:?} is said to exist");
             }
             _ => {}
+        }
+    }
+
+    fn check_mode(&self, attr: &v1::Attr) {
+        let known = self.modes.get(&attr.ino).copied();
+        let ino = attr.ino;
+        assert_eq!(
+            known.unwrap_or(attr.mode),
+            attr.mode,
+            "inode {ino} has another mode"
+        );
+    }
+
+    fn changed(&mut self, op: &v1::SetAttr, result: &Named) {
+        let Named::Attr(attr) = result else { return };
+        self.change(op);
+        self.check_mode(attr);
+    }
+
+    /// Attributes are set, unless somebody else has changed the rights. All files belong to root.
+    fn change(&mut self, op: &v1::SetAttr) {
+        let known = self.modes.get(&op.ino).copied();
+        let is_right = |rights: v1::Rights| Some(rights.mode) == known;
+        if let Some(mode) = op.mode.filter(|_| op.only_if.is_none_or(is_right)) {
+            self.modes.insert(op.ino, mode);
         }
     }
 
@@ -227,6 +258,10 @@ impl Reference {
         );
         self.holds(op.object, bytes);
         self.objects.insert(op.ino, op.object);
+        if let Some(attributes) = &op.attributes {
+            self.change(attributes);
+        }
+        self.check_mode(attr);
         let names: Vec<Name> = self
             .entries
             .iter()
@@ -303,6 +338,8 @@ impl Reference {
                 "{:?} has another version",
                 entry.name
             );
+            let mode = self.modes.get(&entry.ino).copied();
+            assert_eq!(mode, Some(entry.mode), "{:?} has another mode", entry.name);
         }
         for (name, ino) in &self.entries {
             assert!(seen.contains(name), "{name:?} (inode {ino}) is lost");
@@ -370,7 +407,7 @@ impl Reference {
 }
 
 fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
-    let sql = "SELECT dirent.parent, name, dirent.ino, kind, object, element, size FROM dirent \
+    let sql = "SELECT dirent.parent, name, dirent.ino, kind, object, element, size, mode FROM dirent \
                JOIN inode ON inode.ino = dirent.ino";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
@@ -385,6 +422,7 @@ fn entries(db: &Connection) -> rusqlite::Result<Vec<Entry>> {
             object: row.get::<_, i64>(4)?.cast_unsigned(),
             element: u32::try_from(row.get::<_, i64>(5)?).unwrap_or(u32::MAX),
             size: row.get::<_, i64>(6)?.cast_unsigned(),
+            mode: row.get(7)?,
         })
     })?;
     rows.collect()

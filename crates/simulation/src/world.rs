@@ -153,6 +153,7 @@ impl World {
             unlink: dice.roll(3),
             read: dice.roll(6),
             submit: dice.roll(8),
+            chmod: dice.roll(4),
             pause: [50, 400, 3000][usize::try_from(dice.roll(3)).unwrap_or(0)],
         };
         let policies = [

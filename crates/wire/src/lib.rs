@@ -7,6 +7,7 @@ pub mod bounded;
 pub mod capability;
 pub mod control;
 pub mod convert;
+pub mod lineage;
 pub mod local;
 pub mod route;
 
@@ -16,8 +17,11 @@ pub const PROTOCOL_VERSION: u32 = 5;
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
+/// Largest job script of an ordinary user, in bytes, and of whoever submits by the control folder.
+pub const USER_SCRIPT_BYTES_MAX: usize = 4 << 20;
+
 /// Largest request of an ordinary user, in bytes: the largest job script, and what is around it.
-pub const USER_MESSAGE_BYTES_MAX: usize = 5 << 20;
+pub const USER_MESSAGE_BYTES_MAX: usize = USER_SCRIPT_BYTES_MAX + (1 << 20);
 
 /// The generated protobuf messages, clients and servers.
 #[allow(

@@ -120,27 +120,13 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(version))
 }
 
-/// Why there is no request in a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoRequest {
-    /// It is one, but of more than any may be.
-    #[error(transparent)]
-    TooMuch(Excess),
-    /// It is something else.
-    #[error("a message is no request")]
-    Nonsense,
-}
-
 /// The request in a frame.
 ///
 /// # Errors
 /// If it is none, or too much.
-pub fn request(frame: &[u8]) -> Result<v1::NameRequest, NoRequest> {
-    bounded::check(frame).map_err(|excess| match excess {
-        Excess::Nonsense => NoRequest::Nonsense,
-        excess => NoRequest::TooMuch(excess),
-    })?;
-    v1::NameRequest::decode(frame).map_err(|_| NoRequest::Nonsense)
+pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
+    bounded::check(frame)?;
+    v1::NameRequest::decode(frame).map_err(|_| Excess::Nonsense)
 }
 
 /// The reply in an answer, or its status and text.

@@ -30,6 +30,12 @@ pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
 /// The header that carries the capability of an object that is copied.
 pub const SOURCE_HEADER: &str = "x-tidemill-source";
 
+/// Bytes in hexadecimal, as those headers and [`SealItem`] have them.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The path of an object.
 #[must_use]
 pub fn object(id: ObjectId) -> String {
@@ -123,6 +129,11 @@ pub struct SealReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_have_two_digits_each() {
+        assert_eq!(hex(&[0, 10, 255]), "000aff");
+    }
 
     #[test]
     fn an_object_has_one_path_but_for_the_case_of_its_digits() {

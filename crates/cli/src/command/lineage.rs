@@ -2,13 +2,12 @@
 
 use crate::context::{Context, credentials};
 use crate::files;
-use crate::output::lineage::{graph, json};
+use crate::output::lineage::json;
 use crate::output::prov;
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::id::ObjectId;
-use tidemill_core::lineage::text::Direction;
 use tidemill_core::lineage::{dot, svg, text};
 use tidemill_wire::v1;
 
@@ -88,23 +87,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 fn render(reply: &v1::LineageReply, format: Format, up: bool, down: bool) -> String {
-    let graph = graph(reply);
+    let graph = tidemill_wire::lineage::graph(reply);
     match format {
-        Format::Text => tree(&graph, ObjectId(reply.object), up, down),
+        Format::Text => text::trees(&graph, ObjectId(reply.object), up, down),
         Format::Json => format!("{:#}", json(reply)),
         Format::Dot => dot::render(&graph),
         Format::Svg => svg::render(&graph),
         Format::ProvJson => format!("{:#}", prov::document(&graph)),
     }
-}
-
-fn tree(graph: &tidemill_core::lineage::Graph, object: ObjectId, up: bool, down: bool) -> String {
-    let up = up.then(|| text::render(graph, object, Direction::Up));
-    let down = down.then(|| {
-        let tree = text::render(graph, object, Direction::Down);
-        format!("What was made of it:\n{tree}")
-    });
-    up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
 }
 
 fn write(text: &str, output: Option<&Path>) -> anyhow::Result<()> {

@@ -102,6 +102,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
+/// The time that is so far from now, in nanoseconds since the Unix epoch.
+fn expiry(good: Duration) -> anyhow::Result<i64> {
+    let ends = SystemTime::now()
+        .duration_since(UNIX_EPOCH)?
+        .checked_add(good);
+    let ends = ends.and_then(|ends| i64::try_from(ends.as_nanos()).ok());
+    ends.context("--expires is too far")
+}
+
 async fn create(
     args: Create,
     context: &Context,
@@ -109,18 +118,10 @@ async fn create(
 ) -> anyhow::Result<ExitCode> {
     let me = rustix::process::geteuid().as_raw();
     let uid = (!args.trusted).then(|| args.user.unwrap_or(me));
-    let ends = args
-        .expires
-        .and_then(|good| SystemTime::now().checked_add(good));
-    let ends = ends.and_then(|ends| ends.duration_since(UNIX_EPOCH).ok());
-    let ends = ends.map(|ends| i64::try_from(ends.as_nanos()));
     let request = v1::CreateTokenRequest {
         uid,
         read_only: args.read_only,
-        expires: ends
-            .transpose()
-            .context("--expires is too far")?
-            .unwrap_or(0),
+        expires: args.expires.map(expiry).transpose()?.unwrap_or(0),
         note: args.note,
     };
     // Before the token is made: one that can't be kept would have to be revoked.
@@ -169,4 +170,17 @@ fn private_file(path: &Path) -> anyhow::Result<std::fs::File> {
     let mut options = std::fs::OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(path);
     file.with_context(in_folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_would_expire_too_far_away_is_none_that_never_does() {
+        assert!(expiry(Duration::from_secs(90 * 86_400)).unwrap() > 0);
+        for far in [Duration::from_nanos(u64::MAX), Duration::MAX] {
+            assert!(expiry(far).is_err());
+        }
+    }
 }

@@ -1,77 +1,7 @@
-//! Lineage as the server answers it: the same as JSON, and as a graph of the core, which knows the other
-//! ways to show it.
+//! Lineage as the server answers it, as JSON.
 
 use serde_json::{Value, json};
-use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
-use tidemill_core::label::Owner;
-use tidemill_core::lineage::{Graph, Record, Version, Writer};
-use tidemill_wire::convert::time_from_wire;
 use tidemill_wire::v1;
-
-/// The answer as a graph.
-pub(crate) fn graph(reply: &v1::LineageReply) -> Graph {
-    let mut graph = Graph::default();
-    for version in &reply.versions {
-        graph.add_version(self::version(version));
-    }
-    for run in &reply.runs {
-        graph.add_record(record(run));
-    }
-    graph.cut = (!reply.cut.is_empty()).then(|| reply.cut.clone());
-    graph
-}
-
-/// Groups are not sent: they say nothing about where a file comes from.
-fn owner(uid: u32) -> Owner {
-    Owner { uid, gid: 0 }
-}
-
-fn version(version: &v1::Version) -> Version {
-    let named = !version.current_path.is_empty();
-    Version {
-        object: ObjectId(version.object),
-        path: version.path.clone(),
-        current_path: named.then(|| version.current_path.clone()),
-        size: version.size,
-        inode: Inode(version.ino),
-        element: ElementId(version.element),
-        writer: match version.task {
-            0 => Writer::Client(owner(version.uid)),
-            task => Writer::Task(TaskId(task)),
-        },
-        sealed_at: time_from_wire(version.sealed_at),
-        hidden: version.hidden,
-    }
-}
-
-fn record(run: &v1::Run) -> Record {
-    let objects = |objects: &[v1::NamedObject]| {
-        let pair = |object: &v1::NamedObject| (object.name.clone(), ObjectId(object.object));
-        objects.iter().map(pair).collect()
-    };
-    Record {
-        task: TaskId(run.task),
-        job: JobId(run.job),
-        job_name: run.job_name.clone(),
-        name: run.name.clone(),
-        kernel: run.kernel.clone(),
-        kernel_hash: run.kernel_hash.clone(),
-        args: run.args.clone(),
-        element: ElementId(run.element),
-        start: time_from_wire(run.start),
-        end: time_from_wire(run.end),
-        owner: owner(run.uid),
-        inputs: objects(&run.inputs),
-        outputs: objects(&run.outputs),
-        moved_bytes: run.moved_bytes,
-        read_bytes: run.read_bytes,
-        written_bytes: run.written_bytes,
-        // Only runs that ended well have lineage.
-        exit: 0,
-        reused: (run.reused_task != 0).then_some(TaskId(run.reused_task)),
-        hidden: run.hidden,
-    }
-}
 
 /// The answer as JSON.
 pub(crate) fn json(reply: &v1::LineageReply) -> Value {
@@ -134,44 +64,4 @@ fn run_json(run: &v1::Run) -> Value {
         "inputs": named(&run.inputs),
         "outputs": named(&run.outputs),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_becomes_a_graph_with_its_edges() {
-        let named = |name: &str, object| {
-            vec![v1::NamedObject {
-                name: name.into(),
-                object,
-            }]
-        };
-        let version = |object, task| v1::Version {
-            object,
-            task,
-            uid: 7,
-            ..v1::Version::default()
-        };
-        let run = v1::Run {
-            task: 10,
-            inputs: named("in", 1),
-            outputs: named("out", 2),
-            ..v1::Run::default()
-        };
-        let reply = v1::LineageReply {
-            object: 2,
-            versions: vec![version(1, 0), version(2, 10)],
-            runs: vec![run],
-            cut: String::new(),
-        };
-        let graph = graph(&reply);
-        assert_eq!(graph.maker(ObjectId(2)).unwrap().task, TaskId(10));
-        assert_eq!(graph.readers(ObjectId(1)).count(), 1);
-        let writer = graph.version(ObjectId(1)).unwrap().writer;
-        assert_eq!(writer, Writer::Client(owner(7)));
-        assert_eq!(graph.version(ObjectId(2)).unwrap().current_path, None);
-        assert_eq!(json(&reply)["runs"][0]["inputs"][0]["object"], 1);
-    }
 }

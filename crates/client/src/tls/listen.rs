@@ -17,13 +17,24 @@ use tokio_rustls::TlsAcceptor;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Pause after the system could give no connection, such as for want of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate, key and what is spoken inside; see [`super::identity`].
 pub type Identity = Arc<rustls::ServerConfig>;
 
 /// Peers that fail at their handshake.
 static FAILED: Sparse = Sparse::new();
+
+/// Connections that can't be had, on whatever listener.
+static REFUSED: Sparse = Sparse::new();
+
+/// Tells that a connection could not be accepted, and lets the system rest.
+pub async fn could_not_accept(error: &io::Error) {
+    if let Some(left_out) = REFUSED.may() {
+        tracing::warn!(%error, left_out, "a connection can't be accepted");
+    }
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
 
 /// A connection that was accepted, with the address of its other end.
 type Accepted = (Seated<Stream>, SocketAddr);
@@ -79,8 +90,7 @@ impl Listener {
             let (tcp, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection can't be accepted");
-                    tokio::time::sleep(PAUSE).await;
+                    could_not_accept(&error).await;
                     continue;
                 }
             };

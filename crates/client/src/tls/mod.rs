@@ -13,7 +13,7 @@ mod problem;
 mod stream;
 
 pub(crate) use connect::Connector;
-pub use listen::{Identity, Listener};
+pub use listen::{ACCEPT_PAUSE, Identity, Listener, could_not_accept};
 pub use problem::Problem;
 pub use stream::Stream;
 

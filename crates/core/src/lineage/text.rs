@@ -8,16 +8,26 @@ use std::fmt::Write;
 
 /// Which way a tree grows from its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+enum Direction {
     /// To what it was made from.
     Up,
     /// To what was made of it.
     Down,
 }
 
-/// The tree of a version. A line per version and per run; deep graphs are as deep as they are.
+/// What a version was made from and what was made of it, whichever is wanted.
 #[must_use]
-pub fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
+pub fn trees(graph: &Graph, object: ObjectId, up: bool, down: bool) -> String {
+    let up = up.then(|| render(graph, object, Direction::Up));
+    let down = down.then(|| {
+        let tree = render(graph, object, Direction::Down);
+        format!("What was made of it:\n{tree}")
+    });
+    up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
+}
+
+/// The tree of a version. A line per version and per run; deep graphs are as deep as they are.
+fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
     let mut out = String::new();
     let mut shown = BTreeSet::new();
     // What is left to print, last first: its indentation, whether it is the last of its siblings.

@@ -11,7 +11,7 @@ pub use parse::parse;
 /// How deep groups, lists and arrays may lie in each other.
 pub const MAX_DEPTH: u32 = 32;
 /// Longest script, in bytes.
-pub const MAX_SCRIPT_BYTES: usize = 64 << 20;
+pub const MAX_SCRIPT_BYTES: usize = 32 << 20;
 
 /// A place in a script. Ordered as in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -35,8 +35,9 @@ use std::time::Duration;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
+use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
+use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, to_element::Message as To};
 
@@ -44,8 +45,9 @@ use tidemill_wire::v1::{self, to_element::Message as To};
 const BATCH_MAX: usize = 512;
 /// How often waiting jobs are looked at although no name is known to have changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long a database that refuses to write is left alone.
+/// How long a database that refuses to write is left alone, and a queue that can't be used.
 const REST: Duration = Duration::from_secs(1);
+const QUEUE_REST: Span = Span::from_secs(REST.as_secs());
 
 /// What the driver shares with the rest of the server.
 #[derive(Clone, Debug)]
@@ -77,8 +79,8 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     array: Arc<Array>,
     queue: Arc<dyn Queue>,
-    /// The queue may lack labels, or keep some that elements are not given.
-    behind: bool,
+    /// The queue may lack labels, or keep some that elements are not given; when it is tried again.
+    behind: Option<Time>,
     garbage: Garbage,
     signals: Signals,
     jobs: BTreeMap<JobId, Memo>,
@@ -110,6 +112,9 @@ struct Unsettled {
     outcome: Box<Outcome>,
 }
 
+/// Labels whose end is kept, by element.
+type Acks = BTreeMap<ElementId, Vec<LabelId>>;
+
 /// What is to be sent once a batch is in the database.
 #[derive(Debug, Default)]
 struct Outbox {
@@ -117,7 +122,7 @@ struct Outbox {
     labels: BTreeMap<ElementId, Vec<Label>>,
     /// Elements that came back, and the labels that they know.
     back: BTreeMap<ElementId, BTreeSet<LabelId>>,
-    acks: BTreeMap<ElementId, Vec<LabelId>>,
+    acks: Acks,
     /// Objects that jobs that have ended needed: until their end is kept, a restart would need them again.
     unpinned: Vec<ObjectId>,
 }
@@ -154,7 +159,7 @@ impl Driver {
             database,
             array,
             queue,
-            behind: true,
+            behind: Some(Time::default()),
             garbage,
             signals,
             jobs: BTreeMap::new(),
@@ -182,12 +187,9 @@ impl Driver {
         for job in jobs {
             self.take(job, &mut steps, &mut outbox);
         }
-        for (element, label) in self.database.read(|db| outbox::of(db, None))? {
-            if label.operation.lane() != Lane::Kernel {
-                let label = label.id;
-                let event = Event::ErrandSent { element, label };
-                self.feed(event, &mut steps, &mut outbox);
-            }
+        for (element, label) in self.database.read(outbox::errands)? {
+            let event = Event::ErrandSent { element, label };
+            self.feed(event, &mut steps, &mut outbox);
         }
         self.first = (steps, outbox);
         Ok(())
@@ -198,7 +200,8 @@ impl Driver {
         let mut inbox = Inbox::new(incoming);
         let mut going = self.begin(&mut inbox);
         while going.is_ok() {
-            going = self.turn(&mut inbox, LOOK_AGAIN);
+            let wait = self.behind.map_or(LOOK_AGAIN, |_| REST);
+            going = self.turn(&mut inbox, wait);
         }
         tracing::debug!("the driver of jobs has ended");
     }
@@ -523,26 +526,30 @@ impl Driver {
         }
     }
 
-    /// Gives the queue what it may lack, and elements what it has for them.
-    fn deliver(&mut self, outbox: &mut Outbox) -> Result<(), Unavailable> {
+    /// Gives the queue what it may lack, and elements that are up what it has for them; the others are given it when
+    /// they come.
+    fn deliver(&mut self, mut outbox: Outbox, acks: &Acks) -> Result<(), Unavailable> {
         let mut elements: BTreeSet<ElementId> = outbox.labels.keys().copied().collect();
-        if std::mem::replace(&mut self.behind, true) {
-            for (element, label) in self.database.read(|db| outbox::of(db, None))? {
-                outbox.labels.entry(element).or_default().push(label);
+        let up: BTreeSet<ElementId> = self.array.up().into_iter().map(ElementId).collect();
+        if self.behind.is_some() {
+            if self.queue.may_lack() {
+                for (element, label) in self.database.read(|db| outbox::of(db, None))? {
+                    outbox.labels.entry(element).or_default().push(label);
+                }
             }
             // Elements answer for what they are given once more.
-            for element in self.array.up().into_iter().map(ElementId) {
-                outbox.back.entry(element).or_default();
+            for element in &up {
+                outbox.back.entry(*element).or_default();
             }
         }
-        for (element, labels) in std::mem::take(&mut outbox.labels) {
+        for (element, labels) in outbox.labels {
             self.queue.enqueue(element, labels)?;
         }
-        for (element, known) in std::mem::take(&mut outbox.back) {
+        for (element, known) in outbox.back {
             self.queue.redeliver(element, &known)?;
             elements.insert(element);
         }
-        for element in elements {
+        for &element in elements.intersection(&up) {
             let labels = self.queue.fetch(element)?.into_iter();
             let (wanted, others): (Vec<_>, Vec<_>) =
                 labels.partition(|label| self.dispatcher.wants(label.id));
@@ -554,11 +561,29 @@ impl Driver {
                 self.send(element, &wanted);
             }
         }
-        for (element, labels) in &outbox.acks {
+        for (element, labels) in acks {
             self.queue.acknowledge(*element, labels)?;
         }
-        self.behind = false;
         Ok(())
+    }
+
+    /// As [`Self::deliver`], and notes how it went. A queue that can't be used is let rest; what it misses meanwhile is
+    /// in the database.
+    fn try_to_deliver(&mut self, outbox: Outbox, acks: &Acks) {
+        let now = clock::now();
+        if self.behind.is_some_and(|again| now < again) {
+            return;
+        }
+        let delivered = self.deliver(outbox, acks);
+        self.behind = delivered.is_err().then(|| now + QUEUE_REST);
+        let why = delivered.err().map(|error| error.to_string());
+        let mut trouble = self.signals.trouble.lock();
+        match (&why, &*trouble) {
+            (None, Some(_)) => tracing::info!("the queue has all labels"),
+            (Some(error), None) => tracing::error!(error, "it is tried again for ever"),
+            _ => {}
+        }
+        *trouble = why;
     }
 
     fn send(&mut self, element: ElementId, labels: &[Label]) {
@@ -746,21 +771,9 @@ impl Driver {
         for (element, message) in outbox.messages.drain(..) {
             self.array.send(element, message);
         }
-        let before = self.behind;
-        match self.deliver(&mut outbox) {
-            Ok(()) if before => {
-                tracing::info!("the queue has all labels");
-                *self.signals.trouble.lock() = None;
-            }
-            Ok(()) => {}
-            Err(error) => {
-                if !before {
-                    tracing::error!(%error, "it is tried again for ever");
-                }
-                *self.signals.trouble.lock() = Some(error.to_string());
-            }
-        }
-        for (element, labels) in outbox.acks {
+        let acks = std::mem::take(&mut outbox.acks);
+        self.try_to_deliver(outbox, &acks);
+        for (element, labels) in acks {
             let labels = labels.iter().map(|label| label.0).collect();
             self.array.send(element.0, To::Ack(v1::Ack { labels }));
         }

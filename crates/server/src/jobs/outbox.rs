@@ -85,6 +85,17 @@ pub(crate) fn of(
     Ok(labels)
 }
 
+/// The labels that belong to no task, and where they are.
+pub(crate) fn errands(db: &Connection) -> Result<Vec<(ElementId, LabelId)>, Fault> {
+    let mut statement =
+        db.prepare("SELECT element, label FROM label WHERE task = 0 ORDER BY label")?;
+    let errands = statement.query_map([], |row| {
+        let label = LabelId(row.get::<_, i64>(1)?.cast_unsigned());
+        Ok((ElementId(row.get(0)?), label))
+    })?;
+    Ok(errands.collect::<Result<_, _>>()?)
+}
+
 /// Takes a label out: its end is known. Gives what it was to do if it belonged to no job.
 pub(crate) fn take(db: &Connection, label: LabelId) -> Result<Option<Operation>, Fault> {
     let sql = "DELETE FROM label WHERE label = ?1 RETURNING iif(task = 0, body, NULL)";

@@ -45,6 +45,24 @@ impl JobService {
             .map_err(|_| refused(&Fault::Closed))
     }
 
+    /// Keeps a job and has it taken up.
+    async fn accept(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
+        match submit(&self.names, &self.recalls, &self.array, submission).await {
+            Ok(accepted) => {
+                let job = accepted.spec.job.0;
+                self.tell(Incoming::Submitted(Box::new(accepted)))?;
+                let errors = Vec::new();
+                Ok(v1::SubmitReply { job, errors })
+            }
+            Err(Refused::Script(errors)) => {
+                let lines = errors.iter().flat_map(|text| text.lines());
+                let errors = lines.map(str::to_owned).collect();
+                Ok(v1::SubmitReply { job: 0, errors })
+            }
+            Err(Refused::Fault(fault)) => Err(refused(&fault)),
+        }
+    }
+
     /// The job, if the caller may see it.
     fn own<T>(
         &self,
@@ -118,7 +136,7 @@ impl v1::jobs_server::Jobs for JobService {
         } = request.into_inner();
         let bounded = !self.access.is_operator(caller.uid);
         let busy = |busy: Busy| Status::resource_exhausted(busy.to_string());
-        let _turn = if bounded {
+        let turn = if bounded {
             Some(self.submissions.take(caller.uid).await.map_err(busy)?)
         } else {
             None
@@ -132,25 +150,15 @@ impl v1::jobs_server::Jobs for JobService {
             replace,
             no_cache,
         };
-        match submit(&self.names, &self.recalls, &self.array, submission).await {
-            Ok(accepted) => {
-                let job = accepted.spec.job.0;
-                self.tell(Incoming::Submitted(Box::new(accepted)))?;
-                Ok(Response::new(v1::SubmitReply {
-                    job,
-                    errors: Vec::new(),
-                }))
-            }
-            Err(Refused::Script(errors)) => {
-                let errors = errors
-                    .iter()
-                    .flat_map(|text| text.lines())
-                    .map(str::to_owned)
-                    .collect();
-                Ok(Response::new(v1::SubmitReply { job: 0, errors }))
-            }
-            Err(Refused::Fault(fault)) => Err(refused(&fault)),
-        }
+        let service = self.clone();
+        // Whoever asked may go away before the job is kept; it is taken up all the same.
+        let accepted = tokio::spawn(async move {
+            let reply = service.accept(submission).await;
+            drop(turn);
+            reply
+        });
+        let reply = accepted.await.unwrap_or(Err(refused(&Fault::Closed)));
+        reply.map(Response::new)
     }
 
     async fn list(

@@ -18,14 +18,13 @@ use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
+use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
 /// How long elements are waited for when they are asked which programs they have.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Jobs of one ordinary user that have not ended.
 const JOBS_EACH_MAX: i64 = 1000;
-/// Longest script, in bytes.
-pub(crate) const SCRIPT_BYTES_MAX: usize = 16 << 20;
 
 /// Why a job is refused.
 #[derive(Debug, thiserror::Error)]
@@ -62,9 +61,9 @@ pub(crate) async fn submit(
     what: Submission,
 ) -> Result<Accepted, Refused> {
     let one = |text: String| Refused::Script(vec![text]);
-    if what.script.len() > SCRIPT_BYTES_MAX {
+    if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
         return Err(one(format!(
-            "{}: the script has more than {SCRIPT_BYTES_MAX} bytes; split the job",
+            "{}: the script has more than {USER_SCRIPT_BYTES_MAX} bytes; split the job",
             what.source
         )));
     }
@@ -84,11 +83,10 @@ pub(crate) async fn submit(
         tidemill_core::policy::by_name(policy, 0)
             .map_err(|error| one(format!("{source}: {error}")))?;
     }
-    if what.bounded {
-        check_room(names, what.caller.uid).map_err(|fault| match fault {
-            Fault::Malformed(text) => one(format!("{source}: {text}")),
-            fault => fault.into(),
-        })?;
+    if what.bounded && !has_room(names, what.caller.uid)? {
+        return Err(one(format!(
+            "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"
+        )));
     }
     let programs = ask_for_programs(array, &job).await;
     let elements = array
@@ -124,19 +122,14 @@ pub(crate) async fn submit(
     Ok(names.database().write(write).await?)
 }
 
-/// Refuses one job more of a user who has very many under way.
-fn check_room(names: &SqliteNames, uid: u32) -> Result<(), Fault> {
+/// Whether a user may have one job more under way.
+fn has_room(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
     let sql = "SELECT count(*) FROM job WHERE state = ?1 AND uid = ?2";
     let running = store::state_number(State::Running);
     let jobs: i64 = names
         .database()
         .read(|db| Ok(db.query_row(sql, rusqlite::params![running, uid], |row| row.get(0))?))?;
-    if jobs < JOBS_EACH_MAX {
-        return Ok(());
-    }
-    Err(Fault::Malformed(
-        "you have 1000 jobs under way already: wait until some have ended, or cancel some",
-    ))
+    Ok(jobs < JOBS_EACH_MAX)
 }
 
 /// Resolves a job against the namespace. A file is sealed shortly after its writer's `close` has returned: who
@@ -398,16 +391,16 @@ mod tests {
             }
             Ok(())
         };
-        check_room(&names, 7).unwrap();
+        assert!(has_room(&names, 7).unwrap());
         names.database().write(insert).await.unwrap();
-        assert!(check_room(&names, 7).is_err());
-        check_room(&names, 8).unwrap();
+        assert!(!has_room(&names, 7).unwrap());
+        assert!(has_room(&names, 8).unwrap());
         let end = "UPDATE job SET state = ?1 WHERE job = (SELECT max(job) FROM job)";
         let ended = [store::state_number(State::Done)];
         let end = names
             .database()
             .write(move |db| Ok(db.execute(end, ended)?));
         end.await.unwrap();
-        check_room(&names, 7).unwrap();
+        assert!(has_room(&names, 7).unwrap());
     }
 }

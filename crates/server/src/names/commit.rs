@@ -161,13 +161,7 @@ impl Database {
         first: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<(Self, T), OpenError> {
         let mut connection = schema::open_writer(path)?;
-        let at = |fault: Fault| OpenError::Content {
-            path: path.display().to_string(),
-            reason: fault.to_string(),
-        };
-        let transaction = connection.transaction().map_err(|error| at(error.into()))?;
-        let done = first(&transaction).map_err(at)?;
-        transaction.commit().map_err(|error| at(error.into()))?;
+        let (done, committing) = begin(&mut connection, path, first)?;
         let readers: Result<Vec<_>, _> = (0..READERS)
             .map(|_| schema::open_reader(path).map(Mutex::new))
             .collect();
@@ -175,16 +169,8 @@ impl Database {
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
         let trouble = Trouble::default();
-        let committing = guard(&mut connection).map_err(|error| at(error.into()))?;
-        let writing = Arc::new(Mutex::new(Some(Writing {
-            connection,
-            committing,
-            wal: Some(PathBuf::from(wal)),
-            wal_file: None,
-            doubtful: false,
-            trouble: trouble.clone(),
-            failing: false,
-        })));
+        let wal = Some(PathBuf::from(wal));
+        let writing = Writing::new(connection, committing, wal, &trouble);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
             let (writing, waiting) = (writing.clone(), waiting.clone());
@@ -215,40 +201,20 @@ impl Database {
         first: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<(Self, T), (Connection, OpenError)> {
         let path = Path::new(":memory:");
-        let at = |fault: Fault| OpenError::Content {
-            path: path.display().to_string(),
-            reason: fault.to_string(),
-        };
-        let begun = schema::prepare(&mut connection, path).and_then(|()| {
-            let transaction = connection.transaction().map_err(|error| at(error.into()))?;
-            let done = first(&transaction).map_err(at)?;
-            transaction.commit().map_err(|error| at(error.into()))?;
-            Ok(done)
-        });
-        let done = match begun {
-            Ok(done) => done,
+        let begun = schema::prepare(&mut connection, path)
+            .and_then(|()| begin(&mut connection, path, first));
+        let (done, committing) = match begun {
+            Ok(begun) => begun,
             Err(error) => return Err((connection, error)),
         };
         let trouble = Trouble::default();
-        let committing = match guard(&mut connection) {
-            Ok(committing) => committing,
-            Err(error) => return Err((connection, at(error.into()))),
-        };
-        let writing = Writing {
-            connection,
-            committing,
-            wal: None,
-            wal_file: None,
-            doubtful: false,
-            trouble: trouble.clone(),
-            failing: false,
-        };
+        let writing = Writing::new(connection, committing, None, &trouble);
         let database = Self {
             queue: Mutex::default(),
             readers: Vec::new(),
             next_reader: AtomicUsize::new(0),
             writer: Mutex::default(),
-            writing: Arc::new(Mutex::new(Some(writing))),
+            writing,
             waiting: Arc::default(),
             trouble,
             alone: true,
@@ -398,6 +364,24 @@ impl Drop for Database {
     }
 }
 
+/// Does `first` in a transaction of its own; from then on only what the writer commits is kept, see [`guard`].
+fn begin<T>(
+    connection: &mut Connection,
+    path: &Path,
+    first: impl FnOnce(&Connection) -> Result<T, Fault>,
+) -> Result<(T, Arc<AtomicBool>), OpenError> {
+    let begin = || {
+        let transaction = connection.transaction()?;
+        let done = first(&transaction)?;
+        transaction.commit()?;
+        Ok((done, guard(connection)?))
+    };
+    begin().map_err(|fault: Fault| OpenError::Content {
+        path: path.display().to_string(),
+        reason: fault.to_string(),
+    })
+}
+
 /// Keeps everything but the writer's own COMMIT from being kept: where SQLite has ended the transaction itself
 /// (disk full, input/output error), each statement of a piece of work that goes on would be a transaction of its own.
 fn guard(connection: &mut Connection) -> rusqlite::Result<Arc<AtomicBool>> {
@@ -464,6 +448,23 @@ fn write_loop(
 }
 
 impl Writing {
+    fn new(
+        connection: Connection,
+        committing: Arc<AtomicBool>,
+        wal: Option<PathBuf>,
+        trouble: &Trouble,
+    ) -> Arc<Mutex<Option<Self>>> {
+        Arc::new(Mutex::new(Some(Self {
+            connection,
+            committing,
+            wal,
+            wal_file: None,
+            doubtful: false,
+            trouble: trouble.clone(),
+            failing: false,
+        })))
+    }
+
     /// Does one piece of work in a transaction of its own.
     fn alone<T>(
         &mut self,

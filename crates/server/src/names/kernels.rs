@@ -27,24 +27,19 @@ impl SqliteNames {
     /// # Errors
     /// If the database fails.
     pub async fn keep_kernels_folder(&self, owner: (u32, u32)) -> Result<(), Fault> {
-        let made = self.database().write(move |db| {
-            let made = make(db, owner)?;
-            let name = own::FOLDER.trim_start_matches('/').as_bytes();
-            Ok((made, Node::child(db, Inode::ROOT.0, name)?))
-        });
-        let (made, folder) = made.await?;
+        let (made, folder) = self.database().write(move |db| make(db, owner)).await?;
         if made {
             self.shared().add_files(1);
         }
-        if let Some(folder) = folder.filter(Node::is_dir) {
+        if folder.is_dir() {
             self.shared().set_kernels_folder(folder.ino);
         }
         Ok(())
     }
 }
 
-/// Whether it was not there.
-fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
+/// Whether it was not there, and what there is.
+fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Node), Fault> {
     let name = own::FOLDER.trim_start_matches('/').as_bytes();
     let now = clock::now_ns();
     if let Some(mut there) = Node::child(db, Inode::ROOT.0, name)? {
@@ -53,7 +48,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
             there.update(db)?;
             notes::changed(db, &there)?;
         }
-        return Ok(false);
+        return Ok((false, there));
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
     let folder = Node::folder(ino, FOLDER_MODE, (uid, gid), now);
@@ -64,7 +59,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<bool, Fault> {
     db.execute(entry, params![root, name, ino.cast_signed()])?;
     let above = "UPDATE inode SET nlink = nlink + 1, mtime = ?2, ctime = ?2 WHERE ino = ?1";
     db.execute(above, params![root, now])?;
-    Ok(true)
+    Ok((true, folder))
 }
 
 impl Tx<'_> {

@@ -9,10 +9,11 @@ use crate::clock;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_wire::v1::{self, to_element::Message as To};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Files of which users hold capabilities, at most; of those that are too many they end with their time.
 const FILES_MAX: usize = 100_000;
@@ -20,78 +21,87 @@ const FILES_MAX: usize = 100_000;
 /// How often it is looked for elements that have come back.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How often capabilities that are over are forgotten.
+const FORGET: Duration = Duration::from_secs(30);
+
 /// An object on an element.
 type Held = (u32, u64);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Lent {
-    files: Mutex<HashMap<u64, Vec<(Held, u64)>>>,
-    /// How many files there are, so that it costs nothing to see that there is none.
-    count: AtomicUsize,
-    ended: Mutex<Ended>,
+    /// When the capabilities of each file end.
+    files: Mutex<HashMap<u64, BTreeMap<Held, u64>>>,
+    changes: AtomicU64,
+    ended: Mutex<BTreeMap<Held, Ended>>,
     news: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Ended {
-    /// Capabilities for these are no good that expire at this time or before.
-    until: BTreeMap<Held, u64>,
-    /// What has not been told yet.
-    fresh: Vec<Held>,
+    /// Capabilities are no good that expire at this time or before.
+    until_ns: u64,
+    told: bool,
+}
+
+fn now_ns() -> u64 {
+    clock::now_ns().unsigned_abs()
 }
 
 impl Lent {
     /// A capability for an object of a file was given to a user.
     pub(crate) fn on_lent(&self, ino: u64, held: Held, expires_ns: u64) {
         let mut files = self.files.lock();
-        if files.len() >= FILES_MAX && !files.contains_key(&ino) {
-            let now = clock::now_ns().unsigned_abs();
-            files.retain(|_, lent| lent.iter().any(|(_, expires)| *expires > now));
-            if files.len() >= FILES_MAX {
-                return;
-            }
+        if files.len() < FILES_MAX || files.contains_key(&ino) {
+            let known = files.entry(ino).or_default().entry(held).or_default();
+            *known = expires_ns.max(*known);
         }
-        let lent = files.entry(ino).or_default();
-        lent.retain(|(known, _)| *known != held);
-        lent.push((held, expires_ns));
-        self.count.store(files.len(), Ordering::Release);
+    }
+
+    /// Counts changes of rights. Who reads beside the writer sees a file as it was at some time: if this is the same
+    /// before that and after capabilities were lent, none of them was lent by rights that had ended.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Who may do what with a file has changed, and everybody who asks from now on is answered by that.
     pub(crate) fn on_rights_changed(&self, ino: u64) {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return;
-        }
         let mut files = self.files.lock();
-        let lent = files.remove(&ino).unwrap_or_default();
-        self.count.store(files.len(), Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
+        let Some(lent) = files.remove(&ino) else {
+            return;
+        };
         drop(files);
-        let now = clock::now_ns().unsigned_abs();
-        let lent = lent.into_iter().filter(|(_, expires)| *expires > now);
         let mut ended = self.ended.lock();
-        for (held, expires) in lent {
-            ended.until.insert(held, expires);
-            ended.fresh.push(held);
+        for (held, until_ns) in lent {
+            let told = false;
+            ended.insert(held, Ended { until_ns, told });
         }
         self.news.notify_one();
     }
 
+    /// Forgets the capabilities that are over by themselves.
+    fn forget(&self) {
+        let now = now_ns();
+        self.files.lock().retain(|_, lent| {
+            lent.retain(|_, expires_ns| *expires_ns > now);
+            !lent.is_empty()
+        });
+    }
+
     /// What elements are to be told, once: all that ended on those that are there anew, else what ended since.
     fn to_tell(&self, anew: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<v1::Revoked>> {
-        let now = clock::now_ns().unsigned_abs();
-        let mut ended = self.ended.lock();
-        ended.until.retain(|_, until| *until > now);
-        let fresh = std::mem::take(&mut ended.fresh);
+        let now = now_ns();
         let mut tell: BTreeMap<u32, Vec<v1::Revoked>> = BTreeMap::new();
-        for (held, until_ns) in &ended.until {
-            if anew(held.0) || fresh.contains(held) {
-                tell.entry(held.0).or_default().push(v1::Revoked {
-                    object: held.1,
-                    until_ns: *until_ns,
-                });
+        self.ended.lock().retain(|&(element, object), ended| {
+            let until_ns = ended.until_ns;
+            let over = until_ns <= now;
+            if !over && (!std::mem::replace(&mut ended.told, true) || anew(element)) {
+                let revoked = v1::Revoked { object, until_ns };
+                tell.entry(element).or_default().push(revoked);
             }
-        }
+            !over
+        });
         tell
     }
 }
@@ -100,8 +110,13 @@ impl Lent {
 pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
     let lent = lent.as_ref();
     let mut epochs: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut forgot = Instant::now();
     loop {
         let _ = tokio::time::timeout(LOOK, lent.news.notified()).await;
+        if forgot.elapsed() > FORGET {
+            lent.forget();
+            forgot = Instant::now();
+        }
         let up = array.up().into_iter();
         let up: BTreeMap<u32, u64> = up
             .filter_map(|element| Some((element, array.epoch(element)?)))
@@ -117,6 +132,10 @@ pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
+    use tidemill_core::id::ElementId;
+    use tidemill_core::layout::Room;
+    use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
 
     #[test]
     fn what_was_lent_ends_with_the_rights_and_is_told_once_to_each() {
@@ -136,11 +155,107 @@ mod tests {
         assert_eq!(lent.to_tell(|element| element == 1).len(), 1);
     }
 
+    fn answer(names: &SqliteNames, caller: &Caller, op: Op) -> Answer {
+        let request = Request {
+            caller: caller.clone(),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            ..Request::default()
+        };
+        let mut results = names.apply_blocking(request).unwrap();
+        results.remove(0).result.unwrap()
+    }
+
+    /// A file with content that everybody may read; gives its number.
+    fn shown_to_all(names: &SqliteNames) -> u64 {
+        let mut rooms = names.shared().rooms();
+        rooms.store.push(Room {
+            element: ElementId(3),
+            free_bytes: 1 << 40,
+            answers: true,
+        });
+        names.shared().set_rooms(rooms);
+        let ids = |db: &_| ids::reserve_for(db, &Caller::root(), 1, 1);
+        let (ino, object) = names.database().write_blocking(ids).unwrap();
+        let create = v1::Create {
+            parent: 1,
+            name: b"file".to_vec(),
+            kind: v1::Kind::File.into(),
+            mode: 0o644,
+            ino,
+            object,
+            ..v1::Create::default()
+        };
+        answer(names, &Caller::root(), Op::Create(create));
+        let seal = v1::Seal {
+            ino,
+            object,
+            size: 5,
+            ..v1::Seal::default()
+        };
+        answer(names, &Caller::root(), Op::Seal(seal));
+        ino
+    }
+
+    /// Whoever opens a file at the very moment at which they may no more has no right that nobody ends.
     #[test]
-    fn what_is_over_by_itself_is_not_told() {
+    fn nothing_is_lent_past_the_end_of_the_rights() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let ino = shown_to_all(&names);
+        let root = Caller::root();
+        let user = Caller {
+            uid: 7,
+            gid: 7,
+            ..Caller::default()
+        };
+        let change = |mode| {
+            let mode = v1::SetAttr {
+                ino,
+                mode: Some(mode),
+                ..v1::SetAttr::default()
+            };
+            let changed = answer(&names, &root, Op::SetAttr(mode));
+            assert!(matches!(changed, Answer::Attr(_)), "{changed:?}");
+        };
+        let lent = || {
+            let open = v1::Open { ino, version: 0 };
+            match answer(&names, &user, Op::Open(open)) {
+                Answer::Opened(opened) => {
+                    let right = names.shared().key().read(&opened.capability);
+                    Some(right.unwrap().expires_at_ns)
+                }
+                _ => None,
+            }
+        };
+        for _ in 0..200 {
+            change(0o644);
+            let first = lent().unwrap();
+            let last = std::thread::scope(|scope| {
+                let opener = scope.spawn(|| std::iter::from_fn(lent).last());
+                change(0o600);
+                opener.join().unwrap().unwrap_or(first)
+            });
+            let ended = names.shared().lent().ended.lock();
+            assert!(ended.values().all(|ended| ended.until_ns >= last));
+            assert_eq!(ended.len(), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_over_by_itself_is_neither_told_nor_kept() {
         let lent = Lent::default();
         lent.on_lent(7, (0, 70), 1);
         lent.on_rights_changed(7);
-        assert!(lent.to_tell(|_| true).is_empty());
+        assert!(lent.to_tell(|_| true).is_empty() && lent.ended.lock().is_empty());
+        let good = now_ns() + 1_000_000_000_000;
+        for version in 0..1000 {
+            lent.on_lent(7, (0, version), 1);
+            lent.on_lent(version, (1, version), 1);
+        }
+        lent.on_lent(8, (0, 80), good);
+        lent.forget();
+        let files = lent.files.lock();
+        assert_eq!(files.len(), 1);
+        assert_eq!(files[&8], BTreeMap::from([((0, 80), good)]));
     }
 }

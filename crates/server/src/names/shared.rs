@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Room;
-use tidemill_wire::capability::{Capability, Key};
+use tidemill_wire::capability::{Capability, Key, rights};
 
 /// How long a capability is good. Whoever needs it for longer asks again, which a mount does when an element refuses it.
 const CAPABILITY: Duration = Duration::from_secs(5 * 60);
@@ -91,8 +91,7 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
-        let expires = expiry(CAPABILITY);
-        self.capability(element, object, rights, uid, expires)
+        self.signed(element, object, rights, uid, CAPABILITY)
     }
 
     /// As [`Self::sign`], for an ordinary user: it ends if the rights to the file change.
@@ -104,12 +103,12 @@ impl Shared {
         rights: u32,
         uid: u32,
     ) -> Vec<u8> {
-        if object == 0 {
-            return Vec::new();
+        let right = self.sign(element, object, rights, uid);
+        if object != 0 {
+            self.lent
+                .on_lent(ino, (element, object), expiry(CAPABILITY));
         }
-        let expires = expiry(CAPABILITY);
-        self.lent.on_lent(ino, (element, object), expires);
-        self.capability(element, object, rights, uid, expires)
+        right
     }
 
     /// As [`Self::sign`], for a label.
@@ -123,28 +122,28 @@ impl Shared {
         if object == 0 {
             return Vec::new();
         }
-        self.capability(element, object, rights, uid, expiry(LABEL))
+        self.signed(element, object, rights, uid, LABEL)
     }
 
-    /// As [`Self::sign`], as root and also for object 0.
-    pub(crate) fn sign_any(&self, element: u32, object: u64, rights: u32) -> Vec<u8> {
-        self.capability(element, object, rights, 0, expiry(CAPABILITY))
+    /// The server's own right to ask an element for all that it has, and to remove it.
+    pub(crate) fn sign_for_listing(&self, element: u32) -> Vec<u8> {
+        self.signed(element, ObjectId::STATUS.0, rights::REMOVE, 0, CAPABILITY)
     }
 
-    fn capability(
+    fn signed(
         &self,
         element: u32,
         object: u64,
         rights: u32,
         uid: u32,
-        expires_at_ns: u64,
+        good_for: Duration,
     ) -> Vec<u8> {
         self.key.sign(&Capability {
             object: ObjectId(object),
             element: ElementId(element),
             rights,
             uid,
-            expires_at_ns,
+            expires_at_ns: expiry(good_for),
         })
     }
 

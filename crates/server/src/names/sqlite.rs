@@ -15,12 +15,11 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::Inode;
-use tidemill_wire::bounded::OPS_MAX;
 use tidemill_wire::capability::Key;
 use tidemill_wire::v1;
 
-/// See the module.
-#[derive(Debug)]
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
 pub struct SqliteNames {
     database: Arc<Database>,
     shared: Arc<Shared>,
@@ -96,21 +95,19 @@ impl SqliteNames {
         self.teller.tell(changed);
     }
 
-    /// Carries out a request that changes nothing; gives it back if it does.
+    /// Carries out a request that changes nothing; gives it back if it does, or if a user may have been lent what an
+    /// end of their rights beside it did not find: among the changes it can't be overtaken by one.
     fn apply_reads(&self, request: Request) -> Result<Result<Vec<v1::NameResult>, Request>, Fault> {
-        if request.ops.len() > OPS_MAX {
-            return Err(Fault::Malformed(
-                "more than 10000 operations in one request",
-            ));
-        }
         if !request.ops.iter().all(only_reads) {
             return Ok(Err(request));
         }
         let (session, now) = (request.session, clock::now_ns());
-        let read = self.database.read(|db| {
+        let changes = self.shared.lent().changes();
+        let results = self.database.read(|db| {
             Tx::new(db, &self.shared, &request.caller, session, now).apply_all(&request.ops, true)
-        });
-        read.map(Ok)
+        })?;
+        let overtaken = !request.caller.trusted && self.shared.lent().changes() != changes;
+        Ok(if overtaken { Err(request) } else { Ok(results) })
     }
 
     /// Tells watchers what was changed. Who asked for more than could be had believes that nothing was, so it is told
@@ -184,7 +181,12 @@ impl Names for SqliteNames {
             };
             let durable = request.durable;
             let work = self.writes(request);
-            self.told(self.database.write_durable(durable, work).await?)
+            let names = self.clone();
+            // Whoever asked may go away before it is committed; watchers are told all the same.
+            let told = tokio::spawn(async move {
+                names.told(names.database.write_durable(durable, work).await?)
+            });
+            told.await.unwrap_or(Err(Fault::Closed))
         })
     }
 
@@ -290,5 +292,37 @@ impl Names for SqliteNames {
             });
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use std::time::Duration;
+    use tidemill_wire::v1::name_op::Op;
+
+    #[tokio::test]
+    async fn watchers_are_told_though_whoever_asked_has_gone_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let mut changes = names.changes();
+        let chmod = v1::SetAttr {
+            ino: Inode::ROOT.0,
+            mode: Some(0o700),
+            ..v1::SetAttr::default()
+        };
+        let request = Request {
+            caller: Caller::root(),
+            ops: vec![v1::NameOp {
+                op: Some(Op::SetAttr(chmod)),
+            }],
+            ..Request::default()
+        };
+        // Asked once, then dropped.
+        assert!(names.apply(request).now_or_never().is_none());
+        let told = tokio::time::timeout(Duration::from_secs(60), changes.next()).await;
+        let told = told.expect("nobody is told").unwrap();
+        assert!(told.changes.contains(&Change::Rights(Inode::ROOT.0)));
     }
 }

@@ -135,6 +135,8 @@ pub struct FakeElement {
     pub id: u32,
     /// Removals that came and were not looked at yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
+    /// What capabilities are checked with.
+    pub key: Vec<u8>,
     pub out: mpsc::Sender<v1::FromElement>,
     pub stream: Streaming<v1::ToElement>,
 }
@@ -178,9 +180,12 @@ impl FakeElement {
         let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
         let mut stream = client.array().attach(stream).await.unwrap().into_inner();
         let first = stream.message().await.unwrap().unwrap().message;
-        assert!(matches!(first, Some(To::Welcome(_))), "{first:?}");
+        let Some(To::Welcome(welcome)) = first else {
+            panic!("{first:?}")
+        };
         Self {
             id,
+            key: welcome.key,
             removals: VecDeque::new(),
             out,
             stream,

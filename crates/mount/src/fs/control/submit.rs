@@ -14,7 +14,7 @@ use tidemill_wire::v1;
 /// Longest line written to `submit`.
 pub(super) const PATH_BYTES_MAX: usize = 4096;
 /// Largest job script, in bytes.
-const SCRIPT_BYTES_MAX: u64 = 4 << 20;
+const SCRIPT_BYTES_MAX: u64 = tidemill_wire::USER_SCRIPT_BYTES_MAX as u64;
 /// How long a submission waits for files that were just closed: a part of what an operation may wait.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 

@@ -1,7 +1,8 @@
 //! What the files of the control folder say, as text for people and simple scripts.
 
 use std::fmt::Write as _;
-use tidemill_core::lineage::HIDDEN;
+use tidemill_core::id::ObjectId;
+use tidemill_core::lineage;
 use tidemill_wire::v1;
 
 /// Nanoseconds of one millisecond.
@@ -144,66 +145,8 @@ fn collection(model: &v1::FlashModel) -> &'static str {
 
 /// What made an object and what was made of it.
 pub(super) fn lineage(reply: &v1::LineageReply) -> String {
-    let mut text = String::new();
-    let name = |object: u64| {
-        let known = reply
-            .versions
-            .iter()
-            .find(|version| version.object == object);
-        known.map_or_else(String::new, |version| {
-            format!(" {} v{}", version.path, version.version)
-        })
-    };
-    if !reply.cut.is_empty() {
-        let _ = writeln!(text, "{}", reply.cut);
-    }
-    let _ = writeln!(text, "object {}{}", reply.object, name(reply.object));
-    for version in &reply.versions {
-        if version.hidden {
-            let _ = writeln!(text, "version {} {HIDDEN}", version.object);
-            continue;
-        }
-        let maker = match version.task {
-            0 => format!("written by user {}", version.uid),
-            task => format!("made by task {task}"),
-        };
-        let _ = writeln!(
-            text,
-            "version {} {} v{} {} bytes on element {}: {maker}",
-            version.object, version.path, version.version, version.size, version.element
-        );
-    }
-    for run in &reply.runs {
-        if run.hidden {
-            let _ = writeln!(text, "task {} {HIDDEN}", run.task);
-        } else if run.name.is_empty() {
-            let _ = writeln!(
-                text,
-                "task {} {HIDDEN} of user {}: {} on element {}",
-                run.task, run.uid, run.kernel, run.element
-            );
-        } else {
-            let _ = writeln!(
-                text,
-                "task {} {} of job {} ({}): {} {} on element {}",
-                run.task,
-                run.name,
-                run.job,
-                run.job_name,
-                run.kernel,
-                run.args.join(" "),
-                run.element
-            );
-            let _ = writeln!(text, "  kernel hash {}", run.kernel_hash);
-        }
-        for input in &run.inputs {
-            let _ = writeln!(text, "  input {} object {}", input.name, input.object);
-        }
-        for output in &run.outputs {
-            let _ = writeln!(text, "  output {} object {}", output.name, output.object);
-        }
-    }
-    text
+    let graph = tidemill_wire::lineage::graph(reply);
+    lineage::text::trees(&graph, ObjectId(reply.object), true, true)
 }
 
 #[cfg(test)]

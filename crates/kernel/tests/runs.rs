@@ -50,9 +50,8 @@ fn standard_streams_can_be_files() {
         run.outputs.push("dir/out".into());
         run.stdin = Some("in".into());
         run.stdout = Some("dir/out".into());
-        let (mut prepared, exit) = finish(run);
+        let (prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        prepared.close_streams();
         let made = prepared.output("dir/out").unwrap();
         assert_eq!(made.size().unwrap(), 4);
         // What starts meanwhile has it for a moment.

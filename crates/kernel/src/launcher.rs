@@ -222,8 +222,8 @@ impl Launcher {
         prepare::check(&run)?;
         let opened = code::open(&run, self.ids)?;
         let files = run.code.parts().filter(|part| part.file().is_some());
-        let module = |(part, opened)| match part {
-            &Code::Wasm(ref path) => Some(self.modules.open(self, path, opened)),
+        let module = |(part, opened): (&Code, _)| match part {
+            Code::Wasm(path) => Some(self.modules.open(self, path, opened)),
             _ => None,
         };
         let modules = files.zip(&opened).filter_map(module);

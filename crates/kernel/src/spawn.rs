@@ -494,7 +494,7 @@ unsafe fn limits(image: &Image) -> Step {
     Ok(())
 }
 
-/// Takes the owner's user and gives up all capabilities, for good.
+/// Takes its user and gives up all capabilities, for good.
 ///
 /// # Safety
 /// As [`confine`].

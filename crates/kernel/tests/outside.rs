@@ -577,6 +577,82 @@ fn a_kernel_of_an_ordinary_users_own_element_stays_inside() {
     assert!(said.contains("1 passed"), "{said}");
 }
 
+#[test]
+fn in_a_container_with_few_numbers_kernels_have_their_owners() {
+    const NAME: &str = "in_a_container_with_few_numbers_kernels_have_their_owners";
+    if std::env::var_os("PLAY_CONTAINER").is_some() {
+        return in_container();
+    }
+    if skip_without_root() {
+        return;
+    }
+    let script = "
+if libc.unshare(0x10000000): sys.exit('no namespace of users')
+print('made', flush=True)
+sys.stdin.readline()
+os.setgroups([]); os.setgid(0); os.setuid(0)
+os.execv(sys.argv[1], sys.argv[1:])
+";
+    let mut container = Command::new("/usr/bin/python3")
+        .args(["-c", &format!("{ATTEMPTS}{script}")])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env("PLAY_CONTAINER", "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(container.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "made\n");
+    for map in ["uid_map", "gid_map"] {
+        let path = format!("/proc/{}/{map}", container.id());
+        fs::write(path, "0 0 2000\n65534 65534 1\n").unwrap();
+    }
+    drop(container.stdin.take());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(container.wait().unwrap().success(), "{rest}");
+    assert!(rest.contains("1 passed"), "{rest}");
+}
+
+/// The element of root in a container runs a kernel of a user that there is, and of one that there is not.
+fn in_container() {
+    assert!(!LAUNCHER.has_users_of_kernels() && LAUNCHER.has_namespaces());
+    let place = Place::new();
+    let mut stranger = place.shell("echo ran");
+    stranger.user = Some(User {
+        uid: 3000,
+        gid: 3000,
+    });
+    LAUNCHER.prepare(stranger).unwrap_err();
+    let (_, running) = waiting(&place);
+    let pid = running.pid();
+    let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
+    assert_eq!(owner, TWIN.uid);
+    let script = "
+pid = int(sys.argv[1])
+for name in ('cwd', 'root', 'exe', 'fd/0', 'ns/user'):
+    attempt('readlink ' + name, lambda: os.readlink(f'/proc/{pid}/{name}'))
+for name in ('mem', 'maps', 'environ', 'cwd/ready', 'fd/0', 'syscall', 'auxv'):
+    attempt('open ' + name, lambda: os.read(os.open(f'/proc/{pid}/{name}', os.O_RDONLY), 1))
+pidfd = os.pidfd_open(pid)
+attempt('pidfd_getfd', lambda: libc.syscall(438, pidfd, 1, 0))
+attempt('enter its namespaces', lambda: libc.setns(pidfd, 0x10000000))
+attempt('ptrace', lambda: libc.ptrace(16, pid, 0, 0))
+attempt('signal', lambda: os.kill(pid, 0))
+";
+    assert_eq!(twin(script, &[&pid.to_string()]), "could signal\n");
+    running.control().cancel();
+    running.wait().unwrap();
+    // What is a part of the program runs so, too.
+    let mut run = place.run(Code::Builtin("count".into()), &[]);
+    run.user = Some(TWIN);
+    place.input(&mut run, "data", "12345678");
+    assert!(finish(run).1.success());
+}
+
 /// The element of an ordinary user runs a kernel that tries what this user could do outside.
 fn own_element(folder: &Path) {
     let script = "

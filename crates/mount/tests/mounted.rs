@@ -12,7 +12,10 @@ mod array;
 use array::{Array, Mounted, can_mount};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs a test once in place and once over HTTP.
@@ -416,64 +419,95 @@ fn attributes_set_while_writing_stay() {
     });
 }
 
+/// Mode and owner as a mount shows them.
+fn rights(mounted: &Mounted, name: &str) -> (u32, u32) {
+    let meta = fs::metadata(mounted.join(name)).unwrap();
+    (meta.mode() & 0o7777, meta.uid())
+}
+
+fn set_mode(file: &File, mode: u32) {
+    let permissions = fs::Permissions::from_mode(mode);
+    file.set_permissions(permissions).unwrap();
+}
+
+/// A new file that is open, of another user and with more permissions than it was made with.
+fn changed_file(mounted: &Mounted, name: &str) -> File {
+    let mut file = File::create(mounted.join(name)).unwrap();
+    file.write_all(b"x").unwrap();
+    fchown(&file, Some(1234), None).unwrap();
+    set_mode(&file, 0o666);
+    assert_eq!(rights(mounted, name), (0o666, 1234));
+    file
+}
+
 /// What is changed of a new file's attributes while it is written is told with its bytes, or before, when `fsync` or
-/// a rename acknowledge it; a later change by somebody else stands.
+/// a rename acknowledge it.
 #[test]
 fn attributes_of_new_files_come_with_their_bytes() {
     both(|array, mounted| {
         let other = array.mount(true);
-        let mode = |mounted: &Mounted, name| {
-            let meta = fs::metadata(mounted.join(name)).unwrap();
-            (meta.mode() & 0o7777, meta.uid())
-        };
-        let set = |file: &File, mode| {
-            let permissions = fs::Permissions::from_mode(mode);
-            file.set_permissions(permissions).unwrap();
-        };
-        let new = |name| {
-            let mut file = File::create(mounted.join(name)).unwrap();
-            file.write_all(b"x").unwrap();
-            std::os::unix::fs::fchown(&file, Some(1234), None).unwrap();
-            set(&file, 0o666);
-            assert_eq!(mode(&mounted, name), (0o666, 1234));
-            file
-        };
-        drop(new("closed"));
-        assert_eq!(mode(&other, "closed"), (0o666, 1234));
-        let synced = new("synced");
+        drop(changed_file(&mounted, "closed"));
+        assert_eq!(rights(&other, "closed"), (0o666, 1234));
+        let synced = changed_file(&mounted, "synced");
         synced.sync_all().unwrap();
-        assert_eq!(mode(&other, "synced"), (0o666, 1234));
-        set(&synced, 0o777);
+        assert_eq!(rights(&other, "synced"), (0o666, 1234));
+        set_mode(&synced, 0o777);
         drop(synced);
-        assert_eq!(mode(&other, "synced"), (0o777, 1234));
-        let renamed = new("renaming");
+        assert_eq!(rights(&other, "synced"), (0o777, 1234));
+        let renamed = changed_file(&mounted, "renaming");
         fs::rename(mounted.join("renaming"), mounted.join("renamed")).unwrap();
-        assert_eq!(mode(&other, "renamed"), (0o666, 1234));
+        assert_eq!(rights(&other, "renamed"), (0o666, 1234));
         drop(renamed);
         // Nobody keeps a permission that was taken away.
-        let secret = new("secret");
-        set(&secret, 0o600);
-        assert_eq!(mode(&other, "secret"), (0o600, 1234));
-        set(&secret, 0o700);
+        let secret = changed_file(&mounted, "secret");
+        set_mode(&secret, 0o600);
+        assert_eq!(rights(&other, "secret"), (0o600, 1234));
+        set_mode(&secret, 0o700);
         drop(secret);
-        assert_eq!(mode(&other, "secret"), (0o700, 1234));
-        let contended = new("contended");
-        let theirs = fs::Permissions::from_mode(0o444);
-        fs::set_permissions(other.join("contended"), theirs).unwrap();
-        soon("the change arrives", || {
-            mode(&mounted, "contended").0 == 0o444
-        });
+        assert_eq!(rights(&other, "secret"), (0o700, 1234));
+        // A new owner may be one who reads less.
+        let given = changed_file(&mounted, "given");
+        fchown(&given, None, Some(4321)).unwrap();
+        assert_eq!(fs::metadata(other.join("given")).unwrap().gid(), 4321);
+        drop(given);
+        assert_eq!(rights(&other, "given"), (0o666, 1234));
+    });
+}
+
+/// What others do with the attributes of a file that is written stands; what they do with its names changes nothing
+/// of the attributes.
+#[test]
+fn attributes_of_new_files_agree_with_what_others_do() {
+    both(|array, mounted| {
+        let other = array.mount(true);
+        let theirs = |name| {
+            fs::set_permissions(other.join(name), fs::Permissions::from_mode(0o444)).unwrap();
+            soon("the change arrives", || rights(&mounted, name).0 == 0o444);
+        };
+        let contended = changed_file(&mounted, "contended");
+        theirs("contended");
         drop(contended);
-        assert_eq!(mode(&other, "contended").0, 0o444);
+        assert_eq!(rights(&other, "contended").0, 0o444);
         assert_eq!(fs::read(other.join("contended")).unwrap(), b"x");
-        let both = new("both");
-        let theirs = fs::Permissions::from_mode(0o444);
-        fs::set_permissions(other.join("both"), theirs).unwrap();
-        soon("the change arrives", || mode(&mounted, "both").0 == 0o444);
-        set(&both, 0o664);
+        let both = changed_file(&mounted, "both");
+        theirs("both");
+        set_mode(&both, 0o664);
         drop(both);
-        assert_eq!(mode(&other, "both").0, 0o664);
-        assert_eq!(mode(&mounted, "both").0, 0o664);
+        assert_eq!(rights(&other, "both").0, 0o664);
+        assert_eq!(rights(&mounted, "both").0, 0o664);
+        let linked = changed_file(&mounted, "linked");
+        fs::hard_link(mounted.join("linked"), mounted.join("twice")).unwrap();
+        set_mode(&linked, 0o777);
+        fs::remove_file(mounted.join("linked")).unwrap();
+        drop(linked);
+        assert_eq!(rights(&other, "twice").0, 0o777);
+        assert_eq!(rights(&mounted, "twice").0, 0o777);
+        let moved = changed_file(&mounted, "moving");
+        fs::rename(other.join("moving"), other.join("moved")).unwrap();
+        drop(moved);
+        soon("the name arrives", || mounted.join("moved").exists());
+        assert_eq!(rights(&other, "moved"), (0o666, 1234));
+        assert_eq!(rights(&mounted, "moved"), (0o666, 1234));
     });
 }
 
@@ -505,8 +539,18 @@ fn what_was_read_over_http_can_go() {
             }
         }
     }
+    let as_user = |path: &Path| {
+        let mut cat = Command::new("cat");
+        cat.arg(path).uid(1234).gid(1234);
+        cat.stderr(Stdio::null()).output().unwrap().stdout
+    };
+    assert_eq!(as_user(&reads.join("f0")), b"2 0");
     let refused = fs::Permissions::from_mode(0o000);
     fs::set_permissions(writes.join("f0"), refused).unwrap();
+    soon("the change arrives", || {
+        fs::metadata(reads.join("f0")).unwrap().mode() & 0o777 == 0
+    });
+    assert_eq!(as_user(&reads.join("f0")), b"");
     assert_eq!(fs::read_to_string(reads.join("f0")).unwrap(), "2 0");
     for number in 0..20 {
         fs::remove_file(writes.join(format!("f{number}"))).unwrap();

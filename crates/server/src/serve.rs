@@ -23,12 +23,13 @@ use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::TokensError;
 use crate::{clock, names, notes};
+use rustix::fs::{FlockOperation, flock};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::credential::CredentialError;
 use tidemill_client::guests::{Guests, Seated};
@@ -51,6 +52,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Changes of names within this time reach waiting jobs at once.
 const COALESCE: Duration = Duration::from_millis(5);
+
+/// How long whoever holds the folder may take to end.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -466,14 +470,20 @@ fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     Ok(lock)
 }
 
-/// Keeps every other server out of the folder for as long as the file is open.
+/// Keeps every other server out of the folder for as long as the file is open. One that ends now is waited for: a copy
+/// of its process, made to start a program, holds what it held for a moment more.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     let path = dir.join("server.lock");
     let lock = private()
         .open(&path)
         .map_err(|source| file(&path, source))?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| StartError::InUse(dir.display().to_string()))?;
+    let until = Instant::now() + ENDING;
+    while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= until {
+            return Err(StartError::InUse(dir.display().to_string()));
+        }
+        std::thread::sleep(ENDING / 100);
+    }
     Ok(lock)
 }
 

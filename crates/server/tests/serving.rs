@@ -300,6 +300,20 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_ends_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Running::start(dir.path()).await);
+    let held = std::fs::File::open(dir.path().join("server.lock")).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(held);
+    });
+    drop(Running::start(dir.path()).await);
+    ends.join().unwrap();
+}
+
+#[tokio::test]
 async fn two_servers_do_not_share_a_folder() {
     let dir = tempfile::tempdir().unwrap();
     let _running = Running::start(dir.path()).await;

@@ -34,6 +34,8 @@ impl Namespaces {
         // SAFETY: the child is a copy of this process with this thread only; it makes bare system calls until it is ended.
         let pid = fork(FLAGS, || unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+            // What this process lets go of meanwhile, a lock for one, is to be free.
+            libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
             while libc::getppid() == parent {
                 libc::pause();
             }

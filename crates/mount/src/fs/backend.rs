@@ -23,6 +23,8 @@ use tokio::sync::Notify;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the list of elements is believed when something is missing from it.
 const ELEMENTS_TTL: Duration = Duration::from_millis(200);
+/// Most objects that are released by one request.
+const RELEASED_MAX: usize = 1_000;
 
 /// Whether an operation may wait for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +84,8 @@ pub(crate) struct Backend {
     elements: Mutex<Elements>,
     /// Told when a request was left without an answer.
     doubt: Notify,
+    /// Objects that are no longer read here, which the server is to be told; nothing while nobody is telling it.
+    released: Mutex<Option<Vec<v1::Release>>>,
 }
 
 #[derive(Debug, Default)]
@@ -102,6 +106,7 @@ impl Backend {
             in_place,
             elements: Mutex::default(),
             doubt: Notify::new(),
+            released: Mutex::default(),
         }
     }
 
@@ -281,6 +286,46 @@ impl Backend {
         let request = self.request(caller, ops, false);
         self.patiently(until, || self.server.apply(request.clone()))
             .await
+    }
+
+    /// Tells the server, in the background, that an object is no longer read here.
+    pub(crate) fn released(self: &Arc<Self>, release: v1::Release) {
+        let mut waiting = self.released.lock();
+        if let Some(waiting) = waiting.as_mut() {
+            waiting.push(release);
+            return;
+        }
+        *waiting = Some(vec![release]);
+        let backend = self.clone();
+        self.runtime.spawn(async move {
+            while let Some(released) = backend.next_released() {
+                backend.tell_released(released).await;
+            }
+        });
+    }
+
+    /// What nobody has told yet; nothing ends the telling.
+    fn next_released(&self) -> Option<Vec<v1::Release>> {
+        let mut waiting = self.released.lock();
+        if waiting.as_ref()?.is_empty() {
+            *waiting = None;
+        }
+        waiting.as_mut().map(std::mem::take)
+    }
+
+    async fn tell_released(&self, released: Vec<v1::Release>) {
+        // Many at once when many rights end together, as those to all versions that were read before a restart.
+        for some in released.chunks(RELEASED_MAX) {
+            let ops = some.iter().map(|release| Op::Release(*release)).collect();
+            let until = Some(Instant::now() + patience::PATIENCE);
+            if let Err(error) = self.apply_async(Caller::default(), ops, until).await {
+                let objects = some.len();
+                tracing::debug!(
+                    objects,
+                    "the server keeps objects until this mount ends: {error}"
+                );
+            }
+        }
     }
 
     /// Repeats a request while the server can't be reached.

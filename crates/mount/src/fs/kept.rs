@@ -5,45 +5,48 @@
 
 use super::Fs;
 use super::object::Object;
-use super::table::State;
+use super::table::{Node, State};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidemill_wire::v1::Attr;
 
-/// Files whose rights are kept at most.
+/// Rights that are kept at most.
 const KEPT_MAX: usize = 65_536;
 
-/// Files whose rights are kept, those of longest ago first.
+/// Inodes and objects of the rights that are kept, or were, those of longest ago first.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<VecDeque<u64>>);
+pub(crate) struct Kept(Mutex<VecDeque<(u64, u64)>>);
 
 impl Kept {
     /// One more; gives the one that has to go for it.
-    fn enter(&self, ino: u64) -> Option<u64> {
+    fn enter(&self, ino: u64, object: u64) -> Option<(u64, u64)> {
         let mut order = self.0.lock();
-        order.push_back(ino);
+        order.push_back((ino, object));
         (order.len() > KEPT_MAX).then(|| order.pop_front())?
     }
 }
 
 impl Fs {
-    /// A sealed object of the file was opened: keeps the right to read it.
-    pub(super) fn keep(&self, ino: u64, state: &mut State, object: &Arc<Object>) {
-        if !object.waits() || state.attr.object != object.id {
-            return;
-        }
-        let before = state.kept.replace(object.clone());
-        if before.is_none()
-            && let Some(oldest) = self.kept.enter(ino).filter(|oldest| *oldest != ino)
+    /// Keeps the right to read an object that was opened by an answer to a question of `asked`, unless the file has
+    /// changed since.
+    pub(super) fn keep(&self, node: &Node, object: &Arc<Object>, asked: u64) {
         {
-            // Not on this thread: another file's state is never waited for while one is held.
-            let table = self.table.clone();
-            self.backend.runtime.spawn_blocking(move || {
-                if let Some(node) = table.get(oldest) {
-                    node.state.lock().kept = None;
-                }
-            });
+            let mut state = node.state.lock();
+            let current = state.attr.object == object.id && !state.gone;
+            if !object.waits() || !current || self.table.changed_since(node.ino, asked) {
+                return;
+            }
+            state.kept = Some(object.clone());
+        }
+        // Not while a state is held: it is another file's.
+        if let Some((ino, object)) = self.kept.enter(node.ino, object.id)
+            && let Some(node) = self.table.get(ino)
+        {
+            let mut state = node.state.lock();
+            if state.kept.as_ref().is_some_and(|kept| kept.id == object) {
+                state.kept = None;
+            }
         }
     }
 }
@@ -52,7 +55,7 @@ impl State {
     /// The attributes were these before: a right that was given by them, or to another version, is not kept.
     pub(crate) fn check_kept(&mut self, before: &Attr) {
         let rights = |attr: &Attr| (attr.object, attr.mode, attr.uid, attr.gid);
-        if self.kept.is_some() && rights(before) != rights(&self.attr) {
+        if rights(before) != rights(&self.attr) {
             self.kept = None;
         }
     }

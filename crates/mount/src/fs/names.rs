@@ -322,7 +322,7 @@ impl Fs {
             gid: changes.gid,
             atime: changes.atime,
             mtime: changes.mtime,
-            ctime: 0,
+            ..v1::SetAttr::default()
         };
         let nothing = v1::SetAttr {
             ino: node.ino,
@@ -366,7 +366,7 @@ impl Fs {
 
     /// Takes attributes from the answer to a change that was asked for at `asked`. If something else changed
     /// meanwhile, a seal for one, the answer is not all: the rest has to be asked for.
-    fn adopt_change(&self, state: &mut State, attr: Attr, asked: u64) {
+    pub(super) fn adopt_change(&self, state: &mut State, attr: Attr, asked: u64) {
         if state.stamp > asked || attr.version < state.attr.version {
             let before = state.attr;
             state.attr.mode = attr.mode;
@@ -376,6 +376,7 @@ impl Fs {
             state.attr.nlink = attr.nlink;
             state.attr.ctime = state.attr.ctime.max(attr.ctime);
             state.fresh = None;
+            state.add_pending();
             state.check_kept(&before);
         } else {
             self.adopt(state, attr, asked);
@@ -482,8 +483,9 @@ impl Fs {
         Ok(found)
     }
 
-    /// Waits until versions that were closed here are sealed, and tells what was kept back, before what they belong
-    /// to gets another name: whoever finds it there finds what was written. Of a directory that goes for all that is below it.
+    /// Waits until versions that were closed here are sealed, before what they belong to gets another name: whoever
+    /// finds it there finds what was written. Of a directory that goes for all that is below it. Of a file that is
+    /// still open, what was kept back of its attributes is told.
     fn wait_published(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         // What is being sealed here is known here.
         let Some(node) = self.table.get(ino) else {

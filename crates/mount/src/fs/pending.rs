@@ -1,15 +1,15 @@
 //! Changes of attributes that the server is told with the seal.
 //!
-//! Programs that copy and unpack set owner, mode and times of a file while they have it open. Before its first seal
-//! nobody else can read anything of it, so nobody else has to know of them before: the seal sets both at once, and
-//! each change costs no request of its own. What takes permissions away is told at once: if this mount is killed, the
-//! server seals the file as far as it knows. If somebody else changes attributes meanwhile, that stands, and what was
-//! changed here before is dropped: the file's ctime tells.
+//! Programs that copy and unpack set mode and times of a file while they have it open. Before its first seal nobody
+//! else can read anything of it, so nobody else has to know of them before: the seal sets both at once, and each change
+//! costs no request of its own. Whatever could take a permission from somebody is told at once, changes of the owner
+//! among them: if this mount is killed, the server seals the file as far as it knows. If somebody else gives the file
+//! another mode or owner meanwhile, that stands, and what was changed here before is dropped.
 
 use super::names::Changes;
 use super::remote::now_ns;
 use super::table::{Node, Phase, State, Writing};
-use super::{Caller, Fs, Pace};
+use super::{Caller, Fs};
 use crate::error::Error;
 use std::sync::Arc;
 use tidemill_wire::v1::{self, Attr, name_op::Op};
@@ -17,11 +17,12 @@ use tidemill_wire::v1::{self, Attr, name_op::Op};
 /// What was changed of a file that is being written, and not told yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
-    changes: Changes,
+    mode: Option<u32>,
+    atime: Option<i64>,
     /// When, in nanoseconds since the Unix epoch.
     ctime: i64,
-    /// The ctime that the server told last.
-    pub(crate) since: i64,
+    /// Mode and owner as the server told them last.
+    since: v1::Rights,
 }
 
 impl Pending {
@@ -29,24 +30,35 @@ impl Pending {
     pub(crate) fn told(&self, ino: u64) -> v1::SetAttr {
         v1::SetAttr {
             ino,
-            mode: self.changes.mode,
-            uid: self.changes.uid,
-            gid: self.changes.gid,
-            atime: self.changes.atime,
-            mtime: None,
+            mode: self.mode,
+            atime: self.atime,
             ctime: self.ctime,
+            only_if: Some(self.since),
+            ..v1::SetAttr::default()
         }
     }
 
     fn applied(&self, mut attr: Attr) -> Attr {
-        let changes = &self.changes;
-        attr.mode = changes.mode.unwrap_or(attr.mode);
-        attr.uid = changes.uid.unwrap_or(attr.uid);
-        attr.gid = changes.gid.unwrap_or(attr.gid);
-        attr.atime = changes.atime.unwrap_or(attr.atime);
+        attr.mode = self.mode.unwrap_or(attr.mode);
+        attr.atime = self.atime.unwrap_or(attr.atime);
         attr.ctime = attr.ctime.max(self.ctime);
         attr
     }
+}
+
+fn rights(attr: &Attr) -> v1::Rights {
+    v1::Rights {
+        mode: attr.mode,
+        uid: attr.uid,
+        gid: attr.gid,
+    }
+}
+
+/// Whether somebody may lose a permission by these changes.
+fn take(changes: &Changes, attr: &Attr) -> bool {
+    changes.mode.is_some_and(|mode| attr.mode & !mode != 0)
+        || changes.uid.is_some_and(|uid| uid != attr.uid)
+        || changes.gid.is_some_and(|gid| gid != attr.gid)
 }
 
 impl State {
@@ -54,8 +66,7 @@ impl State {
     /// by them; says whether it does.
     fn keep_back(&mut self, changes: &Changes) -> Result<bool, Error> {
         let attr = self.attr;
-        let takes = |mode: u32| attr.mode & !mode != 0;
-        if attr.object != 0 || self.gone || changes.mode.is_some_and(takes) {
+        if attr.object != 0 || self.gone || take(changes, &attr) {
             return Ok(false);
         }
         let writing = self.writing.as_mut().filter(|w| w.phase == Phase::Open);
@@ -66,19 +77,12 @@ impl State {
             object.set_mtime(mtime)?;
             writing.untouched = None;
         }
-        let before = writing.pending.map(|pending| pending.changes);
-        let before = before.unwrap_or_default();
-        let since = writing.pending.map_or(attr.ctime, |pending| pending.since);
+        let before = writing.pending;
         let pending = Pending {
-            changes: Changes {
-                mode: changes.mode.or(before.mode),
-                uid: changes.uid.or(before.uid),
-                gid: changes.gid.or(before.gid),
-                atime: changes.atime.or(before.atime),
-                ..Changes::default()
-            },
+            mode: changes.mode.or(before.and_then(|before| before.mode)),
+            atime: changes.atime.or(before.and_then(|before| before.atime)),
             ctime: now_ns(),
-            since,
+            since: before.map_or_else(|| rights(&attr), |before| before.since),
         };
         writing.pending = Some(pending);
         self.attr = pending.applied(attr);
@@ -90,7 +94,8 @@ impl State {
         let Some(writing) = self.writing.as_mut() else {
             return;
         };
-        writing.pending = writing.pending.filter(|p| p.since == self.attr.ctime);
+        let told = rights(&self.attr);
+        writing.pending = writing.pending.filter(|pending| pending.since == told);
         if let Some(pending) = &writing.pending {
             self.attr = pending.applied(self.attr);
         }
@@ -124,46 +129,41 @@ impl Fs {
 
     /// Tells the server what was kept back of a file that stays open.
     pub(super) fn tell_pending(&self, caller: Caller, node: &Arc<Node>) -> Result<(), Error> {
-        {
+        let kept = {
             let mut state = node.state.lock();
-            match state.writing.as_mut() {
-                // As a writer, so that it stays open: the seal has to come after this.
-                Some(writing) if writing.pending_open().is_some() => writing.writers += 1,
-                _ => return Ok(()),
-            }
-        }
-        let told = self.tell_as_writer(caller, node);
+            let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
+            let Some((writing, kept)) = open.and_then(|w| w.pending.map(|kept| (w, kept))) else {
+                return Ok(());
+            };
+            // As a writer, so that it stays open: the seal has to come after this.
+            writing.writers += 1;
+            kept
+        };
+        let told = self.tell_kept(caller, node, &kept);
         self.left(caller, node, &mut node.state.lock(), true);
         told
     }
 
-    fn tell_as_writer(&self, caller: Caller, node: &Node) -> Result<(), Error> {
-        // If somebody else has changed attributes meanwhile, nothing is left to be told.
-        self.fetch(caller, node, Pace::MayWait)?;
-        let kept = {
-            let state = node.state.lock();
-            state.writing.as_ref().and_then(Writing::pending_open)
-        };
-        let Some(kept) = kept else {
-            return Ok(());
-        };
-        self.backend.one(caller, Op::SetAttr(kept.told(node.ino)))?;
+    fn tell_kept(&self, caller: Caller, node: &Node, kept: &Pending) -> Result<(), Error> {
+        let asked = self.table.now();
+        let answer = self.backend.one(caller, Op::SetAttr(kept.told(node.ino)));
+        let attr = answer.and_then(super::backend::attr_of)?;
         let mut state = node.state.lock();
-        if let Some(writing) = state.writing.as_mut()
-            && let Some(now) = writing.pending.as_mut()
-        {
-            now.since = kept.ctime;
-            if now.ctime == kept.ctime {
-                writing.pending = None;
-            }
+        if let Some(writing) = state.writing.as_mut() {
+            writing.not_told(kept, &attr);
         }
+        self.adopt_change(&mut state, attr, asked);
         Ok(())
     }
 }
 
 impl Writing {
-    /// What was kept back, if it may still be told before the seal.
-    fn pending_open(&self) -> Option<Pending> {
-        self.pending.filter(|_| self.phase == Phase::Open)
+    /// What was kept back is told now, and these are the attributes since: what came after it stays.
+    fn not_told(&mut self, told: &Pending, attr: &Attr) {
+        let later = self.pending.filter(|pending| pending.ctime != told.ctime);
+        self.pending = later.map(|pending| Pending {
+            since: rights(attr),
+            ..pending
+        });
     }
 }

@@ -417,10 +417,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        let (backend, right) = (self.backend.clone(), self.right.clone());
-        self.backend
-            .runtime
-            .spawn(async move { right.release(&backend).await });
+        self.backend.released(self.right.release());
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::Caller;
 use super::backend::Backend;
-use super::patience::{PATIENCE, Pauses};
+use super::patience::Pauses;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,16 +87,11 @@ impl Right {
         }
     }
 
-    /// Tells the server that the object is no longer read here.
-    pub(crate) async fn release(&self, backend: &Backend) {
-        let (ino, object) = (self.ino, self.object);
-        let op = Op::Release(v1::Release { ino, object });
-        let until = Some(Instant::now() + PATIENCE);
-        if let Err(error) = backend.apply_async(self.caller, vec![op], until).await {
-            tracing::debug!(
-                object,
-                "the server keeps an object until this mount ends: {error}"
-            );
+    /// What tells the server that the object is no longer read here.
+    pub(crate) fn release(&self) -> v1::Release {
+        v1::Release {
+            ino: self.ino,
+            object: self.object,
         }
     }
 

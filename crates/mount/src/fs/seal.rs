@@ -506,7 +506,6 @@ impl Version {
                 size,
                 mtime,
                 attributes: self.job.pending.map(|pending| pending.told(ino)),
-                unchanged_since: self.job.pending.map_or(0, |pending| pending.since),
             }),
             None => Op::Abandon(v1::Abandon { ino, object }),
         }

@@ -95,13 +95,16 @@ impl Fs {
         if let Some(object) = node.state.lock().open_object(id) {
             return Ok(object);
         }
+        let asked = self.table.now();
         let object = Arc::new(self.open_sealed(caller, node.ino, id, element, pace)?);
-        let mut state = node.state.lock();
-        if let Some(other) = state.open_object(id) {
-            return Ok(other);
+        {
+            let mut state = node.state.lock();
+            if let Some(other) = state.open_object(id) {
+                return Ok(other);
+            }
+            state.objects.push(Arc::downgrade(&object));
         }
-        state.objects.push(Arc::downgrade(&object));
-        self.keep(node.ino, &mut state, &object);
+        self.keep(node, &object, asked);
         Ok(object)
     }
 

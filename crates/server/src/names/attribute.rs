@@ -42,6 +42,13 @@ impl Tx<'_> {
         node: &mut Node,
         op: &v1::SetAttr,
     ) -> Result<(), Fault> {
+        let only_if = op.only_if.as_ref();
+        let same = |rights: &v1::Rights| {
+            (rights.mode, rights.uid, rights.gid) == (node.mode, node.uid, node.gid)
+        };
+        if !only_if.is_none_or(same) {
+            return Ok(());
+        }
         self.check_set_attr(node, op)?;
         if op.uid.is_some() || op.gid.is_some() {
             node.uid = op.uid.unwrap_or(node.uid);

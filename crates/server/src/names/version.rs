@@ -265,8 +265,7 @@ impl Tx<'_> {
             return Err(Fault::Stale(op.object));
         };
         let old = (node.object, node.element);
-        let attributes = op.attributes.as_ref();
-        if let Some(attributes) = attributes.filter(|_| node.ctime == op.unchanged_since) {
+        if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut node, attributes)?;
         }
         self.end_writing(op.object)?;

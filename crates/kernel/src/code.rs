@@ -148,7 +148,10 @@ static OWN_GROUPS: LazyLock<Vec<Gid>> =
 
 impl Rights {
     fn of(user: User) -> io::Result<Self> {
-        LazyLock::force(&OWN_GROUPS);
+        if OWN_USER.uid == 0 {
+            LazyLock::force(&OWN_GROUPS);
+            rustix::thread::set_thread_groups(&[])?;
+        }
         let rights = Self;
         rights.become_those_of(user)?;
         Ok(rights)
@@ -156,7 +159,7 @@ impl Rights {
 
     fn become_those_of(&self, user: User) -> io::Result<()> {
         if OWN_USER.uid == 0 {
-            take(user, &[])
+            take(user)
         } else {
             Ok(())
         }
@@ -165,16 +168,16 @@ impl Rights {
 
 impl Drop for Rights {
     fn drop(&mut self) {
-        if OWN_USER.uid == 0 && take(*OWN_USER, &OWN_GROUPS).is_err() {
+        let groups = || Ok(rustix::thread::set_thread_groups(&OWN_GROUPS)?);
+        if OWN_USER.uid == 0 && take(*OWN_USER).and_then(|()| groups()).is_err() {
             // Whoever uses this thread next would act as somebody else.
             std::process::abort();
         }
     }
 }
 
-/// Gives this thread the rights over files that a user has, and no others.
-fn take(user: User, groups: &[Gid]) -> io::Result<()> {
-    rustix::thread::set_thread_groups(groups)?;
+/// Gives this thread the rights over files that a user has.
+fn take(user: User) -> io::Result<()> {
     // SAFETY: bare system calls with numbers, which concern this thread only.
     let now = unsafe {
         libc::syscall(libc::SYS_setfsgid, user.gid);

@@ -238,7 +238,7 @@ impl Launcher {
     /// # Errors
     /// If its user may not have that.
     pub fn code_hash(&self, run: &Run) -> Result<String, PrepareError> {
-        prepare::check(run)?;
+        prepare::check_code(run)?;
         Ok(code::hash(&run.code, &code::open(run, self.ids)?))
     }
 

@@ -239,7 +239,8 @@ fn valid(name: &str) -> bool {
         && parts.next() != Some(RESERVED)
 }
 
-fn check_code(run: &Run) -> Result<(), PrepareError> {
+/// Whether there can be such code.
+pub(crate) fn check_code(run: &Run) -> Result<(), PrepareError> {
     if matches!(run.code, Code::Stack(_)) && (run.outputs.len() != 1 || run.stdout.is_none()) {
         return Err(PrepareError::StackOutput(run.outputs.len()));
     }

@@ -268,6 +268,30 @@ pub struct Outcome {
     pub stderr: String,
 }
 
+impl Outcome {
+    /// Of a label that did nothing else than end so at this time.
+    #[must_use]
+    pub fn at(time: Time, result: Result<Vec<Sealed>, Failure>) -> Self {
+        Self {
+            result,
+            start: time,
+            kernel_start: time,
+            end: time,
+            moved_bytes: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            cpu: Span(0),
+            memory_bytes: 0,
+            reused: None,
+            kernel_hash: String::new(),
+            contents: Vec::new(),
+            removed: Vec::new(),
+            stdout: String::new(),
+            stderr: String::new(),
+        }
+    }
+}
+
 /// An output as it was sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sealed {

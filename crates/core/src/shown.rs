@@ -1,23 +1,19 @@
 //! Numbers and text as people read them.
 
 /// Stands for a character that would not be shown but obeyed.
-const UNSHOWN: char = '\u{fffd}';
+const UNSHOWN: &str = "\u{fffd}";
 
 /// A name or message in one line: nothing in it that a terminal would obey, no end of the line either.
 #[must_use]
 pub fn line(text: &str) -> String {
-    shown(text, char::is_control)
+    text.replace(char::is_control, UNSHOWN)
 }
 
 /// Lines of text that others may have had a hand in, without what a terminal would obey besides their ends and tabs.
 #[must_use]
 pub fn lines(text: &str) -> String {
-    shown(text, |c| c.is_control() && c != '\n' && c != '\t')
-}
-
-fn shown(text: &str, obeyed: impl Fn(char) -> bool) -> String {
-    let shown = text.chars().map(|c| if obeyed(c) { UNSHOWN } else { c });
-    shown.collect()
+    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    text.replace(obeyed, UNSHOWN)
 }
 
 /// `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.

@@ -118,7 +118,7 @@ impl Executor {
             .flatten()
         {
             let name = entry.file_name();
-            // `7`, or `7.0.copy` beside it; spare folders have other names.
+            // `7`, or `7.copy` and `7.0.again` beside it; spare folders have other names.
             let label = name.to_str().and_then(|name| name.split('.').next());
             let Some(label) = label.and_then(|label| label.parse().ok()).map(LabelId) else {
                 continue;

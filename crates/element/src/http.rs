@@ -137,10 +137,6 @@ fn router(node: Arc<Node>) -> axum::Router {
         .with_state(context)
 }
 
-/// Whose request it is, as its capability says.
-#[derive(Clone, Copy, Debug)]
-struct By(u32);
-
 /// Lets nobody in who shows no capability of this element, before anything of the body is read. Whether it is the right
 /// one is up to the handlers.
 async fn gate(
@@ -149,13 +145,12 @@ async fn gate(
     mut request: Request,
     next: Next,
 ) -> Answer {
-    let shown = request.headers().get(CAPABILITY_HEADER);
-    let shown = shown.ok_or(Refused::NoCapability)?.as_bytes().to_vec();
-    let capability = from_hex(&shown).ok_or(Refusal::Malformed)?;
-    let key = context.node.key().await.ok_or(Refused::NotJoined)?;
-    let by = key.read(&capability)?.uid;
+    let shown = request.headers().get(CAPABILITY_HEADER).cloned();
+    let shown = shown.ok_or(Refused::NoCapability)?;
+    let shown = context.read(shown.as_bytes()).await?;
+    let by = shown.uid;
     guest.introduce(if by == 0 { Who::Trusted } else { Who::User(by) });
-    request.extensions_mut().insert(By(by));
+    request.extensions_mut().insert(shown);
     Ok(next.run(request).await)
 }
 
@@ -244,44 +239,27 @@ type Answer = Result<Response, Refused>;
 
 impl Context {
     /// The object of a path, if the request's capability allows `wanted` on it.
-    async fn authorize(
-        &self,
-        headers: &HeaderMap,
-        id: &str,
-        wanted: u32,
-    ) -> Result<(ObjectId, Capability), Refused> {
+    fn authorize(&self, shown: &Capability, id: &str, wanted: u32) -> Result<ObjectId, Refused> {
         let object =
             route::parse_object(id).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
         if wanted & rights::WRITE != 0 && !object.is_data() {
             return Err(Refused::Bad("only data objects are written"));
         }
-        Ok((object, self.check(headers, object, wanted).await?))
+        self.check(shown, object, wanted)?;
+        Ok(object)
     }
 
-    async fn check(
-        &self,
-        headers: &HeaderMap,
-        object: ObjectId,
-        wanted: u32,
-    ) -> Result<Capability, Refused> {
-        let value = headers
-            .get(CAPABILITY_HEADER)
-            .ok_or(Refused::NoCapability)?;
-        self.check_bytes(value.as_bytes(), object, wanted).await
+    fn check(&self, shown: &Capability, object: ObjectId, wanted: u32) -> Result<(), Refused> {
+        let element = self.node.config.element;
+        shown.allows(element, object, wanted, now().0)?;
+        Ok(self.node.revoked.check(shown)?)
     }
 
-    async fn check_bytes(
-        &self,
-        hex: &[u8],
-        object: ObjectId,
-        wanted: u32,
-    ) -> Result<Capability, Refused> {
+    /// What a capability says that this array signed, in hexadecimal.
+    async fn read(&self, hex: &[u8]) -> Result<Capability, Refused> {
         let capability = from_hex(hex).ok_or(Refusal::Malformed)?;
         let key = self.node.key().await.ok_or(Refused::NotJoined)?;
-        let element = self.node.config.element;
-        let capability = key.check(&capability, element, object, wanted, now().0)?;
-        self.node.revoked.check(&capability)?;
-        Ok(capability)
+        Ok(key.read(&capability)?)
     }
 }
 
@@ -307,13 +285,14 @@ async fn blocking<T: Send + 'static>(
 async fn read(
     State(context): State<Context>,
     Path(id): Path<String>,
+    Extension(shown): Extension<Capability>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, capability) = context.authorize(&headers, &id, rights::READ).await?;
+    let object = context.authorize(&shown, &id, rights::READ)?;
     let store = Arc::clone(&context.node.parts().store);
     let opened = blocking(move || store.open(object)).await?;
     // Who writes it may read back what was written; for all others it does not exist yet.
-    if !opened.stat.sealed && capability.rights & rights::WRITE == 0 {
+    if !opened.stat.sealed && shown.rights & rights::WRITE == 0 {
         return Err(Refused::Unsealed(object.0));
     }
     let size = opened.stat.size;
@@ -343,12 +322,12 @@ async fn read(
 async fn head(
     State(context): State<Context>,
     Path(id): Path<String>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, capability) = context.authorize(&headers, &id, rights::READ).await?;
+    let object = context.authorize(&shown, &id, rights::READ)?;
     let store = Arc::clone(&context.node.parts().store);
     let stat = blocking(move || store.stat(object)).await?;
-    if !stat.sealed && capability.rights & rights::WRITE == 0 {
+    if !stat.sealed && shown.rights & rights::WRITE == 0 {
         return Err(Refused::Unsealed(object.0));
     }
     let headers = [
@@ -368,10 +347,10 @@ async fn write(
     State(context): State<Context>,
     Path(id): Path<String>,
     Query(Offset { mut offset }): Query<Offset>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
     body: Body,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
     let mut body = body.into_data_stream();
     let mut pending = BytesMut::new();
     let mut wrote = false;
@@ -403,9 +382,9 @@ async fn truncate(
     State(context): State<Context>,
     Path(id): Path<String>,
     Query(Size { size }): Query<Size>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.truncate(object, size)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -421,15 +400,15 @@ async fn copy(
     State(context): State<Context>,
     Path(id): Path<String>,
     Query(Source { from, bytes }): Query<Source>,
+    Extension(shown): Extension<Capability>,
     headers: HeaderMap,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
     let from =
         route::parse_object(&from).ok_or(Refused::Bad("an object id is 16 hexadecimal digits"))?;
     let capability = headers.get(SOURCE_HEADER).ok_or(Refused::NoCapability)?;
-    context
-        .check_bytes(capability.as_bytes(), from, rights::READ)
-        .await?;
+    let source = context.read(capability.as_bytes()).await?;
+    context.check(&source, from, rights::READ)?;
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.copy(object, from, bytes)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -446,9 +425,9 @@ async fn allocate(
     State(context): State<Context>,
     Path(id): Path<String>,
     Query(range): Query<Range>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
     let store = Arc::clone(&context.node.parts().store);
     let allocate = move || store.allocate(object, range.offset, range.length, range.mode);
     let size = blocking(allocate).await?;
@@ -458,9 +437,9 @@ async fn allocate(
 async fn sync(
     State(context): State<Context>,
     Path(id): Path<String>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
+    let object = context.authorize(&shown, &id, rights::READ)?;
     let store = Arc::clone(&context.node.parts().store);
     blocking(move || store.sync(object)).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -469,12 +448,11 @@ async fn sync(
 async fn seal(
     State(context): State<Context>,
     Path(id): Path<String>,
-    Extension(By(uid)): Extension<By>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
     body: Body,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::WRITE).await?;
-    let _turn = context.bodies.take(uid).await?;
+    let object = context.authorize(&shown, &id, rights::WRITE)?;
+    let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
         .map_err(|_| Refused::Bad("the body is no SealBody in JSON"))?;
@@ -487,10 +465,10 @@ async fn seal(
 
 async fn seal_all(
     State(context): State<Context>,
-    Extension(By(uid)): Extension<By>,
+    Extension(shown): Extension<Capability>,
     body: Body,
 ) -> Answer {
-    let _turn = context.bodies.take(uid).await?;
+    let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
     let items: Vec<SealItem> = serde_json::from_slice(&body)
         .map_err(|_| Refused::Bad("the body is no list of SealItem in JSON"))?;
@@ -502,8 +480,8 @@ async fn seal_all(
     for (index, item) in items.into_iter().enumerate() {
         let object = ObjectId(item.object);
         let checked = if object.is_data() {
-            let capability = item.capability.as_bytes();
-            context.check_bytes(capability, object, rights::WRITE).await
+            let shown = context.read(item.capability.as_bytes()).await;
+            shown.and_then(|shown| context.check(&shown, object, rights::WRITE))
         } else {
             Err(Refused::Bad("only data objects are written"))
         };
@@ -594,11 +572,9 @@ struct Folder {
 async fn list(
     State(context): State<Context>,
     Query(Folder { folder }): Query<Folder>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    context
-        .check(&headers, ObjectId::STATUS, rights::REMOVE)
-        .await?;
+    context.check(&shown, ObjectId::STATUS, rights::REMOVE)?;
     let parts = context.node.parts();
     let (store, db) = (Arc::clone(&parts.store), parts.db.clone());
     let listed = tokio::task::spawn_blocking(move || -> Result<Vec<Listed>, Refused> {
@@ -626,9 +602,9 @@ async fn list(
 async fn attributes(
     State(context): State<Context>,
     Path(id): Path<String>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
+    let object = context.authorize(&shown, &id, rights::READ)?;
     let read = move |connection: &rusqlite::Connection| records::attributes(connection, object);
     let rows = read_rows(&context, read).await?;
     let list: Vec<serde_json::Value> = rows
@@ -641,9 +617,9 @@ async fn attributes(
 async fn attribute(
     State(context): State<Context>,
     Path((id, page, number)): Path<(String, u32, u32)>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
+    let object = context.authorize(&shown, &id, rights::READ)?;
     let read = move |connection: &rusqlite::Connection| {
         records::attribute(connection, object, page, number)
     };
@@ -655,15 +631,14 @@ async fn attribute(
 async fn set_attribute(
     State(context): State<Context>,
     Path((id, page, number)): Path<(String, u32, u32)>,
-    Extension(By(uid)): Extension<By>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
     body: Body,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::ATTRIBUTES).await?;
+    let object = context.authorize(&shown, &id, rights::ATTRIBUTES)?;
     if page < CLIENT_PAGES {
         return Err(Refused::OwnPage);
     }
-    let _turn = context.bodies.take(uid).await?;
+    let _turn = context.bodies.take(shown.uid).await?;
     let value = collect(body, ATTRIBUTE_BYTES_MAX).await?;
     let change = move |connection: &rusqlite::Connection| {
         let known = records::has_object(connection, object)?;
@@ -682,19 +657,17 @@ async fn set_attribute(
 async fn members(
     State(context): State<Context>,
     Path(id): Path<String>,
-    headers: HeaderMap,
+    Extension(shown): Extension<Capability>,
 ) -> Answer {
-    let (object, _) = context.authorize(&headers, &id, rights::READ).await?;
+    let object = context.authorize(&shown, &id, rights::READ)?;
     let read = move |connection: &rusqlite::Connection| records::members(connection, object);
     let members = read_rows(&context, read).await?;
     let ids: Vec<String> = members.iter().map(|id| format!("{:016x}", id.0)).collect();
     Ok(axum::Json(ids).into_response())
 }
 
-async fn status(State(context): State<Context>, headers: HeaderMap) -> Answer {
-    context
-        .check(&headers, ObjectId::STATUS, rights::READ)
-        .await?;
+async fn status(State(context): State<Context>, Extension(shown): Extension<Capability>) -> Answer {
+    context.check(&shown, ObjectId::STATUS, rights::READ)?;
     let node = Arc::clone(&context.node);
     let element = tokio::task::spawn_blocking(move || node.describe()).await?;
     match element {
@@ -706,19 +679,21 @@ async fn status(State(context): State<Context>, headers: HeaderMap) -> Answer {
     }
 }
 
-async fn tasks(State(context): State<Context>, headers: HeaderMap) -> Answer {
-    context
-        .check(&headers, ObjectId::STATUS, rights::READ)
-        .await?;
+async fn tasks(State(context): State<Context>, Extension(shown): Extension<Capability>) -> Answer {
+    context.check(&shown, ObjectId::STATUS, rights::READ)?;
     let live = context.node.labels().live();
     let list: Vec<serde_json::Value> = live.iter().map(tracker::live_json).collect();
     Ok(axum::Json(list).into_response())
 }
 
-async fn task(State(context): State<Context>, Path(id): Path<u64>, headers: HeaderMap) -> Answer {
+async fn task(
+    State(context): State<Context>,
+    Path(id): Path<u64>,
+    Extension(shown): Extension<Capability>,
+) -> Answer {
     let task = TaskId(id);
     let collection = ObjectId::task_collection(task);
-    context.check(&headers, collection, rights::READ).await?;
+    context.check(&shown, collection, rights::READ)?;
     let live = context.node.labels().live();
     if let Some(live) = live.iter().find(|live| tracker::is_of(live, task)) {
         return Ok(axum::Json(tracker::live_json(live)).into_response());

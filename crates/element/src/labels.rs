@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId};
 use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
 use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
-use tidemill_core::time::{Span, Time};
+use tidemill_core::time::Time;
 use tidemill_wire::v1;
 
 /// Labels answered from memory that are known as such, for labels that come after them.
@@ -98,7 +98,7 @@ impl Labels {
     /// are reported again.
     pub fn accept(self: &Arc<Self>, messages: Vec<v1::Label>) {
         let labels = Arc::clone(self);
-        let mut incoming: Vec<Incoming> = {
+        let incoming: Vec<Incoming> = {
             let mut state = self.state.lock();
             messages
                 .into_iter()
@@ -108,7 +108,7 @@ impl Labels {
                 })
                 .collect()
         };
-        let records: Vec<LabelRecord> = incoming.iter_mut().map(Incoming::record).collect();
+        let records: Vec<LabelRecord> = incoming.iter().map(Incoming::record).collect();
         let change = move |connection: &rusqlite::Connection| {
             records
                 .iter()
@@ -498,7 +498,7 @@ impl Incoming {
         LabelId(self.message.id)
     }
 
-    fn record(&mut self) -> LabelRecord {
+    fn record(&self) -> LabelRecord {
         let outcome = self.label.as_ref().err();
         LabelRecord {
             id: self.id(),
@@ -523,23 +523,7 @@ impl Incoming {
 /// The outcome of a label that failed before it had any effect.
 #[must_use]
 pub fn failed(at: Time, kind: FailureKind, message: String) -> Outcome {
-    Outcome {
-        result: Err(Failure { kind, message }),
-        start: at,
-        kernel_start: at,
-        end: at,
-        moved_bytes: 0,
-        read_bytes: 0,
-        written_bytes: 0,
-        cpu: Span(0),
-        memory_bytes: 0,
-        reused: None,
-        kernel_hash: String::new(),
-        contents: Vec::new(),
-        removed: Vec::new(),
-        stdout: String::new(),
-        stderr: String::new(),
-    }
+    Outcome::at(at, Err(Failure { kind, message }))
 }
 
 fn succeeded(record: &LabelRecord) -> bool {

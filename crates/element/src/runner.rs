@@ -45,10 +45,8 @@ pub struct Request<'a> {
 /// What became of it.
 #[derive(Debug)]
 pub struct Ran {
-    /// Whether it ended well.
-    pub result: Result<(), Failure>,
-    /// Its private folder, unless that was not made.
-    pub prepared: Option<Prepared>,
+    /// What has its outputs, if it ended well.
+    pub result: Result<Prepared, Failure>,
     /// User and system time.
     pub cpu: Span,
     /// Largest resident set, in bytes.
@@ -175,8 +173,7 @@ impl Runner {
     #[must_use]
     pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
         let mut ran = Ran {
-            result: Ok(()),
-            prepared: None,
+            result: Err(cancelled()),
             cpu: Span(0),
             memory_bytes: 0,
             kernel_hash: String::new(),
@@ -192,52 +189,43 @@ impl Runner {
         request: &Request<'_>,
         control: &Control,
         ran: &mut Ran,
-    ) -> Result<(), Failure> {
+    ) -> Result<Prepared, Failure> {
         let run = self.describe(request)?;
-        let limits = run.limits;
         if control.is_cancelled() {
             return Err(cancelled());
         }
         let prepared = self.launcher.prepare(run).map_err(|e| unprepared(&e))?;
-        let prepared = ran.prepared.insert(prepared);
-        // Only once it is known that the user may have the code.
-        ran.kernel_hash = hash(&prepared.run().code)?;
+        prepared.code_hash().clone_into(&mut ran.kernel_hash);
         let running = self
             .launcher
-            .spawn(prepared)
+            .spawn(&prepared)
             .map_err(|error| unspawned(&error))?;
         control.attach(running.control());
         let exit = running.wait().map_err(|error| {
             let message = format!("the element can't tell how the kernel ended: {error}");
             failure(FailureKind::Device, message)
         })?;
-        prepared.close_streams();
         let cpu = exit.usage.user_cpu + exit.usage.system_cpu;
         ran.cpu = Span(u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX));
         ran.memory_bytes = exit.usage.rss_bytes_max;
         ran.stdout = text(&exit.stdout);
         ran.stderr = text(&exit.stderr);
-        judge(&exit, &limits)
+        judge(&exit, &prepared.run().limits)?;
+        Ok(prepared)
     }
 
-    /// Whether the code that would run has this hash. `inputs` are those that are here. A kernel kept in the
-    /// array is known by its object, and nothing has to be compared.
+    /// Whether the code that would run has this hash. The inputs of the request are those that are here. A kernel kept in
+    /// the array is known by its object, and nothing has to be compared.
     #[must_use]
-    pub fn is_code(
-        &self,
-        analysis: &Analysis,
-        inputs: &[(String, PathBuf)],
-        expected: &str,
-    ) -> bool {
+    pub fn is_code(&self, request: &Request<'_>, expected: &str) -> bool {
         if matches!(
-            analysis.kernel,
+            request.analysis.kernel,
             Kernel::Native { .. } | Kernel::Stored { .. }
         ) {
             return true;
         }
-        let code = self.code(&analysis.kernel, inputs);
-        code.and_then(|code| hash(&code))
-            .is_ok_and(|hash| hash == expected)
+        let run = self.describe(request);
+        run.is_ok_and(|run| (self.launcher.code_hash(&run)).is_ok_and(|hash| hash == expected))
     }
 
     fn describe(&self, request: &Request<'_>) -> Result<Run, Failure> {
@@ -317,27 +305,6 @@ impl Runner {
                 let message = "a stack of kernels can't be part of another stack".to_owned();
                 Err(failure(FailureKind::Kernel, message))
             }
-        }
-    }
-}
-
-fn hash(code: &Code) -> Result<String, Failure> {
-    match code {
-        // A name that is none is refused with the names that are when the run is prepared.
-        Code::Builtin(name) => Ok(tidemill_kernel::builtin_hash(name).unwrap_or_default()),
-        Code::Native(path) | Code::Wasm(path) | Code::Program(path) => {
-            tidemill_kernel::hash_file(path).map_err(|error| {
-                let message = format!(
-                    "the kernel's code {} can't be read: {error}",
-                    path.display()
-                );
-                failure(FailureKind::Kernel, message)
-            })
-        }
-        Code::Stack(stages) => {
-            let hashes = stages.iter().map(|stage| hash(&stage.code));
-            let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
-            Ok(tidemill_kernel::stack_hash(&hashes))
         }
     }
 }

@@ -197,16 +197,9 @@ impl Running<'_> {
         phase("running");
         self.outcome.kernel_start = now();
         let folder = private_folder(self.parts, self.id());
-        let request = runner::Request {
-            analysis,
-            owner: self.owner(),
-            folder: &folder,
-            inputs: &self.inputs,
-            environment: self.environment(analysis),
-        };
+        let request = self.request(analysis, &folder, &self.inputs);
         let Ran {
             result,
-            prepared,
             cpu,
             memory_bytes,
             kernel_hash,
@@ -218,12 +211,22 @@ impl Running<'_> {
         self.outcome.kernel_hash = kernel_hash;
         self.outcome.stdout = stdout;
         self.outcome.stderr = stderr;
-        result?;
-        let Some(prepared) = prepared else {
-            let message = "the kernel's folder is gone".to_owned();
-            return Err(failure(FailureKind::Device, message));
-        };
-        self.take_outputs(&prepared, analysis)
+        self.take_outputs(&result?, analysis)
+    }
+
+    fn request<'a>(
+        &self,
+        analysis: &'a Analysis,
+        folder: &'a Path,
+        inputs: &'a [(String, PathBuf)],
+    ) -> runner::Request<'a> {
+        runner::Request {
+            analysis,
+            owner: self.owner(),
+            folder,
+            inputs,
+            environment: self.environment(analysis),
+        }
     }
 
     /// Whether the inputs have these contents. What its object does not tell is brought here and read.
@@ -288,18 +291,15 @@ impl Running<'_> {
             .iter()
             .filter_map(|input| Some((input.name.clone(), self.local(input)?.0)))
             .collect();
-        let code = self
-            .parts
-            .runner
-            .is_code(analysis, &inputs, &memory.kernel_hash);
-        if !code {
+        let folder = private_folder(self.parts, self.id());
+        let request = self.request(analysis, &folder, &inputs);
+        if !(self.parts.runner).is_code(&request, &memory.kernel_hash) {
             return Err(other("the kernel's code is another one now"));
         }
         if memory.outputs.len() != analysis.outputs.len() {
             return Err(other("it has another number of outputs"));
         }
         self.outcome.kernel_start = now();
-        let folder = private_folder(self.parts, self.id());
         let mut sealed = Vec::with_capacity(memory.outputs.len());
         for (index, (from, output)) in (0..).zip(memory.outputs.iter().zip(&analysis.outputs)) {
             let own = folder.with_extension(format!("{index}.again"));

@@ -139,8 +139,8 @@ pub enum PrepareError {
         /// The user.
         uid: u32,
     },
-    /// The task's user may not read or execute a program of this host.
-    #[error("user {uid} may not read and execute the program {path}")]
+    /// The task's user may not have a file of this host as code.
+    #[error("user {uid} may not read the kernel's code {path}, or may not execute it")]
     Forbidden {
         /// The program.
         path: PathBuf,

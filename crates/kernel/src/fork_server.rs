@@ -206,8 +206,24 @@ fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
     let pid = Made::from_ne_bytes(bytes);
     Ok(match descriptors.into_iter().next() {
         Some(pidfd) if pid > 0 => Ok(Process { pid, pidfd }),
+        None if pid > 0 => {
+            // This process has no descriptor left for it, and can't watch it.
+            end(pid);
+            Err(io::Error::from_raw_os_error(libc::EMFILE))
+        }
         _ => Err(io::Error::from_raw_os_error(pid.saturating_neg())),
     })
+}
+
+/// Ends a child that was not waited for, with what it made, and waits for it.
+fn end(pid: Made) {
+    // SAFETY: these take numbers, which are the child's until it has been waited for; a null status is allowed.
+    unsafe {
+        // It may not yet have the group that bears its number.
+        libc::kill(pid, libc::SIGKILL);
+        libc::kill(-pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
 }
 
 /// Waits until a child is confined, or says why it is not.
@@ -221,10 +237,7 @@ fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError
         (Ok(()), Ok(step)) => spawn::failed(step, errno),
         (Err(error), _) => SpawnError::Process(error),
     };
-    // It ends by itself, or has ended without an answer.
-    process.kill_group();
-    // SAFETY: waits for the child that ends; a null status is allowed.
-    unsafe { libc::waitpid(process.pid, std::ptr::null_mut(), 0) };
+    end(process.pid);
     Err(failure)
 }
 
@@ -318,7 +331,7 @@ fn child(
             args: Vec::new(),
             environment: Vec::new(),
             streams: [next(), next(), next()],
-            folder: next(),
+            folder: next().into(),
             kept: Vec::new(),
             doors: Vec::new(),
             namespaces: Vec::new(),
@@ -394,6 +407,30 @@ mod tests {
         let bytes = postcard::to_allocvec(&order).unwrap();
         let back: Order = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(format!("{order:?}"), format!("{back:?}"));
+    }
+
+    #[test]
+    #[allow(clippy::zombie_processes, reason = "it is waited for by its number")]
+    fn a_child_that_can_not_be_watched_is_ended() {
+        let pair = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let (own, server) = pair.unwrap();
+        let child = std::process::Command::new("/bin/sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
+        // As it comes where no descriptor is free.
+        let pid = Made::try_from(child.id()).unwrap();
+        send(&server, &pid.to_ne_bytes(), &[]).unwrap();
+        let refused = made(&own).unwrap().unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
+        // SAFETY: asks for a number.
+        let there = unsafe { libc::kill(pid, 0) };
+        assert_eq!(there, -1);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::thread;
@@ -13,10 +14,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::child::{self, Keeper};
+use crate::code;
 use crate::error::{PrepareError, SetupError, SpawnError};
 use crate::fork_server::{self, ForkServer};
 use crate::modules::Modules;
-use crate::prepare::{Prepared, environment, prepare};
+use crate::prepare::{self, Prepared, environment};
 use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
@@ -39,6 +41,9 @@ const OPEN_FILES_MAX: u64 = 4096;
 /// Processes and threads that may be started beside a kernel by other work of its user, if that is not
 /// root, before the kernel can start no more: the last resort should a fork bomb outrun the watcher.
 const OTHER_PROCESSES_MAX: u64 = 1024;
+
+/// More than what a system writes to `/proc/loadavg`.
+const LOAD_BYTES_MAX: usize = 256;
 
 /// Processor time that a process may use beyond its time limit on all cores, before the operating system
 /// ends it. It matters only when the element is gone and nobody watches the time.
@@ -98,6 +103,8 @@ pub struct Launcher {
     spares: Spares,
     modules: Modules,
     group: Option<Arc<ControlGroup>>,
+    /// How many threads there are on this host, read at each start.
+    load: Option<File>,
     /// Started by the first run that it is for.
     server: Mutex<Option<Arc<ForkServer>>>,
 }
@@ -147,7 +154,7 @@ impl Launcher {
         })?;
         let keeper = Arc::new(Keeper::start(&child).map_err(SetupError::Keeper)?);
         adopt_orphans();
-        let system = SystemRules::open(&settings.system_paths);
+        let system = SystemRules::open(&settings.system_paths, support.landlock_version);
         let group = settings.together.as_ref().and_then(|together| {
             let group = ControlGroup::make(together);
             let warn = |error| tracing::info!(%error, "kernels are not bounded together");
@@ -157,6 +164,7 @@ impl Launcher {
             group,
             server: Mutex::default(),
             modules: Modules::new(settings.modules.clone()),
+            load: File::open("/proc/loadavg").ok(),
             settings,
             support,
             ids,
@@ -211,20 +219,37 @@ impl Launcher {
     /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What
     /// was made until then stays for the caller to remove.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
-        let module = |code: &Code| match code {
-            Code::Wasm(path) => Some(self.modules.open(self, path)),
+        prepare::check(&run)?;
+        let opened = code::open(&run, self.ids)?;
+        let files = run.code.parts().filter(|part| part.file().is_some());
+        let module = |(part, opened): (&Code, _)| match part {
+            Code::Wasm(path) => Some(self.modules.open(self, path, opened)),
             _ => None,
         };
-        let modules = run.code.parts().filter_map(module);
+        let modules = files.zip(&opened).filter_map(module);
         let modules = modules.collect::<Result<_, _>>()?;
-        let mut prepared = prepare(run, self.ids, &self.spares)?;
+        let mut prepared = prepare::prepare(run, self.ids, Some(&self.spares), opened)?;
         prepared.modules = modules;
         Ok(prepared)
     }
 
-    /// Prepares the run of a child that compiles the module on its standard input.
-    pub(crate) fn prepare_compiler(&self, run: Run) -> Result<Prepared, PrepareError> {
-        let mut prepared = prepare(run, self.ids, &self.spares)?;
+    /// The hash of the code that a run would have now, in hexadecimal.
+    ///
+    /// # Errors
+    /// If its user may not have that.
+    pub fn code_hash(&self, run: &Run) -> Result<String, PrepareError> {
+        prepare::check_code(run)?;
+        Ok(code::hash(&run.code, &code::open(run, self.ids)?))
+    }
+
+    /// Prepares the run of a child that compiles `module`.
+    pub(crate) fn prepare_compiler(
+        &self,
+        run: Run,
+        module: File,
+    ) -> Result<Prepared, PrepareError> {
+        let mut prepared = prepare::prepare(run, self.ids, None, Vec::new())?;
+        prepared.streams.get_mut().stdin = Some(module);
         prepared.compiles = true;
         Ok(prepared)
     }
@@ -259,15 +284,17 @@ impl Launcher {
 
     fn spawn_once(&self, prepared: &Prepared) -> Result<Running, SpawnError> {
         let run = &prepared.run;
-        let stdin = match &prepared.stdin {
+        let streams = prepared.streams.lock();
+        let stdin = match &streams.stdin {
             Some(file) => file.try_clone(),
             None => File::open("/dev/null"),
         };
         let stdin = stdin.map_err(SpawnError::Process)?.into();
-        let (stdout_reader, stdout) = match &prepared.stdout {
+        let (stdout_reader, stdout) = match &streams.stdout {
             Some(file) => (None, file.try_clone().map_err(SpawnError::Process)?.into()),
             None => pipe().map(|(reader, writer)| (Some(reader), writer))?,
         };
+        drop(streams);
         let (stderr_reader, stderr) = pipe()?;
         let path = std::env::join_paths(&self.settings.path).unwrap_or_else(|_| PATH.into());
         let variables = environment(run, &path.to_string_lossy());
@@ -287,10 +314,13 @@ impl Launcher {
             streams: [stdin, stdout, stderr],
             kept: kept(prepared),
             doors: self.doors().iter().map(AsRawFd::as_raw_fd).collect(),
-            folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
+            folder: Arc::clone(&prepared.folder),
             namespaces: self.namespaces(run),
             user: self.user(prepared),
-            limits: resource_limits(&run.limits, !self.runs_as_root(run)),
+            limits: resource_limits(
+                &run.limits,
+                (!self.runs_as_root(run)).then(|| self.threads()),
+            ),
             idle: self.settings.idle,
             ruleset: self.ruleset(prepared)?,
             filter: filter.map(|(owns, filters)| filters.of(owns)),
@@ -303,11 +333,12 @@ impl Launcher {
             process,
             started,
             limits: run.limits,
-            folder: prepared.folder.try_clone().map_err(SpawnError::Process)?,
+            folder: Arc::clone(&prepared.folder),
             given: prepared.given.clone(),
             state: Default::default(),
             orphans: Default::default(),
             room: Default::default(),
+            device: Default::default(),
             group,
             keeper: Arc::clone(&self.keeper),
             stdout: Default::default(),
@@ -341,6 +372,16 @@ impl Launcher {
         run.user.map_or(self.support.switches_user, |user| {
             user.uid == 0 && self.ids == Ids::OfOwners
         })
+    }
+
+    /// Threads on this host now, which is at least what any one user has: the limit counts all of a user's.
+    fn threads(&self) -> u64 {
+        let mut bytes = [0; LOAD_BYTES_MAX];
+        let read = (self.load.as_ref()).and_then(|load| load.read_at(&mut bytes, 0).ok());
+        let text = str::from_utf8(&bytes[..read.unwrap_or(0)]).unwrap_or_default();
+        let tasks = text.split_ascii_whitespace().nth(3);
+        let total = tasks.and_then(|tasks| tasks.split_once('/')?.1.parse().ok());
+        total.unwrap_or(OTHER_PROCESSES_MAX)
     }
 
     /// Starts what is no program by the server that forks kernels, and all else by executing it.
@@ -409,13 +450,11 @@ impl Launcher {
                 readable.push(open(&input.path)?);
             }
         }
-        for path in prepared.code.parts().filter_map(Code::file) {
-            readable.push(open(path)?);
-        }
-        if !matches!(prepared.code, Code::Program(_)) {
-            readable.push(self.child.try_clone().map_err(SpawnError::Process)?);
-        }
-        Ok(self.system.ruleset(&prepared.folder, &readable)?)
+        let own = (!matches!(prepared.code, Code::Program(_))).then(|| self.child.as_fd());
+        let readable = (readable.iter().map(AsFd::as_fd))
+            .chain(prepared.files.iter().map(AsFd::as_fd))
+            .chain(own);
+        self.system.ruleset(&prepared.folder, readable)
     }
 }
 
@@ -482,15 +521,7 @@ fn arguments(
     Ok(all)
 }
 
-/// Threads on this host now, which is at least what any one user has: the limit counts all of a user's.
-fn threads() -> u64 {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let tasks = load.split_ascii_whitespace().nth(3);
-    let total = tasks.and_then(|tasks| tasks.split_once('/')?.1.parse().ok());
-    total.unwrap_or(OTHER_PROCESSES_MAX)
-}
-
-fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint, libc::rlimit64)> {
+fn resource_limits(limits: &Limits, threads: Option<u64>) -> Vec<(libc::c_uint, libc::rlimit64)> {
     let both = |value| libc::rlimit64 {
         rlim_cur: value,
         rlim_max: value,
@@ -509,8 +540,8 @@ fn resource_limits(limits: &Limits, counts_processes: bool) -> Vec<(libc::c_uint
         (libc::RLIMIT_FSIZE, both(limits.output_bytes)),
         (libc::RLIMIT_NOFILE, both(OPEN_FILES_MAX)),
     ];
-    if counts_processes {
-        let most = threads() + OTHER_PROCESSES_MAX + u64::from(limits.processes);
+    if let Some(threads) = threads {
+        let most = threads + OTHER_PROCESSES_MAX + u64::from(limits.processes);
         all.push((libc::RLIMIT_NPROC, both(most)));
     }
     all

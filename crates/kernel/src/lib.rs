@@ -30,6 +30,7 @@
 
 mod builtin;
 pub mod child;
+mod code;
 mod error;
 mod exact;
 mod fold;
@@ -59,7 +60,7 @@ pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
 pub use private::{Made, remove_folder};
-pub use program::{builtin_hash, find_program, hash_file, stack_hash};
+pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{
     Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage,
     User,

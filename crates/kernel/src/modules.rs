@@ -14,10 +14,12 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 
 use crate::child;
+use crate::code::Opened;
 use crate::error::PrepareError;
 use crate::launcher::Launcher;
-use crate::program::hash_file;
-use crate::run::{Code, InputsAs, Limits, Run, RunInput};
+use crate::prepare::Prepared;
+use crate::private::{OWN_USER, remove_folder};
+use crate::run::{Code, InputsAs, Limits, Run};
 
 /// Compiled modules that are kept.
 const MODULES_MAX: usize = 256;
@@ -33,8 +35,7 @@ const COMPILED_BYTES_MAX: u64 = 512 << 20;
 /// Files of compiled modules end so.
 const ENDING: &str = "cwasm";
 
-/// Names in the compiler's private folder.
-const MODULE: &str = "module";
+/// The name of what it makes in the compiler's private folder.
 const COMPILED: &str = "compiled";
 
 /// The compiled modules of one [`Launcher`].
@@ -50,8 +51,7 @@ impl Modules {
     /// See [`crate::Settings::modules`].
     pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         let folder = folder.unwrap_or_else(|| {
-            let uid = rustix::process::geteuid().as_raw();
-            std::env::temp_dir().join(format!("tidemill-modules-{uid}"))
+            std::env::temp_dir().join(format!("tidemill-modules-{}", OWN_USER.uid))
         });
         Self {
             folder,
@@ -60,19 +60,20 @@ impl Modules {
         }
     }
 
-    /// The compiled form of a module, compiled now if it was not before.
-    pub(crate) fn open(&self, launcher: &Launcher, module: &Path) -> Result<File, PrepareError> {
-        let path = || module.to_owned();
+    /// The compiled form of the module at a path that was opened, compiled now if it was not before.
+    pub(crate) fn open(
+        &self,
+        launcher: &Launcher,
+        path: &Path,
+        module: &Opened,
+    ) -> Result<File, PrepareError> {
         let code = |source| PrepareError::Code {
-            path: path(),
+            path: path.to_owned(),
             source,
         };
-        if !module.is_absolute() {
-            return Err(PrepareError::NotAbsolute(path()));
-        }
         let engine = child::compatibility().ok_or(PrepareError::NoWasm)?;
-        let hash = hash_file(module).map_err(code)?;
         self.make_folder()?;
+        let hash = &module.hash;
         let kept = self.folder.join(format!("{hash}-{engine:016x}.{ENDING}"));
         if let Some(file) = open_own(&kept).map_err(code)? {
             return Ok(file);
@@ -81,7 +82,8 @@ impl Modules {
         if let Some(file) = open_own(&kept).map_err(code)? {
             return Ok(file);
         }
-        self.compile(launcher, module, &kept)?;
+        let module = module.file.try_clone().map_err(code)?;
+        self.compile(launcher, path, module, &kept)?;
         self.prune(&kept);
         open_own(&kept)
             .map_err(code)?
@@ -103,37 +105,24 @@ impl Modules {
             Ok(data) if data.is_dir() && is_own(&data) => Ok(()),
             _ => Err(PrepareError::ModuleFolder {
                 path: path(),
-                uid: rustix::process::geteuid().as_raw(),
+                uid: OWN_USER.uid,
             }),
         }
     }
 
-    fn compile(&self, launcher: &Launcher, module: &Path, kept: &Path) -> Result<(), PrepareError> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let folder = (self.folder).join(format!("compile-{}-{number}", std::process::id()));
-        let made = self.compile_in(launcher, module, &folder, kept);
-        if let Err(error) = fs::remove_dir_all(&folder) {
-            tracing::warn!(%error, folder = %folder.display(), "cannot remove the folder of a compiler");
-        }
-        made
-    }
-
-    fn compile_in(
+    fn compile(
         &self,
         launcher: &Launcher,
-        module: &Path,
-        folder: &Path,
+        path: &Path,
+        module: File,
         kept: &Path,
     ) -> Result<(), PrepareError> {
-        let path = || module.to_owned();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let folder = (self.folder).join(format!("compile-{}-{number}", std::process::id()));
         // No user: it must not run as one who could reach into it and so into what others will run.
-        let mut run = Run::new(Code::Wasm(path()), folder);
-        run.inputs.push(RunInput {
-            name: MODULE.into(),
-            path: path(),
-        });
+        let mut run = Run::new(Code::Wasm(path.to_owned()), &folder);
+        // It has this process's user, whose files it must not change.
         run.inputs_as = InputsAs::Symlink;
-        run.stdin = Some(MODULE.into());
         run.outputs.push(COMPILED.into());
         run.stdout = Some(COMPILED.into());
         run.limits = Limits {
@@ -142,35 +131,12 @@ impl Modules {
             output_bytes: COMPILED_BYTES_MAX,
             ..Limits::default()
         };
-        let limits = run.limits;
-        let prepared = launcher.prepare_compiler(run)?;
-        let failed = |source| PrepareError::Compiler {
-            path: path(),
-            source: Box::new(source),
-        };
-        let running = launcher.spawn(&prepared).map_err(failed)?;
-        let exit = running.wait().map_err(|source| PrepareError::Code {
-            path: path(),
-            source,
-        })?;
-        if !exit.success() {
-            let said = exit.stderr.text();
-            let reason = match said.trim() {
-                "" => exit.message(&limits),
-                said => said.to_owned(),
-            };
-            return Err(PrepareError::Module {
-                path: path(),
-                reason,
-            });
+        let prepared = launcher.prepare_compiler(run, module);
+        let made = prepared.and_then(|prepared| compile(launcher, path, &prepared, kept));
+        if let Err(error) = remove_folder(&folder) {
+            tracing::warn!(%error, folder = %folder.display(), "cannot remove the folder of a compiler");
         }
-        let compiled = folder.join(COMPILED);
-        fs::set_permissions(&compiled, Permissions::from_mode(0o400))
-            .and_then(|()| fs::rename(&compiled, kept))
-            .map_err(|source| PrepareError::Make {
-                path: kept.to_owned(),
-                source,
-            })
+        made
     }
 
     /// Removes those not used for longest until the rest is within bounds. Processes that have one open keep it.
@@ -203,9 +169,47 @@ impl Modules {
     }
 }
 
+/// Has a module compiled by a prepared child, and keeps what that made.
+fn compile(
+    launcher: &Launcher,
+    path: &Path,
+    prepared: &Prepared,
+    kept: &Path,
+) -> Result<(), PrepareError> {
+    let failed = |source| PrepareError::Compiler {
+        path: path.to_owned(),
+        source: Box::new(source),
+    };
+    let running = launcher.spawn(prepared).map_err(failed)?;
+    let exit = running.wait().map_err(|source| PrepareError::Code {
+        path: path.to_owned(),
+        source,
+    })?;
+    if !exit.success() {
+        let said = exit.stderr.text();
+        let reason = match said.trim() {
+            "" => exit.message(&prepared.run().limits),
+            said => said.to_owned(),
+        };
+        return Err(PrepareError::Module {
+            path: path.to_owned(),
+            reason,
+        });
+    }
+    let made = prepared.output(COMPILED).map_err(io::Error::other);
+    let kept_now = made.and_then(|made| {
+        made.file().set_permissions(Permissions::from_mode(0o400))?;
+        made.move_to(kept)
+    });
+    kept_now.map_err(|source| PrepareError::Make {
+        path: kept.to_owned(),
+        source,
+    })
+}
+
 /// Whether something is this user's, and nobody else can write to it.
 fn is_own(data: &Metadata) -> bool {
-    data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o022 == 0
+    data.uid() == OWN_USER.uid && data.mode() & 0o022 == 0
 }
 
 /// Opens a compiled module and notes that it was used; `None` if there is none that can be trusted.

@@ -11,14 +11,16 @@ use std::os::unix::fs::{
     DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, symlink,
 };
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::fs::CWD;
 
 use crate::builtin;
+use crate::code::{self, Opened, WRITE, input_of, may};
 use crate::error::{OutputError, PrepareError};
-use crate::private::{self, Made};
-use crate::program::{interpreter, may, open_as, open_to_all};
-use crate::run::{Code, InputsAs, Run, RunInput, Stage, User};
+use crate::private::{self, Made, OWN_USER};
+use crate::run::{Code, InputsAs, Run, Stage, User};
 use crate::sandbox::ids::Ids;
 use crate::spare::Spares;
 
@@ -28,10 +30,6 @@ pub const RESERVED: &str = ".tidemill";
 /// Temporary files of the kernel, within [`RESERVED`].
 pub(crate) const TEMPORARY: &str = "tmp";
 
-const READ: u32 = 4;
-const WRITE: u32 = 2;
-const EXECUTE: u32 = 1;
-
 /// A run whose private folder is ready; [`crate::Launcher::spawn`] starts it.
 #[derive(Debug)]
 pub struct Prepared {
@@ -40,9 +38,11 @@ pub struct Prepared {
     pub(crate) user: Option<User>,
     /// The code that is executed or loaded, which may be a copy.
     pub(crate) code: Code,
-    pub(crate) folder: OwnedFd,
-    pub(crate) stdin: Option<File>,
-    pub(crate) stdout: Option<File>,
+    /// The files of it that lie outside of the folder.
+    pub(crate) files: Vec<File>,
+    hash: String,
+    pub(crate) folder: Arc<OwnedFd>,
+    pub(crate) streams: Mutex<Streams>,
     /// What was compiled of its modules, in the order of its stages.
     pub(crate) modules: Vec<File>,
     /// Whether it compiles the module on its standard input rather than running it.
@@ -51,16 +51,27 @@ pub struct Prepared {
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
 
-/// Makes the private folder of `run` and all that lies in it.
+/// This process's own ends of a kernel's standard streams, where they are files.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    pub(crate) stdin: Option<File>,
+    pub(crate) stdout: Option<File>,
+}
+
+/// Makes the private folder of `run`, whose files of code are `opened`, and all that lies in it. Without `spares` it
+/// is a new one, and does not become one.
 ///
 /// # Errors
 /// If a name cannot be used, a file is missing, or the folder is there already or cannot be made. What was
 /// made until then stays for the caller to remove.
-pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, PrepareError> {
-    check_names(&run)?;
-    check_code(&run)?;
+pub(crate) fn prepare(
+    run: Run,
+    ids: Ids,
+    spares: Option<&Spares>,
+    opened: Vec<Opened>,
+) -> Result<Prepared, PrepareError> {
     let outside = run.user.map(|user| ids.outside(user)).transpose()?;
-    let user = outside.unwrap_or_else(own_user);
+    let user = outside.unwrap_or(*OWN_USER);
     let temporary = format!("{RESERVED}/{TEMPORARY}");
     let mut folder = PrivateFolder {
         root: run.folder.clone(),
@@ -69,7 +80,7 @@ pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, P
     };
     // Where others have the user of kernels they may hold what a folder had before.
     let alone = run.user.is_none() || ids == Ids::OfKernels;
-    if !(alone && spares.take(&run)) {
+    if !spares.is_some_and(|spares| alone && spares.take(&run)) {
         make_folder(&run.folder)?;
         for name in &folder.made {
             make_folder(&run.folder.join(name))?;
@@ -85,7 +96,8 @@ pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, P
         .as_ref()
         .map(|name| folder.new_file(&run.folder.join(name)))
         .transpose()?;
-    let code = usable_code(&run, user, &folder, &mut given)?;
+    let hash = code::hash(&run.code, &opened);
+    let (code, files) = usable_code(&run, opened, &folder, &mut given)?;
     let open = private::open_folder(CWD, &run.folder).map_err(|source| PrepareError::Make {
         path: run.folder.clone(),
         source,
@@ -94,9 +106,10 @@ pub(crate) fn prepare(run: Run, ids: Ids, spares: &Spares) -> Result<Prepared, P
     Ok(Prepared {
         user: outside,
         code,
-        folder: open,
-        stdin,
-        stdout,
+        files,
+        hash,
+        folder: Arc::new(open),
+        streams: Mutex::new(Streams { stdin, stdout }),
         modules: Vec::new(),
         compiles: false,
         given,
@@ -148,10 +161,10 @@ impl Prepared {
         &self.run
     }
 
-    /// Closes its own ends of the kernel's standard streams once that has ended: an output that one of them went to is then
-    /// open for writing nowhere.
-    pub fn close_streams(&mut self) {
-        (self.stdin, self.stdout) = (None, None);
+    /// The hash of its code, in hexadecimal.
+    #[must_use]
+    pub fn code_hash(&self) -> &str {
+        &self.hash
     }
 
     /// Takes an output after the kernel has ended, and with it the folders that it lies in: nobody else can change them
@@ -160,15 +173,16 @@ impl Prepared {
     /// # Errors
     /// If the kernel did not write it, or made something else than a file of that name.
     pub fn output(&self, name: &str) -> Result<Made, OutputError> {
+        // One that is a stream is then open for writing nowhere.
+        *self.streams.lock() = Streams::default();
         private::take(&self.folder, name)
     }
 }
 
-fn own_user() -> User {
-    User {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-    }
+/// What can be told of a run before anything is looked at.
+pub(crate) fn check(run: &Run) -> Result<(), PrepareError> {
+    check_names(run)?;
+    check_code(run)
 }
 
 fn check_names(run: &Run) -> Result<(), PrepareError> {
@@ -225,7 +239,8 @@ fn valid(name: &str) -> bool {
         && parts.next() != Some(RESERVED)
 }
 
-fn check_code(run: &Run) -> Result<(), PrepareError> {
+/// Whether there can be such code.
+pub(crate) fn check_code(run: &Run) -> Result<(), PrepareError> {
     if matches!(run.code, Code::Stack(_)) && (run.outputs.len() != 1 || run.stdout.is_none()) {
         return Err(PrepareError::StackOutput(run.outputs.len()));
     }
@@ -243,17 +258,7 @@ fn check_part(code: &Code) -> Result<(), PrepareError> {
         Code::Native(path) | Code::Wasm(path) | Code::Program(path) if !path.is_absolute() => {
             Err(PrepareError::NotAbsolute(path.clone()))
         }
-        Code::Native(path) | Code::Wasm(path) | Code::Program(path) => match fs::metadata(path) {
-            Ok(data) if data.is_file() => Ok(()),
-            Ok(_) => Err(PrepareError::Code {
-                path: path.clone(),
-                source: io::Error::other("it is not a plain file"),
-            }),
-            Err(source) => Err(PrepareError::Code {
-                path: path.clone(),
-                source,
-            }),
-        },
+        Code::Native(_) | Code::Wasm(_) | Code::Program(_) => Ok(()),
     }
 }
 
@@ -266,92 +271,65 @@ fn plain_file(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// The code in a form that the task's user can execute: a copy where the file itself may not be executed,
-/// as is so with sealed objects.
+/// The code in a form that the task's user can execute, with the files of it that are not in the folder: a program that this
+/// user does not reach, as is so with sealed objects, is copied.
 fn usable_code(
     run: &Run,
-    user: User,
+    opened: Vec<Opened>,
     folder: &PrivateFolder,
     given: &mut BTreeSet<(u64, u64)>,
-) -> Result<Code, PrepareError> {
-    let mut usable = |code: &Code| match code {
-        Code::Program(path) => usable_program(path, run, user, folder, given),
-        Code::Native(path) => Ok(Code::Native(usable_object(path, run))),
-        code => Ok(code.clone()),
+) -> Result<(Code, Vec<File>), PrepareError> {
+    let (mut opened, mut files) = (opened.into_iter(), Vec::new());
+    let mut usable = |code: &Code| {
+        let Some((path, one)) = code.file().and_then(|path| Some((path, opened.next()?))) else {
+            return Ok(code.clone());
+        };
+        let code = match code {
+            Code::Program(_) if !one.reached => {
+                return copy_program(path, one.file, run, folder, given).map(Code::Program);
+            }
+            Code::Native(_) => Code::Native(usable_object(path, run)),
+            code => code.clone(),
+        };
+        files.push(one.file);
+        Ok(code)
     };
-    let Code::Stack(stages) = &run.code else {
-        return usable(&run.code);
+    let code = match &run.code {
+        Code::Stack(stages) => {
+            let stages = stages.iter().map(|stage| {
+                let (code, args) = (usable(&stage.code)?, stage.args.clone());
+                Ok(Stage { code, args })
+            });
+            Code::Stack(stages.collect::<Result<_, _>>()?)
+        }
+        single => usable(single)?,
     };
-    let stages = stages.iter().map(|stage| {
-        let (code, args) = (usable(&stage.code)?, stage.args.clone());
-        Ok(Stage { code, args })
-    });
-    Ok(Code::Stack(stages.collect::<Result<_, _>>()?))
+    Ok((code, files))
 }
 
 /// Where a kernel finds a shared object: the folder of objects is closed to users, a link in the private one is not.
 fn usable_object(path: &Path, run: &Run) -> PathBuf {
     let linked = run.inputs_as == InputsAs::HardLink;
-    let input = run.inputs.iter().find(|input| input.path == path);
-    let link = input
-        .filter(|_| linked)
-        .map(|input| run.folder.join(&input.name));
-    link.unwrap_or_else(|| path.to_owned())
+    let input = input_of(run, path).filter(|_| linked);
+    input.map_or_else(|| path.to_owned(), |input| run.folder.join(&input.name))
 }
 
-/// Opens a program that may be run for the run's user. What is among the inputs is; a program of the host if this user may
-/// read and execute it.
-fn open_program(path: &Path, run: &Run) -> Result<File, PrepareError> {
-    let is_input = |input: &RunInput| input.path == path || run.folder.join(&input.name) == path;
-    let trusted = run.inputs.iter().any(is_input) || open_to_all(path);
-    let opened = match run.user {
-        Some(user) if !trusted => {
-            let forbidden = |uid| PrepareError::Forbidden {
-                path: path.to_owned(),
-                uid,
-            };
-            return open_as(user, path).map_err(|_| forbidden(user.uid));
-        }
-        _ => File::open(path),
-    };
-    opened.map_err(|source| PrepareError::Code {
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn usable_program(
-    path: &PathBuf,
+/// Copies a program into the reserved part of the folder.
+fn copy_program(
+    path: &Path,
+    mut file: File,
     run: &Run,
-    user: User,
     folder: &PrivateFolder,
     given: &mut BTreeSet<(u64, u64)>,
-) -> Result<Code, PrepareError> {
+) -> Result<PathBuf, PrepareError> {
     let error = |source| PrepareError::Code {
-        path: path.clone(),
+        path: path.to_owned(),
         source,
     };
-    let mut file = open_program(path, run)?;
-    if let Some(interpreter) = interpreter(&file).map_err(error)?
-        && !Path::new(&interpreter).exists()
-    {
-        return Err(PrepareError::Interpreter {
-            path: path.clone(),
-            interpreter,
-        });
-    }
-    let data = file.metadata().map_err(error)?;
-    let reaches = run.user.is_none() || run.user == Some(user) || open_to_all(path);
-    if reaches && may(&data, user, READ | EXECUTE) {
-        return Ok(Code::Program(path.clone()));
-    }
     // The copy bears the name that the task knows, as that is what scripts see of themselves.
-    let known = run
-        .inputs
-        .iter()
-        .find(|input| input.path == *path || run.folder.join(&input.name) == *path);
+    let known = input_of(run, path);
     let name = known
-        .map_or(path.as_path(), |input| Path::new(&input.name))
+        .map_or(path, |input| Path::new(&input.name))
         .file_name();
     let reserved = run.folder.join(RESERVED);
     let mut copy = reserved.join(name.unwrap_or("program".as_ref()));
@@ -367,7 +345,7 @@ fn usable_program(
         .map_err(error)?;
     let data = new.metadata().map_err(error)?;
     given.insert((data.dev(), data.ino()));
-    Ok(Code::Program(copy))
+    Ok(copy)
 }
 
 fn make_folder(path: &Path) -> Result<(), PrepareError> {

@@ -5,20 +5,22 @@
 //! what was opened in it stays where it is. After that no path is looked up twice: files are opened within folders that
 //! are open, through no link and on one device.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::ffi::{CStr, OsString};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Arc, LazyLock};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{
+    AtFlags, CWD, Dir, DirEntry, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid,
+};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use crate::error::OutputError;
-
-/// The name of the file that takes the place of one with several names, while it is written.
-const COPY: &str = ".tidemill-copy";
+use crate::run::User;
 
 /// Names of folders on their way out; a number follows.
 const GONE: &str = ".tidemill-gone-";
@@ -28,12 +30,18 @@ const WITHIN: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 
+/// The user of this process, which it keeps.
+pub(crate) static OWN_USER: LazyLock<User> = LazyLock::new(|| User {
+    uid: rustix::process::geteuid().as_raw(),
+    gid: rustix::process::getegid().as_raw(),
+});
+
 /// A file with the folder that it lies in, which only this process can change. Whoever has it by this does not look for it
 /// by its path again.
 #[derive(Debug)]
 pub struct Made {
     file: File,
-    folder: OwnedFd,
+    folder: Arc<OwnedFd>,
     name: OsString,
 }
 
@@ -46,8 +54,8 @@ impl Made {
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let folder = open_folder(CWD, folder)?;
-        let file = open_file(&folder, name)?;
+        let folder = Arc::new(open_folder(CWD, folder)?);
+        let (file, _) = open_plain(&folder, name, WITHIN)?;
         let name = name.to_owned();
         Ok(Self { file, folder, name })
     }
@@ -86,7 +94,7 @@ impl Made {
 
 /// Takes what a kernel wrote as `name` in its folder, with the folders on the way there. It is a plain file that has no
 /// other name.
-pub(crate) fn take(folder: &OwnedFd, name: &str) -> Result<Made, OutputError> {
+pub(crate) fn take(folder: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputError> {
     take_file(folder, name).map_err(|error| {
         let missing = || OutputError::Missing(name.to_owned());
         match Errno::from_io_error(&error) {
@@ -102,17 +110,15 @@ pub(crate) fn take(folder: &OwnedFd, name: &str) -> Result<Made, OutputError> {
     })
 }
 
-fn take_file(folder: &OwnedFd, name: &str) -> io::Result<Made> {
+fn take_file(folder: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
     take_back(folder)?;
-    let mut folder = folder.try_clone()?;
+    let mut folder = Arc::clone(folder);
     let mut rest = name;
     while let Some((first, others)) = rest.split_once('/') {
-        let next = open_folder(&folder, first)?;
-        take_back(&next)?;
-        (folder, rest) = (next, others);
+        (folder, rest) = (Arc::new(open_taken(&folder, first)?), others);
     }
-    let mut file = open_file(&folder, rest)?;
-    if file.metadata()?.nlink() > 1 {
+    let (mut file, data) = open_plain(&folder, rest, WITHIN)?;
+    if data.nlink() > 1 {
         // The kernel made a second name, perhaps of an input: the output must be a file of its own.
         file = replace_by_copy(&folder, rest, &file)?;
     }
@@ -120,25 +126,27 @@ fn take_file(folder: &OwnedFd, name: &str) -> io::Result<Made> {
     Ok(Made { file, folder, name })
 }
 
-fn replace_by_copy(folder: &OwnedFd, name: &str, file: &File) -> io::Result<File> {
-    match rustix::fs::unlinkat(folder, COPY, AtFlags::empty()) {
-        Err(error) if error != Errno::NOENT => return Err(error.into()),
-        _ => {}
-    }
+/// Only the name is given up: any other here may be that of another output.
+fn replace_by_copy(folder: &OwnedFd, name: &str, mut file: &File) -> io::Result<File> {
+    rustix::fs::unlinkat(folder, name, AtFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let copy = rustix::fs::openat(folder, COPY, flags, Mode::RUSR | Mode::WUSR)?;
-    io::copy(&mut &*file, &mut File::from(copy))?;
-    rustix::fs::renameat(folder, COPY, folder, name)?;
-    open_file(folder, name)
+    let copy = rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?;
+    io::copy(&mut file, &mut File::from(copy))?;
+    Ok(open_plain(folder, name, WITHIN)?.0)
 }
 
-/// Opens a plain file that lies in a folder, without waiting for the writer of a pipe.
-fn open_file(folder: &OwnedFd, name: impl AsRef<OsStr>) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat2(folder, name.as_ref(), flags, Mode::empty(), WITHIN)?;
+/// Opens a plain file for reading, without waiting for the writer of a pipe or whoever has a lease.
+pub(crate) fn open_plain(
+    at: impl AsFd,
+    name: impl Arg,
+    resolve: ResolveFlags,
+) -> io::Result<(File, Metadata)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat2(at, name, flags, Mode::empty(), resolve)?;
     let file = File::from(file);
-    if file.metadata()?.is_file() {
-        Ok(file)
+    let data = file.metadata()?;
+    if data.is_file() {
+        Ok((file, data))
     } else {
         Err(Errno::ISDIR.into())
     }
@@ -152,11 +160,34 @@ pub(crate) fn open_folder(at: impl AsFd, name: impl rustix::path::Arg) -> io::Re
 
 /// Makes a folder this process's own again.
 pub(crate) fn take_back(folder: &OwnedFd) -> io::Result<()> {
-    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    if rustix::fs::fstat(folder)?.st_uid != uid.as_raw() {
+    let data = rustix::fs::fstat(folder)?;
+    let own = data.st_uid == OWN_USER.uid;
+    if !own {
+        let (uid, gid) = (Uid::from_raw(OWN_USER.uid), Gid::from_raw(OWN_USER.gid));
         rustix::fs::fchown(folder, Some(uid), Some(gid))?;
     }
-    Ok(rustix::fs::fchmod(folder, Mode::RWXU)?)
+    // Between the look and the change its user may have given it another mode.
+    if !own || Mode::from_raw_mode(data.st_mode) != Mode::RWXU {
+        rustix::fs::fchmod(folder, Mode::RWXU)?;
+    }
+    Ok(())
+}
+
+/// Opens a folder within another that is this process's own, and makes it its own.
+pub(crate) fn open_taken(at: impl AsFd, name: impl Arg) -> io::Result<OwnedFd> {
+    let folder = open_folder(at, name)?;
+    take_back(&folder)?;
+    Ok(folder)
+}
+
+/// What else is in a folder than itself and that above.
+pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
+    loop {
+        match entries.read()? {
+            Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
+            entry => return Some(entry.map_err(io::Error::from)),
+        }
+    }
 }
 
 /// Removes a folder with all that is in it, which others may have filled, however deep: nothing of it is followed, and
@@ -165,18 +196,14 @@ pub(crate) fn take_back(folder: &OwnedFd) -> io::Result<()> {
 /// # Errors
 /// If it is none, or the system refuses.
 pub fn remove_folder(path: &Path) -> io::Result<()> {
-    let root = open_folder(CWD, path)?;
-    take_back(&root)?;
+    let mut root = Dir::new(open_taken(CWD, path)?)?;
     let mut gone = 0_u64;
     loop {
         let mut folders = Vec::new();
-        for entry in Dir::read_from(&root)? {
+        while let Some(entry) = next(&mut root) {
             let entry = entry?;
             let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            if rustix::fs::unlinkat(&root, name, AtFlags::empty()) == Err(Errno::ISDIR) {
+            if rustix::fs::unlinkat(root.fd()?, name, AtFlags::empty()) == Err(Errno::ISDIR) {
                 folders.push(name.to_owned());
             }
         }
@@ -184,49 +211,42 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
             break;
         }
         for name in folders {
-            flatten(&root, &name, &mut gone)?;
+            flatten(root.fd()?, &name, &mut gone)?;
         }
+        root.rewind();
     }
     std::fs::remove_dir(path)
 }
 
 /// Opens a folder within another that is this process's own, whatever rights it was made with.
-fn enter(at: &OwnedFd, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
-    let open = || -> io::Result<OwnedFd> {
-        let folder = open_folder(at, name)?;
-        take_back(&folder)?;
-        Ok(folder)
-    };
-    open().or_else(|error| {
+fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    open_taken(at, name).or_else(|error| {
         if error.kind() != io::ErrorKind::PermissionDenied {
             return Err(error);
         }
         // Nobody else can have put a link here.
         rustix::fs::chmodat(at, name, Mode::RWXU, AtFlags::empty())?;
-        open()
+        open_taken(at, name)
     })
 }
 
 /// Removes a folder of `root`, whose own folders come into `root`.
-fn flatten(root: &OwnedFd, name: &std::ffi::CStr, gone: &mut u64) -> io::Result<()> {
-    let folder = enter(root, name)?;
-    for entry in Dir::read_from(&folder)? {
+fn flatten(root: BorrowedFd<'_>, name: &CStr, gone: &mut u64) -> io::Result<()> {
+    let mut entries = Dir::new(enter(root, name)?)?;
+    while let Some(entry) = next(&mut entries) {
         let entry = entry?;
-        let inner = entry.file_name();
-        if matches!(inner.to_bytes(), b"." | b"..") {
-            continue;
-        }
+        let (folder, inner) = (entries.fd()?, entry.file_name());
         if entry.file_type() != FileType::Directory {
-            rustix::fs::unlinkat(&folder, inner, AtFlags::empty())?;
+            rustix::fs::unlinkat(folder, inner, AtFlags::empty())?;
             continue;
         }
         // To be moved it must be this process's own too.
-        drop(enter(&folder, inner)?);
+        drop(enter(folder, inner)?);
         loop {
             *gone += 1;
             let place = format!("{GONE}{gone}");
             let flags = RenameFlags::NOREPLACE;
-            match rustix::fs::renameat_with(&folder, inner, root, &place, flags) {
+            match rustix::fs::renameat_with(folder, inner, root, &place, flags) {
                 Err(Errno::EXIST) => {}
                 moved => break moved?,
             }
@@ -258,7 +278,7 @@ mod tests {
         std::fs::hard_link(outside.join("kept"), folder.join("twice")).unwrap();
         std::fs::create_dir(folder.join("sub")).unwrap();
         std::fs::write(folder.join("sub/own"), "own").unwrap();
-        let open = open_folder(CWD, &folder).unwrap();
+        let open = Arc::new(open_folder(CWD, &folder).unwrap());
         for name in ["linked/kept", "link", "sub"] {
             let refused = take(&open, name).unwrap_err();
             assert!(matches!(refused, OutputError::NotAFile(_)), "{refused}");
@@ -273,6 +293,22 @@ mod tests {
         assert_eq!(twice.file().metadata().unwrap().nlink(), 1);
         let original = outside.join("kept").metadata().unwrap();
         assert_ne!(twice.file().metadata().unwrap().ino(), original.ino());
+    }
+
+    #[test]
+    fn an_output_with_two_names_leaves_all_others_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let (outside, folder) = kept(root.path());
+        let names = ["first", ".tidemill-copy", ".tidemill-gone-1"];
+        for name in names {
+            std::fs::hard_link(outside.join("kept"), folder.join(name)).unwrap();
+        }
+        let open = Arc::new(open_folder(CWD, &folder).unwrap());
+        for name in names {
+            let made = take(&open, name).unwrap();
+            assert_eq!(std::io::read_to_string(made.file()).unwrap(), "x", "{name}");
+        }
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), names.len());
     }
 
     #[test]

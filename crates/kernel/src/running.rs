@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::run::{End, Exit, Tail, Usage};
+use crate::sandbox::group::Full;
 use crate::watch::{Watched, groups};
 
 /// Read from a pipe at once.
@@ -127,11 +128,11 @@ impl Running {
             || (status != End::Code(0) && written.longest >= limits.output_bytes);
         let mut end = end(status, cause, full, &usage, limits.memory_bytes, &stderr);
         if end == End::Signal(libc::SIGKILL) {
-            if self.watched.room_ended() {
-                end = End::MemoryLimit;
-            } else if self.watched.group_ended() {
-                end = End::GroupLimit;
-            }
+            end = match self.watched.full() {
+                Some(Full::Own) => End::MemoryLimit,
+                Some(Full::OfAll) => End::GroupLimit,
+                None => end,
+            };
         }
         Ok(Exit {
             end,

@@ -17,7 +17,7 @@ use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 
 use crate::prepare::{RESERVED, TEMPORARY};
-use crate::private::{open_folder, remove_folder, take_back};
+use crate::private::{next, open_taken, remove_folder};
 use crate::run::{Run, User};
 
 /// Spare folders kept for each user.
@@ -95,31 +95,26 @@ impl Spares {
 
 /// Takes a private folder back and removes all but the reserved folders, which are left as they were made.
 fn empty(folder: &Path) -> io::Result<()> {
-    let root = open_folder(rustix::fs::CWD, folder)?;
-    take_back(&root)?;
-    let reserved = open_folder(&root, RESERVED)?;
-    take_back(&reserved)?;
-    let temporary = open_folder(&reserved, TEMPORARY)?;
-    take_back(&temporary)?;
-    clear(&temporary, None)?;
-    clear(&reserved, Some(TEMPORARY))?;
-    clear(&root, Some(RESERVED))
+    let root = open_taken(rustix::fs::CWD, folder)?;
+    let reserved = open_taken(&root, RESERVED)?;
+    clear(open_taken(&reserved, TEMPORARY)?, None)?;
+    clear(reserved, Some(TEMPORARY))?;
+    clear(root, Some(RESERVED))
 }
 
 /// Removes the entries of a folder but `keep`. A folder among them is an error: then all goes.
-fn clear(folder: &OwnedFd, keep: Option<&str>) -> io::Result<()> {
-    for entry in Dir::read_from(folder)? {
+fn clear(folder: OwnedFd, keep: Option<&str>) -> io::Result<()> {
+    let mut entries = Dir::new(folder)?;
+    while let Some(entry) = next(&mut entries) {
         let entry = entry?;
         let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..")
-            || keep.is_some_and(|keep| name.to_bytes() == keep.as_bytes())
-        {
+        if keep.is_some_and(|keep| name.to_bytes() == keep.as_bytes()) {
             continue;
         }
         if entry.file_type() == FileType::Directory {
             return Err(Errno::ISDIR.into());
         }
-        rustix::fs::unlinkat(folder, name, AtFlags::empty())?;
+        rustix::fs::unlinkat(entries.fd()?, name, AtFlags::empty())?;
     }
     Ok(())
 }

@@ -14,15 +14,16 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::{LazyLock, mpsc};
+use std::sync::{Arc, LazyLock, mpsc};
 
 use parking_lot::Mutex;
 use seccompiler::{BpfProgram, sock_filter};
 
 use crate::error::SpawnError;
 use crate::run::User;
+use crate::sandbox::calls::IOPRIO_WHO_PROCESS;
 use crate::sandbox::files;
 
 /// Threads that start processes. One start keeps a processor busy for a millisecond at most.
@@ -34,12 +35,8 @@ const STACK_BYTES: usize = 64 << 10;
 /// How willingly the kernel process is ended when the host runs out of memory; more than the element.
 const OUT_OF_MEMORY_SCORE: &[u8] = b"500";
 
-/// `IOPRIO_WHO_PROCESS`, and class `IOPRIO_CLASS_IDLE` in its place, of `linux/ioprio.h`.
-const IOPRIO_WHO_PROCESS: c_int = 1;
+/// Class `IOPRIO_CLASS_IDLE` in its place, of `linux/ioprio.h`.
 const IOPRIO_IDLE: c_int = 3 << 13;
-
-/// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
-const RULE_PATH_BENEATH: c_int = 1;
 
 /// `PIDFD_SIGNAL_PROCESS_GROUP` of `linux/pidfd.h`.
 const WHOLE_GROUP: c_uint = 1 << 2;
@@ -63,7 +60,7 @@ pub(crate) struct Image {
     /// Doors of the control group that it enters; whoever made this holds them.
     pub(crate) doors: Vec<RawFd>,
     /// Its working directory.
-    pub(crate) folder: OwnedFd,
+    pub(crate) folder: Arc<OwnedFd>,
     /// Namespaces that it enters, in this order; whoever made this holds them.
     pub(crate) namespaces: Vec<RawFd>,
     /// Whose rights it gets, by the numbers of the namespace that it has entered.
@@ -92,13 +89,6 @@ pub(crate) struct Process {
     pub(crate) pid: i32,
     /// Readable once it has ended.
     pub(crate) pidfd: OwnedFd,
-}
-
-/// The `struct landlock_path_beneath_attr` of `linux/landlock.h`.
-#[repr(C, packed)]
-struct PathBeneathAttr {
-    allowed_access: u64,
-    parent_fd: i32,
 }
 
 /// The steps that can fail; the words are for users.
@@ -504,7 +494,7 @@ unsafe fn limits(image: &Image) -> Step {
     Ok(())
 }
 
-/// Takes the owner's user and gives up all capabilities, for good.
+/// Takes its user and gives up all capabilities, for good.
 ///
 /// # Safety
 /// As [`confine`].
@@ -559,7 +549,7 @@ unsafe fn file_rules(image: &Image) -> Step {
     let Some(ruleset) = &image.ruleset else {
         return Ok(());
     };
-    // SAFETY: the path is a terminated literal, and the attribute lives through the call that reads it.
+    // SAFETY: the path is a terminated literal, and the descriptor is open until it is closed below.
     unsafe {
         // Only the child can name its own folder of /proc; many run-time libraries read it.
         let path = c"/proc/self".as_ptr();
@@ -573,15 +563,10 @@ unsafe fn file_rules(image: &Image) -> Step {
         if let Ok(parent_fd) = c_int::try_from(own)
             && parent_fd >= 0
         {
-            let rule = PathBeneathAttr {
-                allowed_access: files::read_bits(),
-                parent_fd,
-            };
-            let rule = ptr::from_ref(&rule);
-            let fd = ruleset.as_raw_fd();
+            let own = BorrowedFd::borrow_raw(parent_fd);
             done(
                 FILE_RULES,
-                libc::syscall(libc::SYS_landlock_add_rule, fd, RULE_PATH_BENEATH, rule, 0),
+                files::add_rule(ruleset, own, files::read_bits()),
             )?;
             libc::syscall(libc::SYS_close, parent_fd);
         }

@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, Dir, FileType, Stat};
 
 use crate::child::Keeper;
-use crate::private::open_folder;
+use crate::private::{next, open_folder};
 use crate::run::{End, Limits, Tail, Usage};
 use crate::running::add;
-use crate::sandbox::group::{ControlGroup, Full, Room};
+use crate::sandbox::group::{ControlGroup, Full, Room, number_after};
 use crate::spawn::Process;
 
 /// How often memory, processes and written bytes are looked at.
@@ -45,7 +45,9 @@ pub(crate) struct Watched {
     /// Just before it was started.
     pub(crate) started: Instant,
     pub(crate) limits: Limits,
-    pub(crate) folder: OwnedFd,
+    pub(crate) folder: Arc<OwnedFd>,
+    /// The device that its folder is on, once somebody asked.
+    pub(crate) device: OnceLock<u64>,
     /// Device and inode of what lies in the folder but was not written by the kernel.
     pub(crate) given: BTreeSet<(u64, u64)>,
     pub(crate) state: Mutex<State>,
@@ -54,8 +56,8 @@ pub(crate) struct Watched {
     pub(crate) keeper: Arc<Keeper>,
     /// The control group that it is in, and how many processes that had lost for memory before.
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
-    /// Its own one within that, once it has run for a while.
-    pub(crate) room: Mutex<Option<Room>>,
+    /// Its own one within that, once it has run for a while, unless the system refused.
+    pub(crate) room: OnceLock<Option<Room>>,
     pub(crate) stdout: Mutex<Tail>,
     pub(crate) stderr: Mutex<Tail>,
 }
@@ -80,20 +82,12 @@ impl Watched {
         self.process.kill_group();
     }
 
-    /// Whether the system ended processes of its control group for memory while it ran.
-    pub(crate) fn group_ended(&self) -> bool {
-        let group = self.group.as_ref();
-        let counted = group.is_some_and(|(before, group)| group.ended() > *before);
-        counted || self.room_full() == Some(Full::OfAll)
-    }
-
-    /// Whether the system ended one of its processes since all of them wanted more memory than its limit.
-    pub(crate) fn room_ended(&self) -> bool {
-        self.room_full() == Some(Full::Own)
-    }
-
-    fn room_full(&self) -> Option<Full> {
-        self.room.lock().as_ref().and_then(Room::ended)
+    /// Which memory was full, if the system ended processes of its control group for that while it ran.
+    pub(crate) fn full(&self) -> Option<Full> {
+        let (before, group) = self.group.as_ref()?;
+        let room = self.room.get().and_then(Option::as_ref);
+        let of_all = || (group.ended() > *before).then_some(Full::OfAll);
+        room.and_then(Room::ended).or_else(of_all)
     }
 
     /// Bounds the memory that the system counts for a run, whoever of its processes has it, if any: what none of them has
@@ -102,14 +96,13 @@ impl Watched {
         let Some((_, group)) = &self.group else {
             return;
         };
-        let mut room = self.room.lock();
-        if room.is_none() {
+        let room = self.room.get_or_init(|| {
             let made = group.room(self.limits.memory_bytes);
             let unmade =
                 |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
-            *room = made.map_err(unmade).ok();
-        }
-        if let Some(room) = &mut *room {
+            made.map_err(unmade).ok()
+        });
+        if let Some(room) = room {
             room.enter(processes);
         }
     }
@@ -150,14 +143,18 @@ impl Watched {
     /// What the kernel has in its folder now.
     pub(crate) fn written(&self) -> Written {
         let mut written = Written::default();
-        sum(&self.folder, &self.given, DEPTH_MAX, &mut written);
+        // The folder itself has but one place where it is read.
+        if let Ok(entries) = Dir::read_from(&self.folder) {
+            sum(entries, &self.given, DEPTH_MAX, &mut written);
+        }
         written
     }
 
     /// The same with what only its processes have open.
     fn written_and_open(&self, processes: &[i32]) -> Written {
         let mut written = self.written();
-        let device = rustix::fs::fstat(&self.folder).map_or(0, |data| data.st_dev);
+        let device = || rustix::fs::fstat(&self.folder).map_or(0, |data| data.st_dev);
+        let device = *self.device.get_or_init(device);
         for process in processes {
             open_files(*process, device, &mut written);
         }
@@ -199,15 +196,11 @@ impl Written {
 }
 
 /// Errors are passed over: the kernel may remove at any moment what was just listed. No link is followed.
-fn sum(folder: &OwnedFd, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
-    let Ok(entries) = Dir::read_from(folder) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
+fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
+    while let Some(Ok(entry)) = next(&mut entries) {
+        let (Ok(folder), name) = (entries.fd(), entry.file_name()) else {
+            return;
+        };
         let Ok(data) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
@@ -218,8 +211,10 @@ fn sum(folder: &OwnedFd, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
                 written.bytes += (data.st_blocks.cast_unsigned() * 512).saturating_sub(NAMES_BYTES);
                 if depth == 0 {
                     written.uncounted = true;
-                } else if let Ok(inner) = open_folder(folder, name) {
-                    sum(&inner, given, depth - 1, written);
+                } else if let Ok(inner) = open_folder(folder, name)
+                    && let Ok(inner) = Dir::new(inner)
+                {
+                    sum(inner, given, depth - 1, written);
                 }
             }
             FileType::RegularFile if given.contains(&id) => {}
@@ -266,10 +261,7 @@ fn open_files(process: i32, device: u64, written: &mut Written) {
 fn under_way(process: i32, socket: &Path) -> u64 {
     let number = socket.file_name().unwrap_or_default().to_string_lossy();
     let about = fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default();
-    let count = about.lines().find_map(|line| line.strip_prefix("scm_fds:"));
-    count
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
+    number_after(&about, "scm_fds:")
 }
 
 struct Watcher {
@@ -429,7 +421,8 @@ pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, Group> {
         group.live += 1;
         group.members.push(pid);
         if let Ok(status) = fs::read_to_string(process.path().join("status")) {
-            group.memory_bytes += kibibytes(&status, "RssAnon:") + kibibytes(&status, "RssShmem:");
+            let kibibytes = ["RssAnon:", "RssShmem:"].map(|name| number_after(&status, name));
+            group.memory_bytes += kibibytes.iter().sum::<u64>() << 10;
         }
     }
     groups
@@ -440,12 +433,6 @@ fn state_and_group(stat: &str) -> Option<(&str, i32)> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     let state = fields.next()?;
     Some((state, fields.nth(1)?.parse().ok()?))
-}
-
-fn kibibytes(status: &str, field: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0) << 10
 }
 
 #[cfg(test)]
@@ -481,13 +468,13 @@ mod tests {
             .unwrap();
         let data = rustix::fs::stat(&given).unwrap();
         let given = BTreeSet::from([(data.st_dev, data.st_ino)]);
-        let open = open_folder(rustix::fs::CWD, folder.path()).unwrap();
+        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
         let mut written = Written::default();
-        sum(&open, &given, 8, &mut written);
+        sum(open(), &given, 8, &mut written);
         assert_eq!((written.bytes, written.longest), (5000, 1 << 40));
         assert!(written.exceeds(4999) && !written.exceeds(5000));
         // Deeper than is looked at.
-        sum(&open, &given, 0, &mut written);
+        sum(open(), &given, 0, &mut written);
         assert!(written.exceeds(u64::MAX));
     }
 }

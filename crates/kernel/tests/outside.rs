@@ -7,11 +7,13 @@
 mod support;
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead as _, Read as _};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use support::{LAUNCHER, Place, compile, finish, output, skip_without_root, start, wait_until};
 use tidemill_kernel::{Code, KERNELS_FROM, PrepareError, Running, User};
@@ -20,6 +22,9 @@ const TWIN: User = User {
     uid: 1000,
     gid: 1000,
 };
+
+/// After which it is clear that something waits for the twin.
+const HANG: Duration = Duration::from_secs(60);
 
 /// What the twin's script prints: it tries things and names those that it could do.
 fn twin(script: &str, args: &[&str]) -> String {
@@ -209,6 +214,231 @@ fn a_program_is_run_only_for_whom_it_may_be() {
     assert_eq!(output(run), "ran as 1000\n");
 }
 
+/// A folder of the twin's with a program that is everybody's, and files of root's that are nobody's.
+struct Swapped {
+    place: Place,
+    tool: PathBuf,
+    good: PathBuf,
+    secrets: [PathBuf; 2],
+}
+
+impl Swapped {
+    fn new() -> Self {
+        let place = Place::new();
+        let own = place.path("own");
+        fs::create_dir(&own).unwrap();
+        let tool = own.join("tool");
+        fs::write(&tool, "#!/bin/sh\necho good\n").unwrap();
+        fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
+        let good = own.join("good");
+        fs::copy(&tool, &good).unwrap();
+        for path in [&own, &tool, &good] {
+            chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+        }
+        let closed = place.path("closed");
+        fs::create_dir(&closed).unwrap();
+        fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
+        // One that only root may read, one that all might if they came to it.
+        let secrets = [place.path("secret"), closed.join("secret")];
+        for (secret, mode) in secrets.iter().zip([0o700, 0o755]) {
+            fs::write(secret, format!("#!/bin/sh\necho {mode:o}\n")).unwrap();
+            fs::set_permissions(secret, Permissions::from_mode(mode)).unwrap();
+        }
+        Self {
+            place,
+            tool,
+            good,
+            secrets,
+        }
+    }
+
+    fn run(&self) -> tidemill_kernel::Run {
+        let mut run = self.place.run(Code::Program(self.tool.clone()), &[]);
+        run.user = Some(TWIN);
+        run
+    }
+
+    /// Puts something else where the program was.
+    fn swap(&self, make: impl FnOnce(&Path)) {
+        fs::remove_file(&self.tool).unwrap();
+        make(&self.tool);
+    }
+}
+
+#[test]
+fn a_name_that_leads_to_what_is_no_program_of_the_users_is_refused_at_once() {
+    if skip_without_root() {
+        return;
+    }
+    let swapped = Swapped::new();
+    let refused = || {
+        let run = swapped.run();
+        let hash = LAUNCHER.code_hash(&run).unwrap_err().to_string();
+        let prepared = LAUNCHER.prepare(run).unwrap_err().to_string();
+        assert_eq!(hash, prepared);
+        hash
+    };
+    for secret in &swapped.secrets {
+        swapped.swap(|tool| symlink(secret, tool).unwrap());
+        assert!(refused().contains("may not"), "{}", refused());
+    }
+    // A name of what this process has open.
+    let open = fs::File::open(&swapped.secrets[1]).unwrap();
+    let number = format!("/proc/self/fd/{}", open.as_raw_fd());
+    swapped.swap(|tool| symlink(number, tool).unwrap());
+    refused();
+    // What would have to be waited for.
+    swapped.swap(|tool| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o777);
+        rustix::fs::mknodat(rustix::fs::CWD, tool, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        fs::set_permissions(tool, Permissions::from_mode(0o777)).unwrap();
+    });
+    refused();
+    swapped.swap(|tool| fs::create_dir(tool).unwrap());
+    refused();
+}
+
+#[test]
+fn a_program_that_was_swapped_after_the_look_is_not_run() {
+    if skip_without_root() {
+        return;
+    }
+    let swapped = Swapped::new();
+    let other = swapped.place.path("other.sh");
+    fs::write(&other, "#!/bin/sh\necho other\n").unwrap();
+    fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
+    let prepared = LAUNCHER.prepare(swapped.run()).unwrap();
+    swapped.swap(|tool| symlink(&other, tool).unwrap());
+    let refused = LAUNCHER.spawn(&prepared).unwrap_err();
+    assert!(
+        matches!(refused, tidemill_kernel::SpawnError::Execute { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_twin_that_swaps_a_program_while_tasks_are_prepared_gets_nothing() {
+    const ROUNDS: usize = 300;
+    if skip_without_root() {
+        return;
+    }
+    let swapped = Swapped::new();
+    let script = "
+tool, good, *secrets = sys.argv[1:]
+os.chdir(os.path.dirname(tool))
+print('ready', flush=True)
+while True:
+    for make in (lambda: os.link(good, 'new'), lambda: os.symlink(secrets[0], 'new'),
+                 lambda: os.link(good, 'new'), lambda: os.symlink(secrets[1], 'new'),
+                 lambda: os.link(good, 'new'), lambda: os.mkfifo('new', 0o777)):
+        make()
+        os.rename('new', tool)
+        if os.path.lexists('new'): os.unlink('new')
+";
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
+    command.args([&swapped.tool, &swapped.good]);
+    command.args(&swapped.secrets).uid(TWIN.uid).gid(TWIN.gid);
+    let mut twin = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 5];
+    let mut from_twin = twin.stdout.take().unwrap();
+    from_twin.read_exact(&mut said).unwrap();
+    let good = tidemill_kernel::hash_file(&swapped.good).unwrap();
+    let runs: Vec<_> = (0..ROUNDS).map(|_| swapped.run()).collect();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // Beside this thread, which sees it when that hangs.
+    std::thread::spawn(move || {
+        for run in runs {
+            let hash = LAUNCHER.code_hash(&run);
+            let prepared = LAUNCHER.prepare(run);
+            let prepared = prepared.map(|prepared| prepared.code_hash().to_owned());
+            sender.send([hash, prepared]).unwrap();
+        }
+    });
+    let mut found = 0;
+    for round in 0..ROUNDS {
+        let seen = receiver.recv_timeout(HANG);
+        let seen = seen.unwrap_or_else(|_| panic!("round {round} hangs"));
+        for hash in seen.iter().flatten() {
+            assert_eq!(*hash, good);
+            found += 1;
+        }
+    }
+    assert!(twin.try_wait().unwrap().is_none(), "the twin gave up");
+    twin.kill().unwrap();
+    twin.wait().unwrap();
+    assert!(found > 0, "the twin was never in the way of itself");
+}
+
+#[test]
+fn a_folder_that_is_changed_while_it_is_taken_back_leads_nowhere() {
+    const ROUNDS: usize = 60;
+    if skip_without_root() {
+        return;
+    }
+    let place = Place::new();
+    let outside = place.path("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("kept"), "kept").unwrap();
+    let state = || {
+        let of = |path: &Path| {
+            let data = fs::metadata(path).unwrap();
+            (data.mode(), data.uid(), data.nlink(), data.ctime_nsec())
+        };
+        (of(&outside), of(&outside.join("kept")))
+    };
+    let before = state();
+    let all = place.path("all");
+    fs::create_dir(&all).unwrap();
+    chown(&all, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
+    let script = "
+all, outside, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def quietly(call, *args):
+    try: call(*args)
+    except OSError: pass
+for number in range(rounds):
+    folder = f'{all}/{number}'
+    os.makedirs(folder + '/sub/deep')
+    inner = os.open(folder, os.O_RDONLY)
+    print(number, flush=True)
+    # Until it has come back: then nothing can be made in it.
+    while True:
+        try:
+            os.fchdir(inner)
+            os.symlink(outside, 'link')
+            os.rename('sub', 'away')
+            os.rename('link', 'sub')
+            for mode in (0, 0o777): quietly(os.fchmod, inner, mode)
+            os.rename('sub', 'link')
+            os.rename('away', 'sub')
+            os.unlink('link')
+            quietly(os.makedirs, 'sub/deep/er')
+        except OSError:
+            if not os.path.exists(folder) or os.fstat(inner).st_uid != os.getuid(): break
+            for undo in (('unlink', 'link'), ('unlink', 'sub')): quietly(getattr(os, undo[0]), undo[1])
+            quietly(os.rename, 'away', 'sub')
+            quietly(os.makedirs, 'sub/deep')
+    os.close(inner)
+    os.chdir('/')
+";
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
+    command
+        .args([&all, &outside])
+        .arg(ROUNDS.to_string())
+        .uid(TWIN.uid)
+        .gid(TWIN.gid);
+    let mut twin = command.stdout(Stdio::piped()).spawn().unwrap();
+    let rounds = std::io::BufReader::new(twin.stdout.take().unwrap()).lines();
+    for number in rounds {
+        let folder = all.join(number.unwrap());
+        tidemill_kernel::remove_folder(&folder).unwrap();
+        assert!(!folder.exists());
+        assert_eq!(state(), before);
+    }
+    assert!(twin.wait().unwrap().success());
+}
+
 #[test]
 fn no_input_is_one_that_its_reader_can_change_outside() {
     if skip_without_root() {
@@ -345,6 +575,82 @@ fn a_kernel_of_an_ordinary_users_own_element_stays_inside() {
     let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
     assert!(said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn in_a_container_with_few_numbers_kernels_have_their_owners() {
+    const NAME: &str = "in_a_container_with_few_numbers_kernels_have_their_owners";
+    if std::env::var_os("PLAY_CONTAINER").is_some() {
+        return in_container();
+    }
+    if skip_without_root() {
+        return;
+    }
+    let script = "
+if libc.unshare(0x10000000): sys.exit('no namespace of users')
+print('made', flush=True)
+sys.stdin.readline()
+os.setgroups([]); os.setgid(0); os.setuid(0)
+os.execv(sys.argv[1], sys.argv[1:])
+";
+    let mut container = Command::new("/usr/bin/python3")
+        .args(["-c", &format!("{ATTEMPTS}{script}")])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env("PLAY_CONTAINER", "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(container.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "made\n");
+    for map in ["uid_map", "gid_map"] {
+        let path = format!("/proc/{}/{map}", container.id());
+        fs::write(path, "0 0 2000\n65534 65534 1\n").unwrap();
+    }
+    drop(container.stdin.take());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(container.wait().unwrap().success(), "{rest}");
+    assert!(rest.contains("1 passed"), "{rest}");
+}
+
+/// The element of root in a container runs a kernel of a user that there is, and of one that there is not.
+fn in_container() {
+    assert!(!LAUNCHER.has_users_of_kernels() && LAUNCHER.has_namespaces());
+    let place = Place::new();
+    let mut stranger = place.shell("echo ran");
+    stranger.user = Some(User {
+        uid: 3000,
+        gid: 3000,
+    });
+    LAUNCHER.prepare(stranger).unwrap_err();
+    let (_, running) = waiting(&place);
+    let pid = running.pid();
+    let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
+    assert_eq!(owner, TWIN.uid);
+    let script = "
+pid = int(sys.argv[1])
+for name in ('cwd', 'root', 'exe', 'fd/0', 'ns/user'):
+    attempt('readlink ' + name, lambda: os.readlink(f'/proc/{pid}/{name}'))
+for name in ('mem', 'maps', 'environ', 'cwd/ready', 'fd/0', 'syscall', 'auxv'):
+    attempt('open ' + name, lambda: os.read(os.open(f'/proc/{pid}/{name}', os.O_RDONLY), 1))
+pidfd = os.pidfd_open(pid)
+attempt('pidfd_getfd', lambda: libc.syscall(438, pidfd, 1, 0))
+attempt('enter its namespaces', lambda: libc.setns(pidfd, 0x10000000))
+attempt('ptrace', lambda: libc.ptrace(16, pid, 0, 0))
+attempt('signal', lambda: os.kill(pid, 0))
+";
+    assert_eq!(twin(script, &[&pid.to_string()]), "could signal\n");
+    running.control().cancel();
+    running.wait().unwrap();
+    // What is a part of the program runs so, too.
+    let mut run = place.run(Code::Builtin("count".into()), &[]);
+    run.user = Some(TWIN);
+    place.input(&mut run, "data", "12345678");
+    assert!(finish(run).1.success());
 }
 
 /// The element of an ordinary user runs a kernel that tries what this user could do outside.

@@ -7,13 +7,15 @@ mod stack;
 mod support;
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use support::{
     LAUNCHER, Place, compile, exists, finish, is_root, output, start, users, wait_until,
 };
 use tidemill_kernel::{
-    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User, locks,
+    Code, End, OutputError, PrepareError, RunInput, SpawnError, TAIL_BYTES_MAX, User, builtin_hash,
+    hash_file, locks,
 };
 
 #[test]
@@ -41,6 +43,22 @@ fn a_program_sees_its_inputs_and_leaves_its_outputs() {
 }
 
 #[test]
+fn code_is_known_before_its_inputs_are_there() {
+    let place = Place::new();
+    let program = Path::new("/bin/sh");
+    for (code, hash) in [
+        (Code::Builtin("count".into()), builtin_hash("count")),
+        (Code::Program(program.into()), hash_file(program).ok()),
+    ] {
+        let mut run = place.run(code, &[]);
+        run.user = users().last().copied().flatten();
+        run.stdin = Some("elsewhere".into());
+        assert_eq!(LAUNCHER.code_hash(&run).ok(), hash);
+        LAUNCHER.prepare(run).unwrap_err();
+    }
+}
+
+#[test]
 fn standard_streams_can_be_files() {
     let place = Place::new();
     for user in users() {
@@ -50,9 +68,8 @@ fn standard_streams_can_be_files() {
         run.outputs.push("dir/out".into());
         run.stdin = Some("in".into());
         run.stdout = Some("dir/out".into());
-        let (mut prepared, exit) = finish(run);
+        let (prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        prepared.close_streams();
         let made = prepared.output("dir/out").unwrap();
         assert_eq!(made.size().unwrap(), 4);
         // What starts meanwhile has it for a moment.

@@ -8,6 +8,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{
     Place, finish, is_root, output, require, skip_without_root, start, users, wait_until,
 };
@@ -291,6 +292,65 @@ fn other_processes_cannot_be_signalled() {
     );
     let text = output(place.shell(&script));
     assert!(!text.contains("signalled"), "{text}");
+}
+
+#[test]
+fn a_kernel_that_can_not_be_watched_does_not_run() {
+    const NAME: &str = "a_kernel_that_can_not_be_watched_does_not_run";
+    const PLAY: &str = "PLAY_WITHOUT_DESCRIPTORS";
+    const DESCRIPTORS: u64 = 300;
+    /// A start takes fewer.
+    const FREE_MAX: usize = 14;
+    // In a process of its own, where nothing else needs a descriptor.
+    if std::env::var_os(PLAY).is_none() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", NAME, "--nocapture"]).env(PLAY, "1");
+        assert!(again.status().unwrap().success());
+        return;
+    }
+    let children = || {
+        let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("children")).unwrap();
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let all: String = tasks.map(|task| of(task.unwrap())).collect();
+        all.split_ascii_whitespace().count()
+    };
+    let place = Place::new();
+    let builtin = || {
+        let mut run = place.run(Code::Builtin("count".into()), &[]);
+        run.user = users().last().copied().flatten();
+        run
+    };
+    finish(builtin());
+    let before = children();
+    let most = getrlimit(Resource::Nofile);
+    let (mut refused, mut started) = (0, 0);
+    let both = |free| [(free, builtin()), (free, place.shell("sleep 1000"))];
+    for (free, run) in (0..FREE_MAX).flat_map(both) {
+        let prepared = support::LAUNCHER.prepare(run).unwrap();
+        let few = Rlimit {
+            current: Some(DESCRIPTORS),
+            ..most
+        };
+        setrlimit(Resource::Nofile, few).unwrap();
+        let mut taken: Vec<_> =
+            std::iter::from_fn(|| rustix::io::dup(std::io::stdin()).ok()).collect();
+        taken.truncate(taken.len().saturating_sub(free));
+        let running = support::LAUNCHER.spawn(&prepared);
+        drop(taken);
+        setrlimit(Resource::Nofile, most).unwrap();
+        match running {
+            Err(_) => refused += 1,
+            Ok(running) => {
+                running.control().cancel();
+                running.wait().unwrap();
+                started += 1;
+            }
+        }
+        // With a server that forks kernels, if that was given up.
+        finish(builtin());
+        assert_eq!(children(), before, "with {free} descriptors");
+    }
+    assert!(refused > 4 && started > 4);
 }
 
 #[test]

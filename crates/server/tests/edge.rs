@@ -483,7 +483,9 @@ async fn a_right_ends_with_the_owner_and_after_its_time_though_its_element_is_aw
     let alice = bearer(&server, &credential).await.unwrap();
     let key = Key::from_slice(&element.key).unwrap();
     let good_at = |right: &[u8], now_ns: u64| {
-        key.check(right, ElementId(3), ObjectId(object), rights::READ, now_ns)
+        let said = key.read(right)?;
+        let allows = said.allows(ElementId(3), ObjectId(object), rights::READ, now_ns);
+        allows.map(|()| said)
     };
     let now = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -115,32 +115,6 @@ impl Key {
         bytes
     }
 
-    /// Checks that `bytes` is a capability for `rights` on `object` of `element` at `now_ns`, and says
-    /// what it holds.
-    ///
-    /// # Errors
-    /// See [`Refusal`].
-    pub fn check(
-        &self,
-        bytes: &[u8],
-        element: ElementId,
-        object: ObjectId,
-        rights: u32,
-        now_ns: u64,
-    ) -> Result<Capability, Refusal> {
-        let capability = self.read(bytes)?;
-        if capability.object != object || capability.element != element {
-            return Err(Refusal::OtherObject);
-        }
-        if capability.rights & rights != rights {
-            return Err(Refusal::Rights);
-        }
-        if capability.expires_at_ns <= now_ns {
-            return Err(Refusal::Expired);
-        }
-        Ok(capability)
-    }
-
     /// What a capability says that was signed with this key, whatever it is for and however old it is.
     ///
     /// # Errors
@@ -165,6 +139,31 @@ impl Key {
     }
 }
 
+impl Capability {
+    /// Whether it allows `rights` on `object` of `element` at `now_ns`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn allows(
+        &self,
+        element: ElementId,
+        object: ObjectId,
+        rights: u32,
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
+        if self.object != object || self.element != element {
+            return Err(Refusal::OtherObject);
+        }
+        if self.rights & rights != rights {
+            return Err(Refusal::Rights);
+        }
+        if self.expires_at_ns <= now_ns {
+            return Err(Refusal::Expired);
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,8 +177,8 @@ mod tests {
         expires_at_ns: 100,
     };
 
-    fn check(bytes: &[u8]) -> Result<Capability, Refusal> {
-        Key::new([1; 32]).check(bytes, ElementId(2), ObjectId(7), rights::READ, 99)
+    fn read(bytes: &[u8]) -> Result<Capability, Refusal> {
+        Key::new([1; 32]).read(bytes)
     }
 
     #[test]
@@ -187,16 +186,17 @@ mod tests {
         let key = Key::new([1; 32]);
         let bytes = key.sign(&CAPABILITY);
         assert_eq!(bytes.len(), LENGTH);
-        assert_eq!(check(&bytes), Ok(CAPABILITY));
+        assert_eq!(read(&bytes), Ok(CAPABILITY));
         let on = |element, object, rights, now| {
-            key.check(&bytes, ElementId(element), ObjectId(object), rights, now)
+            CAPABILITY.allows(ElementId(element), ObjectId(object), rights, now)
         };
+        assert_eq!(on(2, 7, rights::READ, 99), Ok(()));
         assert_eq!(on(2, 8, rights::READ, 99), Err(Refusal::OtherObject));
         assert_eq!(on(3, 7, rights::READ, 99), Err(Refusal::OtherObject));
         assert_eq!(on(2, 7, rights::REMOVE, 99), Err(Refusal::Rights));
         assert_eq!(on(2, 7, rights::READ, 100), Err(Refusal::Expired));
         assert_eq!(
-            check(&Key::new([2; 32]).sign(&CAPABILITY)),
+            read(&Key::new([2; 32]).sign(&CAPABILITY)),
             Err(Refusal::Forged)
         );
     }
@@ -206,12 +206,12 @@ mod tests {
         fn no_changed_byte_goes_unseen(at in 0..LENGTH, flip in 1u8..=255) {
             let mut bytes = Key::new([1; 32]).sign(&CAPABILITY);
             bytes[at] ^= flip;
-            prop_assert!(check(&bytes).is_err());
+            prop_assert!(read(&bytes).is_err());
         }
 
         #[test]
         fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            prop_assert!(check(&bytes).is_err());
+            prop_assert!(read(&bytes).is_err());
         }
     }
 }

@@ -670,21 +670,9 @@ pub(crate) fn failed(kind: FailureKind) -> Box<Outcome> {
         message: format!("{kind:?}"),
     };
     Box::new(Outcome {
-        result: Err(failure),
-        start: Time(0),
-        kernel_start: Time(0),
         end: Time(1_000_000),
-        moved_bytes: 0,
         read_bytes: 100,
-        written_bytes: 0,
-        cpu: Span(0),
-        memory_bytes: 0,
-        reused: None,
-        kernel_hash: String::new(),
-        contents: Vec::new(),
-        removed: Vec::new(),
-        stdout: String::new(),
-        stderr: String::new(),
+        ..Outcome::at(Time(0), Err(failure))
     })
 }
 

@@ -276,7 +276,7 @@ const ARCHITECTURE: (TargetArch, u32) = (TargetArch::riscv64, 0xc000_00f3);
 const SOCKET_KIND: u64 = 0xf;
 
 /// `IOPRIO_WHO_PROCESS` of `linux/ioprio.h`.
-const IOPRIO_WHO_PROCESS: u64 = 1;
+pub(crate) const IOPRIO_WHO_PROCESS: u64 = 1;
 
 /// Flags of `clone` that make a namespace.
 const NAMESPACES: i32 = libc::CLONE_NEWNS

@@ -1,14 +1,14 @@
 //! What a kernel can reach in the file system: its private folder, the system's programs and libraries,
 //! and the files that the run names. Nothing else can be opened, listed or made.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
-    RulesetCreatedAttr, RulesetError, Scope,
-};
-use rustix::fs::{Mode, OFlags};
+use landlock::{ABI, Access, AccessFs, AccessNet, BitFlags, Ruleset, RulesetAttr, Scope};
+use rustix::fs::{FileType, Mode, OFlags};
+
+use crate::error::SpawnError;
 
 /// The newest interface this crate knows; older systems leave out what they lack.
 const VERSION: ABI = ABI::V6;
@@ -66,15 +66,28 @@ pub const SYSTEM_PATHS: &[&str] = &[
 /// Devices that every kernel may read and write.
 const WRITABLE_DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full"];
 
-/// The rules that are the same for all runs, with the files they name held open.
+/// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
+const RULE_PATH_BENEATH: libc::c_int = 1;
+
+/// The `struct landlock_path_beneath_attr` of `linux/landlock.h`.
+#[repr(C, packed)]
+struct PathBeneathAttr {
+    allowed_access: u64,
+    parent_fd: i32,
+}
+
+/// The rules that are the same for all runs, with the files they name held open and what each allows.
 #[derive(Debug)]
 pub(crate) struct SystemRules {
-    rules: Vec<(OwnedFd, BitFlags<AccessFs>)>,
+    rules: Vec<(OwnedFd, u64)>,
+    /// The interface of this system.
+    version: ABI,
 }
 
 impl SystemRules {
     /// Opens what exists of `paths` and the default devices.
-    pub(crate) fn open(paths: &[PathBuf]) -> Self {
+    pub(crate) fn open(paths: &[PathBuf], version: i32) -> Self {
+        let version = version.into();
         let mut seen = Vec::new();
         let mut rules = Vec::new();
         let devices = WRITABLE_DEVICES
@@ -92,38 +105,70 @@ impl SystemRules {
             if seen.iter().any(|above| canonical.starts_with(above)) {
                 continue;
             }
-            if let Ok(file) = open_path(&canonical) {
+            if let Ok(file) = open_path(&canonical)
+                && let Ok(access) = known(&file, access, version)
+            {
                 rules.push((file, access));
                 seen.push(canonical);
             }
         }
-        Self { rules }
+        Self { rules, version }
     }
 
     /// The ruleset of one run; `None` where Landlock is missing.
-    pub(crate) fn ruleset(
+    pub(crate) fn ruleset<'a>(
         &self,
-        folder: &impl AsFd,
-        readable: &[OwnedFd],
-    ) -> Result<Option<OwnedFd>, RulesetError> {
-        let mut ruleset = Ruleset::default()
+        folder: &OwnedFd,
+        readable: impl Iterator<Item = BorrowedFd<'a>>,
+    ) -> Result<Option<OwnedFd>, SpawnError> {
+        let made = Ruleset::default()
             .handle_access(AccessFs::from_all(VERSION))?
             .handle_access(AccessNet::from_all(VERSION))?
             .scope(Scope::from_all(VERSION))?
             .create()?;
+        let Some(ruleset) = Option::<OwnedFd>::from(made) else {
+            return Ok(None);
+        };
+        let add = |file: BorrowedFd<'_>, access| match add_rule(&ruleset, file, access) {
+            0 => Ok(()),
+            _ => Err(SpawnError::Process(io::Error::last_os_error())),
+        };
         for (file, access) in &self.rules {
-            ruleset = ruleset.add_rule(PathBeneath::new(file, *access))?;
+            add(file.as_fd(), *access)?;
         }
         for file in readable {
-            ruleset = ruleset.add_rule(PathBeneath::new(file, read()))?;
+            let access = known(file, read(), self.version).map_err(SpawnError::Process)?;
+            add(file, access)?;
         }
-        ruleset = ruleset.add_rule(PathBeneath::new(folder, AccessFs::from_all(VERSION)))?;
-        Ok(descriptor(ruleset))
+        let all = AccessFs::from_all(VERSION) & AccessFs::from_all(self.version);
+        add(folder.as_fd(), all.bits())?;
+        Ok(Some(ruleset))
     }
 }
 
-fn descriptor(ruleset: RulesetCreated) -> Option<OwnedFd> {
-    ruleset.into()
+/// What of `access` there is for such a file on a system of this version.
+fn known(file: impl AsFd, access: BitFlags<AccessFs>, version: ABI) -> io::Result<u64> {
+    let data = rustix::fs::fstat(file)?;
+    let there = match FileType::from_raw_mode(data.st_mode) {
+        FileType::Directory => AccessFs::from_all(version),
+        _ => AccessFs::from_file(version),
+    };
+    Ok((access & there).bits())
+}
+
+/// Adds a rule by a bare system call, as is needed between fork and exec; its result.
+pub(crate) fn add_rule(ruleset: &OwnedFd, file: BorrowedFd<'_>, access: u64) -> libc::c_long {
+    let rule = PathBeneathAttr {
+        allowed_access: access,
+        parent_fd: file.as_raw_fd(),
+    };
+    let (call, ruleset, rule) = (
+        libc::SYS_landlock_add_rule,
+        ruleset.as_raw_fd(),
+        &raw const rule,
+    );
+    // SAFETY: the attribute lives through the call that reads it.
+    unsafe { libc::syscall(call, ruleset, RULE_PATH_BENEATH, rule, 0) }
 }
 
 /// Reading, listing and executing.

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -162,7 +162,7 @@ impl ControlGroup {
             folder: folder.clone(),
             version: *version,
             limit,
-            moves: 0,
+            moves: AtomicU32::new(0),
         };
         fs::write(folder.join(most), limit.to_string())?;
         let with_swap = match version {
@@ -187,9 +187,15 @@ impl ControlGroup {
             .as_ref()
             .and_then(|events| events.read_at(&mut bytes, 0).ok());
         let text = str::from_utf8(&bytes[..read.unwrap_or(0)]).unwrap_or_default();
-        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        count.and_then(|count| count.parse().ok()).unwrap_or(0)
+        number_after(text, "oom_kill ")
     }
+}
+
+/// The number that follows a name in a text of the system's, 0 if there is none.
+pub(crate) fn number_after(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
+    number.unwrap_or(0)
 }
 
 fn door(folder: &Path) -> io::Result<OwnedFd> {
@@ -214,16 +220,15 @@ pub(crate) struct Room {
     version: Version,
     door: OwnedFd,
     limit: u64,
-    moves: u32,
+    moves: AtomicU32,
 }
 
 impl Room {
     /// Moves processes in. After some times all are, and so are those to come.
-    pub(crate) fn enter(&mut self, processes: &[i32]) {
-        if self.moves == MOVES {
+    pub(crate) fn enter(&self, processes: &[i32]) {
+        if self.moves.fetch_add(1, Ordering::Relaxed) >= MOVES {
             return;
         }
-        self.moves += 1;
         for process in processes {
             // Those that have ended meanwhile are not there any more.
             let _ = rustix::io::write(&self.door, process.to_string().as_bytes());
@@ -233,24 +238,16 @@ impl Room {
     /// Which group was full, if the system ended a process of this one for memory.
     pub(crate) fn ended(&self) -> Option<Full> {
         let read = |name: &str| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
-        let count = |text: &str, name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|count| count.trim().parse::<u64>().ok())
-                .unwrap_or(0)
-        };
         match self.version {
             Version::One => {
-                let most = read("memory.max_usage_in_bytes")
-                    .trim()
-                    .parse()
-                    .unwrap_or(0);
+                let most = number_after(&read("memory.max_usage_in_bytes"), "");
                 let own = most >= self.limit - self.limit / 64;
                 // It is counted where the process was, whichever group was full.
-                let ended = count(&read("memory.oom_control"), "oom_kill ") > 0;
+                let ended = number_after(&read("memory.oom_control"), "oom_kill ") > 0;
                 ended.then_some(if own { Full::Own } else { Full::OfAll })
             }
             Version::Two => {
-                let own = count(&read("memory.events.local"), "oom ") > 0;
+                let own = number_after(&read("memory.events.local"), "oom ") > 0;
                 own.then_some(Full::Own)
             }
         }

@@ -4,6 +4,8 @@
 //! descriptors and walk into its folder. So where the element is root, the kernels of user `n` run as user
 //! [`KERNELS_FROM`]` + n`, and their folders belong to that. Within the sandbox's namespace of users it is `n` again.
 
+use std::io;
+
 use crate::error::PrepareError;
 use crate::run::User;
 
@@ -25,10 +27,7 @@ pub(crate) enum Ids {
 impl Ids {
     /// What this process can do.
     pub(crate) fn of_this_host() -> Self {
-        let maps = |path| {
-            let map = std::fs::read_to_string(path).unwrap_or_default();
-            map.lines().any(holds_numbers_for_kernels)
-        };
+        let maps = |path| ranges(path).is_ok_and(|all| all.iter().any(holds_numbers_for_kernels));
         if rustix::process::geteuid().is_root()
             && maps("/proc/self/uid_map")
             && maps("/proc/self/gid_map")
@@ -56,16 +55,31 @@ impl Ids {
     }
 }
 
-/// Whether a line of a map of users (`inside outside count`) has all numbers for kernels inside.
-fn holds_numbers_for_kernels(line: &str) -> bool {
-    let mut numbers = line.split_ascii_whitespace().map(str::parse::<u64>);
-    let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =
-        (numbers.next(), numbers.next(), numbers.next())
-    else {
-        return false;
-    };
-    first <= KERNELS_FROM.into()
-        && first.saturating_add(count) >= u64::from(KERNELS_FROM) + u64::from(KERNELS)
+/// Where a range of numbers begins inside of a namespace, and how many there are.
+type Range = (u64, u64);
+
+/// The numbers of users or groups in a map of this process.
+pub(super) fn ranges(path: &str) -> io::Result<Vec<Range>> {
+    Ok(std::fs::read_to_string(path)?
+        .lines()
+        .filter_map(range)
+        .collect())
+}
+
+/// A line of a map: `inside outside count`.
+fn range(line: &str) -> Option<Range> {
+    let mut numbers = line.split_ascii_whitespace().map(str::parse);
+    let (first, _, count) = (numbers.next()?, numbers.next()?, numbers.next()?);
+    Some((first.ok()?, count.ok()?))
+}
+
+/// Whether a range has all numbers for kernels inside.
+fn holds_numbers_for_kernels((first, count): &Range) -> bool {
+    let (from, to) = (
+        u64::from(KERNELS_FROM),
+        u64::from(KERNELS_FROM) + u64::from(KERNELS),
+    );
+    *first <= from && first.saturating_add(*count) >= to
 }
 
 #[cfg(test)]
@@ -74,13 +88,12 @@ mod tests {
 
     #[test]
     fn only_a_whole_map_has_numbers_for_kernels() {
-        assert!(holds_numbers_for_kernels(
-            "         0          0 4294967295"
-        ));
-        assert!(holds_numbers_for_kernels("0 0 4294967296"));
-        assert!(!holds_numbers_for_kernels("0 100000 65536"));
-        assert!(!holds_numbers_for_kernels("0 0 2147483649"));
-        assert!(!holds_numbers_for_kernels(""));
+        let holds = |line| range(line).is_some_and(|range| holds_numbers_for_kernels(&range));
+        assert!(holds("         0          0 4294967295"));
+        assert!(holds("0 0 4294967296"));
+        assert!(!holds("0 100000 65536"));
+        assert!(!holds("0 0 2147483649"));
+        assert!(!holds(""));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! puts it up between fork and exec.
 //!
 //! - `files`: what a kernel can reach in the file system (Landlock).
-//! - `calls`: the system calls that it cannot make (seccomp).
+//! - `calls`: the system calls that it can make (seccomp).
 //! - `group`: what all kernels may have together (control groups).
 //! - `ids`: under whose numbers they run.
 //! - `namespaces`: what they are in instead of the system's users, network and messages.
@@ -30,7 +30,7 @@ pub struct SandboxSupport {
     pub landlock_version: i32,
     /// Whether system calls can be filtered. Without it kernels have a network.
     pub seccomp: bool,
-    /// Whether kernels can run as their owner, since this process is root.
+    /// Whether kernels can have another user than this process, which is root.
     pub switches_user: bool,
 }
 

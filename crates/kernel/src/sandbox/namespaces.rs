@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
-use super::ids::{Ids, KERNELS, KERNELS_FROM};
+use super::ids::{self, Ids, KERNELS, KERNELS_FROM};
 
 /// The kinds, in the order in which they are entered: the rights to enter the others come with the first.
 const KINDS: [&str; 3] = ["user", "net", "ipc"];
@@ -119,11 +119,6 @@ fn map(pid: Pid, ids: Ids) -> io::Result<()> {
 
 /// A map in which all that this process knows have the numbers that it knows them by.
 fn same(path: &str) -> io::Result<String> {
-    let map = fs::read_to_string(path)?;
-    let lines = map.lines().filter_map(|line| {
-        let mut numbers = line.split_ascii_whitespace();
-        let (first, _, count) = (numbers.next()?, numbers.next()?, numbers.next()?);
-        Some(format!("{first} {first} {count}\n"))
-    });
-    Ok(lines.collect())
+    let line = |(first, count)| format!("{first} {first} {count}\n");
+    Ok(ids::ranges(path)?.into_iter().map(line).collect())
 }

@@ -70,6 +70,8 @@ impl Place {
     /// A sealed object: where this process is root it belongs to the store's user.
     pub(crate) fn object(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
+        // One that was sealed before can't be written to.
+        let _ = fs::remove_file(&path);
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
         if is_root() {

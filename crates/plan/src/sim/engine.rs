@@ -475,21 +475,13 @@ impl<'a> Engine<'a> {
                 size: self.workflow.files[file].size,
             });
         let outcome = Outcome {
-            result: Ok(sealed.collect()),
-            start: times.start,
             kernel_start: times.kernel_start,
             end: times.end,
             moved_bytes: times.moved_bytes,
             read_bytes: work.input_bytes,
             written_bytes: work.output_bytes,
             cpu: times.compute,
-            memory_bytes: 0,
-            reused: None,
-            kernel_hash: String::new(),
-            contents: Vec::new(),
-            removed: Vec::new(),
-            stdout: String::new(),
-            stderr: String::new(),
+            ..Outcome::at(times.start, Ok(sealed.collect()))
         };
         let ran = times.end.since(times.kernel_start);
         self.nodes[node as usize].end(times.core, work.kernel, ran);

@@ -1,0 +1,263 @@
+//! The code of a run as it was found: each file of it is opened once, with the rights of whoever runs it, and nothing but
+//! the open file is looked at from then on. Who owns the folder of a program can let its name lead elsewhere at any moment.
+
+use std::ffi::{CStr, CString};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::LazyLock;
+
+use rustix::fs::{CWD, ResolveFlags};
+use rustix::process::Gid;
+
+use crate::error::PrepareError;
+use crate::private::{OWN_USER, open_plain};
+use crate::program::{builtin_hash, hash_open, stack_hash};
+use crate::run::{Code, Run, RunInput, User};
+use crate::sandbox::ids::Ids;
+
+const READ: u32 = 4;
+pub(crate) const WRITE: u32 = 2;
+const EXECUTE: u32 = 1;
+
+/// Longest first line of a script that the operating system reads.
+const FIRST_LINE_BYTES: usize = 256;
+
+/// A file of code, open.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// At its beginning.
+    pub(crate) file: File,
+    /// Its blake3 hash in hexadecimal.
+    pub(crate) hash: String,
+    /// Whether the kernel's user can execute it where it lies.
+    pub(crate) reached: bool,
+}
+
+/// Opens the files of a run's code, in their order. What is among the inputs it may have, all else if its user may read it,
+/// and execute what is a program.
+///
+/// # Errors
+/// If its user may not have one, or it is no plain file.
+pub(crate) fn open(run: &Run, ids: Ids) -> Result<Vec<Opened>, PrepareError> {
+    let files = run.code.parts().filter_map(|code| {
+        let path = code.file()?;
+        Some(open_one(path, matches!(code, Code::Program(_)), run, ids))
+    });
+    files.collect()
+}
+
+fn open_one(path: &Path, executed: bool, run: &Run, ids: Ids) -> Result<Opened, PrepareError> {
+    let error = |source| PrepareError::Code {
+        path: path.to_owned(),
+        source,
+    };
+    let (file, reached) = match run.user {
+        Some(user) if input_of(run, path).is_none() => {
+            let kernel = ids.outside(user)?;
+            open_as(user, kernel, path, executed).map_err(|source| match source.kind() {
+                io::ErrorKind::PermissionDenied => PrepareError::Forbidden {
+                    path: path.to_owned(),
+                    uid: user.uid,
+                },
+                _ => error(source),
+            })?
+        }
+        user => {
+            let (file, data) = open_code(path).map_err(error)?;
+            let reached = user.is_none() && may(&data, *OWN_USER, READ | EXECUTE);
+            (file, reached)
+        }
+    };
+    if executed
+        && let Some(interpreter) = interpreter(&file).map_err(error)?
+        && !Path::new(&interpreter).exists()
+    {
+        return Err(PrepareError::Interpreter {
+            path: path.to_owned(),
+            interpreter,
+        });
+    }
+    Ok(Opened {
+        hash: hash_open(&file).map_err(error)?,
+        file,
+        reached,
+    })
+}
+
+/// The input that is this file, if one is.
+pub(crate) fn input_of<'a>(run: &'a Run, path: &Path) -> Option<&'a RunInput> {
+    run.inputs.iter().find(|input| input.path == path)
+}
+
+/// The hash that stands for code with these files, in hexadecimal.
+pub(crate) fn hash(code: &Code, files: &[Opened]) -> String {
+    let mut files = files.iter();
+    let part = |part: &Code| match part {
+        Code::Builtin(name) => builtin_hash(name),
+        _ => files.next().map(|file| file.hash.clone()),
+    };
+    let mut parts: Vec<String> = code.parts().filter_map(part).collect();
+    match code {
+        Code::Stack(_) => stack_hash(&parts),
+        _ => parts.pop().unwrap_or_default(),
+    }
+}
+
+fn open_code(path: &Path) -> io::Result<(File, Metadata)> {
+    // No name of a process leads to what this one has open.
+    open_plain(CWD, path, ResolveFlags::NO_MAGICLINKS)
+}
+
+/// Opens code with the rights of a user, of whose groups only one is known; and whether its kernel reaches it.
+fn open_as(user: User, kernel: User, path: &Path, executed: bool) -> io::Result<(File, bool)> {
+    let rights = Rights::of(user)?;
+    let (file, _) = open_code(path)?;
+    if executed {
+        may_execute(&file, c"")?;
+    }
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let reached = user == kernel
+        || (rights.become_those_of(kernel)).is_ok_and(|()| may_execute(CWD, &path).is_ok());
+    Ok((file, reached))
+}
+
+/// Whether this thread may read and execute a file.
+fn may_execute(at: impl AsFd, path: &CStr) -> io::Result<()> {
+    let (call, at) = (libc::SYS_faccessat2, at.as_fd().as_raw_fd());
+    let (mode, flags) = (
+        libc::R_OK | libc::X_OK,
+        libc::AT_EACCESS | libc::AT_EMPTY_PATH,
+    );
+    // SAFETY: reads a path that is terminated, and asks for the rights of this thread.
+    match unsafe { libc::syscall(call, at, path.as_ptr(), mode, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The rights over files that this thread has until this is dropped. Where this process is not root they are its own.
+struct Rights;
+
+/// The groups of this process.
+static OWN_GROUPS: LazyLock<Vec<Gid>> =
+    LazyLock::new(|| rustix::process::getgroups().unwrap_or_default());
+
+impl Rights {
+    fn of(user: User) -> io::Result<Self> {
+        if OWN_USER.uid == 0 {
+            LazyLock::force(&OWN_GROUPS);
+            rustix::thread::set_thread_groups(&[])?;
+        }
+        let rights = Self;
+        rights.become_those_of(user)?;
+        Ok(rights)
+    }
+
+    fn become_those_of(&self, user: User) -> io::Result<()> {
+        if OWN_USER.uid == 0 {
+            take(user)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Drop for Rights {
+    fn drop(&mut self) {
+        let groups = || Ok(rustix::thread::set_thread_groups(&OWN_GROUPS)?);
+        if OWN_USER.uid == 0 && take(*OWN_USER).and_then(|()| groups()).is_err() {
+            // Whoever uses this thread next would act as somebody else.
+            std::process::abort();
+        }
+    }
+}
+
+/// Gives this thread the rights over files that a user has.
+fn take(user: User) -> io::Result<()> {
+    // SAFETY: bare system calls with numbers, which concern this thread only.
+    let now = unsafe {
+        libc::syscall(libc::SYS_setfsgid, user.gid);
+        libc::syscall(libc::SYS_setfsuid, user.uid);
+        // Both say what was before; asking for nobody changes nothing.
+        [libc::SYS_setfsuid, libc::SYS_setfsgid].map(|call| libc::syscall(call, u32::MAX))
+    };
+    if now == [user.uid.into(), user.gid.into()] {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+}
+
+/// Whether `user` may do all of `bits` (4 read, 2 write, 1 execute) with a file, without capabilities.
+pub(crate) fn may(data: &Metadata, user: User, bits: u32) -> bool {
+    let shift = if data.uid() == user.uid {
+        6
+    } else if data.gid() == user.gid {
+        3
+    } else {
+        0
+    };
+    (data.mode() >> shift) & bits == bits
+}
+
+/// The interpreter that a script names in its first line; `None` if it is no script.
+fn interpreter(file: &File) -> io::Result<Option<String>> {
+    let mut line = [0; FIRST_LINE_BYTES];
+    let length = file.read_at(&mut line, 0)?;
+    let line = &line[..length];
+    let Some(rest) = line.strip_prefix(b"#!") else {
+        return Ok(None);
+    };
+    let rest = rest.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let name = String::from_utf8_lossy(rest);
+    Ok(Some(
+        name.split_ascii_whitespace()
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_are_read_from_the_first_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("script");
+        std::fs::write(&file, "#! /usr/bin/env python3\nprint()\n").unwrap();
+        let read = || interpreter(&File::open(&file).unwrap()).unwrap();
+        assert_eq!(read().as_deref(), Some("/usr/bin/env"));
+        std::fs::write(&file, "echo").unwrap();
+        assert_eq!(read(), None);
+    }
+
+    #[test]
+    fn rights_of_others_are_given_back() {
+        let groups = || rustix::process::getgroups().unwrap();
+        let before = groups();
+        let folder = tempfile::tempdir().unwrap();
+        let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(folder.path(), closed).unwrap();
+        let user = User {
+            uid: 1000,
+            gid: 1000,
+        };
+        let refused = open_as(user, user, &folder.path().join("none"), true).unwrap_err();
+        let expected = if OWN_USER.uid == 0 {
+            io::ErrorKind::PermissionDenied
+        } else {
+            io::ErrorKind::NotFound
+        };
+        assert_eq!(refused.kind(), expected);
+        assert_eq!(groups(), before);
+        std::fs::write(folder.path().join("own"), "x").unwrap();
+        let own = std::fs::metadata(folder.path().join("own")).unwrap();
+        assert_eq!((own.uid(), own.gid()), (OWN_USER.uid, OWN_USER.gid));
+    }
+}

@@ -306,7 +306,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     running.stop().await;
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
-        "DROP TABLE label; ALTER TABLE removal DROP COLUMN label; \
+        "DROP TABLE label; DROP TABLE locker; ALTER TABLE removal DROP COLUMN label; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
          INSERT INTO label VALUES ({old}, {}, {}, 0, '[]', '[]'); PRAGMA user_version = 7;",

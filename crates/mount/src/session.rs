@@ -103,7 +103,7 @@ pub fn mount(config: &Config) -> Result<Session, Error> {
     let told = fs.clone();
     let receipt = move |number| told.tell(number, false);
     let told = fs.clone();
-    let lock = move |news| told.on_lock_news(&news);
+    let lock = move |news, stream| told.on_lock_news(&news, stream);
     let notices = Notices::start(caches.clone(), receipt, lock).map_err(at)?;
     fs.locks.set_kernel(caches.clone());
     let (first, mut ready) = mpsc::channel(1);
@@ -249,7 +249,9 @@ impl Session {
             self.fs.close_all();
         }
         let drained = self.fs.drain(SEAL_PATIENCE);
-        self.fs.leave_locks();
+        if drained.is_ok() {
+            self.fs.leave_locks();
+        }
         drained
     }
 }

@@ -160,6 +160,149 @@ say(db.execute('SELECT n FROM t').fetchone()[0])
     }
 }
 
+/// Adds a line to the end of a file that stays open, under a lock, and looks at nothing.
+const APPEND: &str = "
+f = os.open(path[0] + '/log', os.O_RDWR | os.O_CREAT | os.O_APPEND)
+for _ in range(int(path[1])):
+    fcntl.flock(f, fcntl.LOCK_EX)
+    os.write(f, b'line' + path[0][-1].encode() + b'\\n')
+    fcntl.flock(f, fcntl.LOCK_UN)
+";
+
+#[test]
+fn what_is_appended_under_a_lock_goes_behind_what_others_appended() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for (number, pair) in mounts(&mut array).iter().enumerate() {
+        count(APPEND, pair, 15);
+        let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
+        assert_eq!(log.lines().count(), 60 * (number + 1));
+        assert!(log.lines().all(|line| line.len() == 5), "{log}");
+    }
+}
+
+#[test]
+fn who_gives_an_exclusive_lock_for_a_shared_one_shows_what_it_wrote() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(false));
+    std::fs::write(here.join("f"), "old").unwrap();
+    let writes = "
+f = os.open(path[0], os.O_RDWR)
+fcntl.flock(f, fcntl.LOCK_EX)
+say('has it')
+wait()
+os.pwrite(f, b'new', 0)
+fcntl.flock(f, fcntl.LOCK_SH)
+say('shares it')
+wait()
+";
+    let reads = "
+f = os.open(path[0], os.O_RDWR)
+say('asks')
+fcntl.flock(f, fcntl.LOCK_SH)
+say(os.pread(f, 9, 0).decode())
+";
+    for (one, other) in [(&here, &there), (&there, &here)] {
+        std::fs::write(here.join("f"), "old").unwrap();
+        let mut writer = Program::start(writes, &[&one.join("f")]);
+        assert_eq!(writer.says(), "has it");
+        let mut reader = Program::start(reads, &[&other.join("f")]);
+        assert_eq!(reader.says(), "asks");
+        writer.go_on();
+        assert_eq!(writer.says(), "shares it");
+        assert_eq!(reader.says(), "new");
+        reader.ends();
+        writer.go_on();
+        writer.ends();
+    }
+}
+
+#[test]
+fn locks_of_open_files_end_with_them() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(true));
+    std::fs::write(here.join("f"), "f").unwrap();
+    let closes = "
+import struct
+lock = struct.pack('hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+first = os.open(path[0], os.O_RDWR)
+fcntl.fcntl(first, fcntl.F_OFD_SETLK, lock)
+second = os.open(path[0], os.O_RDWR)
+try:
+    fcntl.fcntl(second, fcntl.F_OFD_SETLK, lock)
+    say('both')
+except BlockingIOError: say('one')
+os.close(first)
+fcntl.fcntl(second, fcntl.F_OFD_SETLKW, lock)
+say('closed')
+";
+    for mount in [&here, &there] {
+        let mut closes = Program::start(closes, &[&mount.join("f")]);
+        assert_eq!(closes.says(), "one");
+        assert_eq!(closes.says(), "closed");
+        closes.ends();
+    }
+    for mount in [&here, &there] {
+        assert!(is_free(&mount.join("f"), (0, 0), true));
+    }
+}
+
+#[test]
+fn a_file_that_others_write_is_cut_by_who_opens_it_so() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for [here, there] in mounts(&mut array) {
+        let holds = "
+f = os.open(path[0], os.O_RDWR | os.O_CREAT)
+fcntl.flock(f, fcntl.LOCK_EX)
+os.pwrite(f, b'written by the first', 0)
+say('wrote')
+wait()
+fcntl.flock(f, fcntl.LOCK_UN)
+say('free')
+wait()
+";
+        let cuts = "
+f = os.open(path[0], os.O_RDWR | os.O_TRUNC)
+say('open')
+wait()
+fcntl.flock(f, fcntl.LOCK_EX)
+if len(path) > 1: os.pwrite(f, b'cut', 0)
+fcntl.flock(f, fcntl.LOCK_UN)
+os.close(f)
+";
+        let name = here.join("cut");
+        let wrote = Path::new("and writes");
+        for (paths, left) in [
+            (vec![there.join("cut"), wrote.to_owned()], "cut"),
+            (vec![there.join("cut")], ""),
+        ] {
+            let mut first = Program::start(holds, &[&name]);
+            assert_eq!(first.says(), "wrote");
+            let paths: Vec<&Path> = paths.iter().map(|path| &**path).collect();
+            let mut second = Program::start(cuts, &paths);
+            assert_eq!(second.says(), "open");
+            first.go_on();
+            assert_eq!(first.says(), "free");
+            second.go_on();
+            second.ends();
+            first.go_on();
+            first.ends();
+            assert_eq!(std::fs::read_to_string(&name).unwrap(), left);
+        }
+    }
+}
+
 /// Tries a lock by another program; says whether it was had.
 fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
     let (start, length) = range;

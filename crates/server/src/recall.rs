@@ -203,8 +203,12 @@ impl Recalls {
         if session == 0 {
             return Ok(());
         }
-        let others = || self.0.lines.lock().keys().any(|&other| other != session);
         let locks = &self.0.locks;
+        // Those that are coming back, too.
+        let others = || {
+            let here = self.0.lines.lock().keys().any(|&other| other != session);
+            here || locks.mounts().iter().any(|&other| other != session)
+        };
         for result in results {
             match &mut result.result {
                 Some(Answer::Opened(opened)) => {

@@ -264,9 +264,6 @@ impl Holder {
             self.decide(request, wait, out);
         }
         self.wake(ino, out);
-        if self.lent > LEASES_MAX {
-            self.give_back_one(out);
-        }
     }
 
     /// The server wants to decide itself. What was written under locks here is to be made visible to others, and
@@ -415,13 +412,24 @@ impl Holder {
         }
     }
 
-    fn give_back_one(&mut self, out: &mut Vec<Effect>) {
+    /// A file whose table is to be given back, as after [`Self::on_recall`], because too many are lent.
+    #[must_use]
+    pub fn one_too_many(&self) -> Option<u64> {
+        if self.lent <= LEASES_MAX {
+            return None;
+        }
         let waited: BTreeSet<u64> = self.waits.values().map(|wait| wait.ino).collect();
         let unused = self.files.iter().find(|(ino, file)| {
             file.lent && !file.returning && file.table.is_empty() && !waited.contains(ino)
         });
-        if let Some(ino) = unused.map(|(&ino, _)| ino) {
-            self.returned(ino, out);
-        }
+        unused.map(|(&ino, _)| ino)
+    }
+
+    /// Whether an owner has an exclusive lock of a file.
+    #[must_use]
+    pub fn has_exclusive(&self, ino: u64, owner: Owner) -> bool {
+        let held = self.files.get(&ino).into_iter();
+        let mut held = held.flat_map(|file| file.table.iter());
+        held.any(|held| held.owner == owner && held.exclusive)
     }
 }

@@ -41,6 +41,15 @@ pub struct Owner {
     pub id: u64,
 }
 
+impl Owner {
+    /// Before all others of a mount, in their order.
+    pub const FIRST: Self = Self {
+        mount: 0,
+        space: Space::Ranges,
+        id: 0,
+    };
+}
+
 /// A lock that somebody has or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lock {

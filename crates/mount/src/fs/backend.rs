@@ -233,7 +233,7 @@ impl Backend {
         if let Some(op) = single(request) {
             self.undo(caller, op);
         }
-        self.doubt.notify_one();
+        self.doubt();
     }
 
     /// Undoes a request that began a version of which nothing is to become, before another one is begun.
@@ -256,6 +256,11 @@ impl Backend {
                 Err(error) => tracing::warn!("a version that was begun in vain stays: {error}"),
             }
         });
+    }
+
+    /// What is believed here may be wrong.
+    pub(crate) fn doubt(&self) {
+        self.doubt.notify_one();
     }
 
     /// Ends when a request was left without an answer.

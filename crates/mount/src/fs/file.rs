@@ -5,10 +5,11 @@ use super::table::{Bound, Node, Phase, Writing};
 use super::version::object_path;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// An open file. Its bytes are those of the object that its alias is bound to, which changes when programs here go
 /// on with the next version.
@@ -20,9 +21,7 @@ pub(crate) struct Handle {
     /// Who opened it.
     pub(super) caller: Caller,
     /// It was opened to be cut, and could not be yet.
-    cut: AtomicBool,
-    /// Whether the kernel tells when a descriptor of it is closed.
-    flush: bool,
+    cut: Mutex<bool>,
 }
 
 impl Handle {
@@ -202,31 +201,28 @@ impl Fs {
             node,
             write,
             caller,
-            cut: AtomicBool::new(cut),
-            flush,
+            cut: Mutex::new(cut),
         };
         self.files.lock().insert(handle, Arc::new(file));
         Ok(opened)
-    }
-
-    /// Whether the kernel tells when a descriptor of an open file is closed.
-    pub(super) fn tells_flush(&self, handle: u64) -> bool {
-        self.file(handle).is_ok_and(|file| file.flush)
     }
 
     /// The object to write to by a handle; begins a version if its handles have none yet.
     fn to_write(&self, file: &Handle, pace: Pace) -> Result<Arc<Object>, Error> {
         if file.is_idle() {
             pace.wait()?;
-            let keep = if file.cut.load(Ordering::Acquire) {
-                0
-            } else {
-                u64::MAX
-            };
-            self.resume(file, keep)?;
-            file.cut.store(false, Ordering::Release);
+            self.resume(file, if *file.cut.lock() { 0 } else { u64::MAX })?;
         }
-        file.written()
+        let object = file.written()?;
+        let mut cut = file.cut.lock();
+        if *cut {
+            pace.wait()?;
+            // It may have been begun for another handle, as it was.
+            object.truncate(0)?;
+            *cut = false;
+        }
+        drop(cut);
+        Ok(object)
     }
 
     pub(super) fn file(&self, handle: u64) -> Result<Arc<Handle>, Error> {
@@ -251,7 +247,7 @@ impl Fs {
         object.read(offset, length)
     }
 
-    /// Writes; an appending writer writes at the end, wherever that is now.
+    /// Writes.
     pub(crate) fn write(
         &self,
         handle: u64,
@@ -260,6 +256,27 @@ impl Fs {
         pace: Pace,
     ) -> Result<(), Error> {
         self.change(handle, pace, |object| object.write(offset, bytes))
+    }
+
+    /// Writes at the end, which others may have moved; the kernel takes it to be at `offset`.
+    pub(crate) fn append(
+        &self,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        pace: Pace,
+    ) -> Result<(), Error> {
+        let file = self.file(handle)?;
+        let end = self.change(handle, pace, |object| {
+            let _one = file.node.appends.lock();
+            let end = object.stat()?.size;
+            object.write(end, bytes).map(|()| end)
+        })?;
+        if end != offset {
+            // It has these bytes in the wrong place.
+            self.forget_pages_soon(file.key.pack());
+        }
+        Ok(())
     }
 
     /// Changes bytes by an open file.
@@ -272,23 +289,26 @@ impl Fs {
         let file = self.file(handle)?;
         let turn = Self::write_turn(&file.node, pace)?;
         let object = self.to_write(&file, pace)?;
-        let alias = file.key.alias;
-        let alone = file.node.state.lock().twins(alias, object.id).is_empty();
-        if object.waits() || !alone {
+        if object.waits() {
             pace.wait()?;
         }
         let changed = change(&object)?;
-        // Who waits for a turn may hold the kernel's pages.
         drop(turn);
-        if !alone {
-            self.forget_twins(&file.node, alias, object.id);
-        }
+        // Soon, because a twin may be written, too: the kernel holds its pages until that is answered. Who gets a lock
+        // waits for it.
+        self.forget_twins_soon(&file.node, file.key.alias);
         Ok(changed)
     }
 
     /// One of the descriptors of an open file was closed: errors of writing can be told now.
     pub(crate) fn flush(&self, handle: u64, pace: Pace) -> Result<(), Error> {
         let file = self.file(handle)?;
+        if *file.cut.lock() {
+            // Nobody wrote; it was to be cut all the same.
+            pace.wait()?;
+            let _turn = Self::write_turn(&file.node, pace)?;
+            self.to_write(&file, pace)?;
+        }
         let object = file.object()?;
         if !file.write || !object.waits() {
             return Ok(());

@@ -8,6 +8,7 @@
 use super::table::{Key, Node};
 use super::watch::Kernel;
 use super::{Caller, Fs, patience};
+use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::btree_map::Entry;
@@ -26,8 +27,6 @@ const LEASE: Duration = Duration::from_secs(8);
 const RENEWAL: Duration = Duration::from_secs(2);
 /// Messages sent with one request.
 const BATCH_MAX: usize = 256;
-/// Pause before a server that knows nothing of this mount is asked again.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a program is told: nothing, or who hinders it; or why not.
 pub(crate) type Told = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
@@ -54,6 +53,15 @@ impl std::fmt::Debug for Locks {
     }
 }
 
+/// A file that is being looked at.
+#[derive(Default)]
+struct Stale {
+    /// Who has a lock of it and is not told before.
+    askers: Vec<Asker>,
+    /// It has to be looked at again: what was seen may be from before the last lock was given.
+    again: bool,
+}
+
 #[derive(Default)]
 struct Inner {
     holder: Holder,
@@ -72,11 +80,14 @@ struct Inner {
     late: Vec<(u64, u64, Lock, How)>,
     /// Those whose locks are about to be free. The kernel may call the next one the same.
     ending: BTreeMap<(u64, Owner), usize>,
-    /// Files of which programs here may know less than others wrote, and who has a lock of one and is not told before
-    /// they do.
-    stale: BTreeMap<u64, Vec<Asker>>,
-    /// The open files that locks were asked with, of those whose closing is not told.
-    unflushed: BTreeSet<(u64, u64, Owner)>,
+    /// Files of which programs here may know less than others wrote.
+    stale: BTreeMap<u64, Stale>,
+    /// How many streams of the server there were: what an earlier one said counts no more.
+    stream: u64,
+    /// The server knows less than was said. It has to be said anew, when a new stream has begun.
+    broken: bool,
+    /// The open files that locks were asked with, and by whom.
+    used: BTreeSet<(u64, u64, Owner)>,
 }
 
 impl Inner {
@@ -128,7 +139,7 @@ impl Inner {
         };
         let outcome = match answer {
             Answer::Granted => match self.stale.get_mut(&asker.ino) {
-                Some(held_back) => return held_back.push(asker),
+                Some(stale) => return stale.askers.push(asker),
                 None => Ok(None),
             },
             Answer::Denied(by) => Ok(by),
@@ -140,6 +151,9 @@ impl Inner {
 
     /// The messages to be sent now. If the server has to know first what there is here, that.
     fn next(&mut self) -> Vec<Op> {
+        if self.broken {
+            return Vec::new();
+        }
         if !self.joined {
             let mut effects = Vec::new();
             let (lent, locks) = self.holder.join(&mut effects);
@@ -199,6 +213,34 @@ impl Locks {
         self.inner.lock().holder.knows(ino)
     }
 
+    /// Takes who asked for locks with an open file.
+    fn take_used(&self, ino: u64, handle: u64) -> Vec<Owner> {
+        let mut inner = self.inner.lock();
+        let with = |used: &&(u64, u64, Owner)| (used.0, used.1) == (ino, handle);
+        let from = inner.used.range((ino, handle, Owner::FIRST)..);
+        let used: Vec<_> = from.take_while(with).copied().collect();
+        for one in &used {
+            inner.used.remove(one);
+        }
+        used.into_iter().map(|(_, _, owner)| owner).collect()
+    }
+
+    /// A process has no locks of a file any more, whichever open file it had them with.
+    fn forget_used(&self, ino: u64, owner: Owner) {
+        let mut inner = self.inner.lock();
+        let from = inner.used.range((ino, 0, Owner::FIRST)..);
+        let used = from.take_while(|used| used.0 == ino).copied();
+        let used: Vec<_> = used.filter(|used| used.2 == owner).collect();
+        for one in &used {
+            inner.used.remove(one);
+        }
+    }
+
+    /// The server's stream that is heard now.
+    pub(crate) fn stream(&self) -> u64 {
+        self.inner.lock().stream
+    }
+
     /// Whether a process, or an open file, has locks of the file.
     fn has(&self, ino: u64, owner: Owner) -> bool {
         self.inner.lock().holder.has(ino, owner)
@@ -245,8 +287,22 @@ impl Fs {
             told,
         };
         inner.askers.insert(request, asker);
-        if how != How::Test && !self.tells_flush(handle) {
-            inner.unflushed.insert((ino, handle, lock.owner));
+        if how != How::Test {
+            inner.used.insert((ino, handle, lock.owner));
+        }
+        let weaker = how != How::Test && !lock.exclusive;
+        if weaker && !inner.holder.decides(ino) && inner.holder.has_exclusive(ino, lock.owner) {
+            // Others get what was written under the exclusive lock.
+            inner.late.push((request, ino, lock, how));
+            *inner.ending.entry((ino, lock.owner)).or_default() += 1;
+            drop(inner);
+            let fs = self.clone();
+            self.backend.runtime.spawn_blocking(move || {
+                let published = patience::serve(|| fs.publish(ino));
+                fs.report(ino, published);
+                fs.has_ended(ino, lock.owner);
+            });
+            return Some(request);
         }
         if inner.is_late(ino, &lock) {
             inner.late.push((request, ino, lock, how));
@@ -271,17 +327,44 @@ impl Fs {
         if !self.locks.has(ino, owner) {
             return told(Ok(()));
         }
-        if self.locks.inner.lock().holder.decides(ino) {
+        if self.decides_alone(ino) {
             return told(self.unlock_now(ino, owner, range));
         }
         let fs = self.clone();
         self.begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
-            patience::serve(|| fs.publish(ino));
+            let published = patience::serve(|| fs.make_visible(ino));
             let done = fs.unlock_now(ino, owner, range);
             fs.has_ended(ino, owner);
-            told(done);
+            told(done.and(published.map_err(|error| Errno::from_raw_os_error(error.errno()))));
         });
+    }
+
+    /// Whether a lock can be given free at once: nobody elsewhere waits for what was written, and the kernel has it once.
+    fn decides_alone(&self, ino: u64) -> bool {
+        let decides = self.locks.inner.lock().holder.decides(ino);
+        decides
+            && !self
+                .table
+                .get(ino)
+                .is_some_and(|node| node.state.lock().has_twins())
+    }
+
+    /// What was written here is to be seen by whoever gets the lock next.
+    fn make_visible(&self, ino: u64) -> Result<(), Error> {
+        if let Some(node) = self.table.get(ino) {
+            self.forget_twins(&node);
+        }
+        if self.locks.inner.lock().holder.decides(ino) {
+            return Ok(());
+        }
+        self.publish(ino)
+    }
+
+    fn report(&self, ino: u64, published: Result<(), Error>) {
+        if let Err(error) = published {
+            tracing::warn!(ino, "others may read what is old under a lock: {error}");
+        }
     }
 
     fn begin_ending(&self, ino: u64, owner: Owner) {
@@ -327,11 +410,11 @@ impl Fs {
             space: Space::Ranges,
             id,
         };
+        self.locks.forget_used(ino, owner);
         if !self.locks.has(ino, owner) {
             return told();
         }
-        let decides = self.locks.inner.lock().holder.decides(ino);
-        if decides {
+        if self.decides_alone(ino) {
             let _ = self.unlock_now(ino, owner, (0, u64::MAX));
             return told();
         }
@@ -340,10 +423,11 @@ impl Fs {
         self.backend.runtime.spawn_blocking(move || {
             // The program's close goes on, so that what it has written is sealed before others get the lock.
             told();
-            patience::serve(|| {
+            let published = patience::serve(|| {
                 fs.hear_close(ino);
-                fs.publish(ino);
+                fs.make_visible(ino)
             });
+            fs.report(ino, published);
             let _ = fs.unlock_now(ino, owner, (0, u64::MAX));
             fs.has_ended(ino, owner);
         });
@@ -351,28 +435,12 @@ impl Fs {
 
     /// An open file is gone: what it had locked, and what a process had locked with it whose closing is not told.
     pub(crate) fn unlock_released(self: &Arc<Self>, ino: u64, handle: u64, id: Option<u64>) {
-        let mut owners: Vec<Owner> = Vec::new();
-        owners.extend(id.map(|id| Owner {
+        let file = id.map(|id| Owner {
             mount: 0,
             space: Space::Files,
             id,
-        }));
-        {
-            let mut inner = self.locks.inner.lock();
-            if inner.unflushed.is_empty() && owners.is_empty() {
-                return;
-            }
-            let mut others = BTreeSet::new();
-            for (file, with, owner) in std::mem::take(&mut inner.unflushed) {
-                if (file, with) == (ino, handle) {
-                    owners.push(owner);
-                } else {
-                    others.insert((file, with, owner));
-                }
-            }
-            inner.unflushed = others;
-        }
-        for owner in owners {
+        });
+        for owner in self.locks.take_used(ino, handle).into_iter().chain(file) {
             self.unlock(ino, owner, (0, u64::MAX), |_| {});
         }
     }
@@ -401,14 +469,14 @@ impl Fs {
 
     async fn say(self: Arc<Self>) {
         loop {
-            let ops = {
+            let (ops, stream) = {
                 let mut inner = self.locks.inner.lock();
                 let ops = inner.next();
                 if ops.is_empty() {
                     inner.sending = false;
                     return;
                 }
-                ops
+                (ops, inner.stream)
             };
             let joins = matches!(ops.first(), Some(Op::Join(_)));
             let requests = ops
@@ -418,26 +486,34 @@ impl Fs {
             let caller = Caller::default();
             let answers = self.backend.apply_async(caller, requests.collect(), None);
             let refused = match answers.await {
-                Ok(answers) => answers.iter().position(|a| !matches!(a, Reply::Empty(_))),
+                Ok(answers) => answers
+                    .into_iter()
+                    .find(|answer| !matches!(answer, Reply::Empty(_))),
                 Err(error) => {
                     tracing::debug!("the server takes no locks: {error}");
-                    Some(usize::MAX)
+                    Some(Reply::Empty(v1::Empty {}))
                 }
             };
-            {
-                let mut inner = self.locks.inner.lock();
-                inner.joined = refused.is_none();
-                match refused {
-                    None => {
-                        inner.valid = Some(sent + LEASE);
-                        inner.decide_late();
-                        continue;
-                    }
-                    Some(0) if joins => self.lose(&mut inner),
-                    Some(_) => {}
-                }
+            let mut inner = self.locks.inner.lock();
+            if inner.stream != stream {
+                // What was said to the server's stream before, it has to be told again.
+                continue;
             }
-            tokio::time::sleep(PAUSE).await;
+            inner.joined = refused.is_none();
+            let Some(refused) = refused else {
+                inner.valid = Some(sent + LEASE);
+                inner.decide_late();
+                continue;
+            };
+            let stale = Errno::STALE.raw_os_error();
+            if joins && matches!(refused, Reply::Error(error) if error.errno == stale) {
+                self.lose(&mut inner);
+            }
+            // What the server says until it knows what there is here may be of what it has taken back since.
+            inner.broken = true;
+            inner.sending = false;
+            self.backend.doubt();
+            return;
         }
     }
 
@@ -457,8 +533,9 @@ impl Fs {
     /// The server's stream has begun anew.
     pub(super) fn rejoin_locks(self: &Arc<Self>) {
         let mut inner = self.locks.inner.lock();
-        inner.joined = false;
-        if !inner.holder.is_empty() {
+        (inner.joined, inner.broken) = (false, false);
+        inner.stream += 1;
+        if !inner.holder.is_empty() || !inner.queue.is_empty() {
             inner.queue.push_back(Op::Renew(v1::Empty {}));
             self.send_locks(&mut inner);
         }
@@ -478,8 +555,11 @@ impl Fs {
     }
 
     /// What the server says about locks; the kernel has been told of all changes before.
-    pub(crate) fn on_lock_news(self: &Arc<Self>, news: &v1::LockNews) {
+    pub(crate) fn on_lock_news(self: &Arc<Self>, news: &v1::LockNews, stream: u64) {
         let mut inner = self.locks.inner.lock();
+        if inner.stream != stream {
+            return;
+        }
         let (ino, request, number) = (news.ino, news.request, news.number);
         let mut effects = Vec::new();
         match news.what() {
@@ -490,12 +570,20 @@ impl Fs {
             }
             What::Lent | What::Granted => {
                 // Who gets it sees what others wrote.
-                if let Entry::Vacant(none) = inner.stale.entry(ino) {
-                    none.insert(Vec::new());
-                    self.become_current(ino);
+                match inner.stale.entry(ino) {
+                    Entry::Vacant(none) => {
+                        none.insert(Stale::default());
+                        self.become_current(ino);
+                    }
+                    Entry::Occupied(mut stale) => stale.get_mut().again = true,
                 }
                 if news.what() == What::Lent {
                     inner.holder.on_lent(ino, request, number, &mut effects);
+                    if let Some(ino) = inner.holder.one_too_many()
+                        && inner.holder.on_recall(ino)
+                    {
+                        self.give_back(ino);
+                    }
                 } else {
                     inner.holder.on_granted(ino, request, number, &mut effects);
                 }
@@ -504,13 +592,7 @@ impl Fs {
                 let by = news.by.as_ref().map(Lock::from);
                 inner.holder.on_denied(request, by, &mut effects);
             }
-            What::Publish => {
-                let fs = self.clone();
-                self.backend
-                    .runtime
-                    .spawn_blocking(move || patience::serve(|| fs.publish(ino)));
-            }
-            What::Locked => {}
+            What::Publish | What::Locked => {}
         }
         inner.carry_out(effects);
         self.send_locks(&mut inner);
@@ -519,7 +601,8 @@ impl Fs {
     fn give_back(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
         self.backend.runtime.spawn_blocking(move || {
-            patience::serve(|| fs.publish(ino));
+            let published = patience::serve(|| fs.publish(ino));
+            fs.report(ino, published);
             let mut inner = fs.locks.inner.lock();
             let mut effects = Vec::new();
             inner.holder.returned(ino, &mut effects);
@@ -531,9 +614,15 @@ impl Fs {
     fn become_current(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
         self.backend.runtime.spawn_blocking(move || {
-            let refreshed = patience::serve(|| fs.refresh(ino));
-            let askers = fs.locks.inner.lock().stale.remove(&ino).unwrap_or_default();
-            for asker in askers {
+            let (refreshed, stale) = loop {
+                let refreshed = patience::serve(|| fs.refresh(ino));
+                let mut inner = fs.locks.inner.lock();
+                let again = inner.stale.get_mut(&ino).map(|stale| &mut stale.again);
+                if !again.is_some_and(std::mem::take) {
+                    break (refreshed, inner.stale.remove(&ino));
+                }
+            };
+            for asker in stale.unwrap_or_default().askers {
                 let outcome = match &refreshed {
                     Err(error) => Err(Errno::from_raw_os_error(error.errno())),
                     Ok(()) if fs.is_outdated(&asker.lock, asker.handle) => Err(Errno::STALE),
@@ -561,13 +650,32 @@ impl Fs {
         }
     }
 
-    /// As [`Self::forget_pages`], of all inodes but one that it has of an object.
-    pub(super) fn forget_twins(&self, node: &Node, alias: u16, object: u64) {
-        let twins = node.state.lock().twins(alias, object);
+    /// As [`Self::forget_pages`], of a file for which it has several inodes: each has pages of its own.
+    pub(super) fn forget_twins(&self, node: &Node) {
+        let twins = node.state.lock().twins();
         for alias in twins {
             let ino = node.ino;
             self.forget_pages(Key { ino, alias }.pack());
         }
+    }
+
+    /// As [`Self::forget_twins`], soon, and not those of the alias that was written by.
+    pub(super) fn forget_twins_soon(&self, node: &Node, but: u16) {
+        for alias in node.state.lock().twins() {
+            let ino = node.ino;
+            if alias != but {
+                self.forget_pages_soon(Key { ino, alias }.pack());
+            }
+        }
+    }
+
+    /// Another mount wants to write.
+    pub(super) fn publish_soon(self: &Arc<Self>, ino: u64) {
+        let fs = self.clone();
+        self.backend.runtime.spawn_blocking(move || {
+            let published = patience::serve(|| fs.publish(ino));
+            fs.report(ino, published);
+        });
     }
 
     /// As [`Self::forget_pages`], soon. For what the kernel waits for itself: it holds pages meanwhile.

@@ -25,9 +25,16 @@ const REFRESH_TRIES: u32 = 40;
 impl Fs {
     /// Opens a file for writing that another mount writes now: as for reading, until something is written.
     pub(super) fn bind_idle(&self, caller: Caller, key: Key, node: &Node) -> Result<(), Error> {
-        let object = self.reading_object(caller, node, Pace::MayWait)?;
-        self.follow(node, &object);
-        let mut state = node.state.lock();
+        let mut tries = 0;
+        let (mut state, object) = loop {
+            let object = self.reading_object(caller, node, Pace::MayWait)?;
+            self.follow(node, &object);
+            let state = node.state.lock();
+            tries += 1;
+            if state.is_current(object.id) || tries == REFRESH_TRIES {
+                break (state, object);
+            }
+        };
         let direct = state.bound_now().is_some_and(|(_, direct)| direct);
         if direct && key.alias == state.alias {
             state.next_alias();
@@ -78,7 +85,8 @@ impl Fs {
             }
             state.writing = Some(Writing::starting());
         }
-        let begun = self.begin(file.caller, node, keep, true, (until, until));
+        let follow = self.readers_can_follow(node);
+        let begun = self.begin(file.caller, node, keep, follow, (until, until));
         let mut state = node.state.lock();
         node.changed.notify_all();
         let begun = begun.inspect_err(|error| state.not_begun(error))?;
@@ -92,6 +100,9 @@ impl Fs {
     pub(super) fn follow(&self, node: &Node, object: &Arc<Object>) {
         let aliases = self.aliases_of_writers(node.ino);
         let mut state = node.state.lock();
+        if !state.is_current(object.id) {
+            return;
+        }
         for alias in aliases {
             if state.rebind(alias, object) {
                 let ino = node.ino;
@@ -101,29 +112,36 @@ impl Fs {
     }
 
     /// Seals what programs here have written, if they have it open in a way that lets them go on with a later version.
-    pub(super) fn publish(&self, ino: u64) {
+    pub(super) fn publish(&self, ino: u64) -> Result<(), Error> {
         let Some(node) = self.table.get(ino) else {
-            return;
+            return Ok(());
         };
-        {
+        let arrived = {
             let _all_written = node.writes.write();
             let aliases = self.aliases_of_writers(ino);
             let mut state = node.state.lock();
             let direct = |alias| state.bound.get(alias).is_some_and(|bound| bound.direct);
             let direct = aliases.iter().any(direct);
+            // What has no name any more stays what it is until it is closed.
+            let stays = direct || state.gone;
             let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
-            if let Some(writing) = open.filter(|_| !direct) {
+            let Some(object) = open.filter(|_| !stays).and_then(|w| w.object.clone()) else {
+                drop(state);
+                return self.wait_sealed(&node);
+            };
+            drop(state);
+            // What can't be written is told now: those who wrote it go on with another version.
+            let arrived = object.flush();
+            let mut state = node.state.lock();
+            if let Some(writing) = state.writing.as_mut().filter(|w| w.phase == Phase::Open) {
                 let idle = std::mem::take(&mut writing.writers);
                 state.idle_writers += idle;
                 self.end_writing(Caller::default(), &node, &mut state, None);
             }
-        }
-        if let Err(error) = self.wait_sealed(&node) {
-            tracing::warn!(
-                ino,
-                "another mount may read what is old under a lock: {error}"
-            );
-        }
+            arrived
+        };
+        self.wait_sealed(&node)?;
+        arrived
     }
 
     /// The aliases by which programs have a file open for writing.
@@ -186,7 +204,12 @@ impl Fs {
         let object = self.reading_object(Caller::default(), node, Pace::MayWait)?;
         let aliases: Vec<u16> = node.state.lock().bound.keys().copied().collect();
         for alias in aliases {
-            let changed = node.state.lock().rebind(alias, &object);
+            let mut state = node.state.lock();
+            if !state.is_current(object.id) {
+                return Err(Errno::STALE.into());
+            }
+            let changed = state.rebind(alias, &object);
+            drop(state);
             if changed {
                 self.forget_pages(Key { ino, alias }.pack());
             }

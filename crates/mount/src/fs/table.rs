@@ -82,6 +82,8 @@ pub(crate) struct Node {
     /// Held, shared, while something is written through this process, so that a version that is handed on to other
     /// mounts has all of it.
     pub(crate) writes: RwLock<()>,
+    /// Held while something is written at the end.
+    pub(crate) appends: Mutex<()>,
 }
 
 /// What is known of an inode.
@@ -186,6 +188,7 @@ impl Node {
             state: Mutex::default(),
             changed: Condvar::new(),
             writes: RwLock::new(()),
+            appends: Mutex::new(()),
         }
     }
 }
@@ -312,11 +315,20 @@ impl State {
         true
     }
 
-    /// The other aliases of an object that is changed by one, of which the kernel has pages of their own.
-    pub(crate) fn twins(&self, alias: u16, object: u64) -> Vec<u16> {
+    /// The aliases by which programs use what is written here, if there are several: the kernel has pages of each.
+    pub(crate) fn twins(&self) -> Vec<u16> {
+        let Some(written) = self.written() else {
+            return Vec::new();
+        };
         let bound = self.bound.iter().filter(|(_, bound)| !bound.direct);
-        let twins = bound.filter(|(other, bound)| **other != alias && bound.object.id == object);
-        twins.map(|(&other, _)| other).collect()
+        let twins = bound.filter(|(_, bound)| bound.object.id == written.id);
+        let twins: Vec<u16> = twins.map(|(&alias, _)| alias).collect();
+        if twins.len() < 2 { Vec::new() } else { twins }
+    }
+
+    /// Whether there are [`Self::twins`].
+    pub(crate) fn has_twins(&self) -> bool {
+        self.bound.len() > 1 && !self.twins().is_empty()
     }
 
     /// Opens from now on get another kernel inode than those that are open.

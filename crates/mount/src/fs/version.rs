@@ -343,11 +343,17 @@ impl Fs {
     ) -> Result<bool, Error> {
         let truncate = how.truncate;
         let (until, at_once) = (Instant::now() + WRITER_PATIENCE, Instant::now());
-        if let Some(object) = self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
-            if truncate {
-                self.forget_twins(node, key.alias, object);
+        let knows = self.locks.knows(node.ino);
+        {
+            // What is cut is not handed on to others at the same time.
+            let turn = truncate.then(|| Self::write_turn(node, pace));
+            let _turn = turn.transpose()?;
+            if self.join(&mut node.state.lock(), key, node, truncate, until, pace)? {
+                if truncate {
+                    self.forget_twins_soon(node, key.alias);
+                }
+                return Ok(false);
             }
-            return Ok(false);
         }
         let keep = if truncate { 0 } else { u64::MAX };
         let begun = if self.readers_can_follow(node) {
@@ -373,7 +379,7 @@ impl Fs {
             self.follow(node, &begun.object);
             state = node.state.lock();
         }
-        let shared = begun.others && (how.update || self.locks.knows(node.ino));
+        let shared = begun.others && (how.update || knows);
         let direct = self.is_direct(&begun.object) && !shared && !state.attr.locked;
         if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
@@ -385,13 +391,13 @@ impl Fs {
         }
         drop(state);
         if truncate {
-            self.forget_twins(node, key.alias, begun.object.id);
+            self.forget_twins_soon(node, key.alias);
         }
         Ok(false)
     }
 
-    /// Takes part in the version that is being written here; gives its object. If there is none, the caller has to
-    /// begin one, as is noted in the state.
+    /// Takes part in the version that is being written here; says whether there is one. If not, the caller
+    /// has to begin one, as is noted in the state.
     fn join(
         &self,
         state: &mut parking_lot::MutexGuard<'_, State>,
@@ -400,7 +406,7 @@ impl Fs {
         truncate: bool,
         until: Instant,
         pace: Pace,
-    ) -> Result<Option<u64>, Error> {
+    ) -> Result<bool, Error> {
         let deadline = patience::deadline();
         loop {
             if key.alias != state.alias {
@@ -419,9 +425,13 @@ impl Fs {
                     if truncate {
                         // As a writer, so that it stays open; nobody may have to wait for the state meanwhile.
                         let cut = || object.truncate(0);
-                        parking_lot::MutexGuard::unlocked(state, cut)?;
+                        let cut = parking_lot::MutexGuard::unlocked(state, cut);
+                        if let Err(error) = cut {
+                            self.not_joined(node, state, key.alias);
+                            return Err(error);
+                        }
                     }
-                    return Ok(Some(object.id));
+                    return Ok(true);
                 }
                 Some((Phase::Busy, _)) => {
                     pace.wait()?;
@@ -437,9 +447,21 @@ impl Fs {
                 None => {
                     pace.wait()?;
                     state.writing = Some(Writing::starting());
-                    return Ok(None);
+                    return Ok(false);
                 }
             }
+        }
+    }
+
+    /// A handle that had joined is not to be.
+    fn not_joined(&self, node: &Node, state: &mut State, alias: u16) {
+        state.unbind(alias);
+        let Some(writing) = state.writing.as_mut() else {
+            return;
+        };
+        writing.writers = writing.writers.saturating_sub(1);
+        if writing.writers == 0 && writing.phase == Phase::Open {
+            self.end_writing(Caller::default(), node, state, None);
         }
     }
 
@@ -661,7 +683,7 @@ impl Fs {
         drop(state);
         drop(turn);
         self.follow(node, &begun.object);
-        self.forget_twins(node, key.alias, begun.object.id);
+        self.forget_twins_soon(node, key.alias);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::TrySendError;
 use std::time::{Duration, Instant};
 use tidemill_wire::control::FOLDER;
 use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
@@ -34,8 +35,9 @@ enum Notice {
     Inode(u64),
     /// The server wants to know that all before this has been told.
     Receipt(u64),
-    /// What the server says about locks, to be heeded once all before has been told; by a number of its own.
-    Lock(u64, LockNews),
+    /// What the server says about locks, to be heeded once all before has been told; by a number of its own, and that
+    /// of the stream.
+    Lock(u64, LockNews, u64),
 }
 
 /// Notices on their way to the kernel.
@@ -51,7 +53,7 @@ impl Notices {
     pub(crate) fn start(
         kernel: impl Kernel,
         receipt: impl Fn(u64) + Send + 'static,
-        lock: impl Fn(LockNews) + Send + 'static,
+        lock: impl Fn(LockNews, u64) + Send + 'static,
     ) -> std::io::Result<Self> {
         let (queue, notices) = std::sync::mpsc::sync_channel::<Notice>(NOTICES_MAX);
         let waiting: Arc<Mutex<HashSet<Notice>>> = Arc::default();
@@ -65,7 +67,7 @@ impl Notices {
                     }
                     Notice::Inode(number) => kernel.forget_inode(number),
                     Notice::Receipt(number) => receipt(number),
-                    Notice::Lock(_, news) => lock(news),
+                    Notice::Lock(_, news, stream) => lock(news, stream),
                 }
             }
         };
@@ -80,12 +82,19 @@ impl Notices {
         })
     }
 
-    fn send(&self, notice: Notice) {
-        if self.waiting.lock().insert(notice.clone()) && self.queue.try_send(notice).is_err() {
+    /// Says whether it is told, or will be.
+    fn send(&self, notice: Notice) -> bool {
+        if !self.waiting.lock().insert(notice.clone()) {
+            return true;
+        }
+        let told = self.queue.try_send(notice);
+        if let Err(TrySendError::Full(notice) | TrySendError::Disconnected(notice)) = &told {
+            self.waiting.lock().remove(notice);
             tracing::warn!(
                 "the kernel's cache can't be told of a change: it is believed for up to a minute"
             );
         }
+        told.is_ok()
     }
 }
 
@@ -125,8 +134,8 @@ impl Fs {
                         }
                         if message.question != 0 {
                             self.on_question(message.question, message.ino);
-                        } else {
-                            self.on_invalidation(&message, &notices);
+                        } else if !self.on_invalidation(&message, &notices) {
+                            break;
                         }
                     }
                     tracing::info!("the server's stream of changes ended; opening it again");
@@ -196,7 +205,8 @@ impl Fs {
         heard == Some(true)
     }
 
-    fn on_invalidation(&self, message: &v1::Invalidation, notices: &Notices) {
+    /// Says whether it could be heeded.
+    fn on_invalidation(self: &Arc<Self>, message: &v1::Invalidation, notices: &Notices) -> bool {
         if message.everything {
             self.on_everything(self.table.tick(), notices);
         }
@@ -207,12 +217,20 @@ impl Fs {
             self.notice_inode(message.ino, notices);
         }
         if let Some(lock) = message.lock {
-            if lock.what() == What::Locked {
+            if matches!(lock.what(), What::Locked | What::Recall) {
+                // Others lock it now.
                 self.table.foreign_change(lock.ino);
                 self.notice_inode(lock.ino, notices);
             }
-            let number = notices.last.fetch_add(1, Ordering::Relaxed);
-            notices.send(Notice::Lock(number, lock));
+            if lock.what() == What::Publish {
+                // In no order, so that it waits for no kernel that waits for this.
+                self.publish_soon(lock.ino);
+            } else {
+                let number = notices.last.fetch_add(1, Ordering::Relaxed);
+                if !notices.send(Notice::Lock(number, lock, self.locks.stream())) {
+                    return false;
+                }
+            }
         }
         if message.receipt != 0 {
             notices.send(Notice::Receipt(message.receipt));
@@ -223,6 +241,7 @@ impl Fs {
             drop(gate);
             notices.send(Notice::Entry(message.parent, message.name.clone()));
         }
+        true
     }
 
     fn notice_inode(&self, ino: u64, notices: &Notices) {

@@ -111,7 +111,7 @@ impl Adapter {
             Ok(None) => reply.locked(start, end, libc::F_UNLCK, 0),
             Err(errno) => reply.error(super::errno(&Error::System(errno))),
         };
-        self.0.fs.lock(asked.wanted(How::Test), Box::new(told));
+        self.0.ask(&asked, How::Test, told);
     }
 
     pub(super) fn set_lock(&self, asked: Asked, wait: bool, reply: ReplyEmpty) {
@@ -150,6 +150,16 @@ impl Adapter {
             ..lock.owner
         };
         let fs = self.0.fs.clone();
+        if range != (0, END) {
+            // `flock` gives free what is whole.
+            return self
+                .0
+                .fs
+                .unlock(key.ino, lock.owner, range, move |done| match done {
+                    Ok(()) => reply.ok(),
+                    Err(errno) => reply.error(super::errno(&Error::System(errno))),
+                });
+        }
         // An owner is a process or an open file, and only a kind of lock has each of them.
         self.0.fs.unlock(key.ino, lock.owner, range, move |first| {
             let told = move |second: Result<(), Errno>| match first.and(second) {
@@ -166,21 +176,31 @@ impl Inner {
         if flock {
             asked.lock.owner.space = Space::Files;
         }
+        let told = move |outcome: Result<Option<Lock>, Errno>| match outcome {
+            Ok(None) => reply.ok(),
+            Ok(Some(_)) => reply.error(fuser::Errno::EAGAIN),
+            Err(errno) => reply.error(super::errno(&Error::System(errno))),
+        };
+        self.ask(&asked, if wait { How::Wait } else { How::Try }, told);
+    }
+
+    /// Asks for a lock, and goes on asking until the program is told or interrupted.
+    fn ask(
+        &self,
+        asked: &Asked,
+        how: How,
+        told: impl FnOnce(Result<Option<Lock>, Errno>) + Send + 'static,
+    ) {
         let waiter = Arc::new(Waiter {
             fs: self.fs.clone(),
             request: Mutex::new(None),
         });
         // Looked at for as long as it is not told.
         let waits = waiter.clone();
-        let told = move |outcome: Result<Option<Lock>, Errno>| {
+        let told = move |outcome| {
             drop(waits);
-            match outcome {
-                Ok(None) => reply.ok(),
-                Ok(Some(_)) => reply.error(fuser::Errno::EAGAIN),
-                Err(errno) => reply.error(super::errno(&Error::System(errno))),
-            }
+            told(outcome);
         };
-        let how = if wait { How::Wait } else { How::Try };
         let request = self.fs.lock(asked.wanted(how), Box::new(told));
         if request.is_some() {
             *waiter.request.lock() = request;

@@ -499,15 +499,19 @@ impl Filesystem for Adapter {
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
+        write: WriteFlags,
+        open: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let special = key(ino).is_special();
+        // What was written into memory has its place.
+        let append = open.0 & libc::O_APPEND != 0 && !write.contains(WriteFlags::FUSE_WRITE_CACHE);
         let write = move |fs: &Fs, data: &[u8], pace| {
             if special {
                 fs.control_write(fh.0, data, pace)
+            } else if append {
+                fs.append(fh.0, offset, data, pace)
             } else {
                 fs.write(fh.0, offset, data, pace)
             }

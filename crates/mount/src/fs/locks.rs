@@ -535,7 +535,8 @@ impl Fs {
         let mut inner = self.locks.inner.lock();
         (inner.joined, inner.broken) = (false, false);
         inner.stream += 1;
-        if !inner.holder.is_empty() || !inner.queue.is_empty() {
+        // Programs may wait for what could not be decided meanwhile.
+        if !inner.holder.is_empty() || !inner.askers.is_empty() {
             inner.queue.push_back(Op::Renew(v1::Empty {}));
             self.send_locks(&mut inner);
         }

@@ -263,7 +263,11 @@ pub(crate) fn serve() {
         }
         let made = match copy() {
             Ok(None) => child(&order[..length], descriptors, filters, parent),
-            Ok(Some((pid, pidfd))) => send(&socket, &pid.to_ne_bytes(), &[pidfd.as_fd()]),
+            Ok(Some((pid, pidfd))) => {
+                // Before anybody knows the child, which may end at once: nobody else has open what it writes.
+                drop(descriptors);
+                send(&socket, &pid.to_ne_bytes(), &[pidfd.as_fd()])
+            }
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
                 send(&socket, &(-errno).to_ne_bytes(), &[])

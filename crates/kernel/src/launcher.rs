@@ -328,6 +328,8 @@ impl Launcher {
         let group = self.group.clone().map(|group| (group.ended(), group));
         let started = Instant::now();
         let process = self.start(prepared, image, filter.map(|(owns, _)| owns))?;
+        // What starts meanwhile has what this process has open, for a moment that may be longer than the kernel runs.
+        prepared.close_streams();
         self.keeper.started(process.pid);
         let watched = Arc::new(Watched {
             process,

@@ -173,9 +173,14 @@ impl Prepared {
     /// # Errors
     /// If the kernel did not write it, or made something else than a file of that name.
     pub fn output(&self, name: &str) -> Result<Made, OutputError> {
-        // One that is a stream is then open for writing nowhere.
-        *self.streams.lock() = Streams::default();
+        // One that is a stream is then open for writing nowhere, though the kernel was never started.
+        self.close_streams();
         private::take(&self.folder, name)
+    }
+
+    /// The kernel has its streams: this process needs its own ends no more.
+    pub(crate) fn close_streams(&self) {
+        *self.streams.lock() = Streams::default();
     }
 }
 

@@ -21,6 +21,10 @@ use tidemill_core::id::ObjectId;
 use tidemill_kernel::Made;
 use tidemill_kernel::locks::{self, Shown};
 
+/// How long, and how often, a file is looked at that something has open which is only being started.
+const STARTING_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+const STARTING_WAITS: u32 = 5;
+
 /// The user that owns sealed objects of an element that is root: `nobody`, as whom no task can run.
 pub const STORE_UID: u32 = 65534;
 
@@ -117,7 +121,14 @@ impl FolderStore {
         unknown: bool,
         shown: Option<Shown<'_>>,
     ) -> std::io::Result<Option<PathBuf>> {
-        let writers = locks::has_writers(file);
+        let mut writers = locks::has_writers(file);
+        let mut waits = 0;
+        // What is being started at the moment has what this process had open, until it is executed.
+        while writers == Some(true) && waits < STARTING_WAITS {
+            waits += 1;
+            std::thread::sleep(STARTING_PAUSE);
+            writers = locks::has_writers(file);
+        }
         if !writers.unwrap_or(unknown) {
             return Ok(None);
         }

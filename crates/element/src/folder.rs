@@ -16,13 +16,13 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tidemill_core::id::ObjectId;
 use tidemill_kernel::Made;
 use tidemill_kernel::locks::{self, Shown};
 
 /// How long, and how often, a file is looked at that something has open which is only being started.
-const STARTING_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+const STARTING_PAUSE: Duration = Duration::from_millis(1);
 const STARTING_WAITS: u32 = 5;
 
 /// The user that owns sealed objects of an element that is root: `nobody`, as whom no task can run.

@@ -9,7 +9,9 @@
 mod array;
 
 use array::{Array, Mounted, can_mount};
+use std::fs::{OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -181,6 +183,72 @@ fn what_is_appended_under_a_lock_goes_behind_what_others_appended() {
         assert_eq!(log.lines().count(), 60 * (number + 1));
         assert!(log.lines().all(|line| line.len() == 5), "{log}");
     }
+}
+
+/// As an ordinary user, to whose process root's mounts give what they give root's.
+#[test]
+fn locks_are_for_users_who_are_not_root() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for (number, pair) in mounts(&mut array).iter().enumerate() {
+        let log = pair[0].join("log");
+        drop(OpenOptions::new().append(true).create(true).open(&log));
+        std::fs::set_permissions(&log, Permissions::from_mode(0o666)).unwrap();
+        count(
+            &format!("os.setgid(1234); os.setuid(1234)\n{APPEND}"),
+            pair,
+            10,
+        );
+        let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
+        assert_eq!(log.lines().count(), 40 * (number + 1));
+    }
+}
+
+/// Who gives a lock free waits until what it wrote can be seen: nobody gets it before.
+#[test]
+fn a_lock_is_not_free_before_an_element_that_is_away_has_what_was_written() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    let (here, there) = (array.mount(true), array.mount(true));
+    std::fs::write(here.join("f"), "old").unwrap();
+    let writes = "
+f = os.open(path[0], os.O_RDWR)
+fcntl.flock(f, fcntl.LOCK_EX)
+os.pwrite(f, b'new', 0)
+say('wrote')
+wait()
+say('ends it')
+fcntl.flock(f, fcntl.LOCK_UN)
+say('free')
+";
+    let reads = "
+f = os.open(path[0], os.O_RDWR)
+say('open')
+wait()
+say('asks')
+fcntl.flock(f, fcntl.LOCK_EX)
+say(os.pread(f, 9, 0).decode())
+";
+    let mut writer = Program::start(writes, &[&here.join("f")]);
+    assert_eq!(writer.says(), "wrote");
+    let mut reader = Program::start(reads, &[&there.join("f")]);
+    assert_eq!(reader.says(), "open");
+    array.stop_element(0);
+    array.stop_element(1);
+    reader.go_on();
+    assert_eq!(reader.says(), "asks");
+    writer.go_on();
+    assert_eq!(writer.says(), "ends it");
+    array.start_element(0);
+    array.start_element(1);
+    assert_eq!(writer.says(), "free");
+    assert_eq!(reader.says(), "new");
+    writer.ends();
+    reader.ends();
 }
 
 #[test]

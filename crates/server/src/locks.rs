@@ -232,6 +232,11 @@ impl Locks {
         self.0.arbiter.lock().mounts().collect()
     }
 
+    /// Whether a mount that may have locks is another one.
+    pub(crate) fn has_others(&self, session: u64) -> bool {
+        self.0.arbiter.lock().mounts().any(|mount| mount != session)
+    }
+
     /// A mount is gone, and nothing that it wrote is open any more.
     pub(crate) async fn give_up(&self, session: u64) -> Result<(), Fault> {
         let mut out = Vec::new();

@@ -207,7 +207,7 @@ impl Recalls {
         // Those that are coming back, too.
         let others = || {
             let here = self.0.lines.lock().keys().any(|&other| other != session);
-            here || locks.mounts().iter().any(|&other| other != session)
+            here || locks.has_others(session)
         };
         for result in results {
             match &mut result.result {

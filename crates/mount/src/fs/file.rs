@@ -255,7 +255,8 @@ impl Fs {
         bytes: &[u8],
         pace: Pace,
     ) -> Result<(), Error> {
-        self.change(handle, pace, |object| object.write(offset, bytes))
+        let file = self.file(handle)?;
+        self.change(&file, pace, |object| object.write(offset, bytes))
     }
 
     /// Writes at the end, which others may have moved; the kernel takes it to be at `offset`.
@@ -267,7 +268,7 @@ impl Fs {
         pace: Pace,
     ) -> Result<(), Error> {
         let file = self.file(handle)?;
-        let end = self.change(handle, pace, |object| {
+        let end = self.change(&file, pace, |object| {
             let _one = file.node.appends.lock();
             let end = object.stat()?.size;
             object.write(end, bytes).map(|()| end)
@@ -282,13 +283,12 @@ impl Fs {
     /// Changes bytes by an open file.
     fn change<T>(
         &self,
-        handle: u64,
+        file: &Handle,
         pace: Pace,
         change: impl FnOnce(&Object) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let file = self.file(handle)?;
         let turn = Self::write_turn(&file.node, pace)?;
-        let object = self.to_write(&file, pace)?;
+        let object = self.to_write(file, pace)?;
         if object.waits() {
             pace.wait()?;
         }
@@ -364,7 +364,8 @@ impl Fs {
         mode: u32,
         pace: Pace,
     ) -> Result<(), Error> {
-        self.change(handle, pace, |object| object.allocate(offset, length, mode))
+        let file = self.file(handle)?;
+        self.change(&file, pace, |object| object.allocate(offset, length, mode))
     }
 
     /// Where data (or a hole) begins at or after `offset`.
@@ -379,9 +380,9 @@ impl Fs {
         to: (u64, u64),
         length: u64,
     ) -> Result<u64, Error> {
-        let from_file = self.file(from.0)?;
-        self.change(to.0, Pace::MayWait, |target| {
-            target.copy_from(&*from_file.object()?, from.1, to.1, length)
+        let (source, target) = (self.file(from.0)?, self.file(to.0)?);
+        self.change(&target, Pace::MayWait, |object| {
+            object.copy_from(&*source.object()?, from.1, to.1, length)
         })
     }
 

@@ -97,6 +97,11 @@ impl Inner {
         self.ending.contains_key(&(ino, lock.owner)) || (self.holder.decides(ino) && over())
     }
 
+    /// An owner is about to give locks free: what it asks for next comes after that.
+    fn begin_ending(&mut self, ino: u64, owner: Owner) {
+        *self.ending.entry((ino, owner)).or_default() += 1;
+    }
+
     fn carry_out(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
@@ -277,6 +282,7 @@ impl Fs {
             lock,
             how,
         } = wanted;
+        let has_twins = self.has_twins(ino);
         let mut inner = self.locks.inner.lock();
         inner.last += 1;
         let request = inner.last;
@@ -291,15 +297,15 @@ impl Fs {
             inner.used.insert((ino, handle, lock.owner));
         }
         let weaker = how != How::Test && !lock.exclusive;
-        if weaker && !inner.holder.decides(ino) && inner.holder.has_exclusive(ino, lock.owner) {
+        let shown_first = has_twins || !inner.holder.decides(ino);
+        if weaker && shown_first && inner.holder.has_exclusive(ino, lock.owner) {
             // Others get what was written under the exclusive lock.
             inner.late.push((request, ino, lock, how));
-            *inner.ending.entry((ino, lock.owner)).or_default() += 1;
+            inner.begin_ending(ino, lock.owner);
             drop(inner);
             let fs = self.clone();
             self.backend.runtime.spawn_blocking(move || {
-                let published = patience::serve(|| fs.publish(ino));
-                fs.report(ino, published);
+                fs.report(ino, patience::serve(|| fs.make_visible(ino)));
                 fs.has_ended(ino, lock.owner);
             });
             return Some(request);
@@ -331,7 +337,7 @@ impl Fs {
             return told(self.unlock_now(ino, owner, range));
         }
         let fs = self.clone();
-        self.begin_ending(ino, owner);
+        self.locks.inner.lock().begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
             let published = patience::serve(|| fs.make_visible(ino));
             let done = fs.unlock_now(ino, owner, range);
@@ -340,14 +346,16 @@ impl Fs {
         });
     }
 
+    /// Whether the kernel has pages of a file more than once.
+    fn has_twins(&self, ino: u64) -> bool {
+        let node = self.table.get(ino);
+        node.is_some_and(|node| !node.state.lock().twins().is_empty())
+    }
+
     /// Whether a lock can be given free at once: nobody elsewhere waits for what was written, and the kernel has it once.
     fn decides_alone(&self, ino: u64) -> bool {
         let decides = self.locks.inner.lock().holder.decides(ino);
-        decides
-            && !self
-                .table
-                .get(ino)
-                .is_some_and(|node| node.state.lock().has_twins())
+        decides && !self.has_twins(ino)
     }
 
     /// What was written here is to be seen by whoever gets the lock next.
@@ -365,11 +373,6 @@ impl Fs {
         if let Err(error) = published {
             tracing::warn!(ino, "others may read what is old under a lock: {error}");
         }
-    }
-
-    fn begin_ending(&self, ino: u64, owner: Owner) {
-        let mut inner = self.locks.inner.lock();
-        *inner.ending.entry((ino, owner)).or_default() += 1;
     }
 
     fn has_ended(self: &Arc<Self>, ino: u64, owner: Owner) {
@@ -419,15 +422,15 @@ impl Fs {
             return told();
         }
         let fs = self.clone();
-        self.begin_ending(ino, owner);
+        self.locks.inner.lock().begin_ending(ino, owner);
         self.backend.runtime.spawn_blocking(move || {
             // The program's close goes on, so that what it has written is sealed before others get the lock.
             told();
-            let published = patience::serve(|| {
+            let close = || {
                 fs.hear_close(ino);
                 fs.make_visible(ino)
-            });
-            fs.report(ino, published);
+            };
+            fs.report(ino, patience::serve(close));
             let _ = fs.unlock_now(ino, owner, (0, u64::MAX));
             fs.has_ended(ino, owner);
         });
@@ -486,12 +489,14 @@ impl Fs {
             let caller = Caller::default();
             let answers = self.backend.apply_async(caller, requests.collect(), None);
             let refused = match answers.await {
-                Ok(answers) => answers
-                    .into_iter()
-                    .find(|answer| !matches!(answer, Reply::Empty(_))),
+                Ok(answers) => answers.iter().find_map(|answer| match answer {
+                    Reply::Empty(_) => None,
+                    Reply::Error(error) => Some(Errno::from_raw_os_error(error.errno)),
+                    _ => Some(Errno::PROTO),
+                }),
                 Err(error) => {
                     tracing::debug!("the server takes no locks: {error}");
-                    Some(Reply::Empty(v1::Empty {}))
+                    Some(Errno::IO)
                 }
             };
             let mut inner = self.locks.inner.lock();
@@ -505,8 +510,7 @@ impl Fs {
                 inner.decide_late();
                 continue;
             };
-            let stale = Errno::STALE.raw_os_error();
-            if joins && matches!(refused, Reply::Error(error) if error.errno == stale) {
+            if joins && refused == Errno::STALE {
                 self.lose(&mut inner);
             }
             // What the server says until it knows what there is here may be of what it has taken back since.
@@ -602,8 +606,7 @@ impl Fs {
     fn give_back(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
         self.backend.runtime.spawn_blocking(move || {
-            let published = patience::serve(|| fs.publish(ino));
-            fs.report(ino, published);
+            fs.report(ino, patience::serve(|| fs.publish(ino)));
             let mut inner = fs.locks.inner.lock();
             let mut effects = Vec::new();
             inner.holder.returned(ino, &mut effects);
@@ -673,10 +676,9 @@ impl Fs {
     /// Another mount wants to write.
     pub(super) fn publish_soon(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
-        self.backend.runtime.spawn_blocking(move || {
-            let published = patience::serve(|| fs.publish(ino));
-            fs.report(ino, published);
-        });
+        self.backend
+            .runtime
+            .spawn_blocking(move || fs.report(ino, patience::serve(|| fs.publish(ino))));
     }
 
     /// As [`Self::forget_pages`], soon. For what the kernel waits for itself: it holds pages meanwhile.

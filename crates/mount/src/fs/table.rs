@@ -317,18 +317,13 @@ impl State {
 
     /// The aliases by which programs use what is written here, if there are several: the kernel has pages of each.
     pub(crate) fn twins(&self) -> Vec<u16> {
-        let Some(written) = self.written() else {
+        let Some(written) = self.written().filter(|_| self.bound.len() > 1) else {
             return Vec::new();
         };
         let bound = self.bound.iter().filter(|(_, bound)| !bound.direct);
         let twins = bound.filter(|(_, bound)| bound.object.id == written.id);
         let twins: Vec<u16> = twins.map(|(&alias, _)| alias).collect();
         if twins.len() < 2 { Vec::new() } else { twins }
-    }
-
-    /// Whether there are [`Self::twins`].
-    pub(crate) fn has_twins(&self) -> bool {
-        self.bound.len() > 1 && !self.twins().is_empty()
     }
 
     /// Opens from now on get another kernel inode than those that are open.

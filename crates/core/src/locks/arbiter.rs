@@ -306,25 +306,22 @@ impl Arbiter {
             file.lent = Some((first, 0));
         }
         match file.lent {
-            Some((mount, before)) if !file.recalled => {
-                let others = file.queue.iter().any(|want| want.mount != mount);
-                // It may be giving the table back at this moment, and has not heard of this.
-                let asks = file.queue.iter().any(|want| want.mount == mount);
-                self.number += u64::from(asks);
-                let number = if asks { self.number } else { before };
-                file.lent = Some((mount, number));
+            Some((mount, _)) if !file.recalled => {
                 file.queue.retain(|want| {
                     if want.mount == mount {
+                        // It may be giving the table back at this moment, and has not heard of this.
+                        self.number += 1;
+                        file.lent = Some((mount, self.number));
                         out.push(Action::Lend {
                             mount,
                             ino,
                             request: want.request,
-                            number,
+                            number: self.number,
                         });
                     }
                     want.mount != mount
                 });
-                if others {
+                if !file.queue.is_empty() {
                     file.recalled = true;
                     out.push(Action::Recall { mount, ino });
                 }

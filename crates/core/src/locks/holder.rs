@@ -73,6 +73,15 @@ struct Wait {
     asked: bool,
 }
 
+impl Wait {
+    /// Whether the server was asked to make a part of what the owner of that lock has shared.
+    fn shares(&self, ino: u64, lock: &Lock) -> bool {
+        self.asked
+            && (self.ino, self.lock.owner, self.lock.exclusive) == (ino, lock.owner, false)
+            && self.lock.overlaps(lock)
+    }
+}
+
 impl Holder {
     /// Whether it is decided here who gets a lock of the file.
     #[must_use]
@@ -121,7 +130,9 @@ impl Holder {
             asked: false,
         };
         let file = self.files.get(&ino);
-        if how != How::Test && file.is_some_and(|file| file.table.covers(&lock)) {
+        // What is being made shared may be others' too before it is heard of here.
+        let shares = lock.exclusive && self.waits.values().any(|wait| wait.shares(ino, &lock));
+        if how != How::Test && !shares && file.is_some_and(|file| file.table.covers(&lock)) {
             // It need not be asked for, and never waits.
             self.set(ino, lock);
             out.push(Effect::Answer(request, Answer::Granted));
@@ -163,10 +174,6 @@ impl Holder {
         let asked = !lent;
         self.waits.insert(request, Wait { asked, ..wait });
         if asked {
-            if how != How::Test && !lock.exclusive {
-                // Others may have the bytes as soon as it is granted, which is heard of later.
-                self.change(ino, lock.uid, |table| table.weaken(&lock));
-            }
             self.files.entry(ino).or_default();
             out.push(Effect::Ask {
                 request,
@@ -215,6 +222,10 @@ impl Holder {
                 return;
             };
             self.waits.remove(&request);
+            if wait.asked {
+                // The question may be on its way: its answer would say what was so when it was put.
+                out.push(Effect::Cancel { request, ino });
+            }
             self.decide(request, wait, out);
         }
     }
@@ -227,6 +238,9 @@ impl Holder {
         if wait.asked {
             let ino = wait.ino;
             out.push(Effect::Cancel { request, ino });
+            if self.weaken(&wait) {
+                self.changed(ino, out);
+            }
         }
         self.drop_unused(wait.ino);
         true
@@ -285,21 +299,16 @@ impl Holder {
     }
 
     fn ask_again(&mut self, ino: u64, out: &mut Vec<Effect>) {
-        let mut weaker = Vec::new();
-        for (&request, wait) in self.waits.iter_mut().filter(|(_, wait)| wait.ino == ino) {
+        // Twice asked is twice answered: the second time after it may have changed.
+        let unasked = |wait: &Wait| wait.ino == ino && !wait.asked;
+        for (&request, wait) in self.waits.iter_mut().filter(|(_, wait)| unasked(wait)) {
             wait.asked = true;
-            if wait.how != How::Test {
-                weaker.push(wait.lock);
-            }
             out.push(Effect::Ask {
                 request,
                 ino,
                 lock: wait.lock,
                 how: wait.how,
             });
-        }
-        for lock in weaker.iter().filter(|lock| !lock.exclusive) {
-            self.change(ino, lock.uid, |table| table.weaken(lock));
         }
     }
 
@@ -316,6 +325,10 @@ impl Holder {
     pub fn join(&mut self, out: &mut Vec<Effect>) -> (Vec<u64>, Vec<(u64, Lock)>) {
         // Another life of the server counts anew.
         self.seen = 0;
+        let waits: Vec<Wait> = self.waits.values().copied().collect();
+        for wait in waits.iter().filter(|wait| wait.asked) {
+            self.weaken(wait);
+        }
         let lent = self.files.iter().filter(|(_, file)| file.lent);
         let lent: Vec<u64> = lent.map(|(&ino, _)| ino).collect();
         let others = self.files.iter().filter(|(_, file)| !file.lent);
@@ -351,6 +364,17 @@ impl Holder {
 
     fn set(&mut self, ino: u64, lock: Lock) {
         self.change(ino, lock.uid, |table| table.set(lock));
+    }
+
+    /// A shared lock that the server was asked for may have been granted unheard: others have the bytes too. Says
+    /// whether they were had alone.
+    fn weaken(&mut self, wait: &Wait) -> bool {
+        let Wait { ino, lock, how, .. } = *wait;
+        let mut weaker = false;
+        if !lock.exclusive && how != How::Test {
+            self.change(ino, lock.uid, |table| weaker = table.weaken(&lock));
+        }
+        weaker
     }
 
     fn change(&mut self, ino: u64, uid: u32, change: impl FnOnce(&mut Table)) {

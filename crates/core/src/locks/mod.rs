@@ -74,8 +74,13 @@ impl Lock {
         self.owner != wanted.owner
             && self.owner.space == wanted.owner.space
             && (self.exclusive || wanted.exclusive)
-            && self.start <= wanted.end
-            && wanted.start <= self.end
+            && self.overlaps(wanted)
+    }
+
+    /// Whether they have bytes in common.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.start <= other.end && other.start <= self.end
     }
 }
 

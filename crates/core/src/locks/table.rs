@@ -80,21 +80,19 @@ impl Table {
         next.is_none_or(|byte| byte > lock.end)
     }
 
-    /// What the owner has exclusively of these bytes is shared from now on.
-    pub fn weaken(&mut self, lock: &Lock) {
-        let own = |held: &&Lock| {
-            let touches = held.start <= lock.end && lock.start <= held.end;
-            held.owner == lock.owner && held.exclusive && touches
-        };
+    /// What the owner has exclusively of these bytes is shared from now on. Says whether that was anything.
+    pub fn weaken(&mut self, lock: &Lock) -> bool {
+        let own = |held: &&Lock| held.owner == lock.owner && held.exclusive && held.overlaps(lock);
         let exclusive: Vec<Lock> = self.0.iter().filter(own).copied().collect();
-        for held in exclusive {
+        for held in &exclusive {
             self.set(Lock {
                 start: held.start.max(lock.start),
                 end: held.end.min(lock.end),
                 exclusive: false,
-                ..held
+                ..*held
             });
         }
+        !exclusive.is_empty()
     }
 
     /// Keeps some of them.

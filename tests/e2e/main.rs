@@ -7,6 +7,7 @@ mod away;
 mod ends;
 mod faults;
 mod files;
+mod first_day;
 mod jobs;
 mod kernels;
 mod lineage;

@@ -15,6 +15,7 @@ mod names;
 mod offload;
 mod open;
 mod plan;
+mod provenance;
 mod remote;
 #[path = "../require.rs"]
 mod require;

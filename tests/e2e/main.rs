@@ -16,6 +16,7 @@ mod names;
 mod offload;
 mod open;
 mod plan;
+mod provenance;
 mod remote;
 #[path = "../require.rs"]
 mod require;

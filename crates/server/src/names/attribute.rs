@@ -166,6 +166,7 @@ impl Tx<'_> {
             }
             self.shared.set_folder_elements();
         }
+        self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name, op.value];
         self.db
             .prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?
@@ -177,6 +178,7 @@ impl Tx<'_> {
         let node = self.reach(op.ino)?;
         self.need_write(&node)?;
         self.check_settable(&node, &op.name)?;
+        self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name];
         let removed = self
             .db

@@ -469,6 +469,11 @@ impl Tx<'_> {
         self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         self.add_entry(to, &op.new_name, &node)?;
+        // Written under a name for the time being: what it was made as is the name that it gets now.
+        let hidden = |name: &[u8]| name.starts_with(b".");
+        if hidden(&op.name) && !hidden(&op.new_name) && op.parent == op.new_parent {
+            self.rename_version(&node)?;
+        }
         Ok((node, replaced))
     }
 

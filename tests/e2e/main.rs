@@ -5,6 +5,7 @@
 mod array;
 mod away;
 mod ends;
+mod examples;
 mod faults;
 mod files;
 mod first_day;

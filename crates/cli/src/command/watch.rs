@@ -4,7 +4,7 @@ use super::jobs;
 use crate::context::Context;
 use crate::output::Said;
 use crate::output::array::state;
-use crate::output::job::{ChangeView, has_ended, headline, job_json};
+use crate::output::job::{ChangeView, has_ended, headline, job_json, waits};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -92,6 +92,7 @@ async fn follow_stream(
         *failures = 0;
         let job = event.job.ok_or(Error::Answer("Watch"))?;
         let changed = shown.take(&job, event.changed);
+        shown.tell_waits(&job, context);
         match &mut shown.bars {
             Some(bars) => bars.draw(&job, &shown.tasks, &changed),
             None if context.global.quiet => {}
@@ -132,6 +133,8 @@ fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {
 /// What has been shown so far.
 struct Shown {
     tasks: BTreeMap<u64, v1::Task>,
+    /// What it waits for, as it was last said.
+    waits: Option<String>,
     bars: Option<Bars>,
 }
 
@@ -139,6 +142,7 @@ impl Shown {
     fn new(context: &Context) -> Self {
         Self {
             tasks: BTreeMap::new(),
+            waits: None,
             bars: context.draws().then(Bars::new),
         }
     }
@@ -158,6 +162,18 @@ impl Shown {
             }
         }
         news
+    }
+
+    /// Says what the job waits for, where no line under bars does.
+    fn tell_waits(&mut self, job: &v1::Job, context: &Context) {
+        let waits = waits(job);
+        if waits != self.waits
+            && self.bars.is_none()
+            && let Some(waits) = &waits
+        {
+            context.note(format_args!("job {} {}", job.job, shown::line(waits)));
+        }
+        self.waits = waits;
     }
 
     fn note(&self, text: &str) {

@@ -284,6 +284,9 @@ impl Driver {
         }
         for task in &job.spec.tasks {
             self.owners.insert(task.task, job.spec.job);
+            for output in &task.outputs {
+                self.shared.claims.again(job.spec.job, &output.path);
+            }
             for input in task
                 .inputs
                 .iter()
@@ -709,6 +712,9 @@ impl Driver {
             return;
         };
         outbox.unpinned.extend(&memo.pins);
+        let outputs = memo.tasks.values().flat_map(|task| &task.outputs);
+        let outputs = outputs.map(|output| output.path.as_str());
+        self.shared.claims.release(job, outputs);
         for task in memo.tasks.keys() {
             self.owners.remove(task);
         }

@@ -49,16 +49,28 @@ impl JobService {
     /// Keeps a job and has it taken up.
     async fn accept(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
         match submit(&self.names, &self.recalls, &self.array, submission).await {
-            Ok(accepted) => {
+            Ok((accepted, (awaited, total))) => {
                 let job = accepted.spec.job.0;
                 self.tell(Incoming::Submitted(Box::new(accepted)))?;
-                let errors = Vec::new();
-                Ok(v1::SubmitReply { job, errors })
+                let awaited = awaited.into_iter().map(|one| v1::AwaitedInput {
+                    path: one.path,
+                    task: one.task,
+                    nearest: one.nearest.unwrap_or_default(),
+                });
+                Ok(v1::SubmitReply {
+                    job,
+                    errors: Vec::new(),
+                    awaited: awaited.collect(),
+                    awaited_total: u32::try_from(total).unwrap_or(u32::MAX),
+                })
             }
             Err(Refused::Script(errors)) => {
                 let lines = errors.iter().flat_map(|text| text.lines());
                 let errors = lines.map(str::to_owned).collect();
-                Ok(v1::SubmitReply { job: 0, errors })
+                Ok(v1::SubmitReply {
+                    errors,
+                    ..v1::SubmitReply::default()
+                })
             }
             Err(Refused::Fault(fault)) => Err(refused(&fault)),
         }
@@ -133,6 +145,7 @@ impl v1::jobs_server::Jobs for JobService {
             policy,
             replace,
             no_cache,
+            strict,
             ..
         } = request.into_inner();
         let bounded = !self.access.is_operator(caller.uid);
@@ -150,6 +163,7 @@ impl v1::jobs_server::Jobs for JobService {
             policy,
             replace,
             no_cache,
+            strict,
         };
         let service = self.clone();
         // Whoever asked may go away before the job is kept; it is taken up all the same.

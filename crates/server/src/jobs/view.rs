@@ -9,6 +9,9 @@ use std::collections::{HashMap, HashSet};
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 
+/// Inputs that a job is shown to wait for.
+const AWAITED_MAX: u32 = 3;
+
 const JOB: &str =
     "SELECT job, name, source, workdir, uid, policy, state, submitted, ended FROM job";
 
@@ -80,6 +83,21 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
         job.tasks_total += tasks;
         job.tasks_by_state.insert(state_name(state).into(), tasks);
         job.moved_bytes += row.get::<_, i64>(2)?.cast_unsigned();
+    }
+    if job.state() == State::Running {
+        let total = "SELECT count(DISTINCT path) FROM awaited WHERE job = ?1 AND object = -1";
+        let id = job.job.cast_signed();
+        job.awaited_total = db
+            .prepare_cached(total)?
+            .query_row([id], |row| row.get(0))?;
+    }
+    if job.awaited_total > 0 {
+        let some = "SELECT DISTINCT path FROM awaited WHERE job = ?1 AND object = -1 ORDER BY path LIMIT ?2";
+        let mut some = db.prepare_cached(some)?;
+        let rows = some.query_map(params![job.job.cast_signed(), AWAITED_MAX], |row| {
+            row.get(0)
+        })?;
+        job.awaited = rows.collect::<Result<_, _>>()?;
     }
     Ok(job)
 }

@@ -1,6 +1,7 @@
 //! What namespace operations need to know of the array beyond the database: room on elements, the key
 //! that signs capabilities, and which objects are in use.
 
+use super::claims::Claims;
 use super::lent::Lent;
 use crate::clock;
 use parking_lot::{Mutex, RwLock};
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     files: AtomicU64,
     /// Inode of the folder of users' kernels; 0 before it is known.
     kernels_folder: AtomicU64,
+    /// Which files jobs are going to write.
+    pub(crate) claims: Claims,
 }
 
 /// Room in the array.
@@ -85,6 +88,7 @@ impl Shared {
             folder_elements: AtomicBool::new(false),
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
+            claims: Claims::default(),
         }
     }
 

@@ -118,7 +118,9 @@ fn look(graph: &Graph, vertex: Vertex) -> String {
         Vertex::Version(object) => graph.version(object).map_or(String::new(), |version| {
             let (folder, name) = version.shown_path().rsplit_once('/').unwrap_or_default();
             let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-            format!("{folder} {ending}")
+            // What many read is not one of the many that one reads each.
+            let shared = graph.readers(object).nth(1).is_some();
+            format!("{shared} {folder} {ending}")
         }),
         Vertex::Run(task) => graph.record(task).map_or(String::new(), |run| {
             format!("{} {}", run.hidden, run.kernel)
@@ -205,6 +207,27 @@ mod tests {
             3,
             "{sizes:?}"
         );
+    }
+
+    #[test]
+    fn what_all_read_is_not_one_of_what_each_reads() {
+        let mut graph = wide(10);
+        let mut common = graph.version(crate::id::ObjectId(1)).unwrap().clone();
+        (common.object, common.path) = (crate::id::ObjectId(99), "/raw/reference.fits".into());
+        common.current_path = Some(common.path.clone());
+        graph.add_version(common);
+        let runs: Vec<_> = graph
+            .records()
+            .filter(|run| run.kernel == "project")
+            .cloned()
+            .collect();
+        for mut run in runs {
+            run.inputs
+                .push(("reference.fits".into(), crate::id::ObjectId(99)));
+            graph.add_record(run);
+        }
+        let folded = fold(&graph);
+        assert_eq!(folded.nodes.len(), 8, "{folded:?}");
     }
 
     #[test]

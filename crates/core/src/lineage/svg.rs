@@ -37,7 +37,7 @@ pub fn render(graph: &Graph) -> String {
     }
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\" font-family=\"'Helvetica Neue', Helvetica, Arial, sans-serif\" font-size=\"{FONT}\">\n\
+         viewBox=\"0 0 {width} {height}\" font-family=\"'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"{FONT}\">\n\
          <defs><marker id=\"arrow\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" \
          orient=\"auto\"><path d=\"M0 0L10 5L0 10z\" fill=\"#5a6475\"/></marker></defs>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
@@ -123,7 +123,8 @@ impl Face {
     /// How many are alike, if there are several.
     fn count(&self) -> String {
         if self.members > 1 {
-            format!(" \u{d7}{}", self.members)
+            // A plain space at its begin would not be shown.
+            format!("\u{a0}\u{d7}{}", self.members)
         } else {
             String::new()
         }
@@ -256,7 +257,7 @@ mod tests {
     fn many_alike_are_one_box_with_their_number() {
         let picture = render(&wide(10));
         assert_eq!(picture.matches("<title>").count(), 7, "{picture}");
-        assert_eq!(picture.matches(" \u{d7}10<").count(), 3);
+        assert_eq!(picture.matches("\u{a0}\u{d7}10<").count(), 3);
         assert!(picture.contains("/raw/\u{2026}.fits<"), "{picture}");
         assert!(
             picture.contains("/raw/3.fits"),

@@ -95,12 +95,15 @@ impl LineChart {
             };
             let shown = |&&(x, y): &&(f64, f64)| self.x.shows(x) && self.y.shows(y);
             let path: Vec<_> = line.points.iter().filter(shown).map(place).collect();
-            let below = drawn.iter().filter(|other| coincide(other, &path)).count();
-            canvas.polyline(plot, &path, color(index), below);
+            for (below, part) in parts(&drawn, &path) {
+                canvas.polyline(plot, part, color(index), below);
+            }
             for dot in line.dots.iter().filter(shown).map(place) {
                 let inside =
                     |value: f64, low: f64, high: f64| value >= low - 0.5 && value <= high + 0.5;
                 if inside(dot.0, plot.x, plot.right()) && inside(dot.1, plot.y, plot.bottom()) {
+                    let on = |other: &&Vec<_>| other.iter().any(|at| near(*at, dot));
+                    let below = drawn.iter().filter(on).count();
                     canvas.dot(dot, dot_radius(below), color(index));
                 }
             }
@@ -132,14 +135,27 @@ impl LineChart {
     }
 }
 
-/// Whether two lines have a piece in common, as far as eyes can tell.
-fn coincide(one: &[(f64, f64)], other: &[(f64, f64)]) -> bool {
-    let near = |(x, y): (f64, f64), (u, v): (f64, f64)| (x - u).abs() < 1.0 && (y - v).abs() < 2.0;
-    let mut pieces = one.windows(2);
-    pieces.any(|piece| {
-        let same = |with: &[(f64, f64)]| near(piece[0], with[0]) && near(piece[1], with[1]);
-        other.windows(2).any(same)
-    })
+/// Whether two points are one, as far as eyes can tell.
+fn near((x, y): (f64, f64), (u, v): (f64, f64)) -> bool {
+    (x - u).abs() < 1.0 && (y - v).abs() < 2.0
+}
+
+/// A line in parts that lie on equally many of those that are drawn already, with their number.
+fn parts<'a>(drawn: &[Vec<(f64, f64)>], path: &'a [(f64, f64)]) -> Vec<(usize, &'a [(f64, f64)])> {
+    let below = |piece: &[(f64, f64)]| {
+        let on = |with: &[(f64, f64)]| near(piece[0], with[0]) && near(piece[1], with[1]);
+        let others = drawn.iter().filter(|other| other.windows(2).any(on));
+        others.count()
+    };
+    let counts: Vec<usize> = path.windows(2).map(below).collect();
+    let mut parts = Vec::new();
+    let mut from = 0;
+    for alike in counts.chunk_by(|one, next| one == next) {
+        let to = from + alike.len();
+        parts.push((alike[0], &path[from..=to]));
+        from = to;
+    }
+    parts
 }
 
 /// A dot on others is smaller, so that those are seen around it.
@@ -235,6 +251,10 @@ mod tests {
         let dashes: Vec<Option<&str>> = lines
             .map(|line| line.split("dasharray=\"").nth(1)?.split('"').next())
             .collect();
-        assert_eq!(dashes, [None, Some("9 9"), None, Some("9 18")], "{svg}");
+        assert_eq!(
+            dashes,
+            [None, Some("9 9"), None, None, Some("9 18")],
+            "{svg}"
+        );
     }
 }

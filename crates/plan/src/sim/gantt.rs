@@ -57,7 +57,7 @@ pub fn svg(report: &Report) -> String {
     let _ = writeln!(
         svg,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
-         height=\"{height:.0}\" font-family=\"Inter, 'Helvetica Neue', Arial, sans-serif\" font-size=\"12\" \
+         height=\"{height:.0}\" font-family=\"Inter, 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" \
          fill=\"#222b36\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>"
     );
     heading(&mut svg, report);

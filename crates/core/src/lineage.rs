@@ -5,6 +5,8 @@
 
 pub mod difference;
 pub mod dot;
+mod fold;
+mod layout;
 pub mod search;
 pub mod svg;
 pub mod text;
@@ -388,6 +390,34 @@ mod tests {
         graph.add_record(record(12, "project2", &[2], &[4]));
         graph.add_record(record(13, "add", &[3, 4], &[5]));
         graph.add_record(record(14, "view", &[5], &[6]));
+        graph
+    }
+
+    /// So many raw files are projected and added; the sum is drawn.
+    pub(super) fn wide(count: u64) -> Graph {
+        let mut graph = Graph::default();
+        let client = Writer::Client(Owner {
+            uid: 1000,
+            gid: 100,
+        });
+        let (sum, picture) = (2 * count + 1, 2 * count + 2);
+        for at in 1..=count {
+            let made = Writer::Task(TaskId(at));
+            graph.add_version(version(at, &format!("/raw/{at}.fits"), client));
+            graph.add_version(version(count + at, &format!("/p/{at}.fits"), made));
+            let mut run = record(at, "project", &[at], &[count + at]);
+            run.name = format!("project{at}");
+            graph.add_record(run);
+        }
+        let projected: Vec<u64> = (count + 1..=2 * count).collect();
+        graph.add_version(version(sum, "/mosaic.fits", Writer::Task(TaskId(sum))));
+        graph.add_version(version(
+            picture,
+            "/mosaic.png",
+            Writer::Task(TaskId(picture)),
+        ));
+        graph.add_record(record(sum, "add", &projected, &[sum]));
+        graph.add_record(record(picture, "view", &[sum], &[picture]));
         graph
     }
 

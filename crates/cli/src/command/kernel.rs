@@ -23,6 +23,9 @@ use tidemill_kernel::{
     builtin_kernels, builtin_names, find_program, is_builtin,
 };
 
+/// Why a module is neither made nor kept.
+const NO_WASM: &str = "this tidemill was built without WebAssembly, as `tidemill --version` tells; build it with its default features";
+
 const EXAMPLES: &str = "Examples:
   tidemill kernel list
   tidemill kernel new denoise --language rust

@@ -1,5 +1,6 @@
 //! `tidemill kernel build`: compiles a kernel's source, in the sandbox that kernels run in.
 
+use super::NO_WASM;
 use crate::context::Context;
 use crate::output::Said;
 use anyhow::{Context as _, bail, ensure};
@@ -77,6 +78,10 @@ pub(crate) fn run(build: Build, context: &Context) -> anyhow::Result<ExitCode> {
     let mut made = Vec::new();
     let mut left_out = None;
     for ending in ["so", "wasm"] {
+        if ending == "wasm" && !cfg!(feature = "wasm") {
+            left_out = Some(NO_WASM.into());
+            continue;
+        }
         let file = format!("{}.{ending}", source.name);
         match workshop.compile(ending, &file)? {
             Built::Made(path) => {

@@ -1,5 +1,6 @@
 //! `tidemill kernel add`, `list` and `remove`: kernels of one's own in the array, see `tidemill_core::job::own`.
 
+use super::NO_WASM;
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::format;
@@ -165,6 +166,10 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
          counted by the array"
     );
     anyhow::ensure!(source.is_file(), "not a file: {file_name}");
+    anyhow::ensure!(
+        cfg!(feature = "wasm") || !name.ending.ends_with("wasm"),
+        "{file_name}: {NO_WASM}"
+    );
     anyhow::ensure!(
         !name.ending.is_empty() || source.permissions().mode() & 0o111 != 0,
         "not executable: {file_name}; run `chmod +x` on it, or give a shared object (.so) or a module (.wasm)"

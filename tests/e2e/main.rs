@@ -5,8 +5,10 @@
 mod array;
 mod away;
 mod ends;
+mod examples;
 mod faults;
 mod files;
+mod first_day;
 mod jobs;
 mod kernels;
 mod lineage;

@@ -351,6 +351,7 @@ impl Simulated {
             source: String::new(),
             policy: String::new(),
             replace: false,
+            strict: false,
             no_cache: false,
             bounded: false,
         };
@@ -359,7 +360,7 @@ impl Simulated {
         let (array, told) = (self.array.clone(), self.told.clone());
         self.runtime.spawn(async move {
             let result = match submit(&names, &recalls, &array, submission).await {
-                Ok(accepted) => {
+                Ok((accepted, _)) => {
                     let job = accepted.spec.job.0;
                     let _ = told.send(Incoming::Submitted(Box::new(accepted)));
                     Ok(job)

@@ -285,6 +285,7 @@ async fn job_count(client: &tidemill_client::Server) -> usize {
     let all = v1::ListJobsRequest {
         credentials: Some(root()),
         everyone: true,
+        ..v1::ListJobsRequest::default()
     };
     let listed = client.jobs().list(all).await.unwrap();
     listed.into_inner().jobs.len()
@@ -307,6 +308,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
         "DROP TABLE label; DROP TABLE locker; ALTER TABLE removal DROP COLUMN label; \
+         ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
          INSERT INTO label VALUES ({old}, {}, {}, 0, '[]', '[]'); PRAGMA user_version = 7;",
@@ -440,6 +442,48 @@ async fn an_output_that_came_into_being_is_not_touched() {
     assert_eq!(element.removed().await, [analyse.outputs[0].object]);
 }
 
+/// A job that waits for a file that nobody writes.
+const WAITING: &str = r#"
+name = "waiting"; workdir = "/w";
+tasks = ( { name = "only"; kernel = "max"; input = ["inn"]; output = ["out"]; } );
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_jobs_that_have_not_ended_do_not_write_one_file_and_one_that_waits_says_for_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, element, client) = with_input(dir.path()).await;
+    let first = submit(&client, 1000, WAITING).await;
+    let waits = v1::AwaitedInput {
+        path: "/w/inn".into(),
+        task: "only".into(),
+        nearest: "/w/in".into(),
+    };
+    assert_eq!((first.awaited, first.awaited_total), (vec![waits], 1));
+    let now = job(&client, first.job).await;
+    assert_eq!(
+        (&*now.awaited, now.awaited_total),
+        (&["/w/inn".to_owned()][..], 1)
+    );
+    let refused = [format!(
+        "test.job:3:71: task \"only\": output \"/w/out\" is an output of job {0} too, which has not ended; \
+         wait for it (`tidemill watch {0}`), cancel it, or write to another name",
+        first.job
+    )];
+    assert_eq!(submit(&client, 1000, WAITING).await.errors, refused);
+    // What jobs are to write is known after a restart too.
+    drop((element, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    assert_eq!(submit(&client, 1000, WAITING).await.errors, refused);
+    let get = v1::GetJobRequest {
+        credentials: Some(root()),
+        job: first.job,
+    };
+    client.jobs().cancel(get).await.unwrap();
+    assert_eq!(submit(&client, 1000, WAITING).await.errors, [""; 0]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_cannot_run_are_refused_with_all_reasons() {
     let dir = tempfile::tempdir().unwrap();
@@ -494,7 +538,7 @@ async fn other_users_jobs_stay_private() {
     client.jobs().get(get(1000)).await.unwrap();
     let list = v1::ListJobsRequest {
         credentials: Some(array::user(2000)),
-        everyone: false,
+        ..v1::ListJobsRequest::default()
     };
     assert!(
         client

@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Make new versions of outputs that exist, instead of refusing the job
     #[arg(long)]
     replace: bool,
+    /// Refuse the job unless all its inputs exist, instead of waiting for them
+    #[arg(long)]
+    strict: bool,
     /// Run all tasks, even if the results of the same kernels, arguments and inputs are remembered
     #[arg(long)]
     no_cache: bool,
@@ -50,6 +53,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         policy: args.policy.unwrap_or_default(),
         replace: args.replace,
         no_cache: args.no_cache,
+        strict: args.strict,
     };
     let reply = server.jobs().submit(request).await;
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();
@@ -68,14 +72,52 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let job = reply.job;
     let told = Said::new(
         format!("job {job} submitted"),
-        json!({ "job": job, "errors": [] }),
+        json!({ "job": job, "errors": [], "awaited": awaited_json(&reply) }),
     );
     context.output.step(&told)?;
+    tell_awaited(&reply, context);
     if args.watch {
         return watch::follow(&server, job, context).await;
     }
     context.note(format_args!("follow it: tidemill watch {job}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says which inputs are not there yet: a job may be submitted before its data, and a name may be wrong.
+fn tell_awaited(reply: &v1::SubmitReply, context: &Context) {
+    for awaited in &reply.awaited {
+        let perhaps = match awaited.nearest.as_str() {
+            "" => String::new(),
+            nearest => format!("; did you mean {nearest}?"),
+        };
+        context.note(format_args!(
+            "task {} waits for {}",
+            line(&awaited.task),
+            line(&format!(
+                "{}, which is not there yet{perhaps}",
+                awaited.path
+            ))
+        ));
+    }
+    let more = usize::try_from(reply.awaited_total).unwrap_or(usize::MAX);
+    match more.saturating_sub(reply.awaited.len()) {
+        0 => {}
+        more => context.note(format_args!("and for {more} more files")),
+    }
+    if !reply.awaited.is_empty() {
+        context.note(format_args!(
+            "--strict refuses a job whose inputs are not there; `tidemill cancel {}` ends the wait",
+            reply.job
+        ));
+    }
+}
+
+fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
+    let awaited = reply.awaited.iter().map(|one| {
+        let nearest = (!one.nearest.is_empty()).then_some(&one.nearest);
+        json!({ "path": one.path, "task": one.task, "nearest": nearest })
+    });
+    awaited.collect()
 }
 
 /// What errors and the job list call the script.

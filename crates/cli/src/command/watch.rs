@@ -4,7 +4,7 @@ use super::jobs;
 use crate::context::Context;
 use crate::output::Said;
 use crate::output::array::state;
-use crate::output::job::{ChangeView, has_ended, headline, job_json};
+use crate::output::job::{ChangeView, has_ended, headline, job_json, waits};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -14,6 +14,7 @@ use tidemill_core::shown;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
+  tidemill watch                    your newest job
   tidemill watch 3
   tidemill --json watch 3 | jq -r '.changed[] | .name + \" \" + .state'
 
@@ -26,13 +27,17 @@ const RECONNECTS_MAX: u32 = 60;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job
-    job: u64,
+    /// The job [default: your newest]
+    job: Option<u64>,
 }
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    follow(&server, args.job, context).await
+    let job = match args.job {
+        Some(job) => job,
+        None => jobs::newest(&server).await?,
+    };
+    follow(&server, job, context).await
 }
 
 /// Shows a job until it ends; the exit code says how.
@@ -87,6 +92,7 @@ async fn follow_stream(
         *failures = 0;
         let job = event.job.ok_or(Error::Answer("Watch"))?;
         let changed = shown.take(&job, event.changed);
+        shown.tell_waits(&job, context);
         match &mut shown.bars {
             Some(bars) => bars.draw(&job, &shown.tasks, &changed),
             None if context.global.quiet => {}
@@ -127,6 +133,8 @@ fn finish(job: &v1::Job, context: &Context) -> anyhow::Result<ExitCode> {
 /// What has been shown so far.
 struct Shown {
     tasks: BTreeMap<u64, v1::Task>,
+    /// What it waits for, as it was last said.
+    waits: Option<String>,
     bars: Option<Bars>,
 }
 
@@ -134,6 +142,7 @@ impl Shown {
     fn new(context: &Context) -> Self {
         Self {
             tasks: BTreeMap::new(),
+            waits: None,
             bars: context.draws().then(Bars::new),
         }
     }
@@ -153,6 +162,18 @@ impl Shown {
             }
         }
         news
+    }
+
+    /// Says what the job waits for, where no line under bars does.
+    fn tell_waits(&mut self, job: &v1::Job, context: &Context) {
+        let waits = waits(job);
+        if waits != self.waits
+            && self.bars.is_none()
+            && let Some(waits) = &waits
+        {
+            context.note(format_args!("job {} {}", job.job, shown::line(waits)));
+        }
+        self.waits = waits;
     }
 
     fn note(&self, text: &str) {

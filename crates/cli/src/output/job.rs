@@ -34,6 +34,7 @@ pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()>
         "USER",
         "SUBMITTED (UTC)",
         "TIME",
+        "NOTE",
     ];
     let mut rows = table(&header, &[0, 3, 5, 7]);
     for job in jobs {
@@ -46,6 +47,7 @@ pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()>
             job.uid.to_string(),
             format::time(job.submitted),
             lasted(job.submitted, job.ended),
+            waits(job).unwrap_or_default(),
         ]);
     }
     write_table(out, &rows)
@@ -202,7 +204,20 @@ pub(crate) fn headline(job: &v1::Job) -> String {
             text = format!("{text}, {} {name}", count(name));
         }
     }
-    text
+    match waits(job) {
+        Some(waits) => format!("{text}, {waits}"),
+        None => text,
+    }
+}
+
+/// `waits for /w/a and 2 more files`, if it waits for inputs that are not there yet.
+pub(crate) fn waits(job: &v1::Job) -> Option<String> {
+    let first = job.awaited.first()?;
+    let more = job.awaited_total.saturating_sub(1);
+    Some(match more {
+        0 => format!("waits for {first}"),
+        more => format!("waits for {first} and {}", format::count(more, "more file")),
+    })
 }
 
 /// The policy's name; jobs that name none take the array's.
@@ -300,6 +315,8 @@ pub(crate) fn job_json(job: &v1::Job) -> Value {
         "tasks_total": job.tasks_total,
         "tasks_by_state": job.tasks_by_state.iter().collect::<std::collections::BTreeMap<_, _>>(),
         "moved_bytes": job.moved_bytes,
+        "awaited": job.awaited,
+        "awaited_total": job.awaited_total,
         "tasks": job.tasks.iter().map(task_json).collect::<Vec<_>>(),
     })
 }
@@ -387,6 +404,19 @@ mod tests {
             "== a (mean), failed on element 2 ==\nexit code 3\n  > half\n  | one\n  | two\n"
         );
         assert!(text(&JobView(job)).contains("exit code 3"));
+    }
+
+    #[test]
+    fn a_job_that_waits_says_for_what() {
+        let waiting = v1::Job {
+            state: v1::State::Running.into(),
+            awaited: vec!["/w/a".into(), "/w/b".into()],
+            awaited_total: 3,
+            ..job()
+        };
+        assert!(headline(&waiting).ends_with(", waits for /w/a and 2 more files"));
+        assert!(text(&JobsView(vec![waiting])).contains("waits for /w/a and 2 more files"));
+        assert_eq!(waits(&job()), None);
     }
 
     #[test]

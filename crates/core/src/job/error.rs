@@ -1,7 +1,7 @@
 //! What can be wrong with a job, and a report of everything that is.
 
 use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
-use crate::id::ElementId;
+use crate::id::{ElementId, JobId};
 use crate::script::{self, Position};
 
 /// One thing that is wrong with a job: in which file, where, in which task, and what.
@@ -311,14 +311,33 @@ pub enum Problem {
     /// A kernel that may not be run.
     #[error("kernel \"{0}\" is not executable; run `chmod +x` on it")]
     NotExecutable(String),
+    /// Arguments that the built-in kernel of that name does not take.
+    #[error(
+        "\"{name}\" is a built-in kernel, and {reason}{}", for_the_program(.name, *.remedy)
+    )]
+    BuiltinRefuses {
+        /// The kernel.
+        name: String,
+        /// Why it does not run so.
+        reason: String,
+        /// How the program of that name is had, if it can be meant.
+        remedy: Option<ProgramBy>,
+    },
     /// A file that may not be run, with the name of a built-in kernel.
     #[error(
         "\"{0}\" is no kernel, as it is not executable, but it hides the built-in kernel of that name; rename it, or write type = \"builtin\""
     )]
     HidesBuiltin(String),
     /// No such input, and the job is strict.
-    #[error("input \"{0}\" does not exist and no task makes it (the job is strict)")]
-    MissingInput(String),
+    #[error(
+        "input \"{path}\" does not exist and no task makes it (the job is strict){}", perhaps(.nearest.as_deref())
+    )]
+    MissingInput {
+        /// The input.
+        path: String,
+        /// The file that was probably meant.
+        nearest: Option<String>,
+    },
     /// An input that is not whole yet, and the job is strict, or a kernel that is not.
     #[error("\"{0}\" is still being written; submit when it is closed")]
     Unsealed(String),
@@ -330,12 +349,49 @@ pub enum Problem {
         "output \"{0}\" exists already; remove it, write to another name, or submit with --replace"
     )]
     OutputExists(String),
+    /// An output that another job is going to write.
+    #[error(
+        "output \"{path}\" is an output of job {job} too, which has not ended; wait for it (`tidemill watch {job}`), cancel it, or write to another name"
+    )]
+    ClaimedOutput {
+        /// The output.
+        path: String,
+        /// The other job.
+        job: JobId,
+    },
     /// An output that is to be replaced and that its owner may not write to.
     #[error("output \"{0}\" exists, and you may not write to it")]
     Unwritable(String),
     /// No such element.
     #[error("the array has no element {0}; see `tidemill status`")]
     UnknownElement(ElementId),
+}
+
+/// How a script says that it means the program of the elements' hosts, and no built-in kernel of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramBy {
+    /// By the setting `type`.
+    Type,
+    /// By its path, as stages of a stack have no `type`.
+    Path,
+}
+
+fn for_the_program(name: &str, remedy: Option<ProgramBy>) -> String {
+    match remedy {
+        None => String::new(),
+        Some(ProgramBy::Type) => {
+            format!("; for the program \"{name}\" of the elements' hosts write type = \"program\"")
+        }
+        Some(ProgramBy::Path) => format!(
+            "; for the program \"{name}\" of the elements' hosts write its path, such as /usr/bin/{name}"
+        ),
+    }
+}
+
+fn perhaps(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| {
+        format!("; did you mean \"{nearest}\"?")
+    })
 }
 
 fn did_you_mean(nearest: Option<&str>) -> String {
@@ -357,6 +413,17 @@ pub(super) fn nearest(name: &str, valid: &[&str]) -> Option<String> {
         .map(|&candidate| (distance(name, candidate), candidate));
     let (edits, best) = scored.min()?;
     (edits <= 1 + best.len() / 4).then(|| best.to_owned())
+}
+
+/// As [`nearest`], of files: `part-2` is not `part-1` misspelt.
+pub(super) fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
+    let plain = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
+    let likely: Vec<&str> = files
+        .iter()
+        .copied()
+        .filter(|file| plain(file) != plain(name))
+        .collect();
+    nearest(name, &likely)
 }
 
 /// Insertions, removals and replacements that make one name of the other, case aside.
@@ -386,5 +453,11 @@ mod tests {
         assert_eq!(nearest("Kernal", &valid).as_deref(), Some("kernel"));
         assert_eq!(nearest("livetime", &valid).as_deref(), Some("lifetime"));
         assert_eq!(nearest("colour", &valid), None);
+        let files = ["part-1.fits", "access.log"];
+        assert_eq!(nearest_file("part-2.fits", &files), None);
+        assert_eq!(
+            nearest_file("acces.log", &files).as_deref(),
+            Some("access.log")
+        );
     }
 }

@@ -13,9 +13,9 @@ mod read;
 mod resolve;
 mod stack;
 
-pub use error::{JobError, JobErrors, Problem};
+pub use error::{JobError, JobErrors, Problem, ProgramBy};
 pub use quantity::{duration, size};
-pub use resolve::{Found, Ids, Look, Outside, resolve};
+pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};
 pub use stack::MAX_STAGES;
 
 use crate::id::ElementId;

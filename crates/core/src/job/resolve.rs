@@ -1,7 +1,7 @@
 //! From a script to what the dispatcher takes: names become objects, kernels are found, ids are issued.
 //! The array is seen through [`Outside`] only, so this decides without I/O.
 
-use super::error::{Errors, Problem};
+use super::error::{Errors, Problem, ProgramBy, nearest_file};
 use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
@@ -14,11 +14,15 @@ use std::collections::BTreeMap;
 pub trait Outside {
     /// What a full path names.
     fn look(&self, path: &str) -> Look;
+    /// The names in the folder that a full path lies in, as the owner of the job may list it; perhaps not all.
+    fn beside(&self, path: &str) -> Vec<String>;
     /// The names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]) as the owner of the
     /// job may list it; none if the folder is not that user's, or others may write to it.
     fn own_kernels(&self, uid: u32) -> Vec<String>;
     /// Whether elements have this kernel built in.
     fn is_builtin(&self, name: &str) -> bool;
+    /// Why a built-in kernel does not take these arguments; `None` if it does.
+    fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
     /// Whether elements' hosts have this program: a name in their PATH, or an absolute path.
     fn has_program(&self, name: &str) -> bool;
     /// Whether the array has this element, up or down.
@@ -145,7 +149,10 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
         }
         let path = || input.path.clone();
         let problem = match view.look(&input.path) {
-            Look::Nothing if job.strict => Problem::MissingInput(path()),
+            Look::Nothing if job.strict => Problem::MissingInput {
+                path: path(),
+                nearest: nearest(job, &input.path, view.outside),
+            },
             Look::Unsealed if job.strict => Problem::Unsealed(path()),
             Look::Folder => Problem::FolderPath(path()),
             Look::Denied => Problem::Denied(path()),
@@ -169,6 +176,61 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
     }
 }
 
+/// An input that is not there yet, so that its tasks wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Full path of it.
+    pub path: String,
+    /// Name of the first task that reads it.
+    pub task: String,
+    /// Full path of the file that was perhaps meant.
+    pub nearest: Option<String>,
+}
+
+/// The inputs that a resolved job waits for, at most `max` of them, and how many there are.
+pub fn awaited(
+    job: &Job,
+    spec: &JobSpec,
+    outside: &dyn Outside,
+    max: usize,
+) -> (Vec<Awaited>, usize) {
+    let mut paths: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut first: Vec<&str> = Vec::new();
+    for task in &spec.tasks {
+        for input in &task.inputs {
+            let path = input.path.as_str();
+            if input.origin == Origin::Awaited && !paths.contains_key(path) {
+                paths.insert(path, &task.name);
+                first.push(path);
+            }
+        }
+    }
+    let shown = first.iter().take(max).map(|&path| Awaited {
+        path: path.to_owned(),
+        task: paths[path].to_owned(),
+        nearest: nearest(job, path, outside),
+    });
+    (shown.collect(), first.len())
+}
+
+/// A file in the same folder, there already or to be made by the job, that was probably meant.
+fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
+    let (folder, name) = path.rsplit_once('/')?;
+    let in_folder = |path: &'_ str| {
+        let (above, name) = path.rsplit_once('/')?;
+        (above == folder).then(|| name.to_owned())
+    };
+    let made = job.tasks.iter().flat_map(|task| &task.outputs);
+    let made = made.filter_map(|output| in_folder(&output.path));
+    let files: Vec<String> = outside.beside(path).into_iter().chain(made).collect();
+    if files.iter().any(|file| file == name) {
+        // It is there, and still being written.
+        return None;
+    }
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    Some(format!("{folder}/{}", nearest_file(name, &files)?))
+}
+
 /// A task's code, and the files of it that are kept in the array.
 type KernelFound = (Kernel, Vec<Input>);
 
@@ -177,6 +239,7 @@ fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
     let mut files: Vec<Input> = Vec::new();
     for stage in &task.stages {
         let (kernel, file) = single(task, &stage.kernel, view)?;
+        fits(task, &kernel, &stage.kernel, &stage.args, view)?;
         let args = stage.args.clone();
         stages.push(Stage { kernel, args });
         let Some(file) = file.filter(|file| files.iter().all(|known| known.path != file.path))
@@ -190,10 +253,44 @@ fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
     }
     if stages.is_empty() {
         let (kernel, file) = single(task, &task.kernel, view)?;
+        fits(task, &kernel, &task.kernel, &task.args, view)?;
         return Ok((kernel, file.into_iter().collect()));
     }
     let text = task.kernel.name.clone();
     Ok((Kernel::Stack(Box::new(Stack { text, stages })), files))
+}
+
+/// Checks that a built-in kernel is given what it takes: a script that means the program of the same name gives it
+/// that program's arguments, or a standard input.
+fn fits(
+    task: &Task,
+    kernel: &Kernel,
+    named: &KernelName,
+    args: &[String],
+    view: &View<'_>,
+) -> Result<(), Problem> {
+    let Kernel::Builtin(builtin) = kernel else {
+        return Ok(());
+    };
+    let is_stack = !task.stages.is_empty();
+    let no_stdin = "it reads all inputs, but has no standard input: leave \"stdin\" away";
+    let no_stdin = (!is_stack && task.stdin.is_some()).then(|| no_stdin.to_owned());
+    let Some(reason) = view.outside.refuses(builtin, args).or(no_stdin) else {
+        return Ok(());
+    };
+    let by = if is_stack {
+        ProgramBy::Path
+    } else {
+        ProgramBy::Type
+    };
+    // No program is called `sort.so`.
+    let may_be_program = named.kind.is_none() && named.name == *builtin;
+    let remedy = may_be_program.then_some(by);
+    Err(Problem::BuiltinRefuses {
+        name: builtin.clone(),
+        reason,
+        remedy,
+    })
 }
 
 fn collision(name: &str, first: &str, second: &str) -> Problem {

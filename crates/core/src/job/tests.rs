@@ -66,6 +66,12 @@ impl Outside for Array {
     fn look(&self, path: &str) -> Look {
         self.files.get(path).copied().unwrap_or(Look::Nothing)
     }
+    fn beside(&self, path: &str) -> Vec<String> {
+        let (folder, _) = path.rsplit_once('/').unwrap();
+        let parts = self.files.keys().filter_map(|file| file.rsplit_once('/'));
+        let beside = parts.filter(|(above, _)| *above == folder);
+        beside.map(|(_, name)| name.to_owned()).collect()
+    }
     fn own_kernels(&self, uid: u32) -> Vec<String> {
         let files = self.own.get(&uid).into_iter().flatten();
         files.map(|file| (*file).to_owned()).collect()
@@ -73,8 +79,12 @@ impl Outside for Array {
     fn is_builtin(&self, name: &str) -> bool {
         matches!(name, "mean" | "max")
     }
+    fn refuses(&self, name: &str, args: &[String]) -> Option<String> {
+        let strange = args.iter().find(|arg| !arg.contains('='))?;
+        Some(format!("{name} does not know the argument {strange:?}"))
+    }
     fn has_program(&self, name: &str) -> bool {
-        matches!(name, "sort" | "/usr/bin/awk")
+        matches!(name, "sort" | "max" | "/usr/bin/awk")
     }
     fn has_element(&self, element: ElementId) -> bool {
         element.0 < 4
@@ -101,6 +111,13 @@ fn errors_in(text: &str, array: &Array) -> String {
     found.and_then(|found| found).unwrap_err().to_string()
 }
 
+/// What is wrong with the one task "a" of a job, which begins on line 3.
+fn refused_task(rest: &str) -> String {
+    let text = with_tasks(&format!("{{ name = \"a\"; output = [ \"p\" ]; {rest} }}"));
+    let report = errors_in(&text, &Array::with(&[("/w/i", file(2, false))]));
+    report.strip_prefix("job.conf:").unwrap().to_owned()
+}
+
 fn resolve_in(text: &str, array: &Array) -> Result<JobSpec, JobErrors> {
     let owner = Owner {
         uid: 1000,
@@ -113,6 +130,41 @@ fn resolve_in(text: &str, array: &Array) -> Result<JobSpec, JobErrors> {
         array,
         &mut Counter::default(),
     )
+}
+
+#[test]
+fn a_program_with_the_name_of_a_built_in_kernel_is_not_taken_for_it() {
+    let said = refused_task(r#"kernel = "max"; args = [ "-k", "2" ]; input = [ "i" ];"#);
+    assert_eq!(
+        said,
+        "3:42: task \"a\": \"max\" is a built-in kernel, and max does not know the argument \"-k\"; \
+         for the program \"max\" of the elements' hosts write type = \"program\""
+    );
+    let said = refused_task(r#"kernel = "max"; input = [ "i" ]; stdin = "i"; stdout = "p";"#);
+    assert_eq!(
+        said,
+        "3:42: task \"a\": \"max\" is a built-in kernel, and it reads all inputs, but has no standard input: \
+         leave \"stdin\" away; for the program \"max\" of the elements' hosts write type = \"program\""
+    );
+    let said = refused_task(r#"kernel = "max -n | mean"; input = [ "i" ];"#);
+    assert!(
+        said.ends_with("write its path, such as /usr/bin/max"),
+        "{said}"
+    );
+    for plain in [
+        r#"kernel = "max"; type = "builtin"; args = [ "-n" ]; input = [ "i" ];"#,
+        r#"kernel = "max.so"; args = [ "-n" ]; input = [ "i" ];"#,
+    ] {
+        let said = refused_task(plain);
+        assert!(said.ends_with("the argument \"-n\""), "{said}");
+    }
+    let program =
+        r#"kernel = "max"; type = "program"; args = [ "-k" ]; input = [ "i" ]; stdin = "i";"#;
+    let text = with_tasks(&format!(
+        "{{ name = \"a\"; output = [ \"p\" ]; {program} }}"
+    ));
+    let spec = resolve_in(&text, &Array::with(&[("/w/i", file(2, false))])).unwrap();
+    assert_eq!(spec.tasks[0].kernel, Kernel::Program("max".into()));
 }
 
 #[test]
@@ -208,7 +260,7 @@ fn the_montage_example_has_the_papers_tasks_and_kernels() {
 fn every_setting_is_read() {
     let job = parse(
         r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5;
-        lifetime = "used"; limits = { time = "5m"; memory = "1G"; };
+        lifetime = "used"; limits = { time = "5m"; memory = "1GiB"; };
         tasks = ( { name = "a"; kernel = "sort"; type = "program"; input = ( "i", "/else/where/k" );
           output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; },
         );"#,
@@ -860,6 +912,33 @@ fn only_a_strict_job_needs_its_inputs_at_once() {
         "job.conf:3:41: task \"a\": input \"/w/later\" does not exist and no task makes it (the job is strict)\n\
          job.conf:3:50: task \"a\": \"/w/open\" is still being written; submit when it is closed"
     );
+}
+
+#[test]
+fn a_job_that_waits_says_for_what_and_which_file_may_be_meant() {
+    let array = Array::with(&[
+        ("/w/access.log", file(2, false)),
+        ("/w/day-1", file(3, false)),
+    ]);
+    let tasks = r#"{ name = "a"; kernel = "max"; input = [ "acces.log", "day-2" ]; output = [ "result" ]; },
+        { name = "b"; kernel = "max"; input = [ "resutl", "day-2" ]; output = [ "o" ]; }"#;
+    let job = parse(&with_tasks(tasks)).unwrap();
+    let spec = resolve_in(&with_tasks(tasks), &array).unwrap();
+    let (waits, total) = awaited(&job, &spec, &array, 10);
+    let waits: Vec<_> = waits
+        .iter()
+        .map(|one| (&*one.path, &*one.task, one.nearest.as_deref()))
+        .collect();
+    let expected = [
+        ("/w/acces.log", "a", Some("/w/access.log")),
+        ("/w/day-2", "a", None),
+        ("/w/resutl", "b", Some("/w/result")),
+    ];
+    assert_eq!((waits.as_slice(), total), (expected.as_slice(), 3));
+    assert_eq!(awaited(&job, &spec, &array, 1).0.len(), 1);
+    let strict = format!("strict = true; {}", with_tasks(tasks));
+    let said = resolve_in(&strict, &array).unwrap_err().to_string();
+    assert!(said.contains("did you mean \"/w/access.log\"?"), "{said}");
 }
 
 /// Tasks by the files they read and write, files being numbers; task `i` writes file `i` and perhaps

@@ -8,7 +8,7 @@ use grep_searcher::{Searcher, SearcherBuilder, Sink, SinkMatch};
 use serde::{Deserialize, Serialize};
 
 use super::BuiltinError;
-use super::table::{Code, Input, Kernel, Made, Options};
+use super::table::{Code, Input, Kernel, Made, Options, Usage};
 use crate::fold::{self, Fold, Stream};
 
 const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the byte that each begins at), \
@@ -20,7 +20,10 @@ pub(super) const KERNELS: &[Kernel] = &[Kernel {
     revision: 1,
     help: "lines that match a regular expression: how many, they themselves, or where they begin",
     args: &[],
-    usage: Some(GREP_ARGS),
+    usage: Some(Usage {
+        text: GREP_ARGS,
+        check: |options| Grep::parse(options).map(|_| ()),
+    }),
     prepare: Some(|options, _| {
         let threads = Grep::parse(options)?.threads;
         if let Some(threads) = threads {

@@ -71,6 +71,14 @@ pub fn is_builtin(name: &str) -> bool {
     find(name).is_ok()
 }
 
+/// Whether a built-in kernel takes these arguments: whether it knows them, and their values where those are a choice.
+///
+/// # Errors
+/// If there is no such kernel, or it does not.
+pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> {
+    Options::parse(find(name)?, args).map(|_| ())
+}
+
 pub(crate) fn revision(name: &str) -> Option<u32> {
     find(name).ok().map(|kernel| kernel.revision)
 }

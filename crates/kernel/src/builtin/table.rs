@@ -36,10 +36,19 @@ pub struct Kernel {
     /// The arguments, in groups that kernels share.
     pub(crate) args: &'static [&'static [Arg]],
     /// How arguments are given, where they are not `key=value`.
-    pub(crate) usage: Option<&'static str>,
+    pub(crate) usage: Option<Usage>,
     pub(crate) code: Code,
     /// Finds arguments that were not given in the inputs, before the kernel is made; pieces cannot do that.
     pub(crate) prepare: Option<Prepare>,
+}
+
+/// Arguments that are not `key=value`.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    /// Its arguments in one line.
+    pub(crate) text: &'static str,
+    /// Whether arguments are what it takes.
+    pub(crate) check: fn(&Options) -> Result<(), BuiltinError>,
 }
 
 /// What all folds take: by their law the result is the same.
@@ -77,8 +86,8 @@ impl Kernel {
     /// Its arguments in one line, as `dtype=TYPE, out=text|f64`.
     #[must_use]
     pub fn usage(&self) -> String {
-        if let Some(usage) = self.usage {
-            return usage.to_owned();
+        if let Some(usage) = &self.usage {
+            return usage.text.to_owned();
         }
         let args: Vec<_> = self
             .args()
@@ -151,7 +160,8 @@ impl Options {
             given: BTreeMap::new(),
             raw: args.to_vec(),
         };
-        if kernel.usage.is_some() {
+        if let Some(usage) = &kernel.usage {
+            (usage.check)(&options)?;
             return Ok(options);
         }
         for text in args {

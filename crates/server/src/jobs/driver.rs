@@ -284,6 +284,9 @@ impl Driver {
         }
         for task in &job.spec.tasks {
             self.owners.insert(task.task, job.spec.job);
+            for output in &task.outputs {
+                self.shared.claims.again(job.spec.job, &output.path);
+            }
             for input in task
                 .inputs
                 .iter()
@@ -491,6 +494,10 @@ impl Driver {
                 outbox
                     .messages
                     .push((element.0, To::Abort(v1::AbortLabel { label: label.0 })));
+            }
+            Action::Recall { element, label } => {
+                let recall = v1::RecallLabel { label: label.0 };
+                outbox.messages.push((element.0, To::Recall(recall)));
             }
             Action::Decided(decision) => {
                 if let Some(&job) = self.owners.get(&decision.task) {
@@ -705,6 +712,9 @@ impl Driver {
             return;
         };
         outbox.unpinned.extend(&memo.pins);
+        let outputs = memo.tasks.values().flat_map(|task| &task.outputs);
+        let outputs = outputs.map(|output| output.path.as_str());
+        self.shared.claims.release(job, outputs);
         for task in memo.tasks.keys() {
             self.owners.remove(task);
         }

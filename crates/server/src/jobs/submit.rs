@@ -6,6 +6,7 @@ use super::{Accepted, publish};
 use crate::access::aside;
 use crate::array::Array;
 use crate::clock;
+use crate::names::claims::{Claim, Claims};
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, SqliteNames, ids};
 use crate::recall::{Recalls, Settled};
@@ -15,7 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tidemill_core::event::JobSpec;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
-use tidemill_core::job::{Found, Ids, Job, KernelKind, Look, Outside, Task, resolve};
+use tidemill_core::job::{
+    Awaited, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, Task, awaited, resolve,
+};
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
@@ -25,6 +28,10 @@ use tidemill_wire::v1::{Kind, State};
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 /// Jobs of one ordinary user that have not ended.
 const JOBS_EACH_MAX: i64 = 1000;
+/// Inputs that a reply names which are not there yet.
+const AWAITED_SHOWN_MAX: usize = 20;
+/// Names in a folder among which the one is looked for that was probably meant.
+const BESIDE_MAX: u32 = 4096;
 
 /// Why a job is refused.
 #[derive(Debug, thiserror::Error)]
@@ -47,11 +54,16 @@ pub(crate) struct Submission {
     pub(crate) policy: String,
     /// Outputs that exist become new versions, whatever the script says.
     pub(crate) replace: bool,
+    /// All inputs must exist, whatever the script says.
+    pub(crate) strict: bool,
     /// All is run, whatever the script says.
     pub(crate) no_cache: bool,
     /// Whether its user may have so many jobs and no more.
     pub(crate) bounded: bool,
 }
+
+/// Inputs that a job waits for: some of them, and how many there are.
+pub(crate) type Waits = (Vec<Awaited>, usize);
 
 /// Accepts a job: when this returns it is in the database.
 pub(crate) async fn submit(
@@ -59,7 +71,7 @@ pub(crate) async fn submit(
     recalls: &Recalls,
     array: &Array,
     what: Submission,
-) -> Result<Accepted, Refused> {
+) -> Result<(Accepted, Waits), Refused> {
     let one = |text: String| Refused::Script(vec![text]);
     if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
         return Err(one(format!(
@@ -76,6 +88,7 @@ pub(crate) async fn submit(
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
     job.cache &= !what.no_cache;
     job.replace |= what.replace;
+    job.strict |= what.strict;
     if !what.policy.is_empty() {
         job.policy = Some(what.policy.clone());
     }
@@ -102,11 +115,10 @@ pub(crate) async fn submit(
     // Credentials that a mount has checked say nothing about the files that a script names.
     let caller = publish::caller(owner, &what.caller.groups);
     let view = View { programs, elements };
-    let mut accepted = resolved((names, recalls), &job, &caller, &view, owner, issued).await?;
-    if let Ok(accepted) = &mut accepted {
-        accepted.groups.clone_from(&what.caller.groups);
-    }
-    let accepted = accepted.map_err(Refused::Script)?;
+    let found = resolved((names, recalls), &job, &caller, &view, owner, issued).await?;
+    let (mut accepted, waits) = found.map_err(Refused::Script)?;
+    accepted.groups.clone_from(&what.caller.groups);
+    let claim = claim(&names.shared().claims, &job, &accepted.spec).map_err(Refused::Script)?;
     let heading = Heading {
         name: job.name.clone(),
         source,
@@ -119,7 +131,37 @@ pub(crate) async fn submit(
         store::insert(db, &heading, &mut accepted)?;
         Ok(accepted)
     };
-    Ok(names.database().write(write).await?)
+    let accepted = names.database().write(write).await?;
+    claim.keep();
+    Ok((accepted, waits))
+}
+
+/// Notes that a job is going to write its outputs; refused if another one is.
+fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>, Vec<String>> {
+    let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
+    let paths: Vec<&str> = paths.map(|output| output.path.as_str()).collect();
+    let taken = match claims.claim(spec.job, &paths) {
+        Ok(claim) => return Ok(claim),
+        Err(taken) => taken,
+    };
+    let outputs = job.tasks.iter().flat_map(|task| {
+        let outputs = task.outputs.iter();
+        outputs.map(move |output| (task, output))
+    });
+    let errors = outputs.filter_map(|(task, output)| {
+        let other = *taken.get(output.path.as_str())?;
+        let error = JobError {
+            file: job.file.clone(),
+            at: output.at,
+            task: Some(task.name.clone()),
+            problem: Problem::ClaimedOutput {
+                path: output.path.clone(),
+                job: other,
+            },
+        };
+        Some(error.to_string())
+    });
+    Err(errors.collect())
 }
 
 /// Whether a user may have one job more under way.
@@ -142,7 +184,7 @@ async fn resolved(
     view: &View,
     owner: Owner,
     issued: Issued,
-) -> Result<Result<Accepted, Vec<String>>, Fault> {
+) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
     let look = || {
         let mut issued = issued.clone();
         let read = |db: &rusqlite::Connection| {
@@ -161,11 +203,11 @@ async fn resolved(
     let settled = join_all(writing.keys().map(|&ino| recalls.settle(0, ino))).await;
     let mut ended = false;
     let mut unknown = Vec::new();
-    for ((&ino, path), settled) in writing.iter().zip(settled) {
+    for (path, settled) in writing.values().zip(settled) {
         match settled? {
             Settled::Open => {}
             Settled::Ended => ended = true,
-            Settled::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled(ino))),
+            Settled::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled)),
         }
     }
     if !unknown.is_empty() {
@@ -182,7 +224,7 @@ fn look_around(
     seen: &Seen<'_>,
     owner: Owner,
     issued: &mut Issued,
-) -> Result<Accepted, Vec<String>> {
+) -> Result<(Accepted, Waits), Vec<String>> {
     let spec =
         resolve(job, issued.job, owner, seen, issued).map_err(|errors| vec![errors.to_string()])?;
     let errors = unwritable(job, &spec, seen.tx);
@@ -190,13 +232,15 @@ fn look_around(
         return Err(errors);
     }
     let lifetimes = job.tasks.iter().map(|task| task.lifetime).collect();
-    Ok(Accepted {
+    let waits = awaited(job, &spec, seen, AWAITED_SHOWN_MAX);
+    let accepted = Accepted {
         spec,
         groups: Vec::new(),
         cache: job.cache,
         replace: job.replace,
         lifetimes,
-    })
+    };
+    Ok((accepted, waits))
 }
 
 /// Outputs in folders where the owner may not write, one line per folder.
@@ -273,9 +317,14 @@ async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> 
         .tasks
         .iter()
         .flat_map(Task::kernels)
-        .filter(|kernel| matches!(kernel.kind, None | Some(KernelKind::Program)))
+        .filter(|kernel| match kernel.kind {
+            Some(kind) => kind == KernelKind::Program,
+            None => {
+                let bare = kernel.name.strip_suffix(".so").unwrap_or(&kernel.name);
+                !tidemill_kernel::is_builtin(bare)
+            }
+        })
         .map(|kernel| kernel.name.clone())
-        .filter(|name| !tidemill_kernel::is_builtin(name.strip_suffix(".so").unwrap_or(name)))
         .collect();
     if names.is_empty() {
         return Some(names);
@@ -310,12 +359,23 @@ impl Outside for Seen<'_> {
         look
     }
 
+    fn beside(&self, path: &str) -> Vec<String> {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let names = self.tx.names_in(folder, BESIDE_MAX);
+        names.unwrap_or_default()
+    }
+
     fn own_kernels(&self, uid: u32) -> Vec<String> {
         self.tx.own_kernels(uid).unwrap_or_default()
     }
 
     fn is_builtin(&self, name: &str) -> bool {
         tidemill_kernel::is_builtin(name)
+    }
+
+    fn refuses(&self, name: &str, args: &[String]) -> Option<String> {
+        let checked = tidemill_kernel::check_arguments(name, args);
+        checked.err().map(|error| error.to_string())
     }
 
     fn has_program(&self, name: &str) -> bool {

@@ -9,6 +9,9 @@ use std::collections::{HashMap, HashSet};
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 
+/// Inputs that a job is shown to wait for.
+const AWAITED_MAX: u32 = 3;
+
 const JOB: &str =
     "SELECT job, name, source, workdir, uid, policy, state, submitted, ended FROM job";
 
@@ -29,7 +32,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
 
 /// A job without its tasks.
 pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
-    let sql = format!("{JOB} WHERE job = ?1");
+    let sql = format!("{JOB} WHERE job = ?1 AND deleted = 0");
     let found = db
         .prepare_cached(&sql)?
         .query_row([id.cast_signed()], job_row)
@@ -37,12 +40,35 @@ pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
     found.map(|job| count(db, job)).transpose()
 }
 
-/// Jobs of a user, or of all; the newest first.
-pub(crate) fn jobs(db: &Connection, uid: Option<u32>, limit: u32) -> Result<Vec<v1::Job>, Fault> {
-    let sql = format!("{JOB} WHERE ?1 IS NULL OR uid = ?1 ORDER BY job DESC LIMIT ?2");
+/// Which jobs are listed.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    /// Whose; everybody's if there is none.
+    pub(crate) uid: Option<u32>,
+    /// The newest so many.
+    pub(crate) limit: u32,
+    /// In these states; in any if there are none.
+    pub(crate) states: Vec<i32>,
+    /// Whose names match this pattern of `*` and `?`; any if it is empty.
+    pub(crate) name: String,
+}
+
+/// Jobs, the newest first.
+pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fault> {
+    let sql = format!(
+        "{JOB} WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND (?2 = '' OR instr(?2, ',' || state || ',')) \
+         AND (?3 = '' OR name GLOB ?3) ORDER BY job DESC LIMIT ?4"
+    );
+    let states: Vec<String> = wanted.states.iter().map(ToString::to_string).collect();
+    let states = match states.is_empty() {
+        true => String::new(),
+        false => format!(",{},", states.join(",")),
+    };
+    // Brackets, which SQLite's patterns know too, mean themselves.
+    let name = wanted.name.replace('[', "[[]");
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement
-        .query_map(params![uid, limit], job_row)?
+        .query_map(params![wanted.uid, states, name, wanted.limit], job_row)?
         .collect::<Result<Vec<_>, _>>()?;
     rows.into_iter().map(|job| count(db, job)).collect()
 }
@@ -57,6 +83,21 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
         job.tasks_total += tasks;
         job.tasks_by_state.insert(state_name(state).into(), tasks);
         job.moved_bytes += row.get::<_, i64>(2)?.cast_unsigned();
+    }
+    if job.state() == State::Running {
+        let total = "SELECT count(DISTINCT path) FROM awaited WHERE job = ?1 AND object = -1";
+        let id = job.job.cast_signed();
+        job.awaited_total = db
+            .prepare_cached(total)?
+            .query_row([id], |row| row.get(0))?;
+    }
+    if job.awaited_total > 0 {
+        let some = "SELECT DISTINCT path FROM awaited WHERE job = ?1 AND object = -1 ORDER BY path LIMIT ?2";
+        let mut some = db.prepare_cached(some)?;
+        let rows = some.query_map(params![job.job.cast_signed(), AWAITED_MAX], |row| {
+            row.get(0)
+        })?;
+        job.awaited = rows.collect::<Result<_, _>>()?;
     }
     Ok(job)
 }

@@ -88,7 +88,7 @@ impl Tx<'_> {
             .gid
             .is_some_and(|gid| gid != node.gid && !self.caller.in_group(gid));
         if new_owner || strange_group {
-            return Err(Fault::NotOwner(format!("inode {}", node.ino)));
+            return Err(Fault::NotOwner(self.called(node.ino)));
         }
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Tx<'_> {
         let rooms = self.shared.rooms();
         Answer::StatFs(v1::StatFsReply {
             capacity: rooms.capacity_bytes,
-            free: rooms.store.iter().map(|room| room.free_bytes).sum(),
+            free: rooms.free_bytes,
             files: self.shared.files(),
         })
     }

@@ -84,11 +84,16 @@ impl Tx<'_> {
         if !folder.is_dir() || folder.uid != uid || folder.mode & 0o022 != 0 {
             return Ok(Vec::new());
         }
-        self.need(&folder, READ, &path)?;
-        let mut names = self
-            .db
-            .prepare_cached("SELECT name FROM dirent WHERE parent = ?1 LIMIT ?2")?;
-        let names = names.query_map(params![folder.ino.cast_signed(), KERNELS_MAX], |row| {
+        self.names_in(&path, KERNELS_MAX)
+    }
+
+    /// Names in a folder that the caller may list, those that are text, at most `max`.
+    pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<String>, Fault> {
+        let folder = self.resolve(path.as_bytes(), true)?;
+        self.need(&folder, READ, path)?;
+        let sql = "SELECT name FROM dirent WHERE parent = ?1 LIMIT ?2";
+        let mut names = self.db.prepare_cached(sql)?;
+        let names = names.query_map(params![folder.ino.cast_signed(), max], |row| {
             row.get::<_, Vec<u8>>(0)
         })?;
         let texts =

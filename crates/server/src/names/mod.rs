@@ -7,6 +7,7 @@
 mod apply;
 mod attribute;
 pub(crate) mod changes;
+pub(crate) mod claims;
 pub(crate) mod commit;
 mod fault;
 pub(crate) mod holdings;

@@ -54,6 +54,7 @@ const MIGRATIONS: &[&str] = &[
     NOTES,
     LABELS,
     LOCKERS,
+    DELETED,
     ANNOTATIONS,
 ];
 
@@ -155,6 +156,8 @@ ALTER TABLE removal ADD COLUMN label INTEGER NOT NULL DEFAULT 0;
 ";
 
 const LOCKERS: &str = "CREATE TABLE locker(session INTEGER PRIMARY KEY);";
+
+const DELETED: &str = "ALTER TABLE job ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0;";
 
 const ANNOTATIONS: &str = "
 CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,

@@ -1,6 +1,7 @@
 //! What namespace operations need to know of the array beyond the database: room on elements, the key
 //! that signs capabilities, and which objects are in use.
 
+use super::claims::Claims;
 use super::lent::Lent;
 use crate::clock;
 use parking_lot::{Mutex, RwLock};
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     files: AtomicU64,
     /// Inode of the folder of users' kernels; 0 before it is known.
     kernels_folder: AtomicU64,
+    /// Which files jobs are going to write.
+    pub(crate) claims: Claims,
 }
 
 /// Room in the array.
@@ -36,8 +39,10 @@ pub(crate) struct Shared {
 pub(crate) struct Rooms {
     /// Storage elements that are up, in order of their ids.
     pub(crate) store: Vec<Room>,
-    /// Bytes of all storage elements.
+    /// Bytes of all storage elements; a disk that several are on counts once.
     pub(crate) capacity_bytes: u64,
+    /// How many of them are free.
+    pub(crate) free_bytes: u64,
 }
 
 /// Which inodes and objects somebody uses, so that their bytes stay although no name leads to them.
@@ -83,6 +88,7 @@ impl Shared {
             folder_elements: AtomicBool::new(false),
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
+            claims: Claims::default(),
         }
     }
 

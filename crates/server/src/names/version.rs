@@ -62,7 +62,7 @@ impl Tx<'_> {
         let node = self.reach(ino)?;
         match node.kind {
             Kind::File => Ok(node),
-            Kind::Directory => Err(Fault::IsDirectory(format!("inode {ino}"))),
+            Kind::Directory => Err(Fault::IsDirectory(self.called(ino))),
             _ => Err(Fault::Malformed("only files have versions")),
         }
     }
@@ -119,7 +119,7 @@ impl Tx<'_> {
             {
                 Ok((object, element, size.cast_unsigned()))
             }
-            _ => Err(Fault::VersionGone(version, node.ino)),
+            _ => Err(Fault::VersionGone(version, self.called(node.ino))),
         }
     }
 
@@ -170,7 +170,7 @@ impl Tx<'_> {
             mine || (lone && self.now - writer.started > SILENCE_NS_MAX)
         });
         if !gone && !steal {
-            return Err(Fault::Busy(node.ino));
+            return Err(Fault::Busy(self.called(node.ino)));
         }
         self.end_writing(node.writing)?;
         self.drop_unsealed(node)
@@ -251,7 +251,7 @@ impl Tx<'_> {
         let writer = self.writer(object)?;
         let uid = writer.map(|writer| writer.uid);
         if !self.caller.above() && uid.is_some_and(|uid| uid != self.caller.uid) {
-            return Err(Fault::Denied(format!("inode {ino}"), self.caller.uid));
+            return Err(Fault::Denied(self.called(ino), self.caller.uid));
         }
         Ok((node, uid))
     }

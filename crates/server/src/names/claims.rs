@@ -1,0 +1,94 @@
+//! Which job is going to write which file: an output has one writer among the jobs that have not ended, though
+//! nothing is there under its name until it is whole.
+//!
+//! Kept in memory: a server that starts claims again what its unfinished jobs write.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use tidemill_core::id::JobId;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Claims(Mutex<BTreeMap<String, JobId>>);
+
+impl Claims {
+    /// Notes that a job writes these files, or tells which of them others write; then nothing was noted.
+    pub(crate) fn claim(
+        &self,
+        job: JobId,
+        paths: &[&str],
+    ) -> Result<Claim<'_>, BTreeMap<String, JobId>> {
+        let mut claims = self.0.lock();
+        let taken = paths.iter().filter_map(|&path| {
+            let other = *claims.get(path)?;
+            Some((path.to_owned(), other))
+        });
+        let taken: BTreeMap<_, _> = taken.collect();
+        if !taken.is_empty() {
+            return Err(taken);
+        }
+        claims.extend(paths.iter().map(|&path| (path.to_owned(), job)));
+        Ok(Claim {
+            claims: self,
+            job,
+            paths: paths.iter().map(|&path| path.to_owned()).collect(),
+        })
+    }
+
+    /// Notes that a job writes a file, unless it is another's: of a job that was taken on before.
+    pub(crate) fn again(&self, job: JobId, path: &str) {
+        self.0.lock().entry(path.to_owned()).or_insert(job);
+    }
+
+    /// The job has ended, or was not taken on.
+    pub(crate) fn release<'a>(&self, job: JobId, paths: impl Iterator<Item = &'a str>) {
+        let mut claims = self.0.lock();
+        for path in paths {
+            if claims.get(path) == Some(&job) {
+                claims.remove(path);
+            }
+        }
+    }
+}
+
+/// What a job that is being taken on is to write. Given back when dropped, unless it was kept.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    claims: &'a Claims,
+    job: JobId,
+    paths: Vec<String>,
+}
+
+impl Claim<'_> {
+    /// The job was taken on.
+    pub(crate) fn keep(mut self) {
+        self.paths.clear();
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let paths = self.paths.iter().map(String::as_str);
+        self.claims.release(self.job, paths);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_one_writer_until_its_job_has_ended() {
+        let claims = Claims::default();
+        let (first, second) = (JobId(1), JobId(2));
+        claims.claim(first, &["/a", "/b"]).unwrap().keep();
+        let taken = claims.claim(second, &["/b", "/c"]).unwrap_err();
+        assert_eq!(taken, BTreeMap::from([("/b".to_owned(), first)]));
+        drop(claims.claim(second, &["/c"]).unwrap());
+        claims.again(first, "/a");
+        claims.release(second, ["/a"].into_iter());
+        assert!(claims.claim(second, &["/a", "/c"]).is_err());
+        claims.release(first, ["/a", "/b"].into_iter());
+        claims.claim(second, &["/a", "/b", "/c"]).unwrap().keep();
+    }
+}

@@ -1,0 +1,87 @@
+//! Every job that the documentation shows runs as it stands there.
+
+use crate::array::Array;
+use std::path::Path;
+use std::process::Command;
+
+/// Where the documentation is.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// What each job of the documentation needs before it is submitted, as a shell command in the mount, and what then
+/// tells that its result is right. A new example gets a line here.
+const JOBS: &[(&str, &str, &str)] = &[
+    (
+        "getmax",
+        "mkdir -p scratch/getmax; cd scratch/getmax; cp {folder}/getmax.so .
+         printf '\\0\\0\\0\\0\\0\\0\\xf0\\x3f' > 1.dat; cp 1.dat 2.dat",
+        "test $(cat scratch/getmax/max.dat) = 1",
+    ),
+    (
+        "top",
+        "mkdir logs; for i in $(seq 300); do echo page$i $((i * 7 % 300)); done > logs/access.log",
+        "sort -k 2 -n -r logs/access.log | head -n 100 | cmp - logs/top.log",
+    ),
+    (
+        "pack",
+        "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
+        "test -s example/a.packed",
+    ),
+];
+
+/// The scripts that a page shows, whole jobs and single tasks made ones, with their names.
+fn scripts(page: &Path) -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(page).unwrap();
+    let blocks = text.split("\n```").skip(1).step_by(2);
+    let jobs = blocks.filter(|block| block.contains("kernel = \""));
+    jobs.map(|block| {
+        let (_, script) = block.split_once('\n').unwrap();
+        let name = script.split('"').nth(1).unwrap().to_owned();
+        let whole = if script.starts_with('{') {
+            format!("name = \"{name}\"; workdir = \"/example\"; tasks = ( {script} );")
+        } else {
+            script.to_owned()
+        };
+        (name, whole)
+    })
+    .collect()
+}
+
+#[test]
+fn every_job_of_the_documentation_runs_as_it_stands_there() {
+    let mut pages = vec![Path::new(ROOT).join("README.md")];
+    let docs = std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
+    pages.extend(docs.map(|entry| entry.unwrap().path()));
+    pages.retain(|page| page.extension().is_some_and(|end| end == "md"));
+    pages.sort();
+    let shown: Vec<_> = pages.iter().flat_map(|page| scripts(page)).collect();
+    for (name, ..) in JOBS {
+        let is_shown = shown.iter().any(|(shown, _)| shown == name);
+        assert!(is_shown, "no page shows the job {name} any more");
+    }
+    let Some(array) = Array::start() else { return };
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-I"])
+        .arg(format!("{ROOT}/crates/kernel/include"))
+        .arg(format!("{ROOT}/examples/listing1/getmax.c"))
+        .arg("-o")
+        .arg(array.path("getmax.so"))
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let folder = array.path("").display().to_string();
+    for (name, before, after) in JOBS {
+        array.sh(&before.replace("{folder}", &folder));
+        for (_, script) in shown.iter().filter(|(shown, _)| shown == name) {
+            let path = array.path("example.conf");
+            std::fs::write(&path, script).unwrap();
+            let path = path.display().to_string();
+            let said = array.run(&["submit", "--replace", "--no-cache", "--watch", &path]);
+            assert!(said.ok, "{script}\n{}{}", said.out, said.err);
+            array.sh(after);
+        }
+    }
+    for (name, script) in &shown {
+        let is_known = JOBS.iter().any(|(known, ..)| known == name);
+        assert!(is_known, "nothing is known of the job {name}:\n{script}");
+    }
+}

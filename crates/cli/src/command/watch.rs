@@ -297,6 +297,7 @@ mod tests {
         let mut shown = Shown {
             tasks: BTreeMap::new(),
             bars: None,
+            waits: None,
         };
         let job = v1::Job {
             tasks: vec![task(1, v1::State::Waiting), task(2, v1::State::Running)],

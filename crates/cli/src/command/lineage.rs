@@ -125,10 +125,10 @@ fn day(text: &str) -> Result<Day, String> {
         "sunday",
     ];
     let small = text.to_ascii_lowercase();
-    let is = |name: &&str| small.len() >= 2 && name.starts_with(&small);
+    let is = |name: &str| small.len() >= 2 && name.starts_with(&small);
     if let Some(number) = (1..)
         .zip(&NAMES)
-        .find_map(|(number, name)| is(&name).then_some(number))
+        .find_map(|(number, name)| is(name).then_some(number))
     {
         return Ok(Day::OfWeek(number));
     }

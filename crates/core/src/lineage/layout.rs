@@ -80,8 +80,8 @@ impl Layers {
         let mut ways = Vec::with_capacity(edges.len());
         for (from, to) in edges {
             let mut way = vec![*from];
-            for layer in depth[*from] + 1..depth[*to] {
-                layers[layer].push(next);
+            for layer in &mut layers[depth[*from]..depth[*to]][1..] {
+                layer.push(next);
                 way.push(next);
                 next += 1;
             }

@@ -222,7 +222,7 @@ pub(super) fn run_line(record: &Record) -> String {
     let hash: String = record.kernel_hash.chars().take(12).collect();
     let reused = record
         .reused
-        .map(|task| format!(", not run again: all this is of task {task}, whose result it has"))
+        .map(|task| format!(", result of task {task} used again, which ran there and then"))
         .unwrap_or_default();
     format!(
         "{}: {command}  [task {} of job {}, element {}, {}, {:.3} s, moved {}, kernel {hash}{reused}]",

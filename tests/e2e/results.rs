@@ -90,6 +90,18 @@ fn what_is_unchanged_is_not_run_again() {
     assert_eq!(reused(&again), all);
     assert_eq!(array.sh("cd w; cat 1.n 2.n s d"), result);
     assert_eq!(task(&again, "a")["reused_job"], first["job"]);
+    // What giving a result takes is not told as the time of a run.
+    let traced = |job: &Value| {
+        let trace = array.json(&["jobs", &job["job"].to_string(), "--export-trace", "-"]);
+        trace["tasks"][0].clone()
+    };
+    let (ran, given) = (traced(&first), traced(&again));
+    assert_eq!(
+        (&ran["name"], &ran["reused_ns"]),
+        (&given["name"], &Value::Null)
+    );
+    assert!(given["reused_ns"].is_u64(), "{given:#}");
+    assert_eq!(given["compute_ns"], ran["compute_ns"]);
     assert_eq!(
         task(&again, "a")["kernel_hash"],
         task(&first, "a")["kernel_hash"]

@@ -42,9 +42,19 @@ fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
         .zip(&reply.tasks)
         .map(|(task, traced)| (kernel(task, traced), task.kernel.clone()))
         .collect();
+    let paths: BTreeMap<u64, String> = reply
+        .files
+        .iter()
+        .map(|file| (file.object, file.path.clone()))
+        .collect();
+    let states = reply.elements.iter().filter_map(|one| one.traced.as_ref());
+    let random_state = states.filter_map(|state| state.source).next();
     let submitted = job.submitted;
     let policy = Some(job.policy).filter(|policy| !policy.is_empty());
-    let elements = reply.elements.iter().map(|one| element(one, &names));
+    let elements = reply
+        .elements
+        .iter()
+        .map(|one| element(one, &names, &paths));
     let files = reply.files.into_iter().map(|file| TraceFile {
         path: file.path,
         size_bytes: file.size,
@@ -58,6 +68,7 @@ fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
         policy: policy.unwrap_or_else(|| policy::DEFAULT.to_owned()),
         submitted_ns: u64::try_from(submitted).unwrap_or(0),
         makespan_ns: since(submitted, job.ended),
+        random_state,
         elements: elements.collect(),
         files: files.collect(),
         tasks: tasks
@@ -74,7 +85,13 @@ fn kernel(task: &v1::Task, traced: &v1::TracedTask) -> String {
     }
 }
 
-fn element(element: &v1::Element, names: &BTreeMap<String, String>) -> TraceElement {
+fn element(
+    element: &v1::Element,
+    names: &BTreeMap<String, String>,
+    paths: &BTreeMap<u64, String>,
+) -> TraceElement {
+    let state = element.traced.clone().unwrap_or_default();
+    let copies = state.copies.iter().filter_map(|object| paths.get(object));
     let history = names.iter().filter_map(|(kernel, name)| {
         let known = element.history.get(name)?;
         let history = TraceHistory {
@@ -91,6 +108,8 @@ fn element(element: &v1::Element, names: &BTreeMap<String, String>) -> TraceElem
         link_bytes_per_sec: element.link_bytes_per_sec,
         pulled_bytes_max: COPIES_BYTES_MAX,
         history: history.collect(),
+        copies: copies.cloned().collect(),
+        last_turn: state.last,
     }
 }
 
@@ -109,6 +128,8 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
     };
     let at = |time| since(submitted, time);
     let outputs = task.outputs.iter().zip(traced.output_sizes.iter());
+    let took = since(task.kernel_start, task.end);
+    let reused = task.reused_task != 0;
     Ok(TraceTask {
         kernel: kernel(&task, &traced),
         kernel_kind,
@@ -129,7 +150,8 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
         kernel_start_ns: at(task.kernel_start),
         end_ns: at(task.end),
         read_ns: 0,
-        compute_ns: since(task.kernel_start, task.end),
+        compute_ns: if reused { traced.run_ns } else { took },
+        reused_ns: reused.then_some(took),
         write_ns: 0,
         cpu_ns: task.cpu_ns,
         moved_bytes: task.moved_bytes,

@@ -42,6 +42,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
             outputs: (known..files.len()).collect(),
             compute: Span::from_millis(*millis),
             element,
+            reused: None,
         });
     }
     Workflow {

@@ -575,6 +575,7 @@ async fn a_job_that_ended_well_has_a_trace_for_its_owner() {
         path: "/w/in".into(),
         size: 100,
         element: 0,
+        object: trace.files[0].object,
     };
     assert_eq!(trace.files, [file]);
     assert_eq!((trace.elements.len(), trace.elements[0].cores), (1, 2));

@@ -55,6 +55,12 @@ impl Copies {
         self.holders.range(all).map(|(_, element)| *element)
     }
 
+    /// The copies that an element should have, oldest first.
+    pub(super) fn on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
+        let kept = self.kept.get(&element);
+        kept.into_iter().flat_map(|kept| kept.order.iter().copied())
+    }
+
     /// An element starts anew, without copies.
     pub(super) fn forget(&mut self, element: ElementId) {
         for (object, _) in self.kept.remove(&element).unwrap_or_default().order {

@@ -42,7 +42,7 @@ pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
 pub use query::{ElementStatus, JobStatus, TaskStatus};
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
-use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Label};
 use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
@@ -214,6 +214,17 @@ impl Dispatcher {
     pub fn without_explanations(mut self) -> Self {
         self.explains = false;
         self
+    }
+
+    /// Goes on from what another knew beyond jobs and elements, to do what that would have done: what the array's policy
+    /// remembered, and the copies that elements which are up should have, oldest first.
+    pub fn resume(&mut self, memory: policy::Memory, copies: &[(ElementId, ObjectId, u64)]) {
+        if let Some(policy) = self.policies.get_mut(&self.config.policy) {
+            policy.restore(memory);
+        }
+        for &(element, object, size) in copies {
+            self.copies.note(element, object, size);
+        }
     }
 
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.

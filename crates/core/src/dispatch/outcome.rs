@@ -127,7 +127,10 @@ impl Dispatcher {
         match outcome.result {
             Ok(sealed) => match outputs(&issued.objects, &sealed, issued.element) {
                 Some(outputs) => {
-                    self.learn(id, issued.element, measured);
+                    // Remembering a result says nothing of how long a run takes.
+                    if outcome.reused.is_none() {
+                        self.learn(id, issued.element, measured);
+                    }
                     self.succeed(id, label, outputs, turn);
                 }
                 None => {

@@ -2,9 +2,10 @@
 
 use super::Dispatcher;
 use crate::event::{ElementView, JobState, Role, TaskState};
-use crate::id::{ElementId, JobId, LabelId, TaskId};
+use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::Owner;
 use crate::object::Placed;
+use crate::policy;
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -152,6 +153,18 @@ impl Dispatcher {
                 wait: element.wait(now),
                 waiting: line(Line::At(id)) + line(Line::Pinned(id)),
             })
+    }
+
+    /// The copies of others' objects that an element should have, oldest first: what transfers are reckoned with.
+    pub fn copies_on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
+        self.copies.on(element)
+    }
+
+    /// What the policy of that name, or the array's own, goes on from.
+    #[must_use]
+    pub fn memory(&self, policy: Option<&str>) -> policy::Memory {
+        let policy = self.policies.get(policy.unwrap_or(&self.config.policy));
+        policy.map_or_else(policy::Memory::default, |policy| policy.memory())
     }
 
     /// The task that a label is a try of, while its outcome is not known.

@@ -8,7 +8,7 @@
 //!
 //! Without a host element, or while its queue is full, the other policy decides.
 
-use super::{Choice, Policy, Reason, Request, View};
+use super::{Choice, Memory, Policy, Reason, Request, View};
 
 /// Inputs that make a reduce task.
 pub const REDUCE_INPUTS_MIN: usize = 3;
@@ -48,6 +48,14 @@ impl Policy for Hybrid {
             })
         });
         on_host.or_else(|| self.base.place(request, view))
+    }
+
+    fn memory(&self) -> Memory {
+        self.base.memory()
+    }
+
+    fn restore(&mut self, memory: Memory) {
+        self.base.restore(memory);
     }
 
     fn weighs_waits(&self) -> bool {

@@ -237,6 +237,15 @@ fn millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
+/// What a policy carries from one task to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Memory {
+    /// The element whose turn it was last.
+    pub last: Option<ElementId>,
+    /// What its source of numbers goes on from.
+    pub source: Option<u64>,
+}
+
 /// Decides where tasks run.
 pub trait Policy: fmt::Debug + Send {
     /// The name it is known under.
@@ -250,6 +259,14 @@ pub trait Policy: fmt::Debug + Send {
     fn weighs_waits(&self) -> bool {
         false
     }
+
+    /// What it goes on from.
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
+
+    /// Goes on from what one of its kind remembered.
+    fn restore(&mut self, _memory: Memory) {}
 
     /// Its choice was carried out; the place to advance turns and seeds.
     fn chosen(&mut self, choice: &Choice);

@@ -1,6 +1,6 @@
 //! Random: any element whose queue has room, drawn from a seeded source. The yardstick for the others.
 
-use super::{Choice, Policy, Reason, Request, View};
+use super::{Choice, Memory, Policy, Reason, Request, View};
 use crate::random::Source;
 
 /// Draws elements; the same seed draws the same ones.
@@ -32,6 +32,19 @@ impl Policy for Random {
             element,
             reason: Reason::Drawn,
         })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory {
+            last: None,
+            source: Some(self.source.state()),
+        }
+    }
+
+    fn restore(&mut self, memory: Memory) {
+        if let Some(state) = memory.source {
+            self.source = Source::seeded(state);
+        }
     }
 
     fn chosen(&mut self, _choice: &Choice) {

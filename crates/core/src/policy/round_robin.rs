@@ -1,7 +1,7 @@
 //! Round-robin (AnalyzeThis §3.2, "RR"): the next element in turn whose queue has room, whatever data
 //! it holds. Levels load, moves the most data.
 
-use super::{Choice, Policy, Reason, Request, View};
+use super::{Choice, Memory, Policy, Reason, Request, View};
 use crate::id::ElementId;
 
 /// Elements in turn.
@@ -24,6 +24,17 @@ impl Policy for RoundRobin {
             element: next,
             reason: Reason::Turn,
         })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory {
+            last: self.last,
+            source: None,
+        }
+    }
+
+    fn restore(&mut self, memory: Memory) {
+        self.last = memory.last;
     }
 
     fn chosen(&mut self, choice: &Choice) {

@@ -11,7 +11,7 @@
 //! that has room is taken, as in the paper, where turns break all ties; if none of them has room the next in
 //! turn is waited for. Where there are no ties this chooses what input locality does.
 
-use super::{Choice, Policy, Reason, Request, View};
+use super::{Choice, Memory, Policy, Reason, Request, View};
 use crate::id::ElementId;
 
 /// Spares the devices.
@@ -39,6 +39,17 @@ impl Policy for WriteAmplification {
             element: best.estimate.element,
             reason,
         })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory {
+            last: self.last,
+            source: None,
+        }
+    }
+
+    fn restore(&mut self, memory: Memory) {
+        self.last = memory.last;
     }
 
     fn chosen(&mut self, choice: &Choice) {

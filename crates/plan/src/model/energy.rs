@@ -77,7 +77,8 @@ pub fn active_time(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> Seco
     (stage.internal + throughput.inverse()) * analysed_data(run)
 }
 
-/// Time of all devices together to write the run's data to the file system (in Eqs. 17 and 32).
+/// Time of all devices together to write the run's data to the file system (in Eqs. 17 and 32). As printed: all of
+/// the data, without the reduction α that feasibility and network reckon with (`docs/models.md`, readings).
 pub fn draining_time(run: &Run, ratio: f64, corrections: &Corrections) -> Seconds {
     let bandwidth = if corrections.drain_at_share {
         run.file_system_share() * ratio

@@ -86,7 +86,7 @@ pub fn compare(
     let predicted = Simulation::new(platform, workflow)
         .policy(&trace.policy)
         .placement(Placement::Recorded)
-        .seed(seed)
+        .seed(trace.random_state.unwrap_or(seed))
         .run()?;
     let pair = |measured, predicted| Pair {
         measured,
@@ -175,8 +175,9 @@ mod tests {
     use super::super::trace::{
         FORMAT, TraceElement, TraceFile, TraceKernelKind, TraceOutput, TraceTask, VERSION,
     };
-    use super::super::{Element, Task, TaskReport, job};
+    use super::super::{Element, Reused, Task, TaskReport, job};
     use super::*;
+    use tidemill_core::time::Span;
 
     #[test]
     fn errors_are_in_percent_of_what_was_measured() {
@@ -193,7 +194,7 @@ mod tests {
     }
 
     /// A simulation's own report, written as a trace.
-    fn trace_of(workflow: &Workflow, report: &Report, element: &Element, homes: &[u32]) -> Trace {
+    fn trace_of(workflow: &Workflow, report: &Report, platform: &Platform, homes: &[u32]) -> Trace {
         let file = |index: &usize| &workflow.files[*index];
         let output = |index: &usize| TraceOutput {
             path: file(index).name.clone(),
@@ -219,6 +220,7 @@ mod tests {
             compute_ns: ran.compute_ns,
             write_ns: ran.write_ns,
             cpu_ns: 0,
+            reused_ns: task.reused.map(|_| ran.end_ns - ran.kernel_start_ns),
             moved_bytes: ran.moved_bytes,
         };
         let there = workflow.files.iter().filter(|file| file.maker.is_none());
@@ -227,14 +229,18 @@ mod tests {
             size_bytes: file.size,
             element,
         });
-        let elements = (0..2).map(|id| TraceElement {
-            element: id,
-            host: false,
-            cores: element.cores,
-            link_bytes_per_sec: element.link_assumed,
-            pulled_bytes_max: element.pulled_bytes_max,
-            history: [].into(),
-        });
+        let elements = (0..)
+            .zip(&platform.elements)
+            .map(|(id, element)| TraceElement {
+                element: id,
+                copies: element.copies.clone(),
+                last_turn: element.last_turn,
+                host: false,
+                cores: element.cores,
+                link_bytes_per_sec: element.link_assumed,
+                pulled_bytes_max: element.pulled_bytes_max,
+                history: [].into(),
+            });
         Trace {
             format: FORMAT.to_owned(),
             version: VERSION,
@@ -242,6 +248,7 @@ mod tests {
             policy: report.policy.clone(),
             submitted_ns: 0,
             makespan_ns: report.makespan_ns,
+            random_state: None,
             elements: elements.collect(),
             files: files.collect(),
             tasks: workflow.tasks.iter().zip(&report.tasks).map(task).collect(),
@@ -267,7 +274,7 @@ mod tests {
         let platform = Platform::uniform(2, &element);
         let simulation = Simulation::new(&platform, &workflow).policy("round-robin");
         let report = simulation.run().unwrap();
-        let trace = trace_of(&workflow, &report, &element, &[0, 1]);
+        let trace = trace_of(&workflow, &report, &platform, &[0, 1]);
         let again = trace.workflow().unwrap();
         let compared = compare(&trace, &again, &trace.platform(), 0).unwrap();
         assert!(report.moved_bytes > 0);
@@ -277,5 +284,51 @@ mod tests {
         assert_eq!(compared.same_element, 3);
         let text = compared.text();
         assert!(text.contains("3 of 3 tasks"), "{text}");
+    }
+
+    /// A second job over the inputs of a first: what elements pulled before, whose turn it is and which results are
+    /// remembered decide where it goes and what it moves.
+    #[test]
+    fn a_warm_run_is_replayed_exactly() {
+        let script = r#"name = "n"; workdir = "/w"; tasks = (
+            { name = "a"; kernel = "k"; input = [ "1", "2" ]; output = [ "x" ]; },
+            { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },
+            { name = "c"; kernel = "sum"; input = [ "x", "y" ]; output = [ "z" ]; } );"#;
+        let costs = "[files]\n1 = 9000\n2 = 5000\n[kernels]\nk = { time = 1, output = 500 }\n\
+                     sum = { time = 1, output = 1000 }";
+        let mut workflow = job::parse("j", script, "c", costs).unwrap();
+        workflow.tasks[2].reused = Some(Reused {
+            time: Span::from_millis(200),
+            moved_bytes: 70,
+        });
+        let element = Element {
+            link_bandwidth: Some(2500),
+            link_assumed: 2500,
+            ..Element::default()
+        };
+        let cold = Platform::uniform(2, &element);
+        let mut warm = cold.clone();
+        warm.elements[1].copies = vec!["/w/1".to_owned()];
+        warm.elements[0].last_turn = true;
+        for policy in ["input-locality", "round-robin", "min-wait", "wa"] {
+            let run = |platform| Simulation::new(platform, &workflow).policy(policy).run();
+            let (report, other) = (run(&warm).unwrap(), run(&cold).unwrap());
+            assert_ne!(report.tasks, other.tasks, "{policy}");
+            let trace = trace_of(&workflow, &report, &warm, &[0, 1]);
+            let text = serde_json::to_string(&trace).unwrap();
+            let trace = Trace::parse("t", &text).unwrap();
+            let mut platform = trace.platform();
+            platform
+                .elements
+                .iter_mut()
+                .for_each(|one| one.link_bandwidth = Some(2500));
+            let again = trace.replay().unwrap();
+            let compared = compare(&trace, &again, &platform, 0).unwrap();
+            for pair in [compared.makespan_ns, compared.moved_bytes] {
+                assert_eq!(pair.measured, pair.predicted, "{policy}");
+            }
+            assert_eq!(compared.same_element, 3, "{policy}");
+            assert_eq!(trace.workflow().unwrap().tasks[2].reused, None);
+        }
     }
 }

@@ -150,6 +150,19 @@ pub(super) enum Share {
 }
 
 impl Pulled {
+    /// It was pulled before, and no label uses it.
+    pub(super) fn keep(&mut self, object: ObjectId, size: u64) {
+        let slot = Slot {
+            size,
+            users: 1,
+            here: true,
+            idle: 0,
+            waiting: Vec::new(),
+        };
+        self.slots.insert(object, slot);
+        self.give_back(object);
+    }
+
     /// Asks for an object. A label that waited asks again.
     pub(super) fn share(&mut self, object: ObjectId, size: u64, label: u32) -> Share {
         let Some(slot) = self.slots.get_mut(&object) else {

@@ -13,10 +13,11 @@ use super::report::{EventCounts, Times};
 use super::workflow::Workflow;
 use std::collections::{BTreeMap, VecDeque};
 use tidemill_core::dispatch::Dispatcher;
-use tidemill_core::event::{Action, ElementView, Event, JobState, Role};
+use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, Role};
 use tidemill_core::fabric::{self, UnknownFabric};
-use tidemill_core::id::{ElementId, LabelId, ObjectId};
+use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Sealed};
+use tidemill_core::policy::Memory;
 use tidemill_core::time::{Span, Time};
 
 /// What elements say that they hold and have free: the simulator does not fill devices.
@@ -154,6 +155,7 @@ impl<'a> Engine<'a> {
             let view = view(element_at(platform, index), role);
             self.feed(Event::ElementUp { element: id, view });
         }
+        self.resume(&submitted);
         self.feed(submitted);
         loop {
             if self.platform.label_latency == Span(0) {
@@ -183,6 +185,42 @@ impl<'a> Engine<'a> {
             times,
             counts: self.counts,
         }
+    }
+
+    /// What dispatcher and elements know from earlier jobs.
+    fn resume(&mut self, submitted: &Event) {
+        let Event::Submitted(job) = submitted else {
+            return;
+        };
+        let mut objects = BTreeMap::new();
+        for (task, spec) in self.workflow.tasks.iter().zip(&job.tasks) {
+            for (&file, input) in task.inputs.iter().zip(&spec.inputs) {
+                if let Origin::File(placed) = input.origin {
+                    objects.insert(self.workflow.files[file].name.as_str(), placed);
+                }
+            }
+        }
+        let mut memory = Memory {
+            last: None,
+            source: None,
+        };
+        let mut copies = Vec::new();
+        for index in 0..self.nodes.len() {
+            let (id, _) = id_of(self.platform, index);
+            let element = element_at(self.platform, index);
+            if element.last_turn {
+                memory.last = Some(id);
+            }
+            let known = element
+                .copies
+                .iter()
+                .filter_map(|name| objects.get(name.as_str()));
+            for placed in known.filter(|placed| placed.element != id) {
+                copies.push((id, placed.object, placed.size));
+                self.nodes[index].pulled.keep(placed.object, placed.size);
+            }
+        }
+        self.dispatcher.resume(memory, &copies);
     }
 
     fn on_wake(&mut self, wake: Wake) {
@@ -266,8 +304,9 @@ impl<'a> Engine<'a> {
         let task = index_of(analysis.task.0);
         let files = &self.workflow.tasks[task as usize].inputs;
         let inputs = analysis.inputs.iter().zip(files);
+        let reused = self.workflow.tasks[task as usize].reused;
         let remote = inputs
-            .filter(|(input, _)| input.element != element)
+            .filter(|(input, _)| input.element != element && reused.is_none())
             .map(|(input, &file)| {
                 let holder = self.node_index(input.element);
                 (input.object, holder, self.workflow.files[file].size)
@@ -295,6 +334,7 @@ impl<'a> Engine<'a> {
             times: Times {
                 element,
                 sent: now,
+                moved_bytes: reused.map_or(0, |reused| reused.moved_bytes),
                 ..Times::default()
             },
             ..Run::default()
@@ -525,6 +565,7 @@ impl<'a> Engine<'a> {
             read_bytes: work.input_bytes,
             written_bytes: work.output_bytes,
             cpu: times.compute,
+            reused: self.workflow.tasks[task].reused.map(|_| TaskId(0)),
             ..Outcome::at(times.start, Ok(sealed.collect()))
         };
         let ran = times.end.since(times.kernel_start);
@@ -619,6 +660,7 @@ fn works(workflow: &Workflow) -> (Vec<Work>, Vec<&str>) {
     let mut names = Vec::new();
     let mut numbers = BTreeMap::new();
     let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
+        let ran = task.reused.is_none();
         let name = task.kernel.name();
         let kernel = *numbers.entry(name).or_insert_with(|| {
             names.push(name);
@@ -628,9 +670,9 @@ fn works(workflow: &Workflow) -> (Vec<Work>, Vec<&str>) {
             kernel,
             inputs: count(task.inputs.len()),
             outputs: count(task.outputs.len()),
-            input_bytes: workflow.input_bytes(index),
-            output_bytes: workflow.output_bytes(index),
-            compute: task.compute,
+            input_bytes: if ran { workflow.input_bytes(index) } else { 0 },
+            output_bytes: if ran { workflow.output_bytes(index) } else { 0 },
+            compute: task.reused.map_or(task.compute, |reused| reused.time),
         }
     });
     (works.collect(), names)

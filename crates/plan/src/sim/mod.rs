@@ -56,4 +56,4 @@ pub use error::{InputError, Problem, SimError};
 pub use platform::{CORES_MAX, ELEMENTS_MAX, Element, LINK_ASSUMED_BYTES_PER_SEC, Platform};
 pub use report::{ElementReport, EventCounts, Report, TaskReport};
 pub use simulation::{Placement, Simulation};
-pub use workflow::{File, Task, Workflow};
+pub use workflow::{File, Reused, Task, Workflow};

@@ -68,6 +68,10 @@ pub struct Element {
     pub power_idle_watts: f64,
     /// Run times that it knows before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
+    /// Names of files that others hold and of which it has copies, oldest first.
+    pub copies: Vec<String>,
+    /// Whether the policy chose it last.
+    pub last_turn: bool,
 }
 
 impl Default for Element {
@@ -88,6 +92,8 @@ impl Default for Element {
             power_busy_watts: 0.0,
             power_idle_watts: 0.0,
             history: BTreeMap::new(),
+            copies: Vec::new(),
+            last_turn: false,
         }
     }
 }

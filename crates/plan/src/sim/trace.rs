@@ -9,7 +9,7 @@ use super::error::{InputError, Problem};
 use super::json::Reader;
 use super::platform::{Element, Platform};
 use super::quantity::whole;
-use super::workflow::{Fault, File, Task, Workflow};
+use super::workflow::{Fault, File, Reused, Task, Workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ use tidemill_core::time::Span;
 
 /// What `format` says.
 pub const FORMAT: &str = "tidemill-trace";
-/// The version that is written, and the only one so far.
-pub const VERSION: u32 = 1;
+/// The version that is written. One of version 1 says nothing of copies, turns and remembered results.
+pub const VERSION: u32 = 2;
 
 /// A job as it went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub struct Trace {
     pub submitted_ns: u64,
     /// From its submission to its end, in nanoseconds.
     pub makespan_ns: u64,
+    /// What a policy that draws went on from.
+    #[serde(default)]
+    pub random_state: Option<u64>,
     /// The elements that were up.
     pub elements: Vec<TraceElement>,
     /// The files that were there before the job.
@@ -65,6 +68,12 @@ pub struct TraceElement {
     /// Run times that it had learned, by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
+    /// Full paths of `files` that others hold and of which it should have had copies, oldest first.
+    #[serde(default)]
+    pub copies: Vec<String>,
+    /// Whether the policy had chosen it last.
+    #[serde(default)]
+    pub last_turn: bool,
 }
 
 /// What an element had learned of a kernel.
@@ -139,8 +148,11 @@ pub struct TraceTask {
     /// Time that it read files, in nanoseconds; 0 if that was not measured apart from computing.
     #[serde(default)]
     pub read_ns: u64,
-    /// Time that it computed, in nanoseconds.
+    /// Time that it computed, in nanoseconds. Of one whose result was remembered: that of the run which made it.
     pub compute_ns: u64,
+    /// Set if nothing ran, since its result was remembered: the time that giving that took, in nanoseconds.
+    #[serde(default)]
+    pub reused_ns: Option<u64>,
     /// Time that it wrote files, in nanoseconds; 0 if that was not measured apart from computing.
     #[serde(default)]
     pub write_ns: u64,
@@ -177,11 +189,11 @@ impl Trace {
         }
         let reader = Reader { file, text };
         let header: Header = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
-        if (header.format.as_str(), header.version) != (FORMAT, VERSION) {
+        if header.format != FORMAT || !(1..=VERSION).contains(&header.version) {
             let problem = Problem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
-                known: "1",
+                known: "1 and 2",
             };
             return Err(reader.error(0, problem));
         }
@@ -205,6 +217,21 @@ impl Trace {
     pub fn workflow(&self) -> Result<Workflow, InputError> {
         self.build()
             .map_err(|fault| InputError::new(&self.job, 0, fault.problem))
+    }
+
+    /// The job as it went, to be held against: results that were remembered are given and not made.
+    ///
+    /// # Errors
+    /// As [`Self::workflow`].
+    pub fn replay(&self) -> Result<Workflow, InputError> {
+        let mut workflow = self.workflow()?;
+        for (task, traced) in workflow.tasks.iter_mut().zip(&self.tasks) {
+            task.reused = traced.reused_ns.map(|ns| Reused {
+                time: Span(ns),
+                moved_bytes: traced.moved_bytes,
+            });
+        }
+        Ok(workflow)
     }
 
     fn build(&self) -> Result<Workflow, Fault> {
@@ -262,6 +289,7 @@ impl Trace {
                 outputs,
                 compute: Span(task.compute_ns),
                 element: task.pinned.map(|element| self.planned_id(element)),
+                reused: None,
             });
         }
         let mut workflow = Workflow {
@@ -312,6 +340,8 @@ impl Trace {
                 .iter()
                 .map(|(kernel, h)| (kernel.clone(), history(h)))
                 .collect(),
+            copies: one.copies.clone(),
+            last_turn: one.last_turn,
             ..Element::default()
         };
         let mut platform = Platform::uniform(0, &Element::default());
@@ -348,6 +378,7 @@ impl Trace {
                 pinned: task.pinned,
                 kernel: task.kernel.clone(),
                 kernel_kind: task.kernel_kind,
+                reused_ns: task.reused_ns,
                 ..(*before).clone()
             })
         };
@@ -517,8 +548,8 @@ mod tests {
         for (from, to, expected) in [
             (
                 "\"version\": 1",
-                "\"version\": 2",
-                "t.json: version 2 of `tidemill-trace`",
+                "\"version\": 3",
+                "t.json: version 3 of `tidemill-trace`",
             ),
             (
                 "[\"/w/part\"]",

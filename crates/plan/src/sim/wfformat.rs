@@ -297,6 +297,7 @@ impl<'a> Reader<'a> {
                 outputs: unique(draft.outputs),
                 compute,
                 element: None,
+                reused: None,
             });
         }
         let mut workflow = Workflow {

@@ -41,6 +41,17 @@ pub struct Task {
     pub compute: Span,
     /// The element it must run on.
     pub element: Option<ElementId>,
+    /// Its result is remembered, and it does not run.
+    pub reused: Option<Reused>,
+}
+
+/// What giving a remembered result takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reused {
+    /// Time of a core.
+    pub time: Span,
+    /// Bytes of outputs that are pulled.
+    pub moved_bytes: u64,
 }
 
 /// One file.

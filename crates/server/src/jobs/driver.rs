@@ -265,7 +265,7 @@ impl Driver {
         match message {
             Incoming::Report(report) => self.on_report(*report, steps, outbox),
             Incoming::Submitted(job) => {
-                let elements = trace::elements(&job, self.dispatcher.elements(clock::now()));
+                let elements = trace::elements(&job, &self.dispatcher, clock::now());
                 let id = job.spec.job;
                 steps.push(Step::Elements { job: id, elements });
                 self.take(*job, steps, outbox);

@@ -8,22 +8,56 @@ use super::store::parse;
 use super::{Accepted, store, view};
 use crate::names::Fault;
 use prost::Message;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::dispatch::ElementStatus;
-use tidemill_core::id::{JobId, TaskId};
+use tidemill_core::dispatch::{Dispatcher, ElementStatus};
+use tidemill_core::event::{JobSpec, Origin};
+use tidemill_core::id::{ElementId, JobId, ObjectId, TaskId};
+use tidemill_core::time::Time;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
 
-/// The elements that are up as a job finds them, with their histories of its kernels.
-pub(crate) fn elements(
+/// Results that were given for one another and are followed to the run that made them.
+const REUSED_MAX: usize = 64;
+
+/// The elements that are up as a job finds them, with their histories of its kernels, and with all else that its policy
+/// will see of them.
+pub(crate) fn elements(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Vec<v1::Element> {
+    let memory = dispatcher.memory(job.spec.policy.as_deref());
+    let read: BTreeSet<ObjectId> = inputs(&job.spec).collect();
+    let mut all: Vec<v1::Element> = known(job, dispatcher.elements(now)).collect();
+    for (index, element) in all.iter_mut().enumerate() {
+        let id = ElementId(element.element);
+        let copies = dispatcher.copies_on(id).map(|(object, _)| object);
+        element.traced = Some(v1::TracedState {
+            copies: copies
+                .filter(|object| read.contains(object))
+                .map(|object| object.0)
+                .collect(),
+            last: memory.last == Some(id),
+            source: memory.source.filter(|_| index == 0),
+        });
+    }
+    all
+}
+
+/// What a job reads that is there already.
+fn inputs(job: &JobSpec) -> impl Iterator<Item = ObjectId> + '_ {
+    let inputs = job.tasks.iter().flat_map(|task| &task.inputs);
+    inputs.filter_map(|input| match input.origin {
+        Origin::File(placed) => Some(placed.object),
+        Origin::Awaited | Origin::Task(..) => None,
+    })
+}
+
+fn known(
     job: &Accepted,
     elements: impl Iterator<Item = ElementStatus>,
-) -> Vec<v1::Element> {
+) -> impl Iterator<Item = v1::Element> {
     let tasks = job.spec.tasks.iter();
-    let kernels: BTreeSet<&str> = tasks.map(|task| task.kernel.name()).collect();
+    let kernels: BTreeSet<String> = tasks.map(|task| task.kernel.name().to_owned()).collect();
     let up = elements.filter(|element| element.up);
-    let element = |element: ElementStatus| {
+    let element = move |element: ElementStatus| {
         let view = element.view;
         let known = view.history.into_iter();
         let known = known.filter(|(kernel, _)| kernels.contains(kernel.as_str()));
@@ -47,7 +81,7 @@ pub(crate) fn elements(
             ..v1::Element::default()
         }
     };
-    up.map(element).collect()
+    up.map(element)
 }
 
 /// Keeps what [`elements`] gave.
@@ -93,12 +127,17 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
             pinned: stored.element,
             sent: sent.get(&id).copied().unwrap_or(0),
             output_sizes: sizes.iter().map(|placed| placed.size).collect(),
+            run_ns: remembered_ns(db, job.tasks.get(tasks.len()))?,
         });
         for input in stored.inputs {
-            let (size, element) = match input.origin {
-                StoredOrigin::File { element, size, .. } => (size, element),
+            let (size, element, object) = match input.origin {
+                StoredOrigin::File {
+                    element,
+                    size,
+                    object,
+                } => (size, element, object),
                 StoredOrigin::Awaited => match resolved.get(&input.path) {
-                    Some(placed) => (placed.size, placed.element.0),
+                    Some(placed) => (placed.size, placed.element.0, placed.object.0),
                     None => continue,
                 },
                 StoredOrigin::Task { .. } => continue,
@@ -108,6 +147,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
                 path,
                 size,
                 element,
+                object,
             };
             files.entry(input.path).or_insert(file);
         }
@@ -118,6 +158,26 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         files: files.into_values().collect(),
         tasks,
     })
+}
+
+/// How long the run took that made the result which a task was given; 0 if it ran itself or that is not known.
+fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
+    let mut next = task.map_or(0, |task| task.reused_task);
+    let sql = "SELECT reused, end - kernel_start FROM task WHERE task = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut ran = 0;
+    for _ in 0..REUSED_MAX {
+        if next == 0 {
+            break;
+        }
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+        let Some((before, ns)) = statement.query_row([next.cast_signed()], row).optional()? else {
+            return Ok(0);
+        };
+        next = before.cast_unsigned();
+        ran = u64::try_from(ns).unwrap_or(0);
+    }
+    Ok(ran)
 }
 
 fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Element>, Fault> {

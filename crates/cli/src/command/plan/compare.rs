@@ -65,7 +65,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     if let Some(host) = &mut platform.host {
         host.core_speed = args.host_speed;
     }
-    let comparison = compare(&measured, &expected.workflow()?, &platform, args.seed)?;
+    let comparison = compare(&measured, &expected.replay()?, &platform, args.seed)?;
     let said = Said::new(comparison.text(), serde_json::to_value(&comparison)?);
     context.output.show(&said)?;
     Ok(ExitCode::SUCCESS)

@@ -54,7 +54,8 @@ impl Trace {
             outputs.map(|output| (&output.path, task.element))
         });
         let homes: BTreeMap<&String, u32> = files.chain(made).collect();
-        let mut tasks: Vec<&TraceTask> = self.tasks.iter().collect();
+        let ran = self.tasks.iter().filter(|task| task.reused_ns.is_none());
+        let mut tasks: Vec<&TraceTask> = ran.collect();
         tasks.sort_by_key(|task| task.start_ns);
         let mut brought = BTreeSet::new();
         let mut pulls = Vec::new();

@@ -291,6 +291,7 @@ mod tests {
         };
         let mut shown = Shown {
             tasks: BTreeMap::new(),
+            waits: None,
             bars: None,
         };
         let job = v1::Job {

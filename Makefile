@@ -5,18 +5,28 @@ SHELL := /bin/bash
 # All packages with the same features, so that tests of all kinds build each crate once.
 WHOLE := --locked --workspace --features tidemill-cli/wasm
 
-.PHONY: help build demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines
+PREFIX ?= /usr/local
+
+.PHONY: help build install package demo test ci fmt clippy layering unit e2e faults conformance doc deny setup clean bench lines
 
 help:
 	@echo 'make demo         bring up an array and make a real mosaic inside it'
 	@echo 'make test         everything CI runs except lints and documentation'
 	@echo 'make ci           everything CI runs'
 	@echo 'make build        target/release/tidemill'
+	@echo 'make install      the program, its manual pages and completions, below PREFIX (/usr/local)'
+	@echo 'make package      a Debian package of the same, in target/'
 	@echo 'make bench        every claim of bench/README.md in short form, and one table of them'
 	@echo 'make setup        install what tests and demo need (Debian 12, as root)'
 
 build:
 	cargo build --release --locked -p tidemill-cli
+
+install: build
+	scripts/install.sh target/release/tidemill "$(DESTDIR)$(PREFIX)"
+
+package: build
+	scripts/package.sh target/release/tidemill target
 
 demo: setup
 	scripts/demo.sh

@@ -8,6 +8,7 @@ mod ends;
 mod examples;
 mod faults;
 mod files;
+mod first_day;
 mod jobs;
 mod kernels;
 mod lineage;
@@ -16,6 +17,7 @@ mod names;
 mod offload;
 mod open;
 mod plan;
+mod provenance;
 mod remote;
 #[path = "../require.rs"]
 mod require;

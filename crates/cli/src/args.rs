@@ -2,7 +2,7 @@
 
 use crate::command;
 use crate::config::Tls;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 use tidemill_client::Endpoint;
 
@@ -16,9 +16,20 @@ const START: &str = "Start here:
 Exit codes: 0 done, 1 failed, 2 wrong usage.
 Every flag can also be set in tidemill.toml and, where [env: …] is shown, by environment.";
 
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (commit ",
+    env!("TIDEMILL_COMMIT"),
+    ", features: ",
+    env!("TIDEMILL_FEATURES"),
+    ")"
+);
+
+const GLOBAL: &str = "Flags of every command (--server, --json, --quiet and more): tidemill --help";
+
 /// A storage system that runs your analysis where the data already is.
 #[derive(Debug, Parser)]
-#[command(name = "tidemill", version, after_help = START, arg_required_else_help = true)]
+#[command(name = "tidemill", version = VERSION, after_help = START, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -28,7 +39,6 @@ pub(crate) struct Cli {
 
 /// Flags of every command.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Flags of every command")]
 pub(crate) struct Global {
     /// Where the server is: unix:PATH or https://HOST:PORT [default: the array of `tidemill up`]
     #[arg(long, global = true, value_name = "ENDPOINT", env = "TIDEMILL_SERVER")]
@@ -94,16 +104,52 @@ pub(crate) enum Command {
     Rebuild(command::rebuild::Args),
     Token(command::token::Args),
     Completions(command::completions::Args),
+    Man(command::man::Args),
+}
+
+/// The command line as people see it: the flags of every command are told once.
+pub(crate) fn command_line() -> clap::Command {
+    let flags = Global::augment_args(clap::Command::new("tidemill"))
+        .disable_help_flag(true)
+        .help_template("{options}")
+        .render_help();
+    let whole = format!("Flags of every command:\n{flags}\n\n{START}");
+    told_once(Cli::command()).after_help(whole)
+}
+
+fn told_once(command: clap::Command) -> clap::Command {
+    let examples = command.get_after_help().map(ToString::to_string);
+    let told = examples.map_or_else(|| GLOBAL.into(), |text| format!("{text}\n\n{GLOBAL}"));
+    command
+        .after_help(told)
+        .mut_args(|arg| {
+            let hidden = arg.is_hide_set() || arg.is_global_set();
+            arg.hide(hidden)
+        })
+        .mut_subcommands(told_once)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_sound() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn the_flags_of_every_command_are_told_once() {
+        let mut line = command_line();
+        let whole = line.render_help().to_string();
+        let told = |text: &str| text.matches("--token-file").count();
+        assert_eq!(told(&whole), 1, "{whole}");
+        line.build();
+        for command in line.get_subcommands() {
+            let help = command.clone().render_long_help().to_string();
+            assert_eq!(told(&help), 0, "{help}");
+            assert_eq!(help.matches(GLOBAL).count(), 1, "{help}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
 //! takes care of the first two. This file reads, it never writes.
 
-use crate::format::Size;
+use crate::format::{Length, Size};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -55,6 +55,7 @@ pub(crate) struct Server {
     pub(crate) host_listen: Option<std::net::SocketAddr>,
     pub(crate) policy: Option<String>,
     pub(crate) element_timeout: Option<u64>,
+    pub(crate) keep_jobs: Option<Length>,
     pub(crate) link: Option<Size>,
 }
 

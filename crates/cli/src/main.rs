@@ -16,7 +16,7 @@ mod progress;
 mod trace;
 
 use args::Cli;
-use clap::Parser;
+use clap::FromArgMatches;
 use context::Context;
 use std::process::ExitCode;
 
@@ -26,16 +26,83 @@ pub(crate) const FAILED: u8 = 1;
 fn main() -> ExitCode {
     // Elements start this program again to run kernels; that must come before anything else happens.
     tidemill_kernel::child::main_if_child();
-    let cli = Cli::parse();
+    let matches = args::command_line().try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => return misused(&error),
+    };
+    // What `cat` prints are the bytes of files.
+    let json = cli.global.json && !matches!(cli.command, args::Command::Cat(_));
     match start(cli) {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let error = format!("{error:#}");
+            let error = told(&error);
             eprintln!("error: {}", tidemill_core::shown::lines(&error));
+            if json {
+                tell_failure(&error);
+            }
             ExitCode::from(FAILED)
         }
     }
+}
+
+/// The error with its causes, each said once, and what can be done where the cause itself doesn't say.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    let mut advice = None;
+    for cause in error.chain() {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&said);
+        }
+        advice = advice.or_else(|| remedy(cause));
+    }
+    match advice {
+        Some(advice) if !text.contains(';') => format!("{text}; {advice}"),
+        _ => text,
+    }
+}
+
+fn remedy(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    let array = cause.downcast_ref::<tidemill_client::Error>();
+    if array.is_some_and(|error| error.is(rustix::io::Errno::NOENT)) {
+        return Some("`tidemill ls FOLDER` tells what there is in the array");
+    }
+    if array.is_some_and(|error| error.is(rustix::io::Errno::ISDIR)) {
+        return Some("name the files in that folder, or copy it with `tidemill get -r`");
+    }
+    let local = cause.downcast_ref::<std::io::Error>()?;
+    match local.kind() {
+        std::io::ErrorKind::NotFound => {
+            Some("that is a path of this machine; `tidemill ls` tells what there is in the array")
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            Some("that is a path of this machine, and you may not use it: see its owner and mode")
+        }
+        _ => None,
+    }
+}
+
+/// Help, the version, or what is wrong with the command line.
+fn misused(error: &clap::Error) -> ExitCode {
+    // Nothing to do about a terminal that is gone.
+    let _ = error.print();
+    // What is said could not be read, so the flag is not known; but who gave it reads nothing else.
+    if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
+        tell_failure(error.to_string().trim_end());
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED))
+}
+
+/// With `--json`, standard output is JSON however it ends.
+fn tell_failure(error: &str) {
+    let said = output::Said::new("", serde_json::json!({ "error": error }));
+    // The same: who reads it is gone.
+    let _ = output::choose(true).step(&said);
 }
 
 fn start(cli: Cli) -> anyhow::Result<ExitCode> {

@@ -304,6 +304,14 @@ pub enum Action {
         /// Which.
         label: LabelId,
     },
+    /// Tell an element to give a label back unless it has begun it. The label stays the try of its task until the
+    /// element says that it ended as [`Recalled`](crate::label::FailureKind::Recalled), or otherwise.
+    Recall {
+        /// Where.
+        element: ElementId,
+        /// Which.
+        label: LabelId,
+    },
     /// Keep this for `explain`.
     Decided(Box<Decision>),
     /// A task ended well: publish the names of its outputs, record its lineage.

@@ -337,6 +337,8 @@ pub enum FailureKind {
     Dependency,
     /// The element was lost while it ran.
     ElementLost,
+    /// The server took it back before it began, for an element that had nothing to do.
+    Recalled,
 }
 
 impl FailureKind {

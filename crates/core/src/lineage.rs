@@ -3,11 +3,16 @@
 //! Pure: whoever keeps lineage cuts the part out that answers a question and fills a [`Graph`] with it; [`text`], [`dot`]
 //! and [`svg`] show its nodes and [`Graph::edges`].
 
+pub mod difference;
 pub mod dot;
+mod fold;
+mod layout;
+pub mod search;
 pub mod svg;
 pub mod text;
 
 use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
+use crate::job::own::OwnName;
 use crate::label::Owner;
 use crate::shown::civil;
 use crate::time::Time;
@@ -50,7 +55,7 @@ pub struct Record {
     pub written_bytes: u64,
     /// The kernel's exit code.
     pub exit: i32,
-    /// Set if nothing ran: the earlier task whose result was used again.
+    /// Set if nothing ran: the earlier task whose result was used again. Where, when and how long are that task's.
     pub reused: Option<TaskId>,
     /// Whether nothing but the task and its objects may be shown.
     pub hidden: bool,
@@ -72,7 +77,7 @@ pub struct Version {
     pub object: ObjectId,
     /// The file's path when it was sealed.
     pub path: String,
-    /// Today's path; `None` if no name stands for this version any more.
+    /// Today's path of the file; `None` if that is gone.
     pub current_path: Option<String>,
     /// Its length in bytes.
     pub size: u64,
@@ -84,6 +89,16 @@ pub struct Version {
     pub writer: Writer,
     /// When it was sealed, since the Unix epoch.
     pub sealed_at: Time,
+    /// Which version of its file, from 1.
+    pub number: u64,
+    /// Whether its file has a later version.
+    pub superseded: bool,
+    /// What its file was annotated with as long as this was its version: names without `user.`, and values.
+    pub annotations: Vec<(String, String)>,
+    /// BLAKE3 of its bytes in hexadecimal, if they were hashed.
+    pub hash: Option<String>,
+    /// The first object with its content, if that is another.
+    pub same_as: Option<ObjectId>,
     /// Whether nothing but the object may be shown.
     pub hidden: bool,
 }
@@ -124,6 +139,19 @@ pub struct Edge<'a> {
 }
 
 impl Record {
+    /// Whether its kernel is called so: as the task says it, or without folder, version and ending.
+    #[must_use]
+    pub fn is_of(&self, kernel: &str) -> bool {
+        let file = self.kernel.rsplit('/').next().unwrap_or_default();
+        let own = OwnName::parse(file);
+        let without_version = || {
+            own.stem.len() + own.ending.len() == kernel.len()
+                && kernel.starts_with(own.stem)
+                && kernel.ends_with(own.ending)
+        };
+        [self.kernel.as_str(), file, own.stem].contains(&kernel) || without_version()
+    }
+
     /// The name to show.
     #[must_use]
     pub fn shown_name(&self) -> &str {
@@ -215,6 +243,64 @@ impl Graph {
         self.records.get(self.makers.get(&object)?)
     }
 
+    /// What remains if the ways from `roots` end at runs of which `stop` is true: what those read, or made if the way goes
+    /// down, is there, and nothing beyond.
+    #[must_use]
+    pub fn stopped(
+        &self,
+        roots: &[Vertex],
+        (up, down): (bool, bool),
+        stop: impl Fn(&Record) -> bool,
+    ) -> Self {
+        let mut part = Self {
+            cut: self.cut.clone(),
+            ..Self::default()
+        };
+        for upwards in [true, false] {
+            if !(if upwards { up } else { down }) {
+                continue;
+            }
+            let mut seen = BTreeSet::new();
+            let mut pending = roots.to_vec();
+            while let Some(vertex) = pending.pop() {
+                if !seen.insert(vertex) {
+                    continue;
+                }
+                match vertex {
+                    Vertex::Version(object) if upwards => {
+                        pending.extend(self.maker(object).map(|run| Vertex::Run(run.task)));
+                    }
+                    Vertex::Version(object) => {
+                        pending.extend(self.readers(object).map(|run| Vertex::Run(run.task)));
+                    }
+                    Vertex::Run(task) => {
+                        let Some(record) = self.record(task) else {
+                            continue;
+                        };
+                        part.add_record(record.clone());
+                        if !stop(record) {
+                            let next = if upwards {
+                                &record.inputs
+                            } else {
+                                &record.outputs
+                            };
+                            let objects = next.iter().map(|(_, object)| Vertex::Version(*object));
+                            pending.extend(objects);
+                        }
+                    }
+                }
+            }
+        }
+        let ends: BTreeSet<Vertex> = part.edges().flat_map(|edge| [edge.from, edge.to]).collect();
+        for vertex in ends.iter().chain(roots) {
+            if let Vertex::Version(object) = vertex {
+                part.versions
+                    .extend(self.version(*object).map(|one| (*object, one.clone())));
+            }
+        }
+        part
+    }
+
     /// The runs that read a version, by task.
     pub fn readers(&self, object: ObjectId) -> impl Iterator<Item = &Record> {
         self.readers
@@ -250,6 +336,11 @@ mod tests {
             element: ElementId(1),
             writer,
             sealed_at: Time(1_700_000_000_000_000_000),
+            number: 1,
+            superseded: false,
+            annotations: Vec::new(),
+            hash: None,
+            same_as: None,
             hidden: false,
         }
     }
@@ -302,6 +393,34 @@ mod tests {
         graph
     }
 
+    /// So many raw files are projected and added; the sum is drawn.
+    pub(super) fn wide(count: u64) -> Graph {
+        let mut graph = Graph::default();
+        let client = Writer::Client(Owner {
+            uid: 1000,
+            gid: 100,
+        });
+        let (sum, picture) = (2 * count + 1, 2 * count + 2);
+        for at in 1..=count {
+            let made = Writer::Task(TaskId(at));
+            graph.add_version(version(at, &format!("/raw/{at}.fits"), client));
+            graph.add_version(version(count + at, &format!("/p/{at}.fits"), made));
+            let mut run = record(at, "project", &[at], &[count + at]);
+            run.name = format!("project{at}");
+            graph.add_record(run);
+        }
+        let projected: Vec<u64> = (count + 1..=2 * count).collect();
+        graph.add_version(version(sum, "/mosaic.fits", Writer::Task(TaskId(sum))));
+        graph.add_version(version(
+            picture,
+            "/mosaic.png",
+            Writer::Task(TaskId(picture)),
+        ));
+        graph.add_record(record(sum, "add", &projected, &[sum]));
+        graph.add_record(record(picture, "view", &[sum], &[picture]));
+        graph
+    }
+
     #[test]
     fn edges_go_the_way_of_the_data() {
         let graph = mosaic();
@@ -335,7 +454,7 @@ mod tests {
     fn every_form_hides_what_is_hidden_and_says_what_was_left_out() {
         let graph = secret();
         let forms = [
-            text::trees(&graph, ObjectId(5), true, false),
+            text::trees(&graph, &[Vertex::Version(ObjectId(5))], true, false),
             dot::render(&graph),
             svg::render(&graph),
         ];
@@ -351,6 +470,47 @@ mod tests {
                 "{form}"
             );
         }
+    }
+
+    #[test]
+    fn a_way_ends_at_the_kernel_where_it_is_to_stop() {
+        let graph = mosaic();
+        let root = [Vertex::Version(ObjectId(6))];
+        let part = graph.stopped(&root, (true, false), |run| run.is_of("add"));
+        let tasks: Vec<_> = part.records().map(|run| run.task.0).collect();
+        assert_eq!(tasks, [13, 14]);
+        let objects: Vec<_> = part.versions().map(|version| version.object.0).collect();
+        assert_eq!(
+            objects,
+            [3, 4, 5, 6],
+            "what it read is shown, and not what made that"
+        );
+        let whole = graph.stopped(&root, (true, false), |_| false);
+        assert_eq!(whole, graph);
+        let down = graph.stopped(&[Vertex::Version(ObjectId(1))], (false, true), |run| {
+            run.is_of("add")
+        });
+        let tasks: Vec<_> = down.records().map(|run| run.task.0).collect();
+        assert_eq!(tasks, [11, 13]);
+    }
+
+    #[test]
+    fn a_kernel_is_found_by_its_name_with_or_without_the_rest() {
+        let mut run = record(1, "x", &[], &[]);
+        run.kernel = "/kernels/1000/denoise@2.so".into();
+        for name in [
+            "denoise",
+            "denoise.so",
+            "denoise@2.so",
+            "/kernels/1000/denoise@2.so",
+        ] {
+            assert!(run.is_of(name), "{name}");
+        }
+        for name in ["", "noise", "den", "denoise.wasm", "denoise@1.so"] {
+            assert!(!run.is_of(name), "{name}");
+        }
+        run.kernel = "/opt/fmri/align_warp".into();
+        assert!(run.is_of("align_warp"));
     }
 
     #[test]

@@ -181,6 +181,14 @@ impl Queue {
         }
     }
 
+    /// Gives up a label that has not begun; those that come after it. `None`: it is not known, runs or has ended.
+    pub fn recall(&mut self, label: LabelId) -> Option<Vec<LabelId>> {
+        match self.labels.get(&label)?.state {
+            State::Waiting | State::Ready => Some(self.fail(label)),
+            State::Running | State::Done | State::Failed => None,
+        }
+    }
+
     /// Forgets an ended label whose outcome the server has; a bounded number stays known.
     pub fn acknowledge(&mut self, label: LabelId) {
         match self.labels.get_mut(&label) {
@@ -334,6 +342,8 @@ mod tests {
         assert_eq!(queue.abort(id(2)), Aborted::Removed(vec![id(3)]));
         assert_eq!(queue.abort(id(2)), Aborted::Nothing);
         assert_eq!(queue.abort(id(9)), Aborted::Unknown);
+        assert_eq!(queue.recall(id(1)), None, "it runs");
+        assert_eq!((queue.recall(id(2)), queue.recall(id(9))), (None, None));
         assert_eq!(queue.take(Lane::Kernel), None);
         assert_eq!((queue.running(), queue.queued()), (1, 0));
     }

@@ -57,6 +57,15 @@ pub fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
+/// The day, counted from 1970-01-01, of a date (Gregorian): the inverse of [`civil`]. Months and days count from 1.
+#[must_use]
+pub fn day_of(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +79,15 @@ mod tests {
         );
         assert!(!line(hostile).contains(char::is_control));
         assert_eq!(line("Größe 5 µs"), "Größe 5 µs");
+    }
+
+    #[test]
+    fn days_and_dates_are_each_others_inverse() {
+        for day in (-800_000..800_000).step_by(97) {
+            let (year, month, of_month) = civil(day);
+            assert_eq!(day_of(year, month, of_month), day);
+        }
+        assert_eq!(day_of(2000, 2, 29), 11_016);
     }
 
     #[test]

@@ -127,6 +127,7 @@ fn on_message(node: &Arc<Node>, message: Message) {
         Message::Welcome(_) => {}
         Message::Labels(labels) => node.labels().accept(labels.labels),
         Message::Abort(abort) => node.labels().abort(LabelId(abort.label)),
+        Message::Recall(recall) => node.labels().recall(LabelId(recall.label)),
         Message::Ack(ack) => {
             let labels = ack.labels.into_iter().map(LabelId).collect();
             node.labels().acknowledge(labels);

@@ -7,7 +7,7 @@
 //! A mode keeps nobody from writing who has the file open already. Where such a writer may be left, the bytes are
 //! copied to a file of their own under `sealing/`, which takes the object's name; see [`Store::seal_lost`].
 
-use crate::store::{Entry, Opened, ReadAt, Space, Stat, Store, StoreError};
+use crate::store::{Disk, Entry, Opened, ReadAt, Space, Stat, Store, StoreError};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -587,18 +587,25 @@ impl Store for FolderStore {
     }
 
     fn space(&self) -> Result<Space, StoreError> {
-        let device = rustix::fs::statvfs(&self.folder).map_err(|errno| StoreError::Device {
+        let at = |errno: rustix::io::Errno| StoreError::Device {
             path: self.folder.clone(),
             source: errno.into(),
-        })?;
-        let device = Space {
-            capacity_bytes: device.f_blocks.saturating_mul(device.f_frsize),
-            free_bytes: device.f_bavail.saturating_mul(device.f_frsize),
         };
-        Ok(self.quota.as_ref().map_or(device, |quota| Space {
-            capacity_bytes: quota.capacity_bytes,
-            free_bytes: quota.free().min(device.free_bytes),
-        }))
+        let counts = rustix::fs::statvfs(&self.folder).map_err(at)?;
+        let disk = Disk {
+            device: rustix::fs::stat(&self.folder).map_err(at)?.st_dev,
+            capacity_bytes: counts.f_blocks.saturating_mul(counts.f_frsize),
+            free_bytes: counts.f_bavail.saturating_mul(counts.f_frsize),
+        };
+        let (capacity_bytes, free_bytes) = match &self.quota {
+            Some(quota) => (quota.capacity_bytes, quota.free().min(disk.free_bytes)),
+            None => (disk.capacity_bytes, disk.free_bytes),
+        };
+        Ok(Space {
+            capacity_bytes,
+            free_bytes,
+            disk,
+        })
     }
 }
 

@@ -129,6 +129,14 @@ impl Labels {
             .submit(false, |_| Ok(()), move |_| labels.on_abort(label));
     }
 
+    /// Gives a label back that has not begun; one that has goes on.
+    pub fn recall(self: &Arc<Self>, label: LabelId) {
+        let labels = Arc::clone(self);
+        // Goes the way of the labels, as giving one up does.
+        self.db
+            .submit(false, |_| Ok(()), move |_| labels.on_recall(label));
+    }
+
     /// The server has kept these outcomes.
     pub fn acknowledge(self: &Arc<Self>, ids: Vec<LabelId>) {
         let labels = Arc::clone(self);
@@ -406,6 +414,16 @@ impl Labels {
         }
     }
 
+    fn on_recall(self: &Arc<Self>, label: LabelId) {
+        let Some(dependants) = self.state.lock().queue.recall(label) else {
+            return;
+        };
+        let message = format!("it was taken back from element {}", self.element);
+        let outcome = failed(self.now(), FailureKind::Recalled, message);
+        self.keep(label, Work::without_effect(outcome));
+        self.give_up(label, dependants);
+    }
+
     /// A label that was taken begins to fetch or to run.
     pub fn on_phase(&self, id: LabelId, phase: &'static str) {
         if let Some(live) = self.state.lock().live.get_mut(&id) {
@@ -597,6 +615,37 @@ mod tests {
         };
         assert_eq!(finished.label, 7);
         assert!(finished.outcome.unwrap().failure.is_some());
+    }
+
+    #[test]
+    fn a_label_goes_back_unless_it_has_begun() {
+        let connection = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
+        let (db, mut writer) = Db::without_thread(connection).unwrap();
+        let reports = Arc::new(Reports::default());
+        let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
+        let labels = Labels::open(ElementId(0), db, flash, Arc::clone(&reports), Time::default);
+        let labels = labels.unwrap();
+        let mut told = reports.connect(v1::Hello::default());
+        told.try_recv().unwrap();
+        labels.accept(vec![label(7), label(8)]);
+        assert!(writer.turn());
+        assert_eq!(labels.try_next(Lane::Remove).unwrap().0, LabelId(7));
+        for id in [7, 8, 9] {
+            labels.recall(LabelId(id));
+        }
+        while writer.turn() {}
+        let Some(v1::from_element::Message::Finished(finished)) = told.try_recv().unwrap().message
+        else {
+            panic!("nothing went back")
+        };
+        let failure = finished.outcome.unwrap().failure.unwrap();
+        assert_eq!((finished.label, failure.kind.as_str()), (8, "recalled"));
+        assert!(
+            told.try_recv().is_err(),
+            "the first runs, the last never came"
+        );
+        assert!(labels.try_next(Lane::Remove).is_none());
+        assert!(labels.is_live(LabelId(7)));
     }
 
     #[test]

@@ -207,6 +207,11 @@ impl Node {
             free_bytes: space.free_bytes,
             link_bytes_per_sec: link.unwrap_or(LINK_BYTES_PER_SEC_DEFAULT),
             sandbox: parts.runner.sandbox(),
+            disk: Some(v1::Disk {
+                device: space.disk.device,
+                capacity_bytes: space.disk.capacity_bytes,
+                free_bytes: space.disk.free_bytes,
+            }),
             ..v1::Element::default()
         };
         let left = parts.db.left();

@@ -166,6 +166,19 @@ pub struct Space {
     pub capacity_bytes: u64,
     /// Not yet taken.
     pub free_bytes: u64,
+    /// The file system it is on, which may be others' too.
+    pub disk: Disk,
+}
+
+/// A file system of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its number, as in `st_dev`.
+    pub device: u64,
+    /// Bytes in all.
+    pub capacity_bytes: u64,
+    /// Bytes not yet taken.
+    pub free_bytes: u64,
 }
 
 /// Why a store can't do what it was asked.

@@ -492,21 +492,44 @@ impl Array {
         let _ = self.reports.send(Incoming::Report(Box::new(report)));
     }
 
+    /// What room there is.
+    pub(crate) fn rooms(&self) -> Rooms {
+        self.shared.rooms()
+    }
+
     /// Tells the namespace what room there is.
     fn refresh(&self) {
         let mut rooms = Rooms::default();
+        let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
             if slot.connection.is_none() || slot.status.role != "store" {
                 continue;
             }
-            rooms.capacity_bytes += slot.status.capacity_bytes;
-            let element = ElementId(slot.status.element);
+            let status = &slot.status;
+            let element = ElementId(status.element);
+            // Those of an earlier release don't say, and are each on a disk of their own.
+            let (host, disk) = match status.disk {
+                Some(disk) => (status.host.clone(), disk),
+                None => (format!("element {element}"), v1::Disk::default()),
+            };
+            let own = status.disk.is_none();
+            let most = |said: u64| if own { u64::MAX } else { said };
+            let sum = disks.entry((host, disk.device)).or_default();
+            let add = |sum: u64, more: u64, most: u64| sum.saturating_add(more).min(most);
+            sum.capacity_bytes = add(
+                sum.capacity_bytes,
+                status.capacity_bytes,
+                most(disk.capacity_bytes),
+            );
+            sum.free_bytes = add(sum.free_bytes, status.free_bytes, most(disk.free_bytes));
             rooms.store.push(Room {
                 element,
                 free_bytes: slot.status.free_bytes,
                 answers: !slot.hangs(),
             });
         }
+        rooms.capacity_bytes = disks.values().map(|disk| disk.capacity_bytes).sum();
+        rooms.free_bytes = disks.values().map(|disk| disk.free_bytes).sum();
         self.shared.set_rooms(rooms);
     }
 

@@ -60,7 +60,10 @@ impl v1::array_server::Array for ArrayService {
                 element.history.retain(|kernel, _| is_builtin(kernel));
             }
         }
+        let rooms = self.array.rooms();
         Ok(Response::new(v1::StatusReply {
+            capacity_bytes: rooms.capacity_bytes,
+            free_bytes: rooms.free_bytes,
             version: tidemill_wire::PROTOCOL_VERSION,
             elements,
             default_policy: self.default_policy.clone(),

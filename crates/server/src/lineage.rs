@@ -7,11 +7,14 @@
 //! A task may be seen by the owner of its job. Whoever else may see something that it made sees that there was a task, of
 //! whom, when and on which element, its built-in kernel and the versions that they may see: a file is published without the
 //! job, the arguments and the names by which it was made. Of all others the answer has the number and what they are connected
-//! to, so that the graph stays whole.
+//! to, so that the graph stays whole. A search finds the asker's own tasks, and versions that they may see.
 
 use crate::access::Access;
 use crate::clock;
-use crate::names::lineage::{OBJECTS_MAX, Walked, Way, runs, versions, walk};
+use crate::names::lineage::{
+    Among, OBJECTS_MAX, Walked, Wanted, Way, annotated, runs, tasks, versions, versions_of, walk,
+    walk_from,
+};
 use crate::names::node::{Caller, Node, READ};
 use crate::names::sight::Sight;
 use crate::names::transaction::Tx;
@@ -19,6 +22,7 @@ use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tidemill_core::job::own::OwnName;
 use tidemill_kernel::is_builtin;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
@@ -63,29 +67,151 @@ fn query(
     viewer: &Caller,
     question: &v1::LineageRequest,
 ) -> Result<v1::LineageReply, Fault> {
-    let object = if question.object == 0 {
-        object_at(tx, &question.path)?
+    let mut asked = 0;
+    let start = if question.versions {
+        versions_at(tx, viewer, &question.path)?
+    } else if question.task != 0 || question.job != 0 {
+        runs_of(tx, viewer, question.job, question.task)?
+    } else if let Some(search) = &question.search
+        && question.object == 0
+        && question.path.is_empty()
+    {
+        found(tx, viewer, search)?
     } else {
-        question.object
+        asked = match question.object {
+            0 => object_at(tx, &question.path)?,
+            object => object,
+        };
+        let first = versions(tx.db, &BTreeSet::from([asked]))?.pop();
+        let first = first.ok_or_else(|| {
+            Fault::NotFound(format!(
+                "object {asked} has no lineage: it was never sealed"
+            ))
+        })?;
+        check(tx, &first)?;
+        Walked {
+            objects: BTreeSet::from([asked]),
+            ..Walked::default()
+        }
     };
-    let first = versions(tx.db, &BTreeSet::from([object]))?.pop();
-    let first = first.ok_or_else(|| {
-        Fault::NotFound(format!(
-            "object {object} has no lineage: it was never sealed"
-        ))
-    })?;
-    check(tx, &first)?;
     let mut walked = Walked::default();
-    walked.objects.insert(object);
     for (way, wanted) in [(Way::Up, question.up), (Way::Down, question.down)] {
         if wanted {
-            let more = walk(tx.db, way, object, question.depth)?;
-            walked.objects.extend(more.objects);
-            walked.tasks.extend(more.tasks);
-            walked.cut = walked.cut.or(more.cut);
+            walked.add(walk_from(tx.db, way, &start, question.depth)?);
         }
     }
-    answer(tx, viewer, object, walked)
+    walked.add(start);
+    answer(tx, viewer, asked, walked)
+}
+
+/// All versions of a file that the asker may see. The file may be gone.
+fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Fault> {
+    let ino = match tx.resolve(path, true) {
+        Ok(node) => node.ino,
+        Err(Fault::NotFound(_)) => 0,
+        Err(fault) => return Err(fault),
+    };
+    let objects = versions_of(tx.db, ino, path)?;
+    let mut walked = Walked::default();
+    let mut sight = Sight::new(tx, viewer);
+    for version in versions(tx.db, &objects)? {
+        let version = shown(version, 0, &BTreeSet::new(), &mut sight)?;
+        walked
+            .objects
+            .extend((!version.hidden).then_some(version.object));
+        walked
+            .tasks
+            .extend((!version.hidden && version.task != 0).then_some(version.task));
+    }
+    if walked.objects.is_empty() {
+        let path = String::from_utf8_lossy(path);
+        return Err(Fault::NotFound(format!(
+            "{path} has no versions that are yours to see"
+        )));
+    }
+    Ok(walked)
+}
+
+/// A run, or all of a job, of which its owner may ask.
+fn runs_of(tx: &Tx<'_>, viewer: &Caller, job: u64, task: u64) -> Result<Walked, Fault> {
+    let (what, among) = if job == 0 {
+        (format!("task {task}"), Among::Task(task))
+    } else {
+        (format!("job {job}"), Among::Job(job))
+    };
+    let wanted = Wanted {
+        among,
+        uid: of_viewer(viewer),
+        ..Wanted::default()
+    };
+    let found = tasks(tx.db, &wanted, OBJECTS_MAX)?;
+    if found.is_empty() {
+        return Err(Fault::NotFound(format!(
+            "{what} has no lineage: no task of it has ended well, or it is not yours"
+        )));
+    }
+    Ok(Walked {
+        tasks: found.into_iter().collect(),
+        ..Walked::default()
+    })
+}
+
+/// What a search finds: the asker's own runs, or versions that the asker may see.
+fn found(tx: &Tx<'_>, viewer: &Caller, wanted: &v1::LineageSearch) -> Result<Walked, Fault> {
+    let search = tidemill_wire::lineage::search(wanted);
+    let mut sight = Sight::new(tx, viewer);
+    let mut start = Walked::default();
+    if let Some(first) = search.annotations.first() {
+        for version in versions(tx.db, &annotated(tx.db, &first.name)?)? {
+            let version = shown(version, 0, &BTreeSet::new(), &mut sight)?;
+            let matches = search.matches_version(&tidemill_wire::lineage::version(&version));
+            start.objects.extend(matches.then_some(version.object));
+        }
+    }
+    if !search.is_of_runs() {
+        return Ok(start);
+    }
+    let of = Wanted {
+        among: Among::All,
+        uid: of_viewer(viewer),
+        word: kernel_word(&wanted.kernel),
+        since: wanted.since,
+        until: wanted.until,
+    };
+    let candidates = if search.annotations.is_empty() {
+        tasks(tx.db, &of, OBJECTS_MAX + 1)?.into_iter().collect()
+    } else {
+        // Few have what is annotated.
+        let mut near = BTreeSet::new();
+        for way in [Way::Up, Way::Down] {
+            near.extend(walk(tx.db, way, &start.objects, 1)?.tasks);
+        }
+        near
+    };
+    let mut walked = Walked::default();
+    for run in runs(tx.db, &candidates)? {
+        let matches =
+            sight.owns(run.uid) && search.matches_run(&tidemill_wire::lineage::record(&run));
+        walked.tasks.extend(matches.then_some(run.task));
+    }
+    if candidates.len() > OBJECTS_MAX {
+        walked.cut = Some(format!(
+            "only the newest {OBJECTS_MAX} tasks were searched; say since or until when, or which kernel"
+        ));
+    }
+    Ok(walked)
+}
+
+/// Whose tasks a viewer may ask for; `None`: everybody's. That a mount's kernel has checked a file tells nothing of tasks.
+fn of_viewer(viewer: &Caller) -> Option<u32> {
+    (viewer.uid != 0).then_some(viewer.uid)
+}
+
+/// What the text of a task has in it, whose kernel is called so. JSON writes some characters in another way.
+fn kernel_word(kernel: &str) -> &str {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let stem = OwnName::parse(kernel).stem;
+    if stem.chars().all(plain) { stem } else { "" }
 }
 
 fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
@@ -154,6 +280,7 @@ fn answer(
         versions: seen.into_values().collect(),
         runs,
         cut: walked.cut.unwrap_or_default(),
+        array: crate::names::array_id(tx.db)?,
     })
 }
 
@@ -206,8 +333,10 @@ fn shown(
             ..v1::Version::default()
         });
     }
-    let current = file.filter(|file| file.object == version.object);
-    let path = current.map(|file| file.path).unwrap_or_default();
+    version.superseded = file
+        .as_ref()
+        .is_some_and(|file| file.object != version.object);
+    let path = file.map(|file| file.path).unwrap_or_default();
     version.current_path = String::from_utf8_lossy(&path).into_owned();
     if !sight.owns(version.uid) {
         version.path = version.current_path.clone();
@@ -217,7 +346,7 @@ fn shown(
 
 /// What made an object, as JSON: the answer of the attribute `user.tidemill.lineage`.
 pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
-    let mut walked = walk(tx.db, Way::Up, object, 1)?;
+    let mut walked = walk(tx.db, Way::Up, &BTreeSet::from([object]), 1)?;
     walked.objects = BTreeSet::from([object]);
     let reply = answer(tx, tx.caller, object, walked)?;
     let Some(version) = reply.versions.iter().find(|one| one.object == object) else {

@@ -267,7 +267,7 @@ impl Recalls {
                 ..v1::Invalidation::default()
             };
             // A mount whose stream is full hangs, or is told to forget everything.
-            if let Ok(Some(mut question)) = self.send(*ino, line, message) {
+            if let Ok(Some(mut question)) = self.send(line, message) {
                 let _ = tokio::time::timeout(RECEIPT_PATIENCE, &mut question.answer).await;
             }
         });
@@ -301,14 +301,14 @@ impl Recalls {
         results: Vec<v1::NameResult>,
     ) -> Result<Vec<v1::NameResult>, Fault> {
         let session = request.session;
-        let inodes: Vec<u64> = written(&results).collect();
-        let settled = join_all(inodes.iter().map(|&ino| self.settle(session, ino))).await;
-        let (mut ended, mut unknown) = (false, None);
-        for (ino, settled) in inodes.into_iter().zip(settled) {
+        let settled = written(&results).map(|ino| self.settle(session, ino));
+        let settled = join_all(settled).await;
+        let (mut ended, mut unknown) = (false, false);
+        for settled in settled {
             match settled? {
                 Settled::Open => {}
                 Settled::Ended => ended = true,
-                Settled::Unknown => unknown = Some(ino),
+                Settled::Unknown => unknown = true,
             }
         }
         let mut results = if ended {
@@ -323,9 +323,9 @@ impl Recalls {
                 Some(Op::Open(_) | Op::GetAttr(v1::GetAttr { content: true, .. }))
             )
         });
-        if let (Some(ino), Some(at)) = (unknown, opens) {
+        if let (true, Some(at)) = (unknown, opens) {
             results.truncate(at);
-            let error = Answer::Error((&Fault::Unsettled(ino)).into());
+            let error = Answer::Error((&Fault::Unsettled).into());
             results.push(v1::NameResult {
                 result: Some(error),
             });
@@ -387,13 +387,12 @@ impl Recalls {
             ino,
             ..v1::Invalidation::default()
         };
-        self.send(ino, &line, message)
+        self.send(&line, message)
     }
 
     /// Sends a mount a message with a number that it is to answer. `None`: it does not read its stream.
     fn send(
         &self,
-        ino: u64,
         line: &Line,
         message: impl Fn(u64) -> v1::Invalidation,
     ) -> Result<Option<Question<'_>>, Fault> {
@@ -402,7 +401,7 @@ impl Recalls {
         {
             let mut questions = self.0.questions.lock();
             if questions.len() >= QUESTIONS_MAX {
-                return Err(Fault::Unsettled(ino));
+                return Err(Fault::Unsettled);
             }
             questions.insert(number, sender);
         }

@@ -9,8 +9,8 @@ use crate::ends::Ends;
 use crate::gate::Gates;
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Signals};
-use crate::jobs::expiry;
 use crate::jobs::service::JobService;
+use crate::jobs::{expiry, finished};
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
@@ -71,6 +71,8 @@ pub struct Config {
     pub element_timeout: Duration,
     /// How long a mount may be away before what it had open is given up.
     pub mount_timeout: Duration,
+    /// How long jobs that have ended stay on the list; `None` for as long as nobody deletes them.
+    pub keep_jobs: Option<Duration>,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Where labels wait for their elements; `None` for the server's own database.
@@ -90,6 +92,7 @@ impl Config {
             default_policy: tidemill_core::policy::DEFAULT.into(),
             element_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
+            keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
             queue: None,
         }
@@ -238,6 +241,9 @@ impl Server {
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, recalls, access)?;
         keep_up(&names, array, ends, (signals, driver.clone()));
+        if let Some(keep) = config.keep_jobs {
+            tokio::spawn(finished::run(names.clone(), keep));
+        }
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,

@@ -329,7 +329,13 @@ async fn a_removal_is_a_label_until_its_element_has_done_it() {
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let sooner = "UPDATE removal SET queued = queued - 29000000000";
     db.execute(sooner, []).unwrap();
-    let (again, left) = element.removal().await;
+    // A label may come twice; the element says once more what it knows of it.
+    let (again, left) = loop {
+        let removal = element.removal().await;
+        if removal != first {
+            break removal;
+        }
+    };
     assert!(again > first.0);
     assert_eq!(left, [objects[1]]);
     element.finished(again, v1::LabelOutcome::default()).await;

@@ -285,6 +285,7 @@ async fn job_count(client: &tidemill_client::Server) -> usize {
     let all = v1::ListJobsRequest {
         credentials: Some(root()),
         everyone: true,
+        ..v1::ListJobsRequest::default()
     };
     let listed = client.jobs().list(all).await.unwrap();
     listed.into_inner().jobs.len()
@@ -307,6 +308,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
         "DROP TABLE label; DROP TABLE locker; ALTER TABLE removal DROP COLUMN label; \
+         ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
          INSERT INTO label VALUES ({old}, {}, {}, 0, '[]', '[]'); PRAGMA user_version = 7;",
@@ -536,7 +538,7 @@ async fn other_users_jobs_stay_private() {
     client.jobs().get(get(1000)).await.unwrap();
     let list = v1::ListJobsRequest {
         credentials: Some(array::user(2000)),
-        everyone: false,
+        ..v1::ListJobsRequest::default()
     };
     assert!(
         client

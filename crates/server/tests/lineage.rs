@@ -212,3 +212,149 @@ async fn a_damaged_row_is_an_error_that_names_it() {
     assert_eq!(error.code(), tonic::Code::DataLoss);
     assert!(error.message().contains(&format!("task {task}")), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_finds_ones_own_tasks_and_what_one_may_see() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(folder.path()).await;
+    for (path, owner) in [
+        ("/secret/in", ALICE),
+        ("/open/out", ALICE),
+        ("/bob/mine", BOB),
+    ] {
+        let set = v1::SetXattr {
+            ino: stat(&client, path).await.unwrap().ino,
+            name: b"user.kind".to_vec(),
+            value: b"marked".to_vec(),
+            ..v1::SetXattr::default()
+        };
+        client.one(&user(owner), Op::SetXattr(set)).await.unwrap();
+    }
+    let kernel = v1::LineageSearch {
+        kernel: "max".into(),
+        ..v1::LineageSearch::default()
+    };
+    let mark = v1::LineageSearch {
+        annotations: vec![v1::AnnotationSearch {
+            name: "kind".into(),
+            values: vec!["marked".into()],
+        }],
+        ..v1::LineageSearch::default()
+    };
+    let found = async |credentials: v1::Credentials, search: &v1::LineageSearch| {
+        let question = v1::LineageRequest {
+            credentials: Some(credentials),
+            search: Some(search.clone()),
+            ..v1::LineageRequest::default()
+        };
+        client.lineage().query(question).await.unwrap().into_inner()
+    };
+    let mounted = v1::Credentials {
+        checked: true,
+        ..user(BOB)
+    };
+    for (who, runs, marked) in [
+        (user(BOB), 1, 2),
+        (mounted, 1, 2),
+        (user(ALICE), 2, 2),
+        (root(), 3, 3),
+    ] {
+        let by_kernel = found(who.clone(), &kernel).await;
+        assert_eq!(by_kernel.runs.len(), runs, "{by_kernel:?}");
+        let by_mark = found(who, &mark).await;
+        let seen = by_mark.versions.iter().filter(|version| !version.hidden);
+        assert_eq!(seen.count(), marked, "{by_mark:?}");
+        assert!(
+            by_mark
+                .versions
+                .iter()
+                .all(|version| version.hidden || version.annotations.len() == 1)
+        );
+    }
+    // Somebody else's task has no lineage for others.
+    let task = found(user(ALICE), &kernel).await.runs[0].task;
+    let question = v1::LineageRequest {
+        credentials: Some(user(BOB)),
+        task,
+        up: true,
+        ..v1::LineageRequest::default()
+    };
+    let denied = client.lineage().query(question).await.unwrap_err();
+    assert_eq!(denied.code(), tonic::Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_annotation_belongs_to_the_version_that_is_written_when_it_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Running::start(folder.path()).await;
+    let element = running.element(0).await;
+    let client = running.client().await;
+    element.serve();
+    write_file(&client, "/file", 10, ALICE).await;
+    let ino = stat(&client, "/file").await.unwrap().ino;
+    let annotate = async |value: &str| {
+        let set = v1::SetXattr {
+            ino,
+            name: b"user.is".to_vec(),
+            value: value.into(),
+            ..v1::SetXattr::default()
+        };
+        client.one(&user(ALICE), Op::SetXattr(set)).await.unwrap();
+    };
+    let told = async || {
+        let question = v1::LineageRequest {
+            credentials: Some(root()),
+            path: b"/file".to_vec(),
+            versions: true,
+            ..v1::LineageRequest::default()
+        };
+        let reply = client.lineage().query(question).await.unwrap().into_inner();
+        let values = |version: &v1::Version| -> Vec<String> {
+            let annotations = version.annotations.iter();
+            annotations
+                .map(|one| String::from_utf8(one.value.clone()).unwrap())
+                .collect()
+        };
+        reply.versions.iter().map(values).collect::<Vec<_>>()
+    };
+    let write = async || {
+        let (_, object) = client.reserve(0, 1).await.unwrap();
+        let new = v1::NewVersion {
+            ino,
+            object: object.0,
+            ..v1::NewVersion::default()
+        };
+        client.one(&user(ALICE), Op::NewVersion(new)).await.unwrap();
+        object.0
+    };
+    annotate("first").await;
+    // Given up: what was set meanwhile is of the version that stays.
+    let object = write().await;
+    annotate("meanwhile").await;
+    assert_eq!(told().await, [["first"]]);
+    let abandon = v1::Abandon { ino, object };
+    client
+        .one(&user(ALICE), Op::Abandon(abandon))
+        .await
+        .unwrap();
+    assert_eq!(told().await, [["meanwhile"]]);
+    // Sealed: it is the new one's.
+    let object = write().await;
+    annotate("second").await;
+    let seal = v1::Seal {
+        ino,
+        object,
+        size: 5,
+        ..v1::Seal::default()
+    };
+    client.one(&user(ALICE), Op::Seal(seal)).await.unwrap();
+    annotate("later").await;
+    assert_eq!(told().await, [["meanwhile"], ["later"]]);
+    let unlink = v1::Unlink {
+        parent: 1,
+        name: b"file".to_vec(),
+        ..v1::Unlink::default()
+    };
+    client.one(&root(), Op::Unlink(unlink)).await.unwrap();
+    assert_eq!(told().await, [["meanwhile"], ["later"]]);
+}

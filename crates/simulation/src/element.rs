@@ -215,6 +215,7 @@ impl Element {
             }
             To::Labels(labels) => life.labels.accept(labels.labels),
             To::Abort(abort) => life.labels.abort(LabelId(abort.label)),
+            To::Recall(recall) => life.labels.recall(LabelId(recall.label)),
             To::Ack(ack) => life
                 .labels
                 .acknowledge(ack.labels.into_iter().map(LabelId).collect()),

@@ -22,6 +22,7 @@ fn brief(message: &To) -> String {
             format!("labels {ids:?}")
         }
         To::Abort(abort) => format!("abort {}", abort.label),
+        To::Recall(recall) => format!("recall {}", recall.label),
         To::Ack(ack) => format!("ack {:?}", ack.labels),
         To::Welcome(_) => "welcome".into(),
         To::Peers(_) => "peers".into(),

@@ -328,6 +328,7 @@ impl From<&core::Failure> for v1::FailureReport {
             K::Cancelled => ("cancelled", 0),
             K::Dependency => ("dependency", 0),
             K::ElementLost => ("element-lost", 0),
+            K::Recalled => ("recalled", 0),
         };
         Self {
             kind: kind.into(),
@@ -355,6 +356,7 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
             "cancelled" => K::Cancelled,
             "dependency" => K::Dependency,
             "element-lost" => K::ElementLost,
+            "recalled" => K::Recalled,
             _ => return Err(ConvertError("failure.kind")),
         };
         Ok(Self {
@@ -570,6 +572,7 @@ mod tests {
             K::Cancelled,
             K::Dependency,
             K::ElementLost,
+            K::Recalled,
         ] {
             let failure = core::Failure {
                 kind,

@@ -4,6 +4,7 @@ use crate::convert::time_from_wire;
 use crate::v1;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::label::Owner;
+use tidemill_core::lineage::search::{Annotated, Search};
 use tidemill_core::lineage::{Graph, Record, Version, Writer};
 
 /// The answer as a graph.
@@ -25,7 +26,9 @@ fn owner(uid: u32) -> Owner {
     Owner { uid, gid: 0 }
 }
 
-fn version(version: &v1::Version) -> Version {
+/// A version as the core knows it. Values that are no text are shown as far as they are.
+#[must_use]
+pub fn version(version: &v1::Version) -> Version {
     let named = !version.current_path.is_empty();
     Version {
         object: ObjectId(version.object),
@@ -39,11 +42,41 @@ fn version(version: &v1::Version) -> Version {
             task => Writer::Task(TaskId(task)),
         },
         sealed_at: time_from_wire(version.sealed_at),
+        number: version.version,
+        superseded: version.superseded,
+        annotations: version.annotations.iter().map(annotation).collect(),
+        hash: (!version.hash.is_empty()).then(|| version.hash.clone()),
+        same_as: (version.same_as != 0).then_some(ObjectId(version.same_as)),
         hidden: version.hidden,
     }
 }
 
-fn record(run: &v1::Run) -> Record {
+fn annotation(annotation: &v1::Annotation) -> (String, String) {
+    let value = String::from_utf8_lossy(&annotation.value);
+    (annotation.name.clone(), value.into_owned())
+}
+
+/// What is searched for, as the core knows it.
+#[must_use]
+pub fn search(search: &v1::LineageSearch) -> Search {
+    let time = |at: i64| (at != 0).then(|| time_from_wire(at));
+    let annotated = |one: &v1::AnnotationSearch| Annotated {
+        name: one.name.clone(),
+        values: one.values.clone(),
+    };
+    Search {
+        kernel: (!search.kernel.is_empty()).then(|| search.kernel.clone()),
+        args: search.args.clone(),
+        since: time(search.since),
+        until: time(search.until),
+        weekday: (search.weekday != 0).then_some(search.weekday),
+        annotations: search.annotations.iter().map(annotated).collect(),
+    }
+}
+
+/// A run as the core knows it.
+#[must_use]
+pub fn record(run: &v1::Run) -> Record {
     let objects = |objects: &[v1::NamedObject]| {
         let pair = |object: &v1::NamedObject| (object.name.clone(), ObjectId(object.object));
         objects.iter().map(pair).collect()
@@ -100,7 +133,7 @@ mod tests {
             object: 2,
             versions: vec![version(1, 0), version(2, 10)],
             runs: vec![run],
-            cut: String::new(),
+            ..v1::LineageReply::default()
         };
         let graph = graph(&reply);
         assert_eq!(graph.maker(ObjectId(2)).unwrap().task, TaskId(10));

@@ -1,7 +1,6 @@
 //! `tidemill completions`: scripts that let a shell complete commands and flags.
 
-use crate::args::Cli;
-use clap::CommandFactory;
+use crate::args::command_line;
 use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,7 +19,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "tidemill", &mut script);
+    clap_complete::generate(args.shell, &mut command_line(), "tidemill", &mut script);
     std::io::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,38 +2,103 @@
 
 use super::plan;
 use crate::context::{Context, credentials};
+use crate::format::{Length, count};
+use crate::output::Said;
 use crate::output::job::{JobView, JobsView};
 use crate::trace;
+use anyhow::Context as _;
+use serde_json::json;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill jobs                     your jobs
+  tidemill jobs --state failed --limit 10    the last ten that failed
+  tidemill jobs --name 'montage*'   by name
   tidemill jobs 3                   one job, task by task
   tidemill jobs 3 --export-trace run.json    how job 3 went, for `tidemill plan`
-  tidemill --json jobs 3 | jq '.tasks[] | select(.state == \"failed\")'";
+  tidemill --json jobs 3 | jq '.tasks[] | select(.state == \"failed\")'
+  tidemill jobs --delete 3 4        takes them off the list, with what their tasks printed
+  tidemill jobs --delete --older 30d    and all of yours that ended over 30 days ago
+
+The lineage of a deleted job's files stays, and so do its remembered results.";
 
 /// List jobs, or the tasks of one
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The job; all of yours if absent
-    job: Option<u64>,
+    #[arg(value_name = "JOB")]
+    jobs: Vec<u64>,
     /// Jobs of all users (root and the server's user only)
     #[arg(long, short)]
     all: bool,
+    /// The newest so many
+    #[arg(long, short = 'n', value_name = "N", conflicts_with = "jobs")]
+    limit: Option<u32>,
+    /// In these states only: running, done, failed, cancelled
+    #[arg(
+        long,
+        value_name = "STATE",
+        value_delimiter = ',',
+        conflicts_with = "jobs"
+    )]
+    state: Vec<Ended>,
+    /// Whose names match a pattern of * and ?
+    #[arg(long, value_name = "PATTERN", conflicts_with = "jobs")]
+    name: Option<String>,
+    /// Take jobs that have ended off the list
+    #[arg(long, conflicts_with_all = ["all", "limit", "state", "name", "export_trace"])]
+    delete: bool,
+    /// With --delete: yours that ended longer ago, such as 30d
+    #[arg(long, value_name = "TIME", requires = "delete")]
+    older: Option<Length>,
     /// Write how the job went (files, sizes, elements, times, bytes moved) as JSON for `tidemill plan`; `-` for
     /// standard output
-    #[arg(long, value_name = "FILE", requires = "job", conflicts_with = "all")]
+    #[arg(long, value_name = "FILE", requires = "jobs", conflicts_with = "all")]
     export_trace: Option<PathBuf>,
 }
 
+/// What has become of a job.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Ended {
+    Running,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+impl From<Ended> for i32 {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Running => v1::State::Running,
+            Ended::Done => v1::State::Done,
+            Ended::Failed => v1::State::Failed,
+            Ended::Cancelled => v1::State::Cancelled,
+        }
+        .into()
+    }
+}
+
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(
+        !args.delete || args.older.is_some() || !args.jobs.is_empty(),
+        "which jobs? Name them (`tidemill jobs --delete 3 4`), or give --older TIME"
+    );
+    anyhow::ensure!(
+        args.delete || args.jobs.len() <= 1,
+        "one job at a time: `tidemill jobs {}`",
+        args.jobs[0]
+    );
     let server = context.connect().await?;
-    if let Some(job) = args.job {
+    if args.delete {
+        return delete(&server, args, context).await;
+    }
+    if let Some(&job) = args.jobs.first() {
         if let Some(path) = &args.export_trace {
             return export(&server, job, path, context).await;
         }
@@ -44,14 +109,64 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let request = v1::ListJobsRequest {
         credentials: Some(credentials()),
         everyone: args.all,
+        limit: args.limit.unwrap_or_default(),
+        states: args.state.iter().map(|&state| state.into()).collect(),
+        name: args.name.clone().unwrap_or_default(),
     };
-    let reply = server.jobs().list(request).await;
+    let jobs = list(&server, request).await?;
+    context.output.show(&JobsView(jobs))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn delete(server: &Server, args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let before = args.older.map(|Length(time)| SystemTime::now() - time);
+    let before = before.and_then(|before| before.duration_since(UNIX_EPOCH).ok());
+    let before = before.map_or(0, |before| i64::try_from(before.as_nanos()).unwrap_or(0));
+    let request = v1::DeleteJobsRequest {
+        credentials: Some(credentials()),
+        jobs: args.jobs.clone(),
+        ended_before: before,
+    };
+    let reply = server.jobs().delete(request).await;
     let jobs = reply
         .map_err(|status| server.explain(status))?
         .into_inner()
         .jobs;
-    context.output.show(&JobsView(jobs))?;
+    let number = jobs.len() as u64;
+    let said = Said::new(
+        format!("{} deleted", count(number, "job")),
+        json!({ "deleted": jobs }),
+    );
+    context.output.show(&said)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Jobs, the newest first.
+///
+/// # Errors
+/// If the caller may not see them.
+pub(crate) async fn list(
+    server: &Server,
+    request: v1::ListJobsRequest,
+) -> anyhow::Result<Vec<v1::Job>> {
+    let reply = server.jobs().list(request).await;
+    let reply = reply.map_err(|status| server.explain(status))?;
+    Ok(reply.into_inner().jobs)
+}
+
+/// The caller's newest job.
+///
+/// # Errors
+/// If there is none.
+pub(crate) async fn newest(server: &Server) -> anyhow::Result<u64> {
+    let request = v1::ListJobsRequest {
+        credentials: Some(credentials()),
+        limit: 1,
+        ..v1::ListJobsRequest::default()
+    };
+    let newest = list(server, request).await?;
+    let newest = newest.first().map(|job| job.job);
+    newest.context("you have no jobs; start one with `tidemill submit SCRIPT`")
 }
 
 async fn export(

@@ -4,6 +4,8 @@ use crate::context::Context;
 use crate::files;
 use crate::output::files::{FolderView, kind, name};
 use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_client::Server;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -26,6 +28,10 @@ pub(crate) struct Args {
     recursive: bool,
 }
 
+/// How long a file that was just closed may take until it is sealed, and how often it is looked.
+const SEALING: Duration = Duration::from_millis(500);
+const LOOKS: u32 = 10;
+
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let titled = args.recursive || args.paths.len() > 1;
@@ -37,7 +43,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         let mut found = files::resolve(&server, &path, true).await?;
         let ino = found.attr.as_ref().map_or(0, |attr| attr.ino);
         let entries = if kind(&found) == v1::Kind::Directory {
-            files::list(&server, ino).await?
+            entries(&server, ino, args.long).await?
         } else {
             found.name = path.clone().into_bytes();
             vec![found]
@@ -56,4 +62,19 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         })?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is in a folder. Who asks for all about files that were just copied there is told when they are sealed, if that
+/// is soon: before, nobody knows their sizes.
+async fn entries(server: &Server, ino: u64, long: bool) -> anyhow::Result<Vec<v1::Entry>> {
+    let written = |entry: &v1::Entry| entry.attr.is_some_and(|attr| attr.writing);
+    let mut looks = 0;
+    loop {
+        let entries = files::list(server, ino).await?;
+        if !long || looks == LOOKS || !entries.iter().any(written) {
+            return Ok(entries);
+        }
+        looks += 1;
+        tokio::time::sleep(SEALING / LOOKS).await;
+    }
 }

@@ -14,6 +14,7 @@ pub(crate) mod kernel;
 pub(crate) mod lineage;
 pub(crate) mod logs;
 pub(crate) mod ls;
+pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mount;
 pub(crate) mod mv;
@@ -72,5 +73,6 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Mount(args) => mount::run(args, &context).await,
         Command::Token(args) => token::run(args, &context).await,
         Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args, &context),
     }
 }

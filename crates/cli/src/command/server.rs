@@ -2,7 +2,7 @@
 
 use super::element;
 use crate::context::Context;
-use crate::format::Size;
+use crate::format::{Length, Size};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Bytes per second that elements pull from each other, until they have measured it [default: 125M]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_LINK")]
     link: Option<Size>,
+    /// How long jobs that have ended stay on the list, such as 30d [default: until they are deleted]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
+    keep_jobs: Option<Length>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -113,6 +116,7 @@ fn config(args: Args, context: &Context) -> tidemill_server::Config {
     if let Some(seconds) = args.element_timeout.or(file.element_timeout) {
         config.element_timeout = Duration::from_secs(seconds);
     }
+    config.keep_jobs = args.keep_jobs.or(file.keep_jobs).map(|Length(time)| time);
     if let Some(Size(rate)) = args.link.or(file.link) {
         config.link_bytes_per_sec = rate;
     }

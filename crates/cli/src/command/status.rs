@@ -1,8 +1,8 @@
 //! `tidemill status`: the array at a glance.
 
+use super::jobs;
 use crate::context::{Context, credentials};
 use crate::output::array::ArrayView;
-use crate::output::job::has_ended;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -25,13 +25,10 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let request = v1::ListJobsRequest {
         credentials: Some(credentials()),
         everyone: args.all,
+        states: vec![v1::State::Running.into()],
+        ..v1::ListJobsRequest::default()
     };
-    let jobs = server.jobs().list(request).await;
-    let mut running = jobs
-        .map_err(|status| server.explain(status))?
-        .into_inner()
-        .jobs;
-    running.retain(|job| !has_ended(job));
+    let running = jobs::list(&server, request).await?;
     context.output.show(&ArrayView {
         endpoint: server.endpoint().to_string(),
         status,

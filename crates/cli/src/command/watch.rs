@@ -14,6 +14,7 @@ use tidemill_core::shown;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
+  tidemill watch                    your newest job
   tidemill watch 3
   tidemill --json watch 3 | jq -r '.changed[] | .name + \" \" + .state'
 
@@ -26,13 +27,17 @@ const RECONNECTS_MAX: u32 = 60;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job
-    job: u64,
+    /// The job [default: your newest]
+    job: Option<u64>,
 }
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    follow(&server, args.job, context).await
+    let job = match args.job {
+        Some(job) => job,
+        None => jobs::newest(&server).await?,
+    };
+    follow(&server, job, context).await
 }
 
 /// Shows a job until it ends; the exit code says how.
@@ -293,6 +298,7 @@ mod tests {
             tasks: BTreeMap::new(),
             waits: None,
             bars: None,
+            waits: None,
         };
         let job = v1::Job {
             tasks: vec![task(1, v1::State::Waiting), task(2, v1::State::Running)],

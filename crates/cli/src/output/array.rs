@@ -37,7 +37,13 @@ impl View for ArrayView {
             writeln!(out, "TROUBLE   {}", status.trouble)?;
         }
         let up = status.elements.iter().filter(|element| element.up).count();
-        writeln!(out, "elements  {up} of {} up\n", status.elements.len())?;
+        writeln!(
+            out,
+            "elements  {up} of {} up, {} free of {}\n",
+            status.elements.len(),
+            format::bytes(status.free_bytes),
+            format::bytes(status.capacity_bytes)
+        )?;
         let header = [
             "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "FREE", "CAPACITY",
             "WRITTEN", "URL",
@@ -83,6 +89,8 @@ impl View for ArrayView {
             "default_policy": status.default_policy,
             "policies": status.policies,
             "trouble": status.trouble,
+            "capacity_bytes": status.capacity_bytes,
+            "free_bytes": status.free_bytes,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
             "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),

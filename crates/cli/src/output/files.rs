@@ -82,7 +82,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
     };
     let attr = entry.attr.unwrap_or_default();
     let element = match (attr.object, attr.writing) {
-        (_, true) => format!("{} (open)", attr.element),
+        (_, true) => format!("{} (being written)", attr.element),
         (0, false) => "-".into(),
         (_, false) => attr.element.to_string(),
     };

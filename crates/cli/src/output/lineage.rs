@@ -1,16 +1,44 @@
 //! Lineage as the server answers it, as JSON.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use tidemill_core::id::{ObjectId, TaskId};
+use tidemill_core::lineage::difference::Difference;
+use tidemill_core::lineage::{Graph, Vertex};
 use tidemill_wire::v1;
 
-/// The answer as JSON.
-pub(crate) fn json(reply: &v1::LineageReply) -> Value {
-    json!({
-        "object": reply.object,
-        "versions": reply.versions.iter().map(version_json).collect::<Vec<_>>(),
-        "runs": reply.runs.iter().map(run_json).collect::<Vec<_>>(),
+/// The answer as JSON, as far as it is in the graph, and the ids of what was found in it.
+pub(crate) fn json(reply: &v1::LineageReply, graph: &Graph, found: Option<&[Vertex]>) -> Value {
+    let versions = reply.versions.iter();
+    let versions = versions.filter(|version| graph.version(ObjectId(version.object)).is_some());
+    let runs = reply.runs.iter();
+    let runs = runs.filter(|run| graph.record(TaskId(run.task)).is_some());
+    let mut document = json!({
+        "object": (reply.object != 0).then_some(reply.object),
+        "array": format!("{:016x}", reply.array),
+        "versions": versions.map(version_json).collect::<Vec<_>>(),
+        "runs": runs.map(run_json).collect::<Vec<_>>(),
         "cut": (!reply.cut.is_empty()).then_some(&reply.cut),
-    })
+    });
+    if let Some(found) = found {
+        let object = |vertex: &Vertex| match vertex {
+            Vertex::Version(object) => Some(object.0),
+            Vertex::Run(_) => None,
+        };
+        let task = |vertex: &Vertex| match vertex {
+            Vertex::Run(task) => Some(task.0),
+            Vertex::Version(_) => None,
+        };
+        let objects: Vec<u64> = found.iter().filter_map(object).collect();
+        let tasks: Vec<u64> = found.iter().filter_map(task).collect();
+        document["found"] = json!({ "objects": objects, "tasks": tasks });
+    }
+    document
+}
+
+/// Differences as JSON.
+pub(crate) fn difference(differences: &[Difference]) -> Value {
+    let one = |one: &Difference| json!({ "run": one.run, "what": one.what, "first": one.first, "second": one.second });
+    json!({ "differences": differences.iter().map(one).collect::<Vec<_>>() })
 }
 
 fn version_json(version: &v1::Version) -> Value {
@@ -28,7 +56,18 @@ fn version_json(version: &v1::Version) -> Value {
         "sealed_at": version.sealed_at,
         "element": version.element,
         "task": version.task,
+        "superseded": version.superseded,
+        "hash": (!version.hash.is_empty()).then_some(&version.hash),
+        "annotations": annotations(version),
     })
+}
+
+fn annotations(version: &v1::Version) -> Map<String, Value> {
+    let one = |one: &v1::Annotation| {
+        let value = String::from_utf8_lossy(&one.value);
+        (one.name.clone(), Value::String(value.into_owned()))
+    };
+    version.annotations.iter().map(one).collect()
 }
 
 fn run_json(run: &v1::Run) -> Value {

@@ -1,55 +1,36 @@
-//! Lineage as PROV-JSON (W3C Member Submission, 24 April 2013): versions are entities, runs activities, users agents.
-//! Names are in the namespace `urn:tidemill:`.
+//! Lineage as PROV-JSON (W3C Member Submission, 24 April 2013): versions are entities, runs activities, users agents and
+//! the code of kernels plans. Names are in the namespace `urn:tidemill:` and carry the array, whose ids they are of, so that
+//! documents of several arrays can be put together.
+//!
+//! A task that was not run, since a result was there, is an activity that was informed by the one that made that: only
+//! that one has times and a place. Every name that is used is described.
 
 use serde_json::{Map, Value, json};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
-use tidemill_core::lineage::{Edge, Graph, Record, Version, Vertex, Writer, iso_time};
+use tidemill_core::lineage::{Graph, Record, Version, Writer, iso_time};
 
-/// The whole graph as a PROV-JSON document. Sections without a member are left out.
-pub(crate) fn document(graph: &Graph) -> Value {
-    let mut sections = Sections::default();
-    sections.add("prefix", "tidemill", json!("urn:tidemill:"));
+/// Derivations that are told of one run; who wants more has `used` and `wasGeneratedBy`.
+const DERIVATIONS_MAX: usize = 10_000;
+
+/// The whole graph of an array as a PROV-JSON document. Sections without a member are left out.
+pub(crate) fn document(graph: &Graph, array: u64) -> Value {
+    let mut document = Document {
+        sections: Map::new(),
+        array: format!("tidemill:{array:016x}"),
+    };
+    document.add("prefix", "tidemill", json!("urn:tidemill:"));
     for version in graph.versions() {
-        let entity = entity_id(version.object);
-        sections.add("entity", &entity, self::entity(version));
-        if let Some(owner) = author(graph, version) {
-            let agent = sections.agent(owner);
-            sections.relate(
-                "wasAttributedTo",
-                json!({ "prov:entity": entity, "prov:agent": agent }),
-            );
-        }
+        document.version(graph, version);
     }
     for record in graph.records() {
-        let activity = activity_id(record.task);
-        sections.add("activity", &activity, self::activity(record));
-        if record.hidden {
-            continue;
-        }
-        let agent = sections.agent(record.owner);
-        sections.relate(
-            "wasAssociatedWith",
-            json!({ "prov:activity": activity, "prov:agent": agent }),
-        );
-    }
-    for Edge { from, to, name } in graph.edges() {
-        let (kind, run, object) = match (from, to) {
-            (Vertex::Version(object), Vertex::Run(run)) => ("used", run, object),
-            (Vertex::Run(run), Vertex::Version(object)) => ("wasGeneratedBy", run, object),
-            (Vertex::Version(_), Vertex::Version(_)) | (Vertex::Run(_), Vertex::Run(_)) => continue,
-        };
-        let (activity, entity) = (activity_id(run), entity_id(object));
-        sections.relate(
-            kind,
-            json!({ "prov:activity": activity, "prov:entity": entity, "prov:role": name }),
-        );
+        document.run(graph, record);
     }
     if let Some(cut) = &graph.cut {
         // Stands for all that was left out.
-        sections.add("entity", "tidemill:left-out", json!({ "prov:label": cut }));
+        document.add("entity", "tidemill:left-out", json!({ "prov:label": cut }));
     }
-    Value::Object(sections.0)
+    Value::Object(document.sections)
 }
 
 /// Who a version is attributed to, if that may be shown.
@@ -65,16 +46,27 @@ fn author(graph: &Graph, version: &Version) -> Option<Owner> {
 }
 
 /// The sections of a document: identifier to attributes in each.
-#[derive(Default)]
-struct Sections(Map<String, Value>);
+struct Document {
+    sections: Map<String, Value>,
+    /// What the ids of the array begin with.
+    array: String,
+}
 
-impl Sections {
+impl Document {
     fn section(&mut self, name: &str) -> &mut Value {
-        self.0.entry(name).or_insert_with(|| json!({}))
+        self.sections.entry(name).or_insert_with(|| json!({}))
     }
 
     fn add(&mut self, section: &str, id: &str, attributes: Value) {
         self.section(section)[id] = attributes;
+    }
+
+    /// Describes what is named, if nothing says more of it.
+    fn mention(&mut self, section: &str, id: &str, label: &str) {
+        let there = self.section(section).get(id).is_some();
+        if !there {
+            self.add(section, id, json!({ "prov:label": label }));
+        }
     }
 
     /// A relation needs no name of its own, but an identifier.
@@ -83,8 +75,23 @@ impl Sections {
         self.add(kind, &format!("_:{kind}{:08}", count + 1), attributes);
     }
 
+    fn object(&self, object: ObjectId) -> String {
+        format!("{}/object-{object}", self.array)
+    }
+
+    fn task(&self, task: TaskId) -> String {
+        format!("{}/task-{task}", self.array)
+    }
+
+    /// The entity of an object, of which perhaps nothing is known.
+    fn named(&mut self, object: ObjectId) -> String {
+        let id = self.object(object);
+        self.mention("entity", &id, &format!("object {object}"));
+        id
+    }
+
     fn agent(&mut self, owner: Owner) -> String {
-        let id = format!("tidemill:user-{}", owner.uid);
+        let id = format!("{}/user-{}", self.array, owner.uid);
         let person = json!({ "$": "prov:Person", "type": "prov:QUALIFIED_NAME" });
         let uid = typed(owner.uid, "xsd:unsignedInt");
         self.add(
@@ -94,28 +101,126 @@ impl Sections {
         );
         id
     }
-}
 
-fn entity_id(object: ObjectId) -> String {
-    format!("tidemill:object-{object}")
-}
+    /// The code of a kernel.
+    fn plan(&mut self, record: &Record) -> Option<String> {
+        if record.kernel_hash.is_empty() {
+            return None;
+        }
+        let id = format!("tidemill:kernel-{}", record.kernel_hash);
+        let plan = json!({ "$": "prov:Plan", "type": "prov:QUALIFIED_NAME" });
+        let attributes = json!({
+            "prov:type": plan, "prov:label": record.kernel, "tidemill:blake3": record.kernel_hash,
+        });
+        self.add("entity", &id, attributes);
+        Some(id)
+    }
 
-fn activity_id(task: TaskId) -> String {
-    format!("tidemill:task-{task}")
+    fn version(&mut self, graph: &Graph, version: &Version) {
+        let entity = self.object(version.object);
+        self.add("entity", &entity, self::entity(version));
+        if let Some(owner) = author(graph, version) {
+            let agent = self.agent(owner);
+            self.relate(
+                "wasAttributedTo",
+                json!({ "prov:entity": entity, "prov:agent": agent }),
+            );
+        }
+        if let Some(first) = version.same_as {
+            let first = self.named(first);
+            self.relate(
+                "alternateOf",
+                json!({ "prov:alternate1": entity, "prov:alternate2": first }),
+            );
+        }
+    }
+
+    fn run(&mut self, graph: &Graph, record: &Record) {
+        let activity = self.task(record.task);
+        match record.reused.filter(|_| !record.hidden) {
+            None => self.activity(&activity, record),
+            Some(real) => {
+                let real_activity = self.task(real);
+                if graph.record(real).is_none() {
+                    self.activity(&real_activity, record);
+                }
+                let attributes = json!({
+                    "prov:label": record.shown_name(),
+                    "prov:type": { "$": "tidemill:Reuse", "type": "prov:QUALIFIED_NAME" },
+                });
+                self.add("activity", &activity, attributes);
+                self.relate(
+                    "wasInformedBy",
+                    json!({ "prov:informed": activity, "prov:informant": real_activity }),
+                );
+            }
+        }
+        for (name, object) in &record.inputs {
+            let entity = self.named(*object);
+            self.relate(
+                "used",
+                json!({ "prov:activity": activity, "prov:entity": entity, "prov:role": name }),
+            );
+        }
+        for (name, object) in &record.outputs {
+            let entity = self.named(*object);
+            self.relate(
+                "wasGeneratedBy",
+                json!({ "prov:activity": activity, "prov:entity": entity, "prov:role": name }),
+            );
+        }
+        let pairs = record.outputs.iter().flat_map(|(_, made)| {
+            let read = record.inputs.iter();
+            read.map(move |(_, read)| (*made, *read))
+        });
+        for (made, read) in pairs.take(DERIVATIONS_MAX) {
+            let (made, read) = (self.object(made), self.object(read));
+            self.relate(
+                "wasDerivedFrom",
+                json!({ "prov:generatedEntity": made, "prov:usedEntity": read, "prov:activity": activity }),
+            );
+        }
+    }
+
+    /// What really ran, of whom and by which code.
+    fn activity(&mut self, id: &str, record: &Record) {
+        self.add("activity", id, self::activity(record));
+        if record.hidden {
+            return;
+        }
+        let agent = self.agent(record.owner);
+        let mut association = json!({ "prov:activity": id, "prov:agent": agent });
+        if let Some(plan) = self.plan(record) {
+            association["prov:plan"] = json!(plan);
+        }
+        self.relate("wasAssociatedWith", association);
+    }
 }
 
 fn entity(version: &Version) -> Value {
     if version.hidden {
         return json!({ "prov:label": version.shown_path() });
     }
-    json!({
+    let mut attributes = json!({
         "prov:label": version.shown_path(),
         "tidemill:path": version.path,
         "tidemill:size": typed(version.size, "xsd:unsignedLong"),
         "tidemill:inode": typed(version.inode.0, "xsd:unsignedLong"),
         "tidemill:element": typed(version.element.0, "xsd:unsignedInt"),
         "tidemill:sealedAt": typed(iso_time(version.sealed_at), "xsd:dateTime"),
-    })
+    });
+    if let Some(hash) = &version.hash {
+        attributes["tidemill:blake3"] = json!(hash);
+    }
+    // Attribute names are qualified, with characters that users' names may not have, so that these are values.
+    let pairs = version.annotations.iter();
+    let pairs: Vec<String> = pairs
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    if !pairs.is_empty() {
+        attributes["tidemill:annotation"] = json!(pairs);
+    }
+    attributes
 }
 
 fn activity(record: &Record) -> Value {
@@ -149,9 +254,6 @@ fn activity(record: &Record) -> Value {
     if !record.args.is_empty() {
         attributes["tidemill:args"] = json!(json!(record.args).to_string());
     }
-    if let Some(task) = record.reused {
-        attributes["tidemill:reusedTask"] = typed(task.0, "xsd:unsignedLong");
-    }
     attributes
 }
 
@@ -165,6 +267,8 @@ mod tests {
     use super::*;
     use tidemill_core::id::{ElementId, Inode};
     use tidemill_core::time::Time;
+
+    const ARRAY: u64 = 0xabc;
 
     /// A file of a client, and what a task made of it.
     fn graph(hidden: bool) -> Graph {
@@ -183,12 +287,19 @@ mod tests {
                 element: ElementId(3),
                 writer,
                 sealed_at: Time(1_700_000_000_000_000_000),
+                number: 1,
+                superseded: false,
+                annotations: Vec::new(),
+                hash: None,
+                same_as: None,
                 hidden,
             });
         }
         graph.add_record(Record {
             task: TaskId(13),
             name: "sum".into(),
+            kernel: "sum".into(),
+            kernel_hash: "code".into(),
             args: vec!["a \"b\"".into()],
             owner: Owner { uid, gid },
             start: Time(1_700_000_000_000_000_000),
@@ -202,33 +313,105 @@ mod tests {
 
     #[test]
     fn versions_runs_and_users_are_entities_activities_and_agents() {
-        let document = document(&graph(false));
+        let document = document(&graph(false), ARRAY);
         assert_eq!(document["prefix"]["tidemill"], "urn:tidemill:");
         let members = |section: &str| document[section].as_object().unwrap().len();
-        assert_eq!((members("entity"), members("activity")), (2, 1));
+        assert_eq!((members("entity"), members("activity")), (3, 1));
         assert_eq!((members("agent"), members("wasAttributedTo")), (1, 2));
         assert_eq!(
             document["used"]["_:used00000001"],
             json!({
-                "prov:activity": "tidemill:task-13",
-                "prov:entity": "tidemill:object-1",
+                "prov:activity": "tidemill:0000000000000abc/task-13",
+                "prov:entity": "tidemill:0000000000000abc/object-1",
                 "prov:role": "in",
             })
         );
         let made = &document["wasGeneratedBy"]["_:wasGeneratedBy00000001"];
-        assert_eq!(made["prov:entity"], "tidemill:object-2");
-        let run = &document["activity"]["tidemill:task-13"];
+        assert_eq!(made["prov:entity"], "tidemill:0000000000000abc/object-2");
+        let run = &document["activity"]["tidemill:0000000000000abc/task-13"];
         assert_eq!(run["prov:startTime"], "2023-11-14T22:13:20.000Z");
         assert_eq!(run["tidemill:args"], r#"["a \"b\""]"#);
-        let size = &document["entity"]["tidemill:object-1"]["tidemill:size"];
+        let size = &document["entity"]["tidemill:0000000000000abc/object-1"]["tidemill:size"];
         assert_eq!(size["$"], "18446744073709551615");
+    }
+
+    /// All names that relations use, each with the section that must describe it.
+    fn used(document: &Value) -> Vec<(&'static str, String)> {
+        const SECTIONS: [(&str, &str); 11] = [
+            ("prov:entity", "entity"),
+            ("prov:activity", "activity"),
+            ("prov:agent", "agent"),
+            ("prov:plan", "entity"),
+            ("prov:generatedEntity", "entity"),
+            ("prov:usedEntity", "entity"),
+            ("prov:informed", "activity"),
+            ("prov:informant", "activity"),
+            ("prov:alternate1", "entity"),
+            ("prov:alternate2", "entity"),
+            ("prov:trigger", "entity"),
+        ];
+        let sections = document.as_object().unwrap().values();
+        let relations = sections.flat_map(|section| section.as_object().unwrap().values());
+        let mut used = Vec::new();
+        for relation in relations {
+            for (key, section) in SECTIONS {
+                if let Some(name) = relation.get(key) {
+                    used.push((section, name.as_str().unwrap().to_owned()));
+                }
+            }
+        }
+        used
+    }
+
+    #[test]
+    fn every_name_is_described_and_derivations_are_told() {
+        let mut graph = graph(false);
+        let mut again = graph.record(TaskId(13)).unwrap().clone();
+        // Of what it read and made nothing is known but the ids.
+        (again.task, again.reused) = (TaskId(20), Some(TaskId(5)));
+        again.inputs[0].1 = ObjectId(70);
+        again.outputs[0].1 = ObjectId(71);
+        graph.add_record(again.clone());
+        (again.task, again.reused) = (TaskId(21), Some(TaskId(13)));
+        graph.add_record(again);
+        let mut copy = graph.version(ObjectId(2)).unwrap().clone();
+        copy.same_as = Some(ObjectId(72));
+        copy.hash = Some("cafe".into());
+        copy.annotations = vec![("center".into(), "UChicago".into())];
+        graph.add_version(copy);
+        let document = document(&graph, ARRAY);
+        let used = used(&document);
+        assert!(used.len() > 20, "{document:#}");
+        for (section, name) in used {
+            assert!(document[section].get(&name).is_some(), "{section} {name}");
+            let global = name.starts_with("tidemill:kernel-");
+            assert!(
+                global || name.starts_with("tidemill:0000000000000abc/"),
+                "{name}"
+            );
+        }
+        assert_eq!(document["wasDerivedFrom"].as_object().unwrap().len(), 3);
+        let entity = &document["entity"]["tidemill:0000000000000abc/object-2"];
+        assert_eq!(entity["tidemill:blake3"], "cafe");
+        assert_eq!(entity["tidemill:annotation"], json!(["center=UChicago"]));
+        // What was not run has no time; what made its result has.
+        let activity =
+            |task: &str| &document["activity"][format!("tidemill:0000000000000abc/task-{task}")];
+        for (task, ran) in [("5", true), ("13", true), ("20", false), ("21", false)] {
+            assert_eq!(
+                activity(task).get("prov:startTime").is_some(),
+                ran,
+                "{task}"
+            );
+        }
+        assert_eq!(document["wasInformedBy"].as_object().unwrap().len(), 2);
     }
 
     #[test]
     fn what_is_hidden_or_left_out_is_said_and_not_shown() {
         let mut graph = graph(true);
         graph.cut = Some("more than 2 versions".into());
-        let document = document(&graph);
+        let document = document(&graph, ARRAY);
         assert_eq!(
             document["entity"]["tidemill:left-out"]["prov:label"],
             "more than 2 versions"
@@ -244,6 +427,6 @@ mod tests {
     #[test]
     fn an_empty_graph_is_a_document_with_a_prefix_only() {
         let prefix = json!({ "prefix": { "tidemill": "urn:tidemill:" } });
-        assert_eq!(document(&Graph::default()), prefix);
+        assert_eq!(document(&Graph::default(), ARRAY), prefix);
     }
 }

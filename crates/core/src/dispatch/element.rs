@@ -1,7 +1,7 @@
 //! What the dispatcher keeps of an element: whether it is up, what it has to do and how long that takes.
 
 use super::short::Short;
-use super::{QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
+use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
 use crate::event::{ElementView, History};
 use crate::id::LabelId;
 use crate::time::{Span, Time};
@@ -88,6 +88,11 @@ impl Element {
         }
     }
 
+    /// Whether labels wait for a core of it.
+    pub(super) fn crowded(&self) -> bool {
+        self.up() && self.outstanding.len() > self.cores()
+    }
+
     /// Until a core is free, as [`Self::wait`] says it, in less time.
     pub(super) fn wait_now(&mut self, now: Time) -> Span {
         if self.outstanding.len() < self.cores() {
@@ -115,6 +120,7 @@ impl Element {
             ..Spent::default()
         };
         for &(start, expected) in self.running.values() {
+            let expected = spendable(expected);
             let end = start + expected;
             if start > now {
                 spent.until = spent.until.min(start);
@@ -144,12 +150,12 @@ impl Element {
         let spent: u64 = self
             .running
             .values()
-            .map(|(start, expected)| now.since(*start).0.min(expected.0))
+            .map(|(start, expected)| now.since(*start).0.min(spendable(*expected).0))
             .sum();
         Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64)
     }
 
-    /// A label began to run. Expected times that change later are not looked at again while it runs.
+    /// A label began to run.
     pub(super) fn start(&mut self, label: LabelId, now: Time) {
         let expected = self.outstanding.get(label).copied().unwrap_or_default();
         self.running.insert(label, (now, expected));
@@ -159,6 +165,19 @@ impl Element {
     pub(super) fn add(&mut self, label: LabelId, expected: Span) {
         if self.outstanding.insert(label, expected).is_none() {
             self.backlog = self.backlog + expected;
+        }
+    }
+
+    /// A label is expected to take another time than was thought.
+    pub(super) fn expect(&mut self, label: LabelId, expected: Span) {
+        let Some(known) = self.outstanding.get(label).copied() else {
+            return;
+        };
+        self.outstanding.insert(label, expected);
+        self.backlog = Span(self.backlog.0.saturating_sub(known.0)) + expected;
+        if let Some((start, _)) = self.running.get(label).copied() {
+            self.running.insert(label, (start, expected));
+            self.spent.from = Time(u64::MAX);
         }
     }
 
@@ -174,6 +193,11 @@ impl Element {
         }
         removed.is_some()
     }
+}
+
+/// What a running label gets rid of by running, of the time that it is expected to take.
+fn spendable(expected: Span) -> Span {
+    Span(expected.0 - expected.0 / LEFT_PART)
 }
 
 /// How long a run over `input_bytes` should take: the mean of past runs, scaled by the size of the

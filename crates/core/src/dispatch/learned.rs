@@ -60,14 +60,21 @@ impl Learned {
     }
 
     /// Takes over what an element says of a kernel, unless more runs are known already: outcomes that came after
-    /// the status was taken.
-    pub(super) fn report(&mut self, kernel: &str, element: ElementId, history: History) {
+    /// the status was taken. The kernel, if nothing was known of it before.
+    pub(super) fn report(
+        &mut self,
+        kernel: &str,
+        element: ElementId,
+        history: History,
+    ) -> Option<KernelNumber> {
         let number = self.number(kernel);
         let runs = self.runs(number);
+        let new = runs.pooled.runs == 0 && history.runs > 0;
         let known = runs.by_element.get(&element);
         if known.is_none_or(|(known, _)| known.runs <= history.runs) {
             runs.set(element, history);
         }
+        new.then_some(number)
     }
 
     /// A run ended well; the element's history with it.

@@ -12,6 +12,9 @@
 //! while all that it has is expected to be done within [`QUEUE_TARGET`]; the rest stays here, so that it
 //! can still go elsewhere.
 //!
+//! **Nothing waits beside an idle core.** What an element was sent and has not begun is taken back when another has
+//! nothing to do and the policy would rather have it there (see `recall`).
+//!
 //! **Exactly one result.** A label is *live* while its task's `current` names it. Only a live label's
 //! success is published; others are taken up again with their element or their outputs are discarded.
 //!
@@ -29,6 +32,7 @@ mod outcome;
 mod place;
 mod presence;
 mod query;
+mod recall;
 mod short;
 mod sight;
 mod table;
@@ -77,8 +81,18 @@ pub const LINE_ASKS_MAX: usize = 4;
 pub const ERRANDS_MAX: usize = 4;
 /// Losses of an element that a task survives. Apart from `retries`, which count the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
-/// What a run counts for that no element has a history of.
-pub const UNKNOWN_RUN: Span = Span::from_millis(100);
+/// What a run counts for that no element has a history of: so much that such runs spread over elements as long as
+/// their inputs move in less. The first that ends tells what the others count for.
+pub const UNKNOWN_RUN: Span = Span::from_secs(60);
+/// The part of its expected time that a label counts for at least while it runs, however long it has run: one in so
+/// many. One that is over its time is not about to end because of that.
+pub const LEFT_PART: u64 = 4;
+/// How often a task is taken back from elements that have not begun it.
+pub const RECALLS_MAX: u32 = 4;
+/// Elements that have more to do than cores and are looked at per event for a label to take back.
+pub const RECALL_LOOKS_MAX: usize = 16;
+/// Labels whose policy is asked per event whether they are to be taken back.
+pub const RECALL_ASKS_MAX: usize = 2;
 /// The longest that a run counts for.
 pub const EXPECTED_MAX: Span = Span::from_secs(30 * 86_400);
 
@@ -129,6 +143,13 @@ pub struct Dispatcher {
     touched: Short<ElementId>,
     /// Storage elements with a core that has nothing to do.
     idle: BTreeSet<ElementId>,
+    /// Storage elements that have more to do than cores.
+    crowded: BTreeSet<ElementId>,
+    /// Where `crowded` is looked at next, and how many of it before nothing can have changed.
+    looked: ElementId,
+    to_look: usize,
+    /// Labels that are being taken back, and the element that each is for.
+    recalled: BTreeMap<LabelId, ElementId>,
     /// Counts what may make a policy move a task away from the full element that it waits for: elements that
     /// run out of work, and run times that turn out to be different.
     news: u64,
@@ -174,6 +195,10 @@ impl Dispatcher {
             redone: BTreeSet::new(),
             touched: Short::default(),
             idle: BTreeSet::new(),
+            crowded: BTreeSet::new(),
+            looked: ElementId(0),
+            to_look: 0,
+            recalled: BTreeMap::new(),
             news: 1,
             ending: Short::default(),
             outbox: Short::default(),
@@ -223,6 +248,7 @@ impl Dispatcher {
             }
         }
         self.pump(turn);
+        self.recall(turn);
         self.end_jobs(turn);
         while let Some((element, labels)) = self.outbox.pop_first() {
             turn.out.push(Action::Send { element, labels });
@@ -375,11 +401,19 @@ impl Dispatcher {
     }
 
     fn count_idle(&mut self, id: ElementId) {
-        let idle = self.elements.get(&id).is_some_and(|element| {
-            element.view.role == crate::event::Role::Store && element.idle_cores() > 0
-        });
+        let store = self.elements.get(&id);
+        let store = store.filter(|element| element.view.role == crate::event::Role::Store);
+        let idle = store.is_some_and(|element| element.idle_cores() > 0);
+        if !store.is_some_and(Element::crowded) {
+            self.crowded.remove(&id);
+        } else if self.crowded.insert(id) {
+            self.to_look = usize::MAX;
+        }
         if idle {
-            self.news += u64::from(self.idle.insert(id));
+            if self.idle.insert(id) {
+                self.news += 1;
+                self.to_look = usize::MAX;
+            }
         } else {
             self.idle.remove(&id);
         }

@@ -184,9 +184,16 @@ impl Dispatcher {
 
     fn learn(&mut self, id: TaskId, element: ElementId, measured: (u64, u64)) {
         let kernel = self.task(id).kernel;
+        let new = self.learned.of(kernel).pooled.runs == 0;
         let history = self.learned.add(kernel, element, measured);
+        if new {
+            self.expect_anew(kernel);
+        }
         // A mean moves most with the first runs.
-        self.news += u64::from(history.runs.is_power_of_two());
+        if history.runs.is_power_of_two() {
+            self.news += 1;
+            self.to_look = usize::MAX;
+        }
     }
 
     fn succeed(&mut self, id: TaskId, label: LabelId, outputs: Vec<Placed>, turn: &mut Turn<'_>) {
@@ -237,7 +244,7 @@ impl Dispatcher {
             task.avoid.insert(issued.element);
         }
         let again = match kind {
-            FailureKind::Dependency => true,
+            FailureKind::Dependency | FailureKind::Recalled => true,
             FailureKind::ElementLost | FailureKind::Input => {
                 task.losses += 1;
                 task.losses <= LOSSES_MAX
@@ -246,7 +253,10 @@ impl Dispatcher {
         };
         if matches!(
             kind,
-            FailureKind::Dependency | FailureKind::ElementLost | FailureKind::Input
+            FailureKind::Dependency
+                | FailureKind::ElementLost
+                | FailureKind::Input
+                | FailureKind::Recalled
         ) {
             task.tries = task.tries.saturating_sub(1);
         }

@@ -4,7 +4,8 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
-use super::element::Element;
+use super::element::{Element, expected_run};
+use super::learned::KernelNumber;
 use super::short::Short;
 use super::sight::{Lists, Sight};
 use super::task::{Issued, Wave};
@@ -35,7 +36,7 @@ pub(super) struct Reads {
 
 impl Reads {
     /// The same lists with nothing in them, for the next task.
-    fn emptied(mut self) -> Self {
+    pub(super) fn emptied(mut self) -> Self {
         self.placed.clear();
         self.holders.clear();
         self.local.clear();
@@ -64,11 +65,11 @@ struct Link {
 }
 
 /// Where a task is to go.
-struct Answer {
-    choice: Option<Choice>,
+pub(super) struct Answer {
+    pub(super) choice: Option<Choice>,
     /// What it costs there; `None` if it would not go there but for the job script.
     chosen: Option<Candidate>,
-    reads: Reads,
+    pub(super) reads: Reads,
     earliest: Span,
 }
 
@@ -185,7 +186,13 @@ impl Dispatcher {
 
     /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
     /// whose outstanding labels the task would follow, `earliest` the time until the last of them should have ended.
-    fn ask(&mut self, id: TaskId, earliest: Span, along: Option<ElementId>, now: Time) -> Answer {
+    pub(super) fn ask(
+        &mut self,
+        id: TaskId,
+        earliest: Span,
+        along: Option<ElementId>,
+        now: Time,
+    ) -> Answer {
         let mut reads = std::mem::take(&mut self.spare_reads);
         self.read(id, along, &mut reads);
         let task = self
@@ -456,11 +463,27 @@ impl Dispatcher {
             .inputs
             .iter()
             .fold(0_u64, |sum, one| sum.saturating_add(one.size));
-        let known = self.learned.of(task.kernel).by_element.get(&issued.element);
+        let runs = self.learned.of(task.kernel);
+        let known = runs.by_element.get(&issued.element);
         known
             .and_then(|(_, mean)| Some(mean.as_ref()?.scaled(bytes)))
+            .or_else(|| expected_run(&runs.pooled, bytes))
             .unwrap_or(UNKNOWN_RUN)
             .min(EXPECTED_MAX)
+    }
+
+    /// Looks again at what the labels of a kernel should take that nothing was known of when they were sent.
+    pub(super) fn expect_anew(&mut self, kernel: KernelNumber) {
+        let guessed = self.labels.iter().filter(|(_, issued)| {
+            let task = self.tasks.get(&issued.task);
+            task.is_some_and(|task| task.kernel == kernel)
+        });
+        let guessed: Vec<_> = guessed.map(|(&label, one)| (label, one.element)).collect();
+        for (label, element) in guessed {
+            let expected = self.expected_of(label);
+            self.element_mut(element).expect(label, expected);
+            self.touch(element);
+        }
     }
 
     /// A live label as its element is to get it.

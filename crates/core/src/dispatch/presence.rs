@@ -14,6 +14,10 @@ impl Dispatcher {
         self.element_mut(id).presence = Presence::Up;
         self.refresh(id, view);
         self.copies.forget(id);
+        // What the element was told on its last connection it may not have heard.
+        let labels = &self.labels;
+        self.recalled
+            .retain(|label, _| labels.get(label).is_some_and(|issued| issued.element != id));
         self.restore_redone(turn);
         self.take_up(id, turn);
         for task in std::mem::take(&mut self.stranded) {
@@ -65,7 +69,9 @@ impl Dispatcher {
     /// Takes over an element's status.
     fn refresh(&mut self, id: ElementId, mut view: ElementView) {
         for (kernel, history) in std::mem::take(&mut view.history) {
-            self.learned.report(&kernel, id, history);
+            if let Some(new) = self.learned.report(&kernel, id, history) {
+                self.expect_anew(new);
+            }
         }
         self.element_mut(id).view = view;
     }

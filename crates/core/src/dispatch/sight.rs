@@ -8,7 +8,7 @@ use super::place::Reads;
 use super::task::Task;
 use crate::event::{Estimate, Role};
 use crate::id::ElementId;
-use crate::policy::{Candidate, View, within};
+use crate::policy::{Candidate, View};
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 use std::iter::Peekable;
@@ -183,29 +183,6 @@ impl Sight<'_> {
 }
 
 impl View for Sight<'_> {
-    /// Looks at the waits of all, and at the rest only where the wait alone does not make it too late.
-    fn ending_first(&mut self, percent: u64) -> &[Candidate] {
-        if self.elements.stores().len() <= SCAN_MAX {
-            return self.all();
-        }
-        let likely = self.by_wait().iter().map(Candidate::end_ns).min();
-        let mut bound = likely.map_or(u64::MAX, |end| within(end, percent));
-        let (costs, unfit, shown) = (&mut self.costs, &self.unfit, &mut self.lists.shown);
-        shown.clear();
-        self.elements.for_each_up(self.now, |id, element, wait| {
-            if wait.0 > bound || unfit.binary_search(&id).is_ok() {
-                return;
-            }
-            let own = costs.runs.by_element.get(&id).and_then(|(_, mean)| *mean);
-            let one = costs.on((id, element), wait, costs.reads.held(id), own);
-            if one.end_ns() <= bound {
-                bound = bound.min(within(one.end_ns(), percent));
-                shown.push(one);
-            }
-        });
-        &self.lists.shown
-    }
-
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
         self.lists.found.clear();

@@ -33,6 +33,8 @@ pub(super) struct Task {
     pub(super) tries: u32,
     /// Tries that ended with the loss of an element.
     pub(super) losses: u32,
+    /// How often it was taken back from an element that had not begun it.
+    pub(super) recalls: u32,
     /// The label of the try under way; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
     /// Tasks of the job whose outputs it waits for.
@@ -68,6 +70,7 @@ impl Task {
             state: TaskState::Waiting,
             tries: 0,
             losses: 0,
+            recalls: 0,
             current: None,
             missing: Short::default(),
             found: BTreeMap::new(),

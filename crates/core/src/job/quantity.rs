@@ -20,20 +20,28 @@ pub fn duration(text: &str) -> Option<Span> {
         .map(Span)
 }
 
-/// Reads `4096`, `4K`, `512M`, `4G` or `1T` (powers of 1024, also as `KiB` and so on) as bytes. `None` if
-/// it is something else or too large.
+/// Reads `4096`, `4kB`, `512MB`, `4G` (powers of 1000) or `4KiB`, `512Mi` (powers of 1024) as bytes. `None` if it is
+/// something else or too large.
 #[must_use]
 pub fn size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;
-    let shift = match unit {
-        "" | "B" => 0,
-        "K" | "KiB" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        "T" | "TiB" => 40,
+    let (unit, base) = match unit.strip_suffix('B').unwrap_or(unit) {
+        "" => ("", 1),
+        unit => match unit.strip_suffix('i') {
+            Some(unit) => (unit, 1024),
+            None => (unit, 1000),
+        },
+    };
+    let power = match unit {
+        "" if base == 1 => 0,
+        "k" if base == 1000 => 1,
+        "K" => 1,
+        "M" => 2,
+        "G" => 3,
+        "T" => 4,
         _ => return None,
     };
-    number.checked_mul(1 << shift)
+    number.checked_mul(u64::pow(base, power))
 }
 
 fn split(text: &str) -> Option<(u64, &str)> {
@@ -57,11 +65,31 @@ mod tests {
         for wrong in ["", "s", "-1s", "1w", "1.5h", "1m30", "99999999999999d"] {
             assert_eq!(secs(wrong), None, "{wrong}");
         }
-        assert_eq!(size("4096"), Some(4096));
-        assert_eq!(size("512M"), Some(512 << 20));
-        assert_eq!(size("4G"), Some(4 << 30));
-        assert_eq!(size("1 TiB"), Some(1 << 40));
-        for wrong in ["", "M", "-1", "4g", "1.5G", "99999999999T"] {
+        for (text, bytes) in [
+            ("17", 17),
+            ("17 B", 17),
+            ("5kB", 5_000),
+            ("5K", 5_000),
+            ("3 M", 3_000_000),
+            ("4GB", 4_000_000_000),
+            ("2GiB", 2 << 30),
+            ("512Mi", 512 << 20),
+            ("1 TiB", 1 << 40),
+        ] {
+            assert_eq!(size(text), Some(bytes), "{text}");
+        }
+        for wrong in [
+            "",
+            "M",
+            "-1",
+            "4g",
+            "1.5G",
+            "1X",
+            "1i",
+            "1iB",
+            "2ki",
+            "99999999999T",
+        ] {
             assert_eq!(size(wrong), None, "{wrong}");
         }
     }

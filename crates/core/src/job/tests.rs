@@ -260,7 +260,7 @@ fn the_montage_example_has_the_papers_tasks_and_kernels() {
 fn every_setting_is_read() {
     let job = parse(
         r#"name = "all"; workdir = "/w/"; policy = "input-locality"; strict = true; retries = 5;
-        lifetime = "used"; limits = { time = "5m"; memory = "1G"; };
+        lifetime = "used"; limits = { time = "5m"; memory = "1GiB"; };
         tasks = ( { name = "a"; kernel = "sort"; type = "program"; input = ( "i", "/else/where/k" );
           output = [ "o", "/w/sub/p" ]; args = ( "-k", 2 ); stdin = "./i"; },
         );"#,

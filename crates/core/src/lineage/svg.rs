@@ -1,67 +1,64 @@
-//! Lineage as an SVG picture, drawn here: columns from left to right in the way of the data, versions as
-//! boxes, runs as rounded ones, both with the full story as a tooltip.
+//! Lineage as an SVG picture, drawn here: versions as boxes, runs as rounded ones, what is alike as one with its
+//! number, arrows in the way of the data, and the full story as a tooltip. It is drawn from left to right or from top to
+//! bottom, whichever is larger on a slide.
 
-use super::{Graph, Vertex, text};
+use super::fold::{Node, common, fold};
+use super::layout::{BOX_HEIGHT, Layout, Way, layout};
+use super::{Graph, HIDDEN, Vertex, text};
 use crate::shown::bytes;
 use crate::xml::escaped;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-const BOX_WIDTH: usize = 190;
-const BOX_HEIGHT: usize = 38;
-const COLUMN_GAP: usize = 70;
-const ROW_GAP: usize = 14;
-const MARGIN: usize = 16;
-/// Characters that fit in a box at the font's size.
-const LABEL_CHARS_MAX: usize = 28;
-/// Sweeps that order the rows of columns; more change little.
-const SWEEPS: usize = 5;
+/// Size of the names, in pixels; a character of it is about this wide.
+const FONT: usize = 15;
+const CHAR_WIDTH: usize = 8;
+/// Characters of a name that are shown.
+const LABEL_CHARS_MAX: usize = 26;
+/// Lines of a tooltip.
+const STORY_LINES_MAX: usize = 12;
+/// Room for what was left out.
+const NOTE_HEIGHT: usize = 24;
 
 /// The whole graph as an SVG document.
 #[must_use]
 pub fn render(graph: &Graph) -> String {
-    let edges = edges(graph);
-    let columns = columns(graph, &edges);
-    let mut places = BTreeMap::new();
-    let tallest = columns.iter().map(Vec::len).max().unwrap_or(0);
-    let row = BOX_HEIGHT + ROW_GAP;
-    for (x, column) in columns.iter().enumerate() {
-        let top = (tallest - column.len()) * row / 2;
-        for (y, &node) in column.iter().enumerate() {
-            let left = MARGIN + x * (BOX_WIDTH + COLUMN_GAP);
-            places.insert(node, (left, MARGIN + top + y * row));
-        }
+    let folded = fold(graph);
+    let faces: Vec<Face> = folded
+        .nodes
+        .iter()
+        .map(|node| Face::new(graph, node))
+        .collect();
+    let longest = faces.iter().map(Face::chars).max().unwrap_or(0);
+    let box_width = longest.max(8) * CHAR_WIDTH + 24;
+    let layout = layout(folded.nodes.len(), &folded.edges, box_width);
+    let (width, mut height) = (layout.width, layout.height);
+    if graph.cut.is_some() {
+        height += NOTE_HEIGHT;
     }
-    let width = 2 * MARGIN + columns.len() * (BOX_WIDTH + COLUMN_GAP).max(1)
-        - COLUMN_GAP.min(columns.len() * COLUMN_GAP);
-    let height = 2 * MARGIN + (tallest * row).saturating_sub(ROW_GAP.min(tallest * row));
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+         viewBox=\"0 0 {width} {height}\" font-family=\"'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"{FONT}\">\n\
+         <defs><marker id=\"arrow\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" \
+         orient=\"auto\"><path d=\"M0 0L10 5L0 10z\" fill=\"#5a6475\"/></marker></defs>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <g fill=\"none\" stroke=\"#8a94a6\" stroke-width=\"1.2\">\n"
+         <g fill=\"none\" stroke=\"#8a94a6\" stroke-width=\"1.4\">\n"
     );
-    for (from, to) in &edges {
-        if let (Some(from), Some(to)) = (places.get(from), places.get(to)) {
-            let (x1, y1) = (from.0 + BOX_WIDTH, from.1 + BOX_HEIGHT / 2);
-            let (x2, y2) = (to.0, to.1 + BOX_HEIGHT / 2);
-            let bend = COLUMN_GAP / 2;
-            let (c1, c2) = (x1 + bend, x2.saturating_sub(bend));
-            let _ = writeln!(
-                out,
-                "<path d=\"M{x1} {y1} C{c1} {y1} {c2} {y2} {x2} {y2}\"/>"
-            );
-        }
+    for route in &layout.routes {
+        let _ = writeln!(
+            out,
+            "<path class=\"edge\" d=\"{}\" marker-end=\"url(#arrow)\"/>",
+            path(&layout, route)
+        );
     }
     out.push_str("</g>\n");
-    for (node, (x, y)) in places {
-        draw(&mut out, graph, node, x, y);
+    for (face, &(x, y)) in faces.iter().zip(&layout.boxes) {
+        face.draw(&mut out, (x, y), box_width);
     }
     if let Some(cut) = &graph.cut {
         let _ = writeln!(
             out,
-            "<text x=\"{MARGIN}\" y=\"{}\" fill=\"#b00020\">{}</text>",
-            MARGIN - 4,
+            "<text x=\"16\" y=\"{}\" fill=\"#b00020\">{}</text>",
+            height - 10,
             escaped(cut)
         );
     }
@@ -69,165 +66,186 @@ pub fn render(graph: &Graph) -> String {
     out
 }
 
-/// What is joined, once each.
-fn edges(graph: &Graph) -> BTreeSet<(Vertex, Vertex)> {
-    graph.edges().map(|edge| (edge.from, edge.to)).collect()
+/// Straight in lanes, bent between them.
+fn path(layout: &Layout, route: &[(usize, usize)]) -> String {
+    let mut path = String::new();
+    for bend in route.chunks(2) {
+        let &[(x1, y1), (x2, y2)] = bend else {
+            continue;
+        };
+        let ((c1, d1), (c2, d2)) = match layout.way {
+            Way::Right => (((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2)),
+            Way::Down => ((x1, (y1 + y2) / 2), (x2, (y1 + y2) / 2)),
+        };
+        let to = if path.is_empty() { 'M' } else { 'L' };
+        let _ = write!(path, "{to}{x1} {y1}C{c1} {d1} {c2} {d2} {x2} {y2}");
+    }
+    path
 }
 
-/// Nodes in columns: each right of all that it depends on, ordered by the middle of its neighbours.
-fn columns(graph: &Graph, edges: &BTreeSet<(Vertex, Vertex)>) -> Vec<Vec<Vertex>> {
-    let mut before: BTreeMap<Vertex, Vec<Vertex>> = BTreeMap::new();
-    let mut after: BTreeMap<Vertex, Vec<Vertex>> = BTreeMap::new();
-    for version in graph.versions() {
-        before.entry(Vertex::Version(version.object)).or_default();
+/// How a node looks.
+struct Face {
+    name: String,
+    second: String,
+    story: String,
+    fill: &'static str,
+    radius: usize,
+    members: usize,
+}
+
+impl Face {
+    fn new(graph: &Graph, node: &Node) -> Self {
+        let names: Vec<String> = node.members.iter().map(|one| name(graph, *one)).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let members = node.members.len();
+        let first = node.members.first().copied();
+        let (fill, radius) = match first {
+            Some(Vertex::Run(_)) => ("#fef3d8", BOX_HEIGHT / 2),
+            Some(Vertex::Version(object)) if graph.version(object).is_some() => ("#e8f0fe", 3),
+            _ => ("#f2f2f2", 3),
+        };
+        let mut stories = node.members.iter().map(|one| story(graph, *one));
+        let mut told: Vec<String> = stories.by_ref().take(STORY_LINES_MAX).collect();
+        let more = stories.count();
+        if more > 0 {
+            told.push(format!("and {more} more"));
+        }
+        Self {
+            name: shortened(&common(&names)),
+            second: second(graph, &node.members),
+            story: told.join("\n"),
+            fill,
+            radius,
+            members,
+        }
     }
-    for &(from, to) in edges {
-        before.entry(from).or_default();
-        before.entry(to).or_default().push(from);
-        after.entry(from).or_default().push(to);
+
+    /// How many are alike, if there are several.
+    fn count(&self) -> String {
+        if self.members > 1 {
+            // A plain space at its begin would not be shown.
+            format!("\u{a0}\u{d7}{}", self.members)
+        } else {
+            String::new()
+        }
     }
-    let mut waits: BTreeMap<Vertex, usize> = before
-        .iter()
-        .map(|(node, from)| (*node, from.len()))
-        .collect();
-    let mut front: Vec<Vertex> = waits
-        .iter()
-        .filter(|(_, count)| **count == 0)
-        .map(|(node, _)| *node)
-        .collect();
-    let mut columns = Vec::new();
-    while !front.is_empty() {
-        let mut next = Vec::new();
-        for node in &front {
-            for to in after.get(node).into_iter().flatten() {
-                let left = waits.entry(*to).or_default();
-                *left = left.saturating_sub(1);
-                if *left == 0 {
-                    next.push(*to);
+
+    /// Characters that the box must have room for; those of the second line are smaller.
+    fn chars(&self) -> usize {
+        let first = self.name.chars().count() + self.count().chars().count();
+        first.max(self.second.chars().count() * 4 / 5)
+    }
+
+    fn draw(&self, out: &mut String, (x, y): (usize, usize), width: usize) {
+        let Self { fill, radius, .. } = self;
+        let rect = |x: usize, y: usize| {
+            format!(
+                "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{BOX_HEIGHT}\" rx=\"{radius}\" fill=\"{fill}\" \
+                 stroke=\"#4a5568\"/>"
+            )
+        };
+        // Several are a stack.
+        let behind = if self.members > 1 {
+            rect(x + 4, y + 4)
+        } else {
+            String::new()
+        };
+        let (middle, upper, lower) = (x + width / 2, y + 20, y + 37);
+        let _ = writeln!(
+            out,
+            "<g><title>{}</title>{behind}{}<text x=\"{middle}\" y=\"{upper}\" text-anchor=\"middle\">{}<tspan \
+             font-weight=\"700\">{}</tspan></text>\
+             <text x=\"{middle}\" y=\"{lower}\" text-anchor=\"middle\" fill=\"#4a5568\" font-size=\"12\">{}</text></g>",
+            escaped(&self.story),
+            rect(x, y),
+            escaped(&self.name),
+            self.count(),
+            escaped(&self.second)
+        );
+    }
+}
+
+fn name(graph: &Graph, vertex: Vertex) -> String {
+    match vertex {
+        Vertex::Version(object) => match graph.version(object) {
+            Some(version) if version.superseded => {
+                format!("{} v{}", version.shown_path(), version.number)
+            }
+            Some(version) => version.shown_path().to_owned(),
+            None => format!("object {object}"),
+        },
+        Vertex::Run(task) => {
+            let run = graph.record(task);
+            run.map_or(HIDDEN, |run| run.shown_name()).to_owned()
+        }
+    }
+}
+
+fn story(graph: &Graph, vertex: Vertex) -> String {
+    match vertex {
+        Vertex::Version(object) => graph.version(object).map(text::version_line),
+        Vertex::Run(task) => graph.record(task).map(text::run_line),
+    }
+    .unwrap_or_default()
+}
+
+/// Bytes of versions, kernel and seconds of runs: of all together.
+fn second(graph: &Graph, members: &[Vertex]) -> String {
+    let (mut size, mut seconds, mut kernel) = (0, 0.0, String::new());
+    let (mut versions, mut runs) = (0, 0);
+    for member in members {
+        match *member {
+            Vertex::Version(object) => {
+                if let Some(version) = graph.version(object).filter(|version| !version.hidden) {
+                    versions += 1;
+                    size += version.size;
+                }
+            }
+            Vertex::Run(task) => {
+                if let Some(run) = graph.record(task).filter(|run| !run.hidden) {
+                    runs += 1;
+                    seconds += run.end.since(run.start).as_secs_f64();
+                    kernel = run.kernel.rsplit('/').next().unwrap_or_default().to_owned();
                 }
             }
         }
-        next.sort_unstable();
-        columns.push(std::mem::replace(&mut front, next));
     }
-    for sweep in 0..SWEEPS {
-        let neighbours = if sweep % 2 == 0 { &before } else { &after };
-        order(&mut columns, neighbours);
-    }
-    columns
-}
-
-/// Orders every column by the mean row of its nodes' neighbours, in thousandths.
-fn order(columns: &mut [Vec<Vertex>], neighbours: &BTreeMap<Vertex, Vec<Vertex>>) {
-    let mut rows = BTreeMap::new();
-    for column in columns.iter() {
-        rows.extend(column.iter().enumerate().map(|(row, node)| (*node, row)));
-    }
-    for column in columns {
-        column.sort_by_key(|node| {
-            let near: Vec<usize> = neighbours
-                .get(node)
-                .into_iter()
-                .flatten()
-                .filter_map(|one| rows.get(one))
-                .copied()
-                .collect();
-            let own = rows.get(node).copied().unwrap_or(0) * 1000;
-            let middle = (near.iter().sum::<usize>() * 1000)
-                .checked_div(near.len())
-                .unwrap_or(own);
-            (middle, *node)
-        });
-        rows.extend(column.iter().enumerate().map(|(row, node)| (*node, row)));
+    match (versions, runs) {
+        (0, 0) => String::new(),
+        (_, 0) => bytes(size),
+        _ => format!("{}, {seconds:.2} s", shortened(&kernel)),
     }
 }
 
-fn draw(out: &mut String, graph: &Graph, node: Vertex, x: usize, y: usize) {
-    let (first, second, title, fill, radius) = match node {
-        Vertex::Version(object) => match graph.version(object) {
-            Some(version) => (
-                shortened(version.shown_path()),
-                if version.hidden {
-                    format!("object {object}")
-                } else {
-                    format!("object {object}, {}", bytes(version.size))
-                },
-                text::version_line(version),
-                "#e8f0fe",
-                2,
-            ),
-            None => (
-                format!("object {object}"),
-                String::new(),
-                String::new(),
-                "#f2f2f2",
-                2,
-            ),
-        },
-        Vertex::Run(task) => {
-            let Some(record) = graph.record(task) else {
-                return;
-            };
-            let seconds = record.end.since(record.start).as_secs_f64();
-            let second = if record.hidden {
-                format!("task {task}")
-            } else {
-                format!("element {}, {seconds:.2} s", record.element)
-            };
-            (
-                shortened(record.shown_name()),
-                second,
-                text::run_line(record),
-                "#fef3d8",
-                BOX_HEIGHT / 2,
-            )
-        }
-    };
-    let (middle, upper, lower) = (x + BOX_WIDTH / 2, y + 16, y + 30);
-    let _ = writeln!(
-        out,
-        "<g><title>{}</title><rect x=\"{x}\" y=\"{y}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" \
-         rx=\"{radius}\" fill=\"{fill}\" stroke=\"#4a5568\"/>\
-         <text x=\"{middle}\" y=\"{upper}\" text-anchor=\"middle\">{}</text>\
-         <text x=\"{middle}\" y=\"{lower}\" text-anchor=\"middle\" fill=\"#5a6475\" font-size=\"9\">{}</text></g>",
-        escaped(&title),
-        escaped(&first),
-        escaped(&second)
-    );
-}
-
-/// The end of a long path is what tells it from others.
+/// A long name without its middle: the folder where it begins says what it is of, the end tells it from others.
 fn shortened(label: &str) -> String {
     let count = label.chars().count();
     if count <= LABEL_CHARS_MAX {
         return label.to_owned();
     }
-    let tail: String = label.chars().skip(count - LABEL_CHARS_MAX + 1).collect();
-    format!("…{tail}")
+    let head = LABEL_CHARS_MAX / 3;
+    let tail = LABEL_CHARS_MAX - head - 1;
+    let start = label.chars().take(head);
+    let end = label.chars().skip(count - tail);
+    start.chain(['\u{2026}']).chain(end).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::mosaic;
+    use super::super::layout::fill;
+    use super::super::tests::{mosaic, wide};
     use super::*;
-    use crate::id::{ObjectId, TaskId};
-
-    #[test]
-    fn data_flows_from_left_to_right() {
-        let graph = mosaic();
-        let columns = columns(&graph, &edges(&graph));
-        let column = |node| columns.iter().position(|column| column.contains(&node));
-        assert_eq!(columns.len(), 7);
-        for (from, to) in edges(&graph) {
-            assert!(column(from) < column(to), "{from:?} {to:?}");
-        }
-    }
 
     #[test]
     fn every_node_and_edge_is_drawn_once_and_text_is_escaped() {
         let picture = render(&mosaic());
         assert_eq!(picture.matches("<title>").count(), 10);
-        assert_eq!(picture.matches("<path ").count(), 9);
+        assert_eq!(picture.matches("class=\"edge\"").count(), 9);
+        assert_eq!(
+            picture.matches("d=\"M").count(),
+            10,
+            "edges and the arrow's head"
+        );
         assert!(
             picture.contains("/mosaic &lt;1&gt;.png") && !picture.contains("<1>"),
             "{picture}"
@@ -236,27 +254,44 @@ mod tests {
     }
 
     #[test]
-    fn rows_follow_their_neighbours_so_that_parallel_branches_do_not_cross() {
-        let graph = mosaic();
-        let columns = columns(&graph, &edges(&graph));
-        assert_eq!(
-            columns[0],
-            [Vertex::Version(ObjectId(1)), Vertex::Version(ObjectId(2))]
-        );
-        assert_eq!(
-            columns[1],
-            [Vertex::Run(TaskId(11)), Vertex::Run(TaskId(12))]
-        );
-        assert_eq!(
-            columns[2],
-            [Vertex::Version(ObjectId(3)), Vertex::Version(ObjectId(4))]
+    fn many_alike_are_one_box_with_their_number() {
+        let picture = render(&wide(10));
+        assert_eq!(picture.matches("<title>").count(), 7, "{picture}");
+        assert_eq!(picture.matches("\u{a0}\u{d7}10<").count(), 3);
+        assert!(picture.contains("/raw/\u{2026}.fits<"), "{picture}");
+        assert!(
+            picture.contains("/raw/3.fits"),
+            "each is told in the tooltip"
         );
     }
 
     #[test]
-    fn long_names_keep_their_end_and_an_empty_graph_is_a_picture() {
-        assert_eq!(shortened(&"x".repeat(28)).chars().count(), 28);
-        assert!(shortened("/a/very/long/path/to/some/file/result.fits").ends_with("result.fits"));
+    fn a_workflow_of_a_thousand_tasks_is_readable_on_a_slide() {
+        for graph in [mosaic(), wide(10), wide(1000)] {
+            let folded = fold(&graph);
+            let layout = layout(
+                folded.nodes.len(),
+                &folded.edges,
+                LABEL_CHARS_MAX * CHAR_WIDTH + 24,
+            );
+            let pixels = FONT * fill(&layout) / 1000;
+            assert!(
+                pixels >= 12,
+                "{pixels} of {} x {}",
+                layout.width,
+                layout.height
+            );
+        }
+    }
+
+    #[test]
+    fn long_names_keep_both_ends_and_an_empty_graph_is_a_picture() {
+        assert_eq!(shortened(&"x".repeat(40)).chars().count(), LABEL_CHARS_MAX);
+        let short = shortened("/archive/very/long/path/to/some/file/result.fits");
+        assert!(
+            short.starts_with("/archive\u{2026}") && short.ends_with("result.fits"),
+            "{short}"
+        );
         assert!(render(&Graph::default()).contains("<svg "));
     }
 }

@@ -1,10 +1,12 @@
 //! Lineage as a text tree for terminals. What was shown already is not shown twice.
 
 use super::{Graph, Record, Version, Vertex, Writer, iso_time};
-use crate::id::ObjectId;
 use crate::shown::{self, bytes};
 use std::collections::BTreeSet;
 use std::fmt::Write;
+
+/// Characters of an annotation's value that are shown in a line.
+const VALUE_CHARS_MAX: usize = 60;
 
 /// Which way a tree grows from its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,29 +17,59 @@ enum Direction {
     Down,
 }
 
-/// What a version was made from and what was made of it, whichever is wanted.
+/// What versions and runs came from and what came of them, whichever is wanted.
 #[must_use]
-pub fn trees(graph: &Graph, object: ObjectId, up: bool, down: bool) -> String {
-    let up = up.then(|| render(graph, object, Direction::Up));
+pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
+    let up = up.then(|| render(graph, roots, Direction::Up));
     let down = down.then(|| {
-        let tree = render(graph, object, Direction::Down);
+        let tree = render(graph, roots, Direction::Down);
         format!("What was made of it:\n{tree}")
     });
     up.into_iter().chain(down).collect::<Vec<_>>().join("\n")
 }
 
-/// The tree of a version. A line per version and per run; deep graphs are as deep as they are.
-fn render(graph: &Graph, object: ObjectId, direction: Direction) -> String {
+/// A line for each, with the names of what it read and made if it is a run.
+#[must_use]
+pub fn list(graph: &Graph, found: &[Vertex]) -> String {
+    let mut out = String::new();
+    for &item in found {
+        let _ = writeln!(out, "{}", shown::line(&line(graph, item)));
+        let Vertex::Run(task) = item else { continue };
+        let Some(record) = graph.record(task) else {
+            continue;
+        };
+        for (what, ends) in [("read", &record.inputs), ("made", &record.outputs)] {
+            for (_, object) in ends {
+                let end = line(graph, Vertex::Version(*object));
+                let _ = writeln!(out, "   {what} {}", shown::line(&end));
+            }
+        }
+    }
+    if found.is_empty() {
+        out.push_str("nothing found\n");
+    }
+    if let Some(cut) = &graph.cut {
+        let _ = writeln!(out, "{cut}");
+    }
+    out
+}
+
+/// The trees of versions or runs. A line per version and per run; deep graphs are as deep as they are.
+fn render(graph: &Graph, roots: &[Vertex], direction: Direction) -> String {
     let mut out = String::new();
     let mut shown = BTreeSet::new();
     // What is left to print, last first: its indentation, whether it is the last of its siblings.
-    let mut pending = vec![(Vertex::Version(object), String::new(), None)];
+    let root = |root: &Vertex| (*root, String::new(), None);
+    let mut pending: Vec<_> = roots.iter().rev().map(root).collect();
     while let Some((item, indent, last)) = pending.pop() {
         let branch = last.map_or("", |last| if last { "└─ " } else { "├─ " });
         let below = last.map_or(String::new(), |last| {
             format!("{indent}{}", if last { "   " } else { "│  " })
         });
-        let again = !shown.insert(item) && last.is_some();
+        let again = !shown.insert(item);
+        if again && last.is_none() {
+            continue;
+        }
         let children = if again {
             Vec::new()
         } else {
@@ -124,6 +156,11 @@ pub(super) fn version_line(version: &Version) -> String {
         Some(_) => format!(", was {}", version.path),
         None => ", has no name any more".to_owned(),
     };
+    let older = if version.superseded {
+        format!(", version {} and not the last", version.number)
+    } else {
+        String::new()
+    };
     let writer = match version.writer {
         Writer::Task(_) => String::new(),
         Writer::Client(owner) => {
@@ -135,12 +172,30 @@ pub(super) fn version_line(version: &Version) -> String {
         }
     };
     format!(
-        "{}  [object {}, {}, element {}{moved}{writer}]",
+        "{}  [object {}, {}, element {}{older}{moved}{writer}]{}",
         version.shown_path(),
         version.object,
         bytes(version.size),
-        version.element
+        version.element,
+        annotations(version)
     )
+}
+
+/// What a version is annotated with, behind its line.
+fn annotations(version: &Version) -> String {
+    let cut = |text: &str| -> String {
+        let mut kept: String = text.chars().take(VALUE_CHARS_MAX).collect();
+        if kept.len() < text.len() {
+            kept.push('\u{2026}');
+        }
+        kept
+    };
+    let one = |(name, value): &(String, String)| format!("{name}={}", cut(value));
+    let all: Vec<String> = version.annotations.iter().map(one).collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    format!("  {{{}}}", all.join(", "))
 }
 
 pub(super) fn run_line(record: &Record) -> String {
@@ -167,7 +222,7 @@ pub(super) fn run_line(record: &Record) -> String {
     let hash: String = record.kernel_hash.chars().take(12).collect();
     let reused = record
         .reused
-        .map(|task| format!(", result of task {task} used again"))
+        .map(|task| format!(", not run again: all this is of task {task}, whose result it has"))
         .unwrap_or_default();
     format!(
         "{}: {command}  [task {} of job {}, element {}, {}, {:.3} s, moved {}, kernel {hash}{reused}]",
@@ -185,7 +240,11 @@ pub(super) fn run_line(record: &Record) -> String {
 mod tests {
     use super::super::tests::mosaic;
     use super::*;
-    use crate::id::TaskId;
+    use crate::id::{ObjectId, TaskId};
+
+    fn of(object: u64) -> [Vertex; 1] {
+        [Vertex::Version(ObjectId(object))]
+    }
 
     fn names(text: &str) -> Vec<&str> {
         text.lines()
@@ -195,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_tree_grows_from_the_result_to_what_it_was_made_from() {
-        let text = render(&mosaic(), ObjectId(5), Direction::Up);
+        let text = render(&mosaic(), &of(5), Direction::Up);
         let args = "-x a \"b\" <c> & {d}";
         assert_eq!(
             names(&text),
@@ -219,9 +278,9 @@ mod tests {
 
     #[test]
     fn a_tree_grows_down_and_an_unknown_object_is_said_to_be_so() {
-        let text = render(&mosaic(), ObjectId(2), Direction::Down);
+        let text = render(&mosaic(), &of(2), Direction::Down);
         assert!(text.contains("/mosaic <1>.png"), "{text}");
-        assert!(render(&mosaic(), ObjectId(99), Direction::Up).starts_with("object 99, of which"));
+        assert!(render(&mosaic(), &of(99), Direction::Up).starts_with("object 99, of which"));
     }
 
     #[test]
@@ -230,7 +289,7 @@ mod tests {
         let mut again = graph.records[&TaskId(13)].clone();
         again.inputs.push(("again".into(), ObjectId(3)));
         graph.add_record(again);
-        let text = render(&graph, ObjectId(5), Direction::Up);
+        let text = render(&graph, &of(5), Direction::Up);
         assert_eq!(text.matches("/raw/1.fits").count(), 1, "{text}");
         assert_eq!(text.matches("(see above)").count(), 1, "{text}");
     }

@@ -1,31 +1,20 @@
-//! Advised: minimum wait with the host element as one more candidate, and energy as the second key.
+//! Advised: minimum wait with the host element as one more candidate.
 //!
-//! For a task t and every element e, the host's included:
+//! For the task t, the storage element e that `min-wait` would choose, and the host:
 //!
 //! ```text
-//! time(t, e)   = wait(t, e) + run(t, e)          with wait as in `min-wait`
-//! energy(t, e) = busy power(e) · run(t, e) + idle power(e) · transfer(t, e) + link energy · bytes moved
+//! time(t, e) = wait(t, e) + transfer(t, e) + run(t, e)
 //! ```
 //!
-//! The run time counts because the host's cores are of another kind; where all run a kernel equally fast, time
-//! differs by the wait alone. Among elements whose time is within [`TIE_PERCENT`] of the least the one with the least
-//! energy is chosen; further ties go as in `min-wait`. Powers are those of Active Flash (FAST 2013): a core of its
-//! device for storage elements, a core of its analysis node for the host, the longer of its two ways for the link.
+//! The run time counts because the host's cores are of another kind. The host is chosen where that saves more than
+//! [`TIE_PERCENT`] of the time: otherwise moving bytes is not worth it. Without a host it is `min-wait`.
 
-use super::{Candidate, Choice, Policy, Reason, Request, View};
-use crate::event::Role;
-use std::cmp::Reverse;
+use super::{Choice, Policy, Reason, Request, View, min_wait};
 
 /// Times that differ by no more than this count as equal.
 const TIE_PERCENT: u64 = 1;
-/// A storage element's core at work (Table 2: 3 W, four cores) and waiting (0.09 W), in microwatts.
-const STORE_MICROWATTS: (u64, u64) = (750_000, 22_500);
-/// A host's core at work (§5: 190 W, eight cores) and waiting (63 W), in microwatts.
-const HOST_MICROWATTS: (u64, u64) = (23_750_000, 7_875_000);
-/// Moving a byte over the link (10 pJ/bit), in picojoules.
-const LINK_PICOJOULES_PER_BYTE: u64 = 80;
 
-/// Balances waiting, moving and running over all elements, the host's too.
+/// Balances waiting, moving and running over storage elements and the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Advised;
 
@@ -35,23 +24,20 @@ impl Policy for Advised {
     }
 
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
-        let first = view.ending_first(TIE_PERCENT);
-        let bound_ns = within(first.iter().map(Candidate::end_ns).min()?, TIE_PERCENT);
-        let equal = first.iter().filter(|one| one.end_ns() <= bound_ns);
-        let best = equal.min_by_key(|one| {
-            (
-                energy_nj(one),
-                Reverse(one.local_bytes),
-                one.outstanding,
-                one.estimate.element,
-            )
-        })?;
+        let store = min_wait::least(view);
+        let Some(host) = view.host() else {
+            return store.as_ref().map(min_wait::choice);
+        };
+        let enough = |store: &super::Candidate| {
+            let saved = store.end_ns().saturating_sub(host.end_ns());
+            saved <= store.end_ns() / 100 * TIE_PERCENT
+        };
+        let best = store.filter(enough).unwrap_or(host);
         let cost = &best.estimate;
         let reason = Reason::Advised {
             wait_ns: cost.wait_ns,
             transfer_ns: cost.transfer_ns,
             run_ns: cost.run_ns,
-            energy_nj: energy_nj(best),
         };
         Some(Choice {
             element: cost.element,
@@ -59,32 +45,18 @@ impl Policy for Advised {
         })
     }
 
+    fn weighs_waits(&self) -> bool {
+        true
+    }
+
     fn chosen(&mut self, _choice: &Choice) {}
-}
-
-/// The latest of the times that are no more than so many per cent after one.
-pub(crate) fn within(ns: u64, percent: u64) -> u64 {
-    ns.saturating_add(ns / 100 * percent)
-}
-
-/// What the task would take there, in nanojoules.
-fn energy_nj(one: &Candidate) -> u64 {
-    let (busy, idle) = match one.role {
-        Role::Store => STORE_MICROWATTS,
-        Role::Host => HOST_MICROWATTS,
-    };
-    let cost = &one.estimate;
-    // A microwatt for a nanosecond is a femtojoule.
-    let cores_fj = u128::from(busy) * u128::from(cost.run_ns)
-        + u128::from(idle) * u128::from(cost.transfer_ns);
-    let link_pj = u128::from(LINK_PICOJOULES_PER_BYTE) * u128::from(cost.transfer_bytes);
-    u64::try_from(cores_fj / 1_000_000 + link_pj / 1_000).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::FullScan;
     use super::super::tests::{request, store};
+    use super::super::{Candidate, Role};
     use super::*;
 
     fn host(id: u32) -> Candidate {
@@ -116,58 +88,30 @@ mod tests {
     }
 
     #[test]
-    fn equal_times_go_to_the_least_energy_before_anything_else() {
+    fn equal_times_stay_in_storage() {
         let mut all = [host(0), store(1)];
         for one in &mut all {
             one.estimate.run_ns = 10_000;
         }
         all[1].outstanding = 3;
-        assert_eq!(
-            chosen(&all),
-            1,
-            "a storage core takes less than a host core"
-        );
+        assert_eq!(chosen(&all), 1);
         all[1].estimate.wait_ns = 100;
         assert_eq!(chosen(&all), 1, "one per cent more time is still equal");
-        all[1].estimate.wait_ns = 101;
+        all[1].estimate.wait_ns = 110;
         assert_eq!(chosen(&all), 0);
+        assert_eq!(chosen(&[host(0)]), 0, "there is no other");
     }
 
     #[test]
-    fn moving_costs_energy_and_further_ties_are_those_of_minimum_wait() {
-        let mut all = [store(0), store(1), store(2)];
-        all[0].estimate.transfer_bytes = 1_000_000;
-        assert_eq!(chosen(&all), 1);
-        all[1].outstanding = 1;
-        assert_eq!(chosen(&all), 2);
-        all[1].local_bytes = 1;
-        assert_eq!(chosen(&all), 1);
-    }
-
-    #[test]
-    fn energy_by_hand() {
-        let mut one = host(0);
-        one.estimate.run_ns = 2_000_000_000;
-        one.estimate.transfer_ns = 1_000_000_000;
-        one.estimate.transfer_bytes = 1_000_000_000;
-        // 2 s · 23.75 W + 1 s · 7.875 W + 1 GB · 80 pJ/B
-        assert_eq!(energy_nj(&one), 47_500_000_000 + 7_875_000_000 + 80_000_000);
-    }
-
-    #[test]
-    fn without_a_history_and_without_a_host_it_is_minimum_wait() {
+    fn without_a_host_it_is_minimum_wait() {
         let mut all = [store(0), store(1)];
         all[0].estimate.wait_ns = 500;
+        all[0].estimate.run_ns = 1;
         all[1].estimate.transfer_ns = 400;
+        all[1].estimate.run_ns = 1_000;
+        let answer = |policy: &dyn Policy| policy.place(&request(), &mut FullScan::of(&all));
+        assert_eq!(answer(&Advised), answer(&super::super::MinWait));
         assert_eq!(chosen(&all), 1);
-        assert_eq!(
-            super::super::MinWait
-                .place(&request(), &mut FullScan::of(&all))
-                .unwrap()
-                .element
-                .0,
-            1
-        );
     }
 
     #[test]

@@ -50,6 +50,10 @@ impl Policy for Hybrid {
         on_host.or_else(|| self.base.place(request, view))
     }
 
+    fn weighs_waits(&self) -> bool {
+        self.base.weighs_waits()
+    }
+
     fn chosen(&mut self, choice: &Choice) {
         if !matches!(
             choice.reason,

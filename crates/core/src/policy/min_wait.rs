@@ -10,11 +10,14 @@
 //! transfer(t, e) = bytes of t's inputs that are not on e / link rate of e
 //! ```
 //!
+//! A running label counts for at least a quarter of its expected time, however long it has run, and a run of which nothing is
+//! known for [`UNKNOWN_RUN`](crate::dispatch::UNKNOWN_RUN), so that such runs spread.
+//!
 //! `free` is the paper's "expected free time", kept as what is left of it so that errors of old
 //! estimates vanish as labels end. Ties go to the element with more of the inputs, then fewer
 //! outstanding labels, then the lowest id.
 
-use super::{Choice, Policy, Reason, Request, View};
+use super::{Candidate, Choice, Policy, Reason, Request, View};
 use std::cmp::Reverse;
 
 /// Balances waiting against moving.
@@ -27,33 +30,47 @@ impl Policy for MinWait {
     }
 
     fn place(&self, _request: &Request<'_>, view: &mut dyn View) -> Option<Choice> {
-        let best = view.by_wait().iter().min_by_key(|store| {
-            let cost = &store.estimate;
-            let wait_ns = cost.wait_ns.saturating_add(cost.transfer_ns);
-            (
-                wait_ns,
-                Reverse(store.local_bytes),
-                store.outstanding,
-                cost.element,
-            )
-        })?;
-        let cost = &best.estimate;
-        let reason = Reason::LeastWait {
-            wait_ns: cost.wait_ns,
-            transfer_ns: cost.transfer_ns,
-        };
-        Some(Choice {
-            element: cost.element,
-            reason,
-        })
+        least(view).as_ref().map(choice)
+    }
+
+    fn weighs_waits(&self) -> bool {
+        true
     }
 
     fn chosen(&mut self, _choice: &Choice) {}
 }
 
+/// The storage element where the wait is least.
+pub(super) fn least(view: &mut dyn View) -> Option<Candidate> {
+    let stores = view.by_wait().iter();
+    let least = stores.min_by_key(|store| {
+        let cost = &store.estimate;
+        let wait_ns = cost.wait_ns.saturating_add(cost.transfer_ns);
+        (
+            wait_ns,
+            Reverse(store.local_bytes),
+            store.outstanding,
+            cost.element,
+        )
+    });
+    least.copied()
+}
+
+/// The choice of an element that [`least`] gave.
+pub(super) fn choice(best: &Candidate) -> Choice {
+    let cost = &best.estimate;
+    let reason = Reason::LeastWait {
+        wait_ns: cost.wait_ns,
+        transfer_ns: cost.transfer_ns,
+    };
+    Choice {
+        element: cost.element,
+        reason,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::Candidate;
     use super::super::FullScan;
     use super::super::tests::{request, store};
     use super::*;

@@ -16,7 +16,6 @@ mod view;
 mod write_amplification;
 
 pub use advised::Advised;
-pub(crate) use advised::within;
 pub use hybrid::{Hybrid, REDUCE_HOLDERS_MIN, REDUCE_INPUTS_MIN};
 pub use input_locality::InputLocality;
 pub use min_wait::MinWait;
@@ -138,7 +137,7 @@ pub enum Reason {
         /// Bytes of them that it has to pull.
         transfer_bytes: u64,
     },
-    /// Waiting, pulling inputs and running take the least time there, or as little with less energy.
+    /// Waiting, pulling inputs and running take the least time there, of the best storage element and the host.
     Advised {
         /// Until a core is free, in nanoseconds.
         wait_ns: u64,
@@ -146,8 +145,6 @@ pub enum Reason {
         transfer_ns: u64,
         /// To run, in nanoseconds; 0 if nobody knows.
         run_ns: u64,
-        /// What it would take, in nanojoules.
-        energy_nj: u64,
     },
     /// It gathers inputs from several elements, which is the host's work.
     Reduce {
@@ -203,14 +200,12 @@ impl fmt::Display for Reason {
                 wait_ns,
                 transfer_ns,
                 run_ns,
-                energy_nj,
             } => write!(
                 f,
-                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all elements and the host, with {:.3} J",
+                "waiting {:.1} ms for a core, {:.1} ms for inputs and running {:.1} ms is the least of all elements and the host",
                 millis(*wait_ns),
                 millis(*transfer_ns),
-                millis(*run_ns),
-                millis(*energy_nj) / 1e3
+                millis(*run_ns)
             ),
             Self::Reduce { inputs, holders } => write!(
                 f,
@@ -250,6 +245,11 @@ pub trait Policy: fmt::Debug + Send {
     /// The element for a task. `None` if no element that it may choose has room or is up: the task is
     /// asked for again when one has.
     fn place(&self, request: &Request<'_>, view: &mut dyn View) -> Option<Choice>;
+
+    /// Whether it weighs how long a task waits, so that one that waits is worth asking for again.
+    fn weighs_waits(&self) -> bool {
+        false
+    }
 
     /// Its choice was carried out; the place to advance turns and seeds.
     fn chosen(&mut self, choice: &Choice);

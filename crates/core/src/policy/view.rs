@@ -10,10 +10,6 @@ use std::fmt;
 
 /// The array as a policy sees it: elements that are up. Candidates come in no particular order.
 pub trait View: fmt::Debug {
-    /// Elements, the host's too, among them all where the task would end (see [`Candidate::end_ns`]) no more than so
-    /// many per cent later than where it would end first. Takes time in proportion to the array.
-    fn ending_first(&mut self, percent: u64) -> &[Candidate];
-
     /// Storage elements, among them the first by any key that says first what it will of bytes held and then
     /// rises with wait, with outstanding labels per core and with the id. Those that are missing differ from
     /// one that is there by the last three only, and not for the better.
@@ -58,10 +54,6 @@ impl FullScan {
 }
 
 impl View for FullScan {
-    fn ending_first(&mut self, _percent: u64) -> &[Candidate] {
-        &self.all
-    }
-
     fn by_wait(&mut self) -> &[Candidate] {
         &self.stores
     }

@@ -215,7 +215,9 @@ impl World {
                 }
                 self.forward(*element, action);
             }
-            Action::Abort { element, .. } => self.forward(*element, action),
+            Action::Abort { element, .. } | Action::Recall { element, .. } => {
+                self.forward(*element, action);
+            }
             Action::Publish { task, outputs, .. } => {
                 let kept = self.tasks.entry(*task).or_default();
                 assert!(
@@ -457,6 +459,15 @@ impl World {
                     .is_some_and(|(_, p)| !matches!(p, Progress::Ended(_)));
                 if open {
                     self.end(id, label, failed(FailureKind::Cancelled));
+                }
+            }
+            Action::Recall { label, .. } => {
+                let waits = node
+                    .labels
+                    .get(&label)
+                    .is_some_and(|(_, p)| matches!(p, Progress::Queued));
+                if waits {
+                    self.end(id, label, failed(FailureKind::Recalled));
                 }
             }
             other => panic!("{other:?} is not for elements"),

@@ -7,7 +7,21 @@ use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
 use tidemill_core::dispatch::Config;
 use tidemill_core::event::{Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role};
 use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
+use tidemill_core::label::FailureKind;
 use tidemill_core::policy;
+
+/// Labels that elements gave back.
+fn given_back(world: &World) -> usize {
+    world.log.iter().filter(|action| matches!(action, Action::Task { failure: Some(failure), .. } if failure.kind == FailureKind::Recalled)).count()
+}
+
+#[test]
+fn labels_are_taken_back_in_these_runs() {
+    let given_back = (0..40)
+        .map(|seed| given_back(&run(seed, ALL, 400)))
+        .sum::<usize>();
+    assert!(given_back > 0);
+}
 
 pub(crate) const QUIET: Faults = Faults {
     crash: 0,

@@ -644,7 +644,7 @@ fn run_times_are_learned_and_spread_the_next_tasks() {
         .map(|id| task(id, "slow", vec![Origin::File(raw)]))
         .collect();
     world.submit(job(1, "min-wait", tasks));
-    // 8 ms to move the input, 100 ms expected of a kernel without history: worth moving.
+    // 8 ms to move the input, a minute expected of a kernel without history: worth moving.
     assert!((1..=4).any(|id| world.sent(id).unwrap().0 == 1));
     for id in 1..=4 {
         world.finish(id, Ok(1));
@@ -656,6 +656,79 @@ fn run_times_are_learned_and_spread_the_next_tasks() {
         .collect();
     world.submit(job(2, "min-wait", tasks));
     assert!((11..=12).all(|id| world.sent(id).unwrap().0 == 0));
+}
+
+#[test]
+fn kernels_that_nobody_ran_spread_behind_the_task_that_they_wait_for() {
+    let mut world = array(4);
+    let raw = world.file(ElementId(0), 1_000_000);
+    let mut tasks = vec![task(1, "index", vec![Origin::File(raw)])];
+    tasks.extend((2..=4).map(|id| task(id, "sleep", vec![from(1)])));
+    world.submit(job(1, "min-wait", tasks));
+    world.begin(1);
+    world.finish(1, Ok(8));
+    let mut places: Vec<u32> = (2..=4).map(|id| world.sent(id).unwrap().0).collect();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 3, "they wait for each other");
+}
+
+/// Five tasks have been sent to element 0, which runs the first, when element 1 comes with nothing to do.
+fn queue_beside_an_idle_element(policy: &str) -> World {
+    let mut world = array(2);
+    world.lose(1);
+    let large = world.file(ElementId(0), 1_000_000_000);
+    let tasks = (11..=15).map(|id| task(id, "slow", vec![Origin::File(large)]));
+    world.submit(job(2, policy, tasks.collect()));
+    assert!((11..=15).all(|id| world.sent(id).unwrap().0 == 0));
+    world.begin(11);
+    world.gain(1);
+    world
+}
+
+fn recalled(world: &World) -> Vec<u64> {
+    let all = world.log.iter().filter_map(|action| match action {
+        Action::Recall { label, .. } => Some(label.0),
+        _ => None,
+    });
+    all.collect()
+}
+
+#[test]
+fn what_waits_beside_an_idle_element_is_taken_back_and_runs_there() {
+    let mut world = queue_beside_an_idle_element("min-wait");
+    let last = world.sent(15).unwrap().1;
+    assert_eq!(recalled(&world), [last.id.0], "one for one idle element");
+    assert_eq!(
+        world.states(2)[4],
+        TaskState::Sent,
+        "until it is given back"
+    );
+    world.finish_label(0, &last, Err(FailureKind::Recalled));
+    let (element, label) = world.sent(15).unwrap();
+    assert_eq!((element, label.id == last.id), (1, false));
+    assert_eq!(world.told(15).unwrap().kind, FailureKind::Recalled);
+    let task = world.dispatcher.tasks(JobId(2)).nth(4).unwrap();
+    assert_eq!((task.state, task.tries), (TaskState::Sent, 1));
+}
+
+#[test]
+fn a_label_that_began_before_it_could_be_taken_back_runs_on() {
+    let mut world = queue_beside_an_idle_element("min-wait");
+    let (element, last) = world.sent(15).unwrap();
+    world.begin(15);
+    assert_eq!(world.states(2)[4], TaskState::Running);
+    let next = world.sent(14).unwrap().1.id.0;
+    assert_eq!(recalled(&world), [last.id.0, next], "another one instead");
+    world.finish(15, Ok(1));
+    assert_eq!(world.sent(15).unwrap(), (element, last));
+    assert_eq!(world.states(2)[4], TaskState::Done);
+}
+
+#[test]
+fn what_policies_put_beside_the_data_is_left_there() {
+    let world = queue_beside_an_idle_element("input-locality");
+    assert_eq!(recalled(&world), [] as [u64; 0]);
 }
 
 #[test]

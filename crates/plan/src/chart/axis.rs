@@ -119,19 +119,31 @@ impl Axis {
                 } else {
                     &[1.0, 2.0, 5.0]
                 };
-                let mut ticks = Vec::new();
-                let mut decade = low.log10().floor();
-                while 10_f64.powf(decade) <= high * (1.0 + 1e-9) {
-                    let ten = 10_f64.powf(decade);
-                    let within =
-                        |tick: &f64| *tick >= low * (1.0 - 1e-9) && *tick <= high * (1.0 + 1e-9);
-                    ticks.extend(marks.iter().map(|mark| mark * ten).filter(within));
-                    decade += 1.0;
+                let ticks = marked(marks, (low, high));
+                if ticks.len() < TICKS_MIN {
+                    // Between 1 and 2 of a decade there is none of these: the axis is nearly even there.
+                    return Axis::linear("").ticks((low, high));
                 }
                 ticks
             }
         }
     }
+}
+
+/// An axis with fewer could not be read.
+const TICKS_MIN: usize = 3;
+
+/// These multiples of powers of ten within a range.
+fn marked(marks: &[f64], (low, high): (f64, f64)) -> Vec<f64> {
+    let mut ticks = Vec::new();
+    let mut decade = low.log10().floor();
+    while 10_f64.powf(decade) <= high * (1.0 + 1e-9) {
+        let ten = 10_f64.powf(decade);
+        let within = |tick: &f64| *tick >= low * (1.0 - 1e-9) && *tick <= high * (1.0 + 1e-9);
+        ticks.extend(marks.iter().map(|mark| mark * ten).filter(within));
+        decade += 1.0;
+    }
+    ticks
 }
 
 /// The label of a tick.
@@ -190,6 +202,27 @@ mod tests {
             &[1.0, 2.0, 5.0, 10.0, 20.0]
         ));
         assert_eq!(tick_label(-2500.0), "\u{2212}2,500");
+    }
+
+    #[test]
+    fn a_short_logarithmic_axis_has_ticks_too() {
+        for (low, high) in [
+            (210.0, 330.0),
+            (1.05, 1.9),
+            (95.0, 99.0),
+            (900.0, 1100.0),
+            (0.1, 1e7),
+        ] {
+            let ticks = Axis::log("").from_to(low, high).ticks((low, high));
+            assert!(
+                (3..=12).contains(&ticks.len()),
+                "{low} to {high}: {ticks:?}"
+            );
+            let labels: Vec<String> = ticks.iter().map(|tick| tick_label(*tick)).collect();
+            for (at, label) in labels.iter().enumerate() {
+                assert!(!labels[..at].contains(label), "{labels:?}");
+            }
+        }
     }
 
     #[test]

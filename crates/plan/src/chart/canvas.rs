@@ -10,6 +10,9 @@ const GRID: &str = "#e4e7eb";
 const FRAME: &str = "#8c959f";
 const LEVEL: &str = "#6e7781";
 
+/// Length of the dashes of lines that lie on others.
+const DASH: usize = 9;
+
 /// Colours that stay apart for colour-blind readers too.
 const COLORS: [&str; 9] = [
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a5195", "#a6761d",
@@ -131,16 +134,24 @@ impl Canvas {
         ));
     }
 
-    /// A line through points, cut off at `area`.
-    pub fn polyline(&mut self, area: Area, points: &[(f64, f64)], color: &str) {
+    /// A line through points, cut off at `area`. If it lies on `below` others it is dashed so that those are seen between.
+    pub fn polyline(&mut self, area: Area, points: &[(f64, f64)], color: &str, below: usize) {
         let mut list = String::new();
         for (x, y) in points {
             let (x, y) = (x - area.x, y - area.y);
             write!(list, "{x:.1},{y:.1} ").expect("a string takes everything");
         }
+        let dashes = match below {
+            0 => String::new(),
+            _ => format!(
+                r#" stroke-dasharray="{DASH} {}" stroke-dashoffset="-{}""#,
+                DASH * below,
+                DASH * below
+            ),
+        };
         // A nested document clips what leaves it, without ids that could clash.
         self.element(format_args!(
-            r#"<svg x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" overflow="hidden"><polyline points="{}" fill="none" stroke="{color}" stroke-width="2" stroke-linejoin="round"/></svg>"#,
+            r#"<svg x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" overflow="hidden"><polyline points="{}" fill="none" stroke="{color}" stroke-width="2.4" stroke-linejoin="round"{dashes}/></svg>"#,
             area.x,
             area.y,
             area.width,

@@ -85,6 +85,7 @@ impl LineChart {
         };
         self.axes(&mut canvas, plot, x_range, y_range);
         levels(&mut canvas, plot, &self.y, y_range, &self.levels);
+        let mut drawn: Vec<Vec<(f64, f64)>> = Vec::new();
         for (index, line) in self.lines.iter().enumerate() {
             let place = |&(x, y): &(f64, f64)| {
                 (
@@ -94,14 +95,19 @@ impl LineChart {
             };
             let shown = |&&(x, y): &&(f64, f64)| self.x.shows(x) && self.y.shows(y);
             let path: Vec<_> = line.points.iter().filter(shown).map(place).collect();
-            canvas.polyline(plot, &path, color(index));
+            for (below, part) in parts(&drawn, &path) {
+                canvas.polyline(plot, part, color(index), below);
+            }
             for dot in line.dots.iter().filter(shown).map(place) {
                 let inside =
                     |value: f64, low: f64, high: f64| value >= low - 0.5 && value <= high + 0.5;
                 if inside(dot.0, plot.x, plot.right()) && inside(dot.1, plot.y, plot.bottom()) {
-                    canvas.dot(dot, 3.5, color(index));
+                    let on = |other: &&Vec<_>| other.iter().any(|at| near(*at, dot));
+                    let below = drawn.iter().filter(on).count();
+                    canvas.dot(dot, dot_radius(below), color(index));
                 }
             }
+            drawn.push(path);
         }
         canvas.finish()
     }
@@ -127,6 +133,34 @@ impl LineChart {
             Anchor::Middle,
         );
     }
+}
+
+/// Whether two points are one, as far as eyes can tell.
+fn near((x, y): (f64, f64), (u, v): (f64, f64)) -> bool {
+    (x - u).abs() < 1.0 && (y - v).abs() < 2.0
+}
+
+/// A line in parts that lie on equally many of those that are drawn already, with their number.
+fn parts<'a>(drawn: &[Vec<(f64, f64)>], path: &'a [(f64, f64)]) -> Vec<(usize, &'a [(f64, f64)])> {
+    let below = |piece: &[(f64, f64)]| {
+        let on = |with: &[(f64, f64)]| near(piece[0], with[0]) && near(piece[1], with[1]);
+        let others = drawn.iter().filter(|other| other.windows(2).any(on));
+        others.count()
+    };
+    let counts: Vec<usize> = path.windows(2).map(below).collect();
+    let mut parts = Vec::new();
+    let mut from = 0;
+    for alike in counts.chunk_by(|one, next| one == next) {
+        let to = from + alike.len();
+        parts.push((alike[0], &path[from..=to]));
+        from = to;
+    }
+    parts
+}
+
+/// A dot on others is smaller, so that those are seen around it.
+fn dot_radius(below: usize) -> f64 {
+    [5.0, 3.8, 2.8, 2.0].get(below).copied().unwrap_or(1.4)
 }
 
 /// Room that a vertical axis needs at the left of a plot.
@@ -178,7 +212,7 @@ mod tests {
         let svg = chart(vec![(1.0, 1.0), (10.0, 10.0), (100.0, 100.0)]).to_svg();
         let dots: Vec<f64> = svg
             .lines()
-            .filter(|line| line.contains("r=\"3.5\""))
+            .filter(|line| line.contains("r=\"5\""))
             .map(|line| {
                 line.split("cx=\"")
                     .nth(1)
@@ -202,6 +236,25 @@ mod tests {
     fn what_a_logarithm_can_not_show_is_left_out() {
         let svg = chart(vec![(0.0, 1.0), (1.0, -1.0), (2.0, f64::NAN)]).to_svg();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-        assert!(!svg.contains("r=\"3.5\""), "{svg}");
+        assert!(!svg.contains("r=\"5\""), "{svg}");
+    }
+
+    #[test]
+    fn lines_on_each_other_are_all_seen() {
+        let mut chart = chart(vec![(1.0, 1.0), (10.0, 10.0), (100.0, 10.0)]);
+        let same = Line::new("same", chart.lines[0].points.clone());
+        let apart = Line::new("apart", vec![(1.0, 2.0), (10.0, 20.0), (100.0, 30.0)]);
+        let partly = Line::new("partly", vec![(1.0, 5.0), (10.0, 10.0), (100.0, 10.0)]);
+        chart.lines.extend([same, apart, partly]);
+        let svg = chart.to_svg();
+        let lines = svg.lines().filter(|line| line.contains("<polyline"));
+        let dashes: Vec<Option<&str>> = lines
+            .map(|line| line.split("dasharray=\"").nth(1)?.split('"').next())
+            .collect();
+        assert_eq!(
+            dashes,
+            [None, Some("9 9"), None, None, Some("9 18")],
+            "{svg}"
+        );
     }
 }

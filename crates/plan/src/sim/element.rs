@@ -58,6 +58,20 @@ impl Node {
         self.ready.insert(label);
     }
 
+    /// A label that has not begun goes.
+    pub(super) fn remove(&mut self, label: u32) {
+        self.ready.remove(&label);
+        for (core, view) in self.cores.iter_mut().zip(&mut self.view) {
+            let Some(at) = core.bound.iter().position(|&(bound, _)| bound == label) else {
+                continue;
+            };
+            if let Some((_, expected)) = core.bound.remove(at) {
+                view.labels -= 1;
+                view.expected = Span(view.expected.0.saturating_sub(expected.0));
+            }
+        }
+    }
+
     /// Binds labels to cores as far as the fabric scheduler will, and takes the next label that a core can
     /// begin: the label and the core. `kernel` gives the kernel of a label.
     pub(super) fn take(&mut self, kernel: impl Fn(u32) -> u32) -> Option<(u32, u32)> {

@@ -16,7 +16,7 @@ use tidemill_core::dispatch::Dispatcher;
 use tidemill_core::event::{Action, ElementView, Event, JobState, Role};
 use tidemill_core::fabric::{self, UnknownFabric};
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{Label, Operation, Outcome, Sealed};
+use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Sealed};
 use tidemill_core::time::{Span, Time};
 
 /// What elements say that they hold and have free: the simulator does not fill devices.
@@ -39,6 +39,8 @@ enum Phase {
     WriteDelay,
     Write,
     Ended,
+    /// It went back before it began.
+    GivenUp,
 }
 
 /// One label.
@@ -77,6 +79,7 @@ struct Work {
 #[derive(Debug)]
 enum Message {
     Labels(ElementId, Vec<Label>),
+    Recall(LabelId),
     Report(Event),
 }
 
@@ -221,6 +224,12 @@ impl<'a> Engine<'a> {
                 }
                 self.begin(node);
             }
+            Message::Recall(label) => {
+                let label = index_of(label.0);
+                if self.runs[label as usize].phase == Phase::Queued {
+                    self.give_up(label, FailureKind::Recalled);
+                }
+            }
             Message::Report(event) => self.feed(event),
         }
     }
@@ -233,9 +242,11 @@ impl<'a> Engine<'a> {
         for action in actions.drain(..) {
             match action {
                 Action::Send { element, labels } => self.send(Message::Labels(element, labels)),
+                Action::Recall { label, .. } => self.send(Message::Recall(label)),
                 Action::Job { state, .. } => self.ended = Some(state),
-                // Names, explanations and states are the server's to keep. Nothing fails or is cancelled
-                // here, so nothing is aborted or discarded.
+                // Names, explanations and states are the server's to keep. Nothing fails or is cancelled here, so
+                // nothing is discarded, and only what comes after a label that was taken back is aborted: its
+                // element has given that up already.
                 Action::Abort { .. }
                 | Action::Decided(_)
                 | Action::Publish { .. }
@@ -263,8 +274,10 @@ impl<'a> Engine<'a> {
             })
             .collect();
         let mut missing = 0;
+        let mut orphan = false;
         for before in label.after {
             let before = &mut self.runs[index_of(before.0) as usize];
+            orphan |= before.phase == Phase::GivenUp;
             if before.phase != Phase::Ended {
                 before.followers.push(index);
                 missing += 1;
@@ -291,8 +304,38 @@ impl<'a> Engine<'a> {
             self.runs.resize_with(index as usize + 1, Run::default);
         }
         self.runs[index as usize] = run;
-        if missing == 0 {
+        if orphan {
+            self.give_up(index, FailureKind::Dependency);
+        } else if missing == 0 {
             self.nodes[node as usize].add(index);
+        }
+    }
+
+    /// Reports that a label and those that come after it never began.
+    fn give_up(&mut self, label: u32, kind: FailureKind) {
+        let mut pending = vec![(label, kind)];
+        while let Some((label, kind)) = pending.pop() {
+            let run = &mut self.runs[label as usize];
+            if run.phase == Phase::GivenUp {
+                continue;
+            }
+            run.phase = Phase::GivenUp;
+            self.counts.given_up += 1;
+            let followers = std::mem::take(&mut run.followers);
+            pending.extend(
+                followers
+                    .into_iter()
+                    .map(|id| (id, FailureKind::Dependency)),
+            );
+            let (element, node) = (run.times.element, run.node);
+            self.nodes[node as usize].remove(label);
+            let message = String::new();
+            let outcome = Outcome::at(self.clock.now(), Err(Failure { kind, message }));
+            self.send(Message::Report(Event::Finished {
+                element,
+                label: LabelId(label.into()),
+                outcome: Box::new(outcome),
+            }));
         }
     }
 
@@ -341,7 +384,7 @@ impl<'a> Engine<'a> {
         let work = self.works[run.task as usize];
         let here = run.node * RESOURCES;
         match run.phase {
-            Phase::Queued | Phase::Ended => false,
+            Phase::Queued | Phase::Ended | Phase::GivenUp => false,
             Phase::Fetch => self.fetch(label),
             Phase::PullDelay => {
                 let (_, holder, _) = run.remote[run.fetched];
@@ -450,6 +493,7 @@ impl<'a> Engine<'a> {
                 times.write = spent;
                 Phase::Write
             }
+            Phase::GivenUp => Phase::GivenUp,
             Phase::Write | Phase::Ended => {
                 times.write = times.write + spent;
                 times.end = now;

@@ -1,5 +1,6 @@
 //! A simulation as a Gantt chart in SVG: a lane for every core, a bar for every task, coloured by kernel. The pale
-//! head of a bar is the pulling of inputs, its pale tail the writing of outputs. Bars tell their task when pointed at.
+//! head of a bar is the pulling of inputs, its pale tail the writing of outputs, as the legend says. Bars have their task's
+//! name where it can be read, and tell more when pointed at.
 
 use super::report::{Report, TaskReport, time};
 use std::collections::BTreeMap;
@@ -18,6 +19,12 @@ const COLOURS: [&str; KERNELS_MAX] = [
     "#7a5c46",
 ];
 const OTHER_COLOUR: &str = "#8b929b";
+/// What the parts of a bar are, and how much of its colour they have.
+const PULLING: (&str, f64) = ("pulling inputs", 0.35);
+const RUNNING: (&str, f64) = ("running", 1.0);
+const WRITING: (&str, f64) = ("writing outputs", 0.6);
+/// Letters that a name is cut down to at least; with fewer it says nothing.
+const LETTERS_MIN: usize = 5;
 
 const WIDTH: f64 = 1200.0;
 const LEFT: f64 = 104.0;
@@ -50,7 +57,7 @@ pub fn svg(report: &Report) -> String {
     let _ = writeln!(
         svg,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" \
-         height=\"{height:.0}\" font-family=\"Inter, 'Helvetica Neue', Arial, sans-serif\" font-size=\"12\" \
+         height=\"{height:.0}\" font-family=\"Inter, 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" \
          fill=\"#222b36\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>"
     );
     heading(&mut svg, report);
@@ -181,9 +188,9 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     let (top, height) = lane;
     let write_start = task.end_ns.saturating_sub(task.write_ns);
     let parts = [
-        (task.start_ns, task.kernel_start_ns, 0.35),
-        (task.kernel_start_ns, write_start, 1.0),
-        (write_start, task.end_ns, 0.6),
+        (task.start_ns, task.kernel_start_ns, PULLING.1),
+        (task.kernel_start_ns, write_start, RUNNING.1),
+        (write_start, task.end_ns, WRITING.1),
     ];
     let _ = write!(svg, "<g fill=\"{colour}\">");
     for (start, end, opacity) in parts {
@@ -207,17 +214,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
             place(report, task.end_ns)
         );
     }
-    #[expect(clippy::cast_precision_loss, reason = "the width of some letters")]
-    let letters = task.name.chars().count() as f64 * 6.2 + 8.0;
-    if height >= 13.0 && wide > letters {
-        let _ = write!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#fff\" font-size=\"10.5\">{}</text>",
-            place(report, task.start_ns) + 4.0,
-            top + height / 2.0 + 3.8,
-            escaped(&task.name)
-        );
-    }
+    name(svg, report, task, lane);
     let _ = writeln!(
         svg,
         "<title>{} ({}) on element {}, core {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}</title></g>",
@@ -235,29 +232,72 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     );
 }
 
-/// The legend and its height.
-fn legend(colours: &[(&str, &str)]) -> (String, f64) {
-    let mut legend = String::new();
-    let (mut x, mut y) = (LEFT, 0.0);
-    for (kernel, colour) in colours {
-        #[expect(clippy::cast_precision_loss, reason = "the width of some letters")]
-        let wide = kernel.chars().count() as f64 * 7.0 + 36.0;
-        if x + wide > WIDTH - RIGHT {
-            x = LEFT;
-            y += LEGEND_LINE;
-        }
-        let _ = write!(
-            legend,
-            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"12\" height=\"12\" rx=\"2\" fill=\"{colour}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            y - 10.0,
-            x + 18.0,
-            y,
-            escaped(kernel)
-        );
-        x += wide;
+/// The name of a task on its bar, whole or without its middle, where there is room. It is dark with a pale rim, which can
+/// be read on every colour and on its pale parts.
+fn name(svg: &mut String, report: &Report, task: &TaskReport, (top, height): (f64, f64)) {
+    if height < 13.0 {
+        return;
     }
-    (legend, y + 2.0 * LEGEND_LINE)
+    let size = if height >= 20.0 { 13.0 } else { 11.0 };
+    let wide = place(report, task.end_ns) - place(report, task.start_ns);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "how many letters fit on paper"
+    )]
+    let room = ((wide - 8.0) / (size * 0.58)).max(0.0) as usize;
+    let letters = task.name.chars().count();
+    let shown: String = if letters <= room {
+        task.name.clone()
+    } else if room >= LETTERS_MIN {
+        let (head, tail) = ((room - 1) / 2, room - 1 - (room - 1) / 2);
+        let start = task.name.chars().take(head);
+        let end = task.name.chars().skip(letters - tail);
+        start.chain(['\u{2026}']).chain(end).collect()
+    } else {
+        return;
+    };
+    let _ = write!(
+        svg,
+        "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#101820\" stroke=\"#fff\" stroke-width=\"2.5\" stroke-opacity=\"0.75\" \
+         paint-order=\"stroke\" font-size=\"{size}\">{}</text>",
+        place(report, task.start_ns) + 4.0,
+        top + height / 2.0 + size * 0.36,
+        escaped(&shown)
+    );
+}
+
+/// The legend and its height: the kernels, then what the parts of a bar are.
+fn legend(colours: &[(&str, &str)]) -> (String, f64) {
+    let kernels = colours
+        .iter()
+        .map(|&(kernel, colour)| (kernel, colour, 1.0));
+    let parts = [PULLING, RUNNING, WRITING].map(|(part, opacity)| (part, OTHER_COLOUR, opacity));
+    let mut legend = String::new();
+    let mut y = 0.0;
+    for row in [kernels.collect::<Vec<_>>(), parts.to_vec()] {
+        let mut x = LEFT;
+        for (what, colour, opacity) in row {
+            #[expect(clippy::cast_precision_loss, reason = "the width of some letters")]
+            let wide = what.chars().count() as f64 * 7.6 + 36.0;
+            if x + wide > WIDTH - RIGHT && x > LEFT {
+                x = LEFT;
+                y += LEGEND_LINE;
+            }
+            let _ = write!(
+                legend,
+                "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"12\" height=\"12\" rx=\"2\" fill=\"{colour}\" \
+                 fill-opacity=\"{opacity}\"/><text x=\"{:.1}\" y=\"{:.1}\" font-size=\"13\">{}</text>",
+                y - 10.0,
+                x + 18.0,
+                y,
+                escaped(what)
+            );
+            x += wide;
+        }
+        y += LEGEND_LINE;
+    }
+    (legend, y + LEGEND_LINE)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a place on paper")]
@@ -317,6 +357,37 @@ mod tests {
         assert!(svg.contains("a&lt;b") && svg.contains("one &amp; only") && !svg.contains("a<b"));
         assert!(svg.contains(COLOURS[0]) && svg.contains(COLOURS[1]));
         assert!(svg.trim_end().ends_with("</svg>"));
+    }
+
+    #[test]
+    fn the_legend_says_what_the_pale_parts_are() {
+        let svg = svg(&report(1));
+        for (part, opacity) in [PULLING, RUNNING, WRITING] {
+            assert!(svg.contains(&format!(">{part}</text>")), "{part}: {svg}");
+            let swatch = format!("fill=\"{OTHER_COLOUR}\" fill-opacity=\"{opacity}\"");
+            assert!(svg.contains(&swatch), "{part}: {svg}");
+        }
+    }
+
+    #[test]
+    fn a_name_stands_on_its_bar_whole_or_cut_or_not_at_all() {
+        let whole = report(1);
+        let text = |letters: usize, share: u64| {
+            let mut task = whole.tasks[0].clone();
+            task.name = "n".repeat(letters);
+            (task.start_ns, task.end_ns) = (0, whole.makespan_ns / share);
+            let mut svg = String::new();
+            name(&mut svg, &whole, &task, (0.0, 20.0));
+            let text = svg.split('>').nth(1).unwrap_or_default();
+            text.split('<').next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(text(30, 1), "n".repeat(30));
+        let cut = text(300, 2);
+        assert!(
+            cut.contains("n\u{2026}n") && cut.chars().count() < 80,
+            "{cut}"
+        );
+        assert_eq!(text(300, 100), "");
     }
 
     #[test]

@@ -112,10 +112,14 @@ pub struct TaskReport {
 /// Events of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventCounts {
-    /// Events that the dispatcher was given: elements that came up, the job, labels that started and ended.
+    /// Events that the dispatcher was given: elements that came up, the job, labels that started, ended and were given
+    /// back.
     pub dispatcher: u64,
     /// Moments of the virtual clock at which something went on; those that had lost their meaning do not count.
     pub clock: u64,
+    /// Labels that elements were sent and gave back before they began them.
+    #[serde(default)]
+    pub given_up: u64,
 }
 
 /// How a simulation was set up.

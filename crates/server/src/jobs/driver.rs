@@ -495,6 +495,10 @@ impl Driver {
                     .messages
                     .push((element.0, To::Abort(v1::AbortLabel { label: label.0 })));
             }
+            Action::Recall { element, label } => {
+                let recall = v1::RecallLabel { label: label.0 };
+                outbox.messages.push((element.0, To::Recall(recall)));
+            }
             Action::Decided(decision) => {
                 if let Some(&job) = self.owners.get(&decision.task) {
                     steps.push(Step::Decided { job, decision });

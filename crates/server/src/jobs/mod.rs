@@ -8,6 +8,7 @@
 mod blocks;
 pub(crate) mod driver;
 pub(crate) mod expiry;
+pub(crate) mod finished;
 pub(crate) mod inbox;
 mod memo;
 pub(crate) mod outbox;

@@ -2,7 +2,8 @@
 
 use super::driver::Signals;
 use super::submit::{Refused, Submission, submit};
-use super::{Incoming, trace, view};
+use super::view::Wanted;
+use super::{Incoming, finished, trace, view};
 use crate::access::Access;
 use crate::array::Array;
 use crate::names::{Caller, Fault, SqliteNames};
@@ -182,20 +183,58 @@ impl v1::jobs_server::Jobs for JobService {
         let caller = self
             .access
             .caller(&request, request.get_ref().credentials.as_ref())?;
-        let everyone = request.get_ref().everyone;
+        let v1::ListJobsRequest {
+            everyone,
+            limit,
+            states,
+            name,
+            ..
+        } = request.into_inner();
         if everyone && caller.uid != 0 && !caller.trusted {
             return Err(Status::permission_denied(
                 "only root may see the jobs of all users",
             ));
         }
-        let uid = (!everyone).then_some(caller.uid);
+        let limit = if limit == 0 { JOBS_MAX } else { limit };
+        let wanted = Wanted {
+            uid: (!everyone).then_some(caller.uid),
+            limit: limit.min(JOBS_MAX),
+            states,
+            name,
+        };
         let jobs = self
             .names
             .database()
-            .read(|db| view::jobs(db, uid, JOBS_MAX));
-        Ok(Response::new(v1::ListJobsReply {
-            jobs: jobs.map_err(|fault| refused(&fault))?,
-        }))
+            .read(|db| view::jobs(db, &wanted))
+            .map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::ListJobsReply { jobs }))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<v1::DeleteJobsRequest>,
+    ) -> Result<Response<v1::DeleteJobsReply>, Status> {
+        let message = request.get_ref();
+        let caller = self.access.caller(&request, message.credentials.as_ref())?;
+        let mut jobs = message.jobs.clone();
+        for &job in &jobs {
+            let job = self.own(&request, message.credentials.as_ref(), job)?;
+            if !ended(&job) {
+                let id = job.job;
+                return Err(Status::failed_precondition(format!(
+                    "job {id} has not ended; wait for it (`tidemill watch {id}`) or end it (`tidemill cancel {id}`)"
+                )));
+            }
+        }
+        let before = message.ended_before;
+        let database = self.names.database();
+        let ended = database.read(|db| finished::ended(db, Some(caller.uid), before));
+        jobs.extend(ended.map_err(|fault| refused(&fault))?);
+        jobs.sort_unstable();
+        jobs.dedup();
+        let deleted = finished::delete(database, jobs).await;
+        let jobs = deleted.map_err(|fault| refused(&fault))?;
+        Ok(Response::new(v1::DeleteJobsReply { jobs }))
     }
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {

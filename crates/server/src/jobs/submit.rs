@@ -210,11 +210,11 @@ async fn resolved(
     let settled = join_all(writing.keys().map(|&ino| recalls.settle(0, ino))).await;
     let mut ended = false;
     let mut unknown = Vec::new();
-    for ((&ino, path), settled) in writing.iter().zip(settled) {
+    for (path, settled) in writing.values().zip(settled) {
         match settled? {
             Settled::Open => {}
             Settled::Ended => ended = true,
-            Settled::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled(ino))),
+            Settled::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled)),
         }
     }
     if !unknown.is_empty() {

@@ -32,7 +32,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
 
 /// A job without its tasks.
 pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
-    let sql = format!("{JOB} WHERE job = ?1");
+    let sql = format!("{JOB} WHERE job = ?1 AND deleted = 0");
     let found = db
         .prepare_cached(&sql)?
         .query_row([id.cast_signed()], job_row)
@@ -40,12 +40,35 @@ pub(crate) fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
     found.map(|job| count(db, job)).transpose()
 }
 
-/// Jobs of a user, or of all; the newest first.
-pub(crate) fn jobs(db: &Connection, uid: Option<u32>, limit: u32) -> Result<Vec<v1::Job>, Fault> {
-    let sql = format!("{JOB} WHERE ?1 IS NULL OR uid = ?1 ORDER BY job DESC LIMIT ?2");
+/// Which jobs are listed.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    /// Whose; everybody's if there is none.
+    pub(crate) uid: Option<u32>,
+    /// The newest so many.
+    pub(crate) limit: u32,
+    /// In these states; in any if there are none.
+    pub(crate) states: Vec<i32>,
+    /// Whose names match this pattern of `*` and `?`; any if it is empty.
+    pub(crate) name: String,
+}
+
+/// Jobs, the newest first.
+pub(crate) fn jobs(db: &Connection, wanted: &Wanted) -> Result<Vec<v1::Job>, Fault> {
+    let sql = format!(
+        "{JOB} WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND (?2 = '' OR instr(?2, ',' || state || ',')) \
+         AND (?3 = '' OR name GLOB ?3) ORDER BY job DESC LIMIT ?4"
+    );
+    let states: Vec<String> = wanted.states.iter().map(ToString::to_string).collect();
+    let states = match states.is_empty() {
+        true => String::new(),
+        false => format!(",{},", states.join(",")),
+    };
+    // Brackets, which SQLite's patterns know too, mean themselves.
+    let name = wanted.name.replace('[', "[[]");
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement
-        .query_map(params![uid, limit], job_row)?
+        .query_map(params![wanted.uid, states, name, wanted.limit], job_row)?
         .collect::<Result<Vec<_>, _>>()?;
     rows.into_iter().map(|job| count(db, job)).collect()
 }

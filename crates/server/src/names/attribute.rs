@@ -88,7 +88,7 @@ impl Tx<'_> {
             .gid
             .is_some_and(|gid| gid != node.gid && !self.caller.in_group(gid));
         if new_owner || strange_group {
-            return Err(Fault::NotOwner(format!("inode {}", node.ino)));
+            return Err(Fault::NotOwner(self.called(node.ino)));
         }
         Ok(())
     }
@@ -166,6 +166,7 @@ impl Tx<'_> {
             }
             self.shared.set_folder_elements();
         }
+        self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name, op.value];
         self.db
             .prepare_cached("INSERT OR REPLACE INTO xattr VALUES (?1, ?2, ?3)")?
@@ -177,6 +178,7 @@ impl Tx<'_> {
         let node = self.reach(op.ino)?;
         self.need_write(&node)?;
         self.check_settable(&node, &op.name)?;
+        self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name];
         let removed = self
             .db
@@ -223,7 +225,7 @@ impl Tx<'_> {
         let rooms = self.shared.rooms();
         Answer::StatFs(v1::StatFsReply {
             capacity: rooms.capacity_bytes,
-            free: rooms.store.iter().map(|room| room.free_bytes).sum(),
+            free: rooms.free_bytes,
             files: self.shared.files(),
         })
     }

@@ -54,14 +54,14 @@ pub enum Fault {
     #[error("malformed request: {0}")]
     Malformed(&'static str),
     /// Somebody else is writing the file.
-    #[error("inode {0} is being written by somebody else; try again when it is closed")]
-    Busy(u64),
+    #[error("{0} is being written by somebody else; try again when it is closed")]
+    Busy(String),
     /// A mount has written the file and may have closed it, and nobody can say.
     #[error(
-        "inode {0} was written by a mount that does not answer, or can't be sealed because its element is away; \
+        "the file was written by a mount that does not answer, or can't be sealed because its element is away; \
          try again, or see `tidemill status`"
     )]
-    Unsettled(u64),
+    Unsettled,
     /// The locks of a mount are not known, or were given up.
     #[error("the locks of mount {0} are not known: it was away for too long, or has to join first")]
     NotJoined(u64),
@@ -69,8 +69,8 @@ pub enum Fault {
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
     /// An older version whose bytes are gone.
-    #[error("version {0} of inode {1} is not kept any more")]
-    VersionGone(u64, u64),
+    #[error("version {0} of {1} is not kept any more")]
+    VersionGone(u64, String),
     /// Too many hard links.
     #[error("{0}: has as many names as a file may have")]
     TooManyLinks(String),
@@ -138,7 +138,7 @@ impl Fault {
                 Errno::INVAL
             }
             Self::Busy(_) => Errno::TXTBSY,
-            Self::Unsettled(_) => Errno::TIMEDOUT,
+            Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
             Self::NoAttribute(_) => Errno::NODATA,

@@ -2,17 +2,20 @@
 //!
 //! Answered from the tables `version`, `task`, `task_input` and `task_output`, whose rows stay when files are
 //! renamed, rewritten or removed. A walk is one recursive query, whatever it comes to; the rows of what it came to
-//! are three more.
+//! are a few more.
 
 use super::fault::Fault;
 use crate::jobs::spec::{SPEC, StoredTask};
 use crate::jobs::store::parse;
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_wire::v1;
 
 /// Objects that one walk comes to at most.
 pub(crate) const OBJECTS_MAX: usize = 100_000;
+
+/// Tasks that a chain of results that were used again is followed through at most.
+const REUSE_HOPS_MAX: usize = 1000;
 
 /// Which way a walk goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,14 @@ pub(crate) struct Walked {
     pub(crate) cut: Option<String>,
 }
 
+impl Walked {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.objects.extend(more.objects);
+        self.tasks.extend(more.tasks);
+        self.cut = self.cut.take().or(more.cut);
+    }
+}
+
 // The order of the tables is that of the walk, which `CROSS JOIN` keeps: each is looked into by its key.
 const UP: &str = "FROM walk CROSS JOIN version ON version.object = walk.object AND version.task != 0 \
                   CROSS JOIN task_input AS next ON next.task = version.task";
@@ -42,8 +53,33 @@ const MADE: &str = "SELECT DISTINCT version.task FROM json_each(?1) AS met \
 const READ: &str = "SELECT DISTINCT task_input.task FROM json_each(?1) AS met \
                     CROSS JOIN task_input ON task_input.object = met.value";
 
-/// Walks from an object, `depth` tasks far if that is not 0.
-pub(crate) fn walk(db: &Connection, way: Way, from: u64, depth: u32) -> Result<Walked, Fault> {
+/// Walks from versions and tasks, `depth` tasks far if that is not 0; a task that it starts from is the first of them.
+pub(crate) fn walk_from(
+    db: &Connection,
+    way: Way,
+    start: &Walked,
+    depth: u32,
+) -> Result<Walked, Fault> {
+    let mut walked = walk(db, way, &start.objects, depth)?;
+    if !start.tasks.is_empty() && depth != 1 {
+        let table = match way {
+            Way::Up => "task_input",
+            Way::Down => "task_output",
+        };
+        let ends = named(db, table, &list(&mut start.tasks.iter().copied()))?;
+        let ends = ends.into_values().flatten().map(|end| end.object).collect();
+        walked.add(walk(db, way, &ends, depth.saturating_sub(1))?);
+    }
+    Ok(walked)
+}
+
+/// Walks from objects, `depth` tasks far if that is not 0.
+pub(crate) fn walk(
+    db: &Connection,
+    way: Way,
+    from: &BTreeSet<u64>,
+    depth: u32,
+) -> Result<Walked, Fault> {
     let (onward, tasks) = match way {
         Way::Up => (UP, MADE),
         Way::Down => (DOWN, READ),
@@ -51,18 +87,19 @@ pub(crate) fn walk(db: &Connection, way: Way, from: u64, depth: u32) -> Result<W
     // Each object once; where depth counts, once a depth.
     let sql = if depth == 0 {
         format!(
-            "WITH RECURSIVE walk(object) AS (VALUES (?1) UNION SELECT next.object {onward} LIMIT ?2) \
+            "WITH RECURSIVE walk(object) AS (SELECT value FROM json_each(?1) UNION SELECT next.object {onward} LIMIT ?2) \
              SELECT object, 0 FROM walk WHERE ?3 = 0"
         )
     } else {
         format!(
-            "WITH RECURSIVE walk(object, depth) AS (VALUES (?1, 0) UNION \
+            "WITH RECURSIVE walk(object, depth) AS (SELECT value, 0 FROM json_each(?1) UNION \
              SELECT next.object, depth + 1 {onward} WHERE depth < ?3 LIMIT ?2) \
              SELECT object, min(depth) FROM walk GROUP BY object"
         )
     };
     let limit = OBJECTS_MAX as u64 + 1;
-    let row = params![from.cast_signed(), limit.cast_signed(), depth];
+    let from = list(&mut from.iter().copied());
+    let row = params![from, limit.cast_signed(), depth];
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map(row, |row| Ok((long(row, 0)?, row.get::<_, u32>(1)?)))?;
     let mut met = rows.collect::<Result<Vec<_>, _>>()?;
@@ -108,12 +145,21 @@ pub(crate) fn versions(
     db: &Connection,
     objects: &BTreeSet<u64>,
 ) -> Result<Vec<v1::Version>, Fault> {
-    let sql = "SELECT object, version.path, size, ino, version.version, uid, sealed_at, element, task FROM json_each(?1) AS met \
-               CROSS JOIN version ON version.object = met.value";
+    let sql = "SELECT version.object, version.path, size, ino, version.version, uid, sealed_at, element, task, \
+               coalesce(same.first, 0), coalesce(content.hash, '') FROM json_each(?1) AS met \
+               CROSS JOIN version ON version.object = met.value LEFT JOIN same ON same.object = version.object \
+               LEFT JOIN content ON content.object = coalesce(same.first, version.object)";
+    let wanted = list(&mut objects.iter().copied());
+    let mut annotations = annotations(db, &wanted)?;
     let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([list(&mut objects.iter().copied())], |row| {
+    let rows = statement.query_map([&wanted], |row| {
+        let object = long(row, 0)?;
+        let same_as = long(row, 9)?;
         Ok(v1::Version {
-            object: long(row, 0)?,
+            object,
+            same_as: if same_as == object { 0 } else { same_as },
+            hash: row.get(10)?,
+            annotations: annotations.remove(&object).unwrap_or_default(),
             path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(1)?).into_owned(),
             size: long(row, 2)?,
             ino: long(row, 3)?,
@@ -126,6 +172,140 @@ pub(crate) fn versions(
         })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Whether the attributes of an inode are those of its version: not if they were changed while its next one is written.
+const SHARED: &str = "(inode.writing = 0 OR NOT EXISTS \
+                      (SELECT 1 FROM annotation AS own WHERE own.object = inode.object AND own.name = x''))";
+
+/// What versions are, or were, annotated with. Attributes that the array reads are none.
+fn annotations(
+    db: &Connection,
+    objects: &str,
+) -> Result<BTreeMap<u64, Vec<v1::Annotation>>, Fault> {
+    let sql = format!(
+        "SELECT met.value, xattr.name, xattr.value FROM json_each(?1) AS met \
+         CROSS JOIN version ON version.object = met.value \
+         CROSS JOIN inode ON inode.ino = version.ino AND inode.object = version.object \
+         CROSS JOIN xattr ON xattr.ino = inode.ino WHERE {SHARED} \
+         UNION ALL SELECT met.value, annotation.name, annotation.value FROM json_each(?1) AS met \
+         CROSS JOIN annotation ON annotation.object = met.value \
+         CROSS JOIN version ON version.object = met.value \
+         LEFT JOIN inode ON inode.ino = version.ino AND inode.object = version.object \
+         WHERE inode.ino IS NULL OR NOT {SHARED}"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query([objects])?;
+    let mut annotations: BTreeMap<u64, Vec<_>> = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        let name = String::from_utf8_lossy(&row.get::<_, Vec<u8>>(1)?).into_owned();
+        let Some(name) = name.strip_prefix("user.") else {
+            continue;
+        };
+        if !name.starts_with("tidemill.") {
+            let of = annotations.entry(long(row, 0)?).or_default();
+            of.push(v1::Annotation {
+                name: name.to_owned(),
+                value: row.get(2)?,
+            });
+        }
+    }
+    Ok(annotations)
+}
+
+/// The versions that have, or had while they were their file's, an attribute of this name.
+pub(crate) fn annotated(db: &Connection, name: &str) -> Result<BTreeSet<u64>, Fault> {
+    let sql = "SELECT inode.object FROM xattr JOIN inode ON inode.ino = xattr.ino \
+               WHERE xattr.name = ?1 AND inode.object != 0 \
+               UNION SELECT object FROM annotation WHERE name = ?1";
+    let name = format!("user.{name}").into_bytes();
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([name], |row| long(row, 0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Which tasks are looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Among {
+    #[default]
+    All,
+    Job(u64),
+    Task(u64),
+}
+
+/// Tasks that ended well: of somebody, of a time, with this word in what is known of them.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) among: Among,
+    pub(crate) uid: Option<u32>,
+    pub(crate) word: &'a str,
+    /// From when to when they began, in nanoseconds since the Unix epoch; 0: any time.
+    pub(crate) since: i64,
+    pub(crate) until: i64,
+}
+
+/// The tasks that are wanted, the newest first. What was not run began when another did, which is not looked at here.
+pub(crate) fn tasks(db: &Connection, wanted: &Wanted<'_>, max: usize) -> Result<Vec<u64>, Fault> {
+    let (which, id) = match wanted.among {
+        Among::All => ("?1 = 0", 0),
+        Among::Job(job) => ("task.job = ?1", job),
+        Among::Task(task) => ("task.task = ?1", task),
+    };
+    let sql = format!(
+        "SELECT task.task FROM task JOIN job ON job.job = task.job WHERE {which} AND task.state = ?2 \
+         AND (?3 IS NULL OR job.uid = ?3) AND instr(task.spec, ?4) > 0 \
+         AND (task.reused != 0 OR (task.start >= ?5 AND (?6 = 0 OR task.start < ?6))) \
+         ORDER BY task.task DESC LIMIT ?7"
+    );
+    let row = params![
+        id.cast_signed(),
+        i32::from(v1::State::Done),
+        wanted.uid,
+        wanted.word,
+        wanted.since,
+        wanted.until,
+        i64::try_from(max).unwrap_or(i64::MAX),
+    ];
+    let mut statement = db.prepare_cached(&sql)?;
+    let rows = statement.query_map(row, |row| long(row, 0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// The versions of a file, and those that were sealed under its path.
+pub(crate) fn versions_of(db: &Connection, ino: u64, path: &[u8]) -> Result<BTreeSet<u64>, Fault> {
+    let sql = "SELECT object FROM version WHERE ino = ?1 UNION SELECT object FROM version WHERE path = ?2 LIMIT ?3";
+    let row = params![
+        ino.cast_signed(),
+        path,
+        i64::try_from(OBJECTS_MAX).unwrap_or(i64::MAX)
+    ];
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(row, |row| long(row, 0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Says of a task that was not run where, when and how long the one was whose result it has.
+fn resolve_reuse(db: &Connection, run: &mut v1::Run) -> Result<(), Fault> {
+    let sql = "SELECT reused, kernel_hash, element, start, end, read_bytes, written_bytes, moved_bytes FROM task \
+               WHERE task = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut next = run.reused_task;
+    for _ in 0..REUSE_HOPS_MAX {
+        if next == 0 {
+            break;
+        }
+        run.reused_task = next;
+        let found = statement.query_row([next.cast_signed()], |row| {
+            (run.kernel_hash, run.element) = (row.get(1)?, row.get(2)?);
+            (run.start, run.end) = (row.get(3)?, row.get(4)?);
+            run.read_bytes = long(row, 5)?;
+            run.written_bytes = long(row, 6)?;
+            run.moved_bytes = long(row, 7)?;
+            long(row, 0)
+        });
+        next = found.optional()?.unwrap_or(0);
+    }
+    Ok(())
 }
 
 /// What is known of tasks, in the order of their ids.
@@ -162,6 +342,9 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
             outputs: outputs.remove(&task).unwrap_or_default(),
             hidden: false,
         });
+    }
+    for run in &mut runs {
+        resolve_reuse(db, run)?;
     }
     Ok(runs)
 }

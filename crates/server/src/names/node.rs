@@ -160,7 +160,7 @@ impl Node {
 
     /// The node of that inode.
     pub(crate) fn get(db: &Connection, ino: u64) -> Result<Self, Fault> {
-        Self::find(db, ino)?.ok_or_else(|| Fault::NotFound(format!("inode {ino}")))
+        Self::find(db, ino)?.ok_or_else(|| Fault::NotFound("a file that was removed".into()))
     }
 
     /// The node of a directory's entry, if it exists.

@@ -45,7 +45,17 @@ pub enum OpenError {
 
 /// Each brings the tables from the version of its index to the next. Never changed once released.
 const MIGRATIONS: &[&str] = &[
-    NAMES, JOBS, LOGS, TRACES, RESULTS, CONTENTS, NOTES, LABELS, LOCKERS,
+    NAMES,
+    JOBS,
+    LOGS,
+    TRACES,
+    RESULTS,
+    CONTENTS,
+    NOTES,
+    LABELS,
+    LOCKERS,
+    DELETED,
+    ANNOTATIONS,
 ];
 
 const NAMES: &str = "
@@ -146,6 +156,13 @@ ALTER TABLE removal ADD COLUMN label INTEGER NOT NULL DEFAULT 0;
 ";
 
 const LOCKERS: &str = "CREATE TABLE locker(session INTEGER PRIMARY KEY);";
+
+const DELETED: &str = "ALTER TABLE job ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0;";
+
+const ANNOTATIONS: &str = "
+CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
+  PRIMARY KEY(object, name)) WITHOUT ROWID;
+";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

@@ -39,8 +39,10 @@ pub(crate) struct Shared {
 pub(crate) struct Rooms {
     /// Storage elements that are up, in order of their ids.
     pub(crate) store: Vec<Room>,
-    /// Bytes of all storage elements.
+    /// Bytes of all storage elements; a disk that several are on counts once.
     pub(crate) capacity_bytes: u64,
+    /// How many of them are free.
+    pub(crate) free_bytes: u64,
 }
 
 /// Which inodes and objects somebody uses, so that their bytes stay although no name leads to them.

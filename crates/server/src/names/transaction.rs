@@ -3,6 +3,7 @@
 use super::fault::Fault;
 use super::node::{Caller, Node, READ, SEARCH, WRITE};
 use super::shared::Shared;
+use super::sight::Sight;
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::id::Inode;
 use tidemill_wire::control;
@@ -107,7 +108,7 @@ impl<'a> Tx<'a> {
         if self.caller.above() || self.caller.uid == node.uid {
             Ok(())
         } else {
-            Err(Fault::NotOwner(format!("inode {}", node.ino)))
+            Err(Fault::NotOwner(self.called(node.ino)))
         }
     }
 
@@ -138,10 +139,7 @@ impl<'a> Tx<'a> {
                 return Ok(());
             }
         }
-        Err(Fault::Denied(
-            format!("inode {}", node.ino),
-            self.caller.uid,
-        ))
+        Err(Fault::Denied(self.called(node.ino), self.caller.uid))
     }
 
     fn may_walk_to(&self, dir: u64) -> Result<bool, Fault> {
@@ -163,7 +161,7 @@ impl<'a> Tx<'a> {
     pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<Node, Fault> {
         let node = self.reach(ino)?;
         if !node.is_dir() {
-            return Err(Fault::NotDirectory(format!("inode {ino}")));
+            return Err(Fault::NotDirectory(self.called(ino)));
         }
         if !self.caller.may(&node, want) {
             return Err(Fault::Denied(shown(name), self.caller.uid));
@@ -273,14 +271,44 @@ impl<'a> Tx<'a> {
         self.changes.push(Change::Node(parent));
     }
 
+    fn need_here(&self, node: &Node, want: u32) -> Result<(), Fault> {
+        if self.caller.may(node, want) {
+            return Ok(());
+        }
+        Err(Fault::Denied(self.called(node.ino), self.caller.uid))
+    }
+
+    /// What an inode is called in an error: its path, if the caller may see that. A number alone tells no names.
+    pub(crate) fn called(&self, ino: u64) -> String {
+        self.seen_path(ino).unwrap_or_else(|| "this file".into())
+    }
+
+    /// The same for an entry of a folder.
+    pub(crate) fn called_in(&self, folder: u64, name: &[u8]) -> String {
+        let path = self.seen_path(folder).unwrap_or_default();
+        let path = path.trim_end_matches('/');
+        if path.is_empty() && folder != Inode::ROOT.0 {
+            return shown(name);
+        }
+        format!("{path}/{}", shown(name))
+    }
+
+    fn seen_path(&self, ino: u64) -> Option<String> {
+        if ino == Inode::ROOT.0 {
+            return Some("/".into());
+        }
+        let seen = Sight::new(self, self.caller).file(ino).ok()??;
+        seen.allowed.then(|| shown(&seen.path))
+    }
+
     /// Read permission on a node.
     pub(crate) fn need_read(&self, node: &Node) -> Result<(), Fault> {
-        self.need(node, READ, &format!("inode {}", node.ino))
+        self.need_here(node, READ)
     }
 
     /// Write permission on a node.
     pub(crate) fn need_write(&self, node: &Node) -> Result<(), Fault> {
-        self.need(node, WRITE, &format!("inode {}", node.ino))
+        self.need_here(node, WRITE)
     }
 }
 

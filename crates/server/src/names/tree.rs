@@ -31,7 +31,7 @@ impl Tx<'_> {
     pub(crate) fn read_dir(&self, op: &v1::ReadDir) -> Result<Answer, Fault> {
         let dir = self.reach(op.ino)?;
         if !dir.is_dir() {
-            return Err(Fault::NotDirectory(format!("inode {}", op.ino)));
+            return Err(Fault::NotDirectory(self.called(op.ino)));
         }
         self.need_read(&dir)?;
         let limit = if op.limit == 0 {
@@ -68,7 +68,7 @@ impl Tx<'_> {
             if op.ino != 0 && existing.ino == op.ino {
                 return self.created(op, &existing, &name);
             }
-            return Err(Fault::Exists(shown(&name)));
+            return Err(Fault::Exists(self.called_in(parent.ino, &name)));
         }
         let node = self.new_node(op, &parent)?;
         self.add_entry(parent, &name, &node)?;
@@ -283,7 +283,7 @@ impl Tx<'_> {
         let parent = self.writable_dir(op.parent, &op.name)?;
         let mut node = self.reach(op.ino)?;
         if Node::child(self.db, parent.ino, &op.name)?.is_some() {
-            return Err(Fault::Exists(shown(&op.name)));
+            return Err(Fault::Exists(self.called_in(parent.ino, &op.name)));
         }
         if node.is_dir() {
             return Err(Fault::DirectoryLink(shown(&op.name)));
@@ -390,7 +390,7 @@ impl Tx<'_> {
         self.need_unsticky(&from, &node, &op.name)?;
         if let Some(target) = &target {
             if op.no_replace {
-                return Err(Fault::Exists(shown(&op.new_name)));
+                return Err(Fault::Exists(self.called_in(to.ino, &op.new_name)));
             }
             if target.ino == node.ino {
                 return Ok(moved(op, &node, Some(target)));
@@ -469,6 +469,11 @@ impl Tx<'_> {
         self.note(&node)?;
         self.changes.push(Change::Node(node.ino));
         self.add_entry(to, &op.new_name, &node)?;
+        // Written under a name for the time being: what it was made as is the name that it gets now.
+        let hidden = |name: &[u8]| name.starts_with(b".");
+        if hidden(&op.name) && !hidden(&op.new_name) && op.parent == op.new_parent {
+            self.rename_version(&node)?;
+        }
         Ok((node, replaced))
     }
 

@@ -10,6 +10,9 @@ use tidemill_core::layout::{RESERVE_BYTES, Room, place};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
+/// Longest value of an attribute, in bytes, that is kept with versions that are past: there may be many of those.
+const ANNOTATION_BYTES_MAX: u32 = 1024;
+
 /// Largest size of a file that Linux has a number for.
 const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
 
@@ -59,7 +62,7 @@ impl Tx<'_> {
         let node = self.reach(ino)?;
         match node.kind {
             Kind::File => Ok(node),
-            Kind::Directory => Err(Fault::IsDirectory(format!("inode {ino}"))),
+            Kind::Directory => Err(Fault::IsDirectory(self.called(ino))),
             _ => Err(Fault::Malformed("only files have versions")),
         }
     }
@@ -116,7 +119,7 @@ impl Tx<'_> {
             {
                 Ok((object, element, size.cast_unsigned()))
             }
-            _ => Err(Fault::VersionGone(version, node.ino)),
+            _ => Err(Fault::VersionGone(version, self.called(node.ino))),
         }
     }
 
@@ -167,7 +170,7 @@ impl Tx<'_> {
             mine || (lone && self.now - writer.started > SILENCE_NS_MAX)
         });
         if !gone && !steal {
-            return Err(Fault::Busy(node.ino));
+            return Err(Fault::Busy(self.called(node.ino)));
         }
         self.end_writing(node.writing)?;
         self.drop_unsealed(node)
@@ -248,7 +251,7 @@ impl Tx<'_> {
         let writer = self.writer(object)?;
         let uid = writer.map(|writer| writer.uid);
         if !self.caller.above() && uid.is_some_and(|uid| uid != self.caller.uid) {
-            return Err(Fault::Denied(format!("inode {ino}"), self.caller.uid));
+            return Err(Fault::Denied(self.called(ino), self.caller.uid));
         }
         Ok((node, uid))
     }
@@ -321,6 +324,10 @@ impl Tx<'_> {
         self.shared.release(self.session, node.ino, op.object);
         self.drop_unsealed(&node)?;
         self.end_writing(op.object)?;
+        // What was set meanwhile is of the version that the file still has.
+        self.db
+            .prepare_cached("DELETE FROM annotation WHERE object = ?1")?
+            .execute([node.object.cast_signed()])?;
         node.writing = 0;
         if node.version == 0 {
             node.version = 1;
@@ -361,9 +368,6 @@ impl Tx<'_> {
             .prepare_cached("DELETE FROM inode WHERE ino = ?1")?
             .execute([ino])?;
         self.db
-            .prepare_cached("DELETE FROM xattr WHERE ino = ?1")?
-            .execute([ino])?;
-        self.db
             .prepare_cached("DELETE FROM orphan WHERE ino = ?1")?
             .execute([ino])?;
         self.shared.remove_file();
@@ -371,7 +375,11 @@ impl Tx<'_> {
             self.drop_unsealed(node)?;
             self.end_writing(node.writing)?;
         }
-        self.drop_object(node.object, node.element)
+        self.drop_object(node.object, node.element)?;
+        self.db
+            .prepare_cached("DELETE FROM xattr WHERE ino = ?1")?
+            .execute([ino])?;
+        Ok(())
     }
 
     /// Asks for the removal of an object; it happens when nobody reads it and its element is there.
@@ -388,6 +396,39 @@ impl Tx<'_> {
         self.db
             .prepare_cached("UPDATE version SET removed = 1 WHERE object = ?1")?
             .execute([object.cast_signed()])?;
+        self.keep_annotations(object)
+    }
+
+    /// What the file of a version is annotated with stays known of the version when it is no longer the file's.
+    fn keep_annotations(&self, object: u64) -> Result<(), Fault> {
+        let sql = "INSERT OR IGNORE INTO annotation SELECT version.object, xattr.name, xattr.value FROM version \
+                   CROSS JOIN xattr ON xattr.ino = version.ino WHERE version.object = ?1 AND version.version != 0 \
+                   AND length(value) <= ?2 AND NOT EXISTS (SELECT 1 FROM annotation WHERE object = ?1 AND name = x'')";
+        let row = params![object.cast_signed(), ANNOTATION_BYTES_MAX];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    /// Before an attribute of a file changes: while its next version is written the change is that one's. From now on the one
+    /// before has its own, which a row without a name says.
+    pub(crate) fn part_annotations(&self, node: &Node) -> Result<(), Fault> {
+        if node.writing == 0 || node.object == 0 {
+            return Ok(());
+        }
+        self.keep_annotations(node.object)?;
+        self.db
+            .prepare_cached("INSERT OR IGNORE INTO annotation VALUES (?1, x'', x'')")?
+            .execute([node.object.cast_signed()])?;
+        Ok(())
+    }
+
+    /// The path that a version is known to have been sealed under is what its file is called now.
+    pub(crate) fn rename_version(&self, node: &Node) -> Result<(), Fault> {
+        let path = self.path_of(node.ino)?.unwrap_or_default();
+        let sql = "UPDATE version SET path = ?2 WHERE object = ?1";
+        self.db
+            .prepare_cached(sql)?
+            .execute(params![node.object.cast_signed(), path])?;
         Ok(())
     }
 

@@ -180,6 +180,13 @@ impl Bench<'_> {
             job.job,
             task.error
         );
+        let done = v1::DeleteJobsRequest {
+            credentials: Some(credentials()),
+            jobs: vec![job.job],
+            ended_before: 0,
+        };
+        let deleted = self.server.jobs().delete(done).await;
+        deleted.map_err(|status| self.server.explain(status))?;
         let output = v1::Unlink {
             parent: files::inode(&self.server, &self.folder).await?,
             name: super::subject::RESULT.as_bytes().to_vec(),

@@ -496,7 +496,7 @@ impl Fs {
     fn jobs_of(&self, uid: u32) -> Result<Vec<v1::Job>, Error> {
         let request = v1::ListJobsRequest {
             credentials: Some(plain_credentials(uid)),
-            everyone: false,
+            ..v1::ListJobsRequest::default()
         };
         let server = &self.backend.server;
         let ask = || async {

@@ -146,7 +146,8 @@ fn collection(model: &v1::FlashModel) -> &'static str {
 /// What made an object and what was made of it.
 pub(super) fn lineage(reply: &v1::LineageReply) -> String {
     let graph = tidemill_wire::lineage::graph(reply);
-    lineage::text::trees(&graph, ObjectId(reply.object), true, true)
+    let asked = lineage::Vertex::Version(ObjectId(reply.object));
+    lineage::text::trees(&graph, &[asked], true, true)
 }
 
 #[cfg(test)]

@@ -1,0 +1,22 @@
+//! Tells the program which commit it is built from.
+
+use std::process::Command;
+
+fn main() {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
+    };
+    // From an archive without history there is none.
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".into());
+    println!("cargo::rustc-env=TIDEMILL_COMMIT={commit}");
+    let wasm = std::env::var_os("CARGO_FEATURE_WASM").map_or("none", |_| "wasm");
+    println!("cargo::rustc-env=TIDEMILL_FEATURES={wasm}");
+    println!("cargo::rerun-if-changed=build.rs");
+    for file in ["HEAD", "logs/HEAD"] {
+        if let Some(path) = git(&["rev-parse", "--git-path", file]) {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What two lineages differ in: two results of one workflow, say, or two runs of it.
+//!
+//! Runs that have the same name in their scripts are compared, in order if there are several. Where and when they ran
+//! is no difference, nor are the paths of what they made: who compares two runs knows that they are two.
+
+use super::{Graph, Record, Version};
+use crate::id::ObjectId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One difference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The run, as its script calls it.
+    pub run: String,
+    /// What differs.
+    pub what: &'static str,
+    /// In the first; empty if there is nothing.
+    pub first: String,
+    /// In the second.
+    pub second: String,
+}
+
+/// Stands for a run that one of the two does not have.
+pub const MISSING: &str = "run";
+
+/// All that differs, by the names of runs. What may not be seen is left out.
+#[must_use]
+pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
+    let (left, right) = (named(first), named(second));
+    let names: BTreeSet<_> = left.keys().chain(right.keys()).copied().collect();
+    let mut found = Vec::new();
+    for name in names {
+        let none = Vec::new();
+        let (left, right) = (
+            left.get(name).unwrap_or(&none),
+            right.get(name).unwrap_or(&none),
+        );
+        for at in 0..left.len().max(right.len()) {
+            let mut differ = |what, first: String, second: String| {
+                let run = name.to_owned();
+                let one = Difference {
+                    run,
+                    what,
+                    first,
+                    second,
+                };
+                found.extend((one.first != one.second).then_some(one));
+            };
+            let (Some(one), Some(other)) = (left.get(at), right.get(at)) else {
+                let of = |run: Option<&&Record>| run.map(|run| command(run)).unwrap_or_default();
+                differ(MISSING, of(left.get(at)), of(right.get(at)));
+                continue;
+            };
+            differ("kernel", one.kernel.clone(), other.kernel.clone());
+            if one.kernel == other.kernel {
+                differ("code", one.kernel_hash.clone(), other.kernel_hash.clone());
+            }
+            differ("arguments", one.args.join(" "), other.args.join(" "));
+            let (read, read_other) = (sources(first, one), sources(second, other));
+            let (read, read_other) = without_same(read, read_other);
+            differ("inputs", shown(&read), shown(&read_other));
+            let inner = |graph, run| sizes(graph, run);
+            differ("output bytes", inner(first, one), inner(second, other));
+        }
+    }
+    found
+}
+
+fn named(graph: &Graph) -> BTreeMap<&str, Vec<&Record>> {
+    let mut named: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+    for record in graph
+        .records()
+        .filter(|run| !run.hidden && !run.is_others())
+    {
+        named.entry(&record.name).or_default().push(record);
+    }
+    named
+}
+
+fn command(run: &Record) -> String {
+    let words = std::iter::once(&run.kernel).chain(&run.args);
+    words.map(String::as_str).collect::<Vec<_>>().join(" ")
+}
+
+/// What a run read that no run of the graph has made: the differences of the rest are those of their makers.
+fn sources<'a>(graph: &'a Graph, run: &Record) -> Vec<Source<'a>> {
+    let objects = run.inputs.iter().map(|(_, object)| *object);
+    let sources = objects.filter(|object| graph.maker(*object).is_none());
+    sources
+        .map(|object| (object, graph.version(object)))
+        .collect()
+}
+
+/// A version that was read, and what is known of it.
+type Source<'a> = (ObjectId, Option<&'a Version>);
+
+/// Those that are not the same in both; all if there are more of the one.
+fn without_same<'a>(
+    left: Vec<Source<'a>>,
+    right: Vec<Source<'a>>,
+) -> (Vec<Source<'a>>, Vec<Source<'a>>) {
+    if left.len() != right.len() {
+        return (left, right);
+    }
+    let pairs = left.into_iter().zip(right);
+    pairs.filter(|(left, right)| !same(left, right)).unzip()
+}
+
+/// Whether the contents are the same: one object, or what is known to have its content.
+fn same(left: &Source<'_>, right: &Source<'_>) -> bool {
+    let first = |(object, version): &Source<'_>| {
+        version
+            .and_then(|version| version.same_as)
+            .unwrap_or(*object)
+    };
+    let hash = |(_, version): &Source<'_>| version.and_then(|one| one.hash.clone());
+    first(left) == first(right) || hash(left).is_some_and(|of| Some(of) == hash(right))
+}
+
+fn shown(sources: &[Source<'_>]) -> String {
+    let one = |(object, version): &Source<'_>| match version {
+        Some(version) => format!("{} (object {object})", version.shown_path()),
+        None => format!("object {object}"),
+    };
+    sources.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn sizes(graph: &Graph, run: &Record) -> String {
+    let size = |(_, object): &(String, ObjectId)| match graph.version(*object) {
+        Some(version) if !version.hidden => version.size.to_string(),
+        _ => "?".to_owned(),
+    };
+    run.outputs.iter().map(size).collect::<Vec<_>>().join(", ")
+}
+
+/// A line per difference: `-` only in the first, `+` only in the second, `~` in both, and not the same.
+#[must_use]
+pub fn text(differences: &[Difference]) -> String {
+    let mut out = String::new();
+    for Difference {
+        run,
+        what,
+        first,
+        second,
+    } in differences
+    {
+        let line = match (*what, first.is_empty()) {
+            (MISSING, true) => format!("+ {run}: {second}"),
+            (MISSING, false) => format!("- {run}: {first}"),
+            _ => format!("~ {run}: {what}: {first} \u{2192} {second}"),
+        };
+        out.push_str(&crate::shown::line(&line));
+        out.push('\n');
+    }
+    if differences.is_empty() {
+        out.push_str("no difference\n");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::mosaic;
+    use super::*;
+    use crate::id::TaskId;
+
+    #[test]
+    fn a_graph_does_not_differ_from_itself() {
+        assert_eq!(differences(&mosaic(), &mosaic()), []);
+        assert_eq!(text(&[]), "no difference\n");
+    }
+
+    #[test]
+    fn runs_arguments_code_and_sources_are_told_apart() {
+        let mut other = mosaic();
+        let mut run = other.record(TaskId(11)).unwrap().clone();
+        run.args = vec!["-m".into(), "13".into()];
+        run.inputs[0].1 = ObjectId(77);
+        other.add_record(run);
+        let mut run = other.record(TaskId(13)).unwrap().clone();
+        run.kernel_hash = "ef".into();
+        other.add_record(run);
+        let mut run = other.record(TaskId(14)).unwrap().clone();
+        run.name = "draw".into();
+        other.add_record(run);
+        let said = text(&differences(&mosaic(), &other));
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "~ add: code: abcd \u{2192} ef",
+                "+ draw: view -x a \"b\" <c> & {d}",
+                "~ project1: arguments: -x a \"b\" <c> & {d} \u{2192} -m 13",
+                "~ project1: inputs: /raw/1.fits (object 1) \u{2192} object 77",
+                "- view: view -x a \"b\" <c> & {d}",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_same_content_is_no_difference() {
+        let mut other = mosaic();
+        let mut run = other.record(TaskId(11)).unwrap().clone();
+        run.inputs[0].1 = ObjectId(77);
+        other.add_record(run);
+        let mut copy = other.version(ObjectId(1)).unwrap().clone();
+        (copy.object, copy.same_as) = (ObjectId(77), Some(ObjectId(1)));
+        other.add_version(copy);
+        assert_eq!(differences(&mosaic(), &other), []);
+    }
+}

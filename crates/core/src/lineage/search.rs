@@ -1,0 +1,258 @@
+//! Searching lineage: for runs by kernel, arguments, time and what they read or made, and for versions by annotations.
+//!
+//! The server searches all that somebody has run; within the lineage of one file whoever shows it does.
+
+use super::{Graph, Record, Version};
+use crate::time::Time;
+use std::collections::BTreeSet;
+
+/// Nanoseconds of a day.
+const DAY_NS: u64 = 86_400_000_000_000;
+
+/// What is searched for; what is not given matches all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// The kernel, see [`Record::is_of`].
+    pub kernel: Option<String>,
+    /// Words that follow each other among the arguments; all of these.
+    pub args: Vec<String>,
+    /// Begun then or later.
+    pub since: Option<Time>,
+    /// Begun before.
+    pub until: Option<Time>,
+    /// Day of the week of the begin, in UTC: 1 Monday to 7 Sunday.
+    pub weekday: Option<u32>,
+    /// Annotations that a version has; all of these.
+    pub annotations: Vec<Annotated>,
+}
+
+/// An annotation that a version has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Annotated {
+    /// Its name, without `user.`.
+    pub name: String,
+    /// One of these; any if there are none.
+    pub values: Vec<String>,
+}
+
+impl Search {
+    /// Whether it asks for nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        !self.is_of_runs() && self.annotations.is_empty()
+    }
+
+    /// Whether runs are searched for, not versions.
+    #[must_use]
+    pub fn is_of_runs(&self) -> bool {
+        self.kernel.is_some()
+            || !self.args.is_empty()
+            || self.since.is_some()
+            || self.until.is_some()
+            || self.weekday.is_some()
+    }
+
+    /// The runs of a graph that match, if runs are searched for.
+    pub fn runs<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a Record> {
+        let annotated: BTreeSet<_> = graph
+            .versions()
+            .filter(|version| self.matches_version(version))
+            .map(|version| version.object)
+            .collect();
+        graph.records().filter(move |record| {
+            let mut ends = record.inputs.iter().chain(&record.outputs);
+            self.is_of_runs()
+                && self.matches_run(record)
+                && (self.annotations.is_empty() || ends.any(|end| annotated.contains(&end.1)))
+        })
+    }
+
+    /// The versions of a graph that match, if versions are searched for.
+    pub fn versions<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a Version> {
+        let versions = graph.versions();
+        versions.filter(|version| !self.is_of_runs() && self.matches_version(version))
+    }
+
+    /// Whether a run matches but for annotations. What may not be seen never does.
+    #[must_use]
+    pub fn matches_run(&self, run: &Record) -> bool {
+        let kernel = self.kernel.as_ref();
+        !run.hidden
+            && !run.is_others()
+            && kernel.is_none_or(|kernel| run.is_of(kernel))
+            && self.args.iter().all(|words| has_words(&run.args, words))
+            && self.since.is_none_or(|since| run.start >= since)
+            && self.until.is_none_or(|until| run.start < until)
+            && self.weekday.is_none_or(|day| weekday(run.start) == day)
+    }
+
+    /// Whether a version has all the annotations, of which there are some.
+    #[must_use]
+    pub fn matches_version(&self, version: &Version) -> bool {
+        let has = |wanted: &Annotated| {
+            version.annotations.iter().any(|(name, value)| {
+                *name == wanted.name && (wanted.values.is_empty() || wanted.values.contains(value))
+            })
+        };
+        !version.hidden && !self.annotations.is_empty() && self.annotations.iter().all(has)
+    }
+}
+
+/// Whether words follow each other among arguments, or are one of them as they stand.
+fn has_words(args: &[String], wanted: &str) -> bool {
+    let words: Vec<&str> = wanted.split_whitespace().collect();
+    let follow = |some: &[String]| some.iter().eq(words.iter());
+    args.iter().any(|arg| arg == wanted)
+        || (!words.is_empty() && args.windows(words.len()).any(follow))
+}
+
+/// Whether a name matches a pattern: `*` stands for any characters, `?` for one.
+#[must_use]
+pub fn matches_pattern(name: &str, pattern: &str) -> bool {
+    let (name, pattern): (Vec<char>, Vec<char>) =
+        (name.chars().collect(), pattern.chars().collect());
+    let (mut at, mut of, mut star) = (0, 0, None);
+    while at < name.len() {
+        match pattern.get(of) {
+            Some('*') => {
+                star = Some((of, at));
+                of += 1;
+            }
+            Some(&c) if c == '?' || c == name[at] => {
+                at += 1;
+                of += 1;
+            }
+            // The last star takes one character more.
+            _ => match &mut star {
+                Some((from, taken)) => {
+                    *taken += 1;
+                    (at, of) = (*taken, *from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[of..].iter().all(|c| *c == '*')
+}
+
+/// Day of the week in UTC: 1 Monday to 7 Sunday. The epoch was a Thursday.
+#[must_use]
+pub fn weekday(time: Time) -> u32 {
+    const EPOCH: u64 = 3;
+    match (time.0 / DAY_NS + EPOCH) % 7 {
+        0 => 1,
+        1 => 2,
+        2 => 3,
+        3 => 4,
+        4 => 5,
+        5 => 6,
+        _ => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::mosaic;
+    use super::*;
+    use crate::id::ObjectId;
+
+    fn tasks(search: &Search, graph: &Graph) -> Vec<u64> {
+        search.runs(graph).map(|run| run.task.0).collect()
+    }
+
+    #[test]
+    fn runs_are_found_by_kernel_argument_and_time() {
+        let graph = mosaic();
+        let of = |kernel: &str| Search {
+            kernel: Some(kernel.into()),
+            ..Search::default()
+        };
+        assert_eq!(tasks(&of("add"), &graph), [13]);
+        assert_eq!(tasks(&of("ad"), &graph), [0; 0]);
+        let with = |arg: &str| Search {
+            args: vec![arg.into()],
+            ..Search::default()
+        };
+        assert_eq!(tasks(&with("-x"), &graph), [11, 12, 13, 14]);
+        assert_eq!(tasks(&with("x"), &graph), [0; 0], "whole words");
+        assert_eq!(tasks(&with("a \"b\" <c> & {d}"), &graph).len(), 4);
+        // 14 November 2023 was a Tuesday.
+        let on = |day| Search {
+            weekday: Some(day),
+            ..Search::default()
+        };
+        assert_eq!(tasks(&on(2), &graph).len(), 4);
+        assert_eq!(tasks(&on(1), &graph).len(), 0);
+        let begun = Time(1_700_000_000_000_000_000);
+        let since = |since| Search {
+            since: Some(since),
+            ..Search::default()
+        };
+        assert_eq!(tasks(&since(begun), &graph).len(), 4);
+        assert_eq!(tasks(&since(Time(begun.0 + 1)), &graph).len(), 0);
+        assert_eq!(weekday(Time(0)), 4);
+    }
+
+    #[test]
+    fn words_follow_each_other() {
+        let args = ["-q", "-m", "12"].map(String::from);
+        for (words, found) in [
+            ("-m 12", true),
+            ("-q 12", false),
+            ("-m 1", false),
+            ("", false),
+        ] {
+            assert_eq!(has_words(&args, words), found, "{words}");
+        }
+    }
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (name, pattern, found) in [
+            ("atlas-x.gif", "*.gif", true),
+            ("atlas-x.gif", "atlas-?.gif", true),
+            ("atlas-x.gif", "*-*", true),
+            ("aab", "*ab", true),
+            ("atlas-x.gif", "atlas", false),
+            ("atlas-x.gifs", "*.gif", false),
+            ("", "*", true),
+        ] {
+            assert_eq!(matches_pattern(name, pattern), found, "{name} {pattern}");
+        }
+    }
+
+    #[test]
+    fn annotations_find_versions_and_what_read_or_made_them() {
+        let mut graph = mosaic();
+        let mut raw = graph.version(ObjectId(1)).unwrap().clone();
+        raw.annotations = vec![("center".into(), "UChicago".into())];
+        graph.add_version(raw.clone());
+        let annotated = |values: &[&str]| {
+            let values = values.iter().map(ToString::to_string).collect();
+            vec![Annotated {
+                name: "center".into(),
+                values,
+            }]
+        };
+        let mut search = Search {
+            annotations: annotated(&["IIT", "UChicago"]),
+            ..Search::default()
+        };
+        let objects = |search: &Search, graph: &Graph| {
+            search
+                .versions(graph)
+                .map(|one| one.object.0)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(objects(&search, &graph), [1]);
+        search.annotations = annotated(&["IIT"]);
+        assert_eq!(objects(&search, &graph), [0; 0]);
+        search.annotations = annotated(&[]);
+        search.kernel = Some("project1".into());
+        assert_eq!(tasks(&search, &graph), [11]);
+        assert_eq!(objects(&search, &graph), [0; 0]);
+        raw.hidden = true;
+        graph.add_version(raw);
+        assert_eq!(tasks(&search, &graph), [0; 0]);
+    }
+}

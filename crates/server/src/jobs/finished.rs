@@ -1,0 +1,74 @@
+//! Jobs that have ended and that nobody wants to see any more. What their files are made of stays known: lineage and
+//! remembered results need a task's row, but not what it printed, nor why it ran where it did.
+
+use crate::clock;
+use crate::names::commit::Database;
+use crate::names::{Fault, SqliteNames};
+use rusqlite::{Connection, params};
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_wire::v1::State;
+
+/// How often it is looked for jobs that were kept long enough.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Jobs deleted in one transaction.
+const BATCH_MAX: usize = 100;
+
+/// Deletes what ended longer ago than `keep`, for ever.
+pub(crate) async fn run(names: Arc<SqliteNames>, keep: Duration) {
+    let keep = i64::try_from(keep.as_nanos()).unwrap_or(i64::MAX);
+    loop {
+        let before = clock::now_ns().saturating_sub(keep);
+        let old = names.database().read(|db| ended(db, None, before));
+        let deleted = match old {
+            Ok(old) => delete(names.database(), old).await.map(|_| ()),
+            Err(fault) => Err(fault),
+        };
+        if let Err(fault) = deleted {
+            tracing::warn!(%fault, "jobs that ended long ago stay for now");
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// Jobs of a user, or of all, that ended before a point in time (nanoseconds since the Unix epoch).
+pub(crate) fn ended(db: &Connection, uid: Option<u32>, before: i64) -> Result<Vec<u64>, Fault> {
+    let sql = "SELECT job FROM job WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND state != ?2 AND ended < ?3";
+    let running = i32::from(State::Running);
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![uid, running, before], |row| row.get::<_, i64>(0))?;
+    let jobs = rows.map(|job| job.map(i64::cast_unsigned));
+    Ok(jobs.collect::<Result<_, _>>()?)
+}
+
+/// Deletes jobs that have ended; gives those that were still there.
+pub(crate) async fn delete(database: &Database, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
+    let mut deleted = Vec::new();
+    for batch in jobs.chunks(BATCH_MAX) {
+        let batch = batch.to_vec();
+        let done: Vec<u64> = database.write(move |db| delete_now(db, batch)).await?;
+        deleted.extend(done);
+    }
+    Ok(deleted)
+}
+
+fn delete_now(db: &Connection, jobs: Vec<u64>) -> Result<Vec<u64>, Fault> {
+    let mut deleted = Vec::new();
+    for job in jobs {
+        let sql = "UPDATE job SET deleted = 1 WHERE job = ?1 AND deleted = 0 AND state != ?2";
+        let running = i32::from(State::Running);
+        let mut statement = db.prepare_cached(sql)?;
+        if statement.execute(params![job.cast_signed(), running])? == 0 {
+            continue;
+        }
+        for sql in [
+            "UPDATE task SET stdout = '', stderr = '' WHERE job = ?1",
+            "DELETE FROM decision WHERE job = ?1",
+            "DELETE FROM job_element WHERE job = ?1",
+        ] {
+            db.prepare_cached(sql)?.execute([job.cast_signed()])?;
+        }
+        deleted.push(job);
+    }
+    Ok(deleted)
+}

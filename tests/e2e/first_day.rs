@@ -1,0 +1,202 @@
+//! What a newcomer does on the first day, and does wrong.
+
+use crate::array::{Array, Options, said};
+use serde_json::Value;
+
+#[test]
+fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
+    let Some(array) = Array::start() else { return };
+    let lost = array.run(&["watch"]);
+    assert!(
+        !lost.ok && lost.err.contains("tidemill submit"),
+        "{}",
+        lost.err
+    );
+    array.sh("mkdir w; seq 100 > w/in");
+    let script = |name: &str, kernel: &str| {
+        format!(
+            "name = \"{name}\"; workdir = \"/w\"; tasks = ({{ name = \"t\"; kernel = \"{kernel}\"; \
+             input = [\"in\"]; output = [\"{name}.out\"]; }});"
+        )
+    };
+    let good = array.submit(&script("good", "gzip"));
+    array.done(good);
+    let bad = array.submit(&script("bad", "/bin/false"));
+    assert_eq!(array.ended(bad)["state"], "failed");
+    let newest = array.run(&["watch"]);
+    assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
+
+    let listed = |args: &[&str]| -> Vec<u64> {
+        let jobs = array.json(&[&["jobs"], args].concat());
+        let jobs = jobs.as_array().unwrap().iter();
+        jobs.map(|job| job["job"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(listed(&[]), [bad, good]);
+    assert_eq!(listed(&["--limit", "1"]), [bad]);
+    assert_eq!(listed(&["--state", "done"]), [good]);
+    assert_eq!(listed(&["--state", "failed,cancelled"]), [bad]);
+    assert_eq!(listed(&["--name", "g*d"]), [good]);
+    assert_eq!(listed(&["--name", "[g]ood"]), [0_u64; 0]);
+
+    // One that goes on stays.
+    let waits = array.submit(&script("waits", "gzip").replace("\"in\"", "\"later\""));
+    let refused = array.run(&["jobs", "--delete", &waits.to_string()]);
+    assert!(refused.err.contains("tidemill cancel"), "{}", refused.err);
+    let deleted = array.json(&["jobs", "--delete", &good.to_string()]);
+    assert_eq!(deleted["deleted"], serde_json::json!([good]));
+    assert!(
+        array
+            .run(&["jobs", "--delete", "--older", "1d"])
+            .out
+            .contains("0 jobs")
+    );
+    assert_eq!(listed(&[]), [waits, bad]);
+    assert!(!array.run(&["jobs", &good.to_string()]).ok);
+    // Its files and where they come from are what they were, and its result is used again.
+    let lineage = array.run(&["lineage", "/w/good.out"]);
+    assert!(
+        lineage.ok && lineage.out.contains("gzip"),
+        "{}{}",
+        lineage.out,
+        lineage.err
+    );
+    let again = array.submit(&format!("replace = true; {}", script("good", "gzip")));
+    assert_eq!(
+        array.done(again)["tasks"][0]["reused_task"].as_u64(),
+        Some(1)
+    );
+}
+
+#[test]
+fn elements_on_one_disk_count_it_once() {
+    let options = Options {
+        elements: 3,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let disk = rustix::fs::statvfs(array.element_folder(0)).unwrap();
+    let disk = disk.f_blocks * disk.f_frsize;
+    let mounted = rustix::fs::statvfs(array.at("")).unwrap();
+    assert_eq!(mounted.f_blocks * mounted.f_frsize / disk, 1);
+    assert_eq!(
+        array.json(&["status"])["capacity_bytes"].as_u64(),
+        Some(disk)
+    );
+}
+
+#[test]
+fn what_fails_under_json_is_json() {
+    let Some(array) = Array::start() else { return };
+    for args in [
+        &["jobs", "99"][..],
+        &["jbos"],
+        &["ls", "/nowhere"],
+        &["put", "/no/such/file", "/"],
+        &["status", "--no-such-flag"],
+    ] {
+        let failed = said(array.tidemill().arg("--json").args(args).output().unwrap());
+        assert!(!failed.ok, "{args:?}");
+        let json: Value = serde_json::from_str(&failed.out).unwrap();
+        assert!(!json["error"].as_str().unwrap().is_empty(), "{args:?}");
+    }
+}
+
+/// A file of this machine.
+const LOCAL: &str = "LOCAL";
+
+/// Mistakes, and what the answer has to say of cause, place and remedy.
+const MISTAKES: &[(&[&str], &[&str])] = &[
+    (&["elemnt"], &["elemnt", "similar", "element"]),
+    (&["jobs", "--state", "bad"], &["bad", "--state", "running"]),
+    (&["jobs", "7"], &["no job 7", "tidemill jobs"]),
+    (&["jobs", "one"], &["one", "JOB"]),
+    (&["jobs", "1", "2"], &["one job at a time"]),
+    (&["jobs", "--delete"], &["which jobs", "--older"]),
+    (
+        &["jobs", "--delete", "--older", "soon"],
+        &["soon", "s, m, h or d"],
+    ),
+    (&["watch"], &["no jobs", "tidemill submit"]),
+    (&["logs", "9"], &["no job 9", "tidemill jobs"]),
+    (&["cancel", "9"], &["no job 9", "tidemill jobs"]),
+    (&["explain", "9"], &["no job 9", "tidemill jobs"]),
+    (&["report", "9"], &["no job 9", "tidemill jobs"]),
+    (
+        &["cat", "/w/dta"],
+        &["/w/dta", "no such file", "tidemill ls"],
+    ),
+    (&["cat", "/w"], &["/w", "get -r"]),
+    (
+        &["get", "/w/data", "/no/such/x"],
+        &["/w/data", "/no/such", "this machine"],
+    ),
+    (&["get", "/w", "x"], &["/w", "-r"]),
+    (&["put", "/no/file", "/w"], &["/no/file", "this machine"]),
+    (
+        &["put", LOCAL, "/none/x"],
+        &["/none", "no such", "tidemill ls"],
+    ),
+    (&["put", LOCAL, "/../x"], &["/../x", "full path"]),
+    (&["ls", "/none"], &["/none", "no such", "tidemill ls"]),
+    (&["rm", "/w"], &["/w", "-r"]),
+    (&["rm", "/w/none"], &["/w/none", "no such", "tidemill ls"]),
+    (
+        &["mv", "/w/none", "/w/b"],
+        &["/w/none", "no such", "tidemill ls"],
+    ),
+    (&["mkdir", "/x/y"], &["/x", "no such", "tidemill ls"]),
+    (&["mkdir", "/w"], &["/w", "exists"]),
+    (&["submit", "no.conf"], &["no.conf", "local file"]),
+    (&["lineage", "/w/none"], &["/w/none", "no such"]),
+    (
+        &["kernel", "add", "./none.py"],
+        &["./none.py", "this machine"],
+    ),
+    (
+        &["kernel", "build", "./none.c"],
+        &["./none.c", "this machine"],
+    ),
+    (
+        &["plan", "sweep", "none.json"],
+        &["none.json", "this machine"],
+    ),
+    (
+        &["plan", "offload", "max", "/w/data"],
+        &["no calibration", "tidemill bench kernel"],
+    ),
+    (
+        &["token", "create", "--user", "no-such-user"],
+        &["no-such-user", "number"],
+    ),
+    (
+        &["--config", "none.toml", "status"],
+        &["none.toml", "--config"],
+    ),
+];
+
+/// Each is answered with what is wrong, where, and what to do.
+#[test]
+fn mistakes_are_told_with_cause_place_and_remedy() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w; echo x > w/data; echo 'name = ;' > w/bad.conf");
+    let local = array.path("local");
+    std::fs::write(&local, "x").unwrap();
+    let local = local.to_str().unwrap();
+    assert!(MISTAKES.len() >= 30);
+    let mut wrong = Vec::new();
+    for (args, parts) in MISTAKES {
+        let args: Vec<&str> = args
+            .iter()
+            .map(|&arg| if arg == LOCAL { local } else { arg })
+            .collect();
+        let told = array.run(&args);
+        let twice = told.err.matches("os error 2").count() > 1;
+        let panics = told.err.contains("panicked") || told.err.contains("inode ");
+        if told.ok || twice || panics || !parts.iter().all(|part| told.err.contains(part)) {
+            wrong.push(format!("{args:?} wants {parts:?}: {}", told.err));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,396 @@
+//! The First Provenance Challenge (2006): a workflow that averages brain images, run twice, and its nine questions, each
+//! one command.
+
+use crate::array::Array;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+
+/// Stands for the five programs: writes what it reads and how it was called into every output.
+const PROGRAM: &str = r#"#!/bin/sh
+# PROGRAM OUTPUT[,OUTPUT] INPUT... [-OPTION VALUE]...
+outputs=$1; shift
+for output in $(echo "$outputs" | tr , ' '); do
+  { echo "NAME $*"; for input; do if [ -f "$input" ]; then cat "$input"; fi; done; } > "$output"
+done
+"#;
+
+fn task(name: &str, kernel: &str, inputs: &[String], outputs: &[String], options: &str) -> String {
+    let last = |path: &String| path.rsplit('/').next().unwrap().to_owned();
+    let args: Vec<String> = inputs.iter().map(last).collect();
+    let quoted = |names: &[String]| format!("[\"{}\"]", names.join("\", \""));
+    let words = format!("{} {} {options}", outputs.join(","), args.join(" "));
+    let args: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+    format!(
+        "{{ name = \"{name}\"; kernel = \"{kernel}\"; args = {}; input = {}; output = {}; }}",
+        quoted(&args),
+        quoted(inputs),
+        quoted(outputs)
+    )
+}
+
+/// The workflow: four images are aligned to a reference, resliced, averaged, cut in three planes and made graphics.
+fn workflow(
+    folder: &str,
+    images: &str,
+    model: &str,
+    convert: impl Fn(&str) -> Vec<String>,
+) -> String {
+    let mut tasks = Vec::new();
+    let both = |name: &str| [format!("{name}.img"), format!("{name}.hdr")];
+    for at in 1..=4 {
+        let read: Vec<String> = both(&format!("{images}/anatomy{at}"))
+            .into_iter()
+            .chain(both(&format!("{images}/reference")))
+            .collect();
+        let warp = [format!("warp{at}.warp")];
+        tasks.push(task(
+            &format!("align{at}"),
+            "align_warp",
+            &read,
+            &warp,
+            model,
+        ));
+        let resliced = both(&format!("resliced{at}"));
+        tasks.push(task(
+            &format!("reslice{at}"),
+            "reslice",
+            &warp,
+            &resliced,
+            "",
+        ));
+    }
+    let resliced: Vec<String> = (1..=4)
+        .flat_map(|at| both(&format!("resliced{at}")))
+        .collect();
+    tasks.push(task(
+        "softmean",
+        "softmean",
+        &resliced,
+        &both("atlas"),
+        "-y null",
+    ));
+    for plane in ["x", "y", "z"] {
+        let cut = [format!("atlas-{plane}.pgm")];
+        let options = format!("-{plane} .5");
+        tasks.push(task(
+            &format!("slicer-{plane}"),
+            "slicer",
+            &both("atlas"),
+            &cut,
+            &options,
+        ));
+        tasks.extend(convert(plane));
+    }
+    format!(
+        "name = \"fmri{model}\"; workdir = \"{folder}\"; tasks = ({});",
+        tasks.join(",\n")
+    )
+}
+
+fn one(name: &str) -> [String; 1] {
+    [name.to_owned()]
+}
+
+/// Runs the workflow in `/run1` with `-m 12`, and in `/run2` with `-m 13` and two steps in place of `convert`.
+fn challenge() -> Option<Array> {
+    let array = Array::start()?;
+    for program in [
+        "align_warp",
+        "reslice",
+        "softmean",
+        "slicer",
+        "convert",
+        "pgmtoppm",
+        "pnmtojpeg",
+    ] {
+        let file = array.path(program);
+        std::fs::write(&file, PROGRAM.replace("NAME", program)).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let added = array.run(&["kernel", "add", file.to_str().unwrap()]);
+        assert!(added.ok, "{}{}", added.out, added.err);
+    }
+    array.sh("mkdir run1 run2 images1 images2
+         for f in images1 images2; do for n in anatomy1 anatomy2 anatomy3 anatomy4 reference; do
+           echo $f $n > $f/$n.img; echo $f $n header > $f/$n.hdr; done; done
+         setfattr -n user.globalmaximum -v 4095 images1/anatomy2.hdr
+         setfattr -n user.globalmaximum -v 4096 images2/anatomy2.hdr
+         for n in images1/anatomy1 images1/anatomy2 images2/anatomy3; do
+           setfattr -n user.center -v UChicago $n.img; done
+         setfattr -n user.center -v IIT images1/anatomy3.img");
+    let gif = |plane: &str| {
+        vec![task(
+            &format!("convert-{plane}"),
+            "convert",
+            &one(&format!("atlas-{plane}.pgm")),
+            &one(&format!("atlas-{plane}.gif")),
+            "",
+        )]
+    };
+    let jpeg = |plane: &str| {
+        let ppm = one(&format!("atlas-{plane}.ppm"));
+        let (pgm, jpg) = (
+            one(&format!("atlas-{plane}.pgm")),
+            one(&format!("atlas-{plane}.jpg")),
+        );
+        vec![
+            task(&format!("pgmtoppm-{plane}"), "pgmtoppm", &pgm, &ppm, ""),
+            task(&format!("pnmtojpeg-{plane}"), "pnmtojpeg", &ppm, &jpg, ""),
+        ]
+    };
+    let first = array.submit(&workflow("/run1", "/images1", "-m 12", gif));
+    let second = array.submit(&workflow("/run2", "/images2", "-m 13", jpeg));
+    array.done(first);
+    array.done(second);
+    array.sh("setfattr -n user.studyModality -v speech run1/atlas-x.gif
+         setfattr -n user.reviewer -v Ada run1/atlas-x.gif
+         setfattr -n user.studyModality -v visual run1/atlas-y.gif
+         setfattr -n user.studyModality -v touch run1/atlas-z.gif
+         setfattr -n user.studyModality -v audio run2/atlas-x.jpg");
+    Some(array)
+}
+
+/// The names of the tasks of an answer, job by job.
+fn names(answer: &Value) -> Vec<String> {
+    let runs = answer["runs"].as_array().unwrap().iter();
+    runs.map(|run| run["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// The paths of the files that were found.
+fn files(answer: &Value) -> BTreeSet<String> {
+    let found = answer["found"]["objects"].as_array().unwrap();
+    let versions = answer["versions"].as_array().unwrap().iter();
+    let versions = versions.filter(|version| found.contains(&version["object"]));
+    versions
+        .map(|version| version["current_path"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn paths<const N: usize>(paths: [&str; N]) -> BTreeSet<String> {
+    paths.map(str::to_owned).into()
+}
+
+fn weekday(run: &Value) -> usize {
+    let days = run["start"].as_i64().unwrap() / 86_400_000_000_000;
+    // 1 January 1970 was a Thursday.
+    usize::try_from((days + 3) % 7).unwrap()
+}
+
+const DAYS: [&str; 7] = [
+    "monday",
+    "tuesday",
+    "wednesday",
+    "thursday",
+    "friday",
+    "saturday",
+    "sunday",
+];
+
+#[test]
+fn the_nine_questions_of_the_first_provenance_challenge_are_a_command_each() {
+    let Some(array) = challenge() else { return };
+    let ask = |args: &[&str]| array.json(&[&["lineage"], args].concat());
+
+    // 1. The process that led to Atlas X Graphic: everything.
+    let whole = ask(&["/run1/atlas-x.gif"]);
+    assert_eq!(
+        whole["runs"].as_array().unwrap().len(),
+        4 + 4 + 1 + 1 + 1,
+        "{whole:#}"
+    );
+    // 2. The same without what was before the averaging.
+    let late = ask(&["/run1/atlas-x.gif", "--stop", "softmean"]);
+    assert_eq!(names(&late), ["softmean", "slicer-x", "convert-x"]);
+    // 3. Stages 3, 4 and 5: the last three.
+    let stages = ask(&["/run1/atlas-x.gif", "--depth", "3"]);
+    assert_eq!(names(&stages), ["softmean", "slicer-x", "convert-x"]);
+    // 4. All runs of align_warp with -m 12 on a Monday, here the day it is.
+    // A run may begin a moment before midnight, and another after it.
+    let aligned = whole["runs"].as_array().unwrap().iter();
+    let aligned = aligned.filter(|run| run["name"].as_str().unwrap().starts_with("align"));
+    let days: Vec<usize> = aligned.map(weekday).collect();
+    for (day, name) in DAYS.iter().enumerate() {
+        let found = ask(&["--kernel", "align_warp", "--arg", "-m 12", "--on", name]);
+        let ran = days.iter().filter(|one| **one == day).count();
+        assert_eq!(
+            found["found"]["tasks"].as_array().unwrap().len(),
+            ran,
+            "{name}"
+        );
+    }
+    assert_eq!(days.len(), 4);
+    // 5. Atlas graphics of workflows of which an input header says global maximum=4095.
+    let graphics = [
+        "--down",
+        "--annotation",
+        "globalmaximum=4095",
+        "--only",
+        "atlas-*.gif",
+    ];
+    let of_run1 = paths([
+        "/run1/atlas-x.gif",
+        "/run1/atlas-y.gif",
+        "/run1/atlas-z.gif",
+    ]);
+    assert_eq!(files(&ask(&graphics)), of_run1);
+    // 6. What softmean made of images that were aligned with -m 12.
+    let averaged = ask(&[
+        "--down",
+        "--kernel",
+        "align_warp",
+        "--arg",
+        "-m 12",
+        "--outputs-of",
+        "softmean",
+    ]);
+    assert_eq!(
+        files(&averaged),
+        paths(["/run1/atlas.hdr", "/run1/atlas.img"])
+    );
+    // 7. The difference of two runs.
+    let differs = array.run(&[
+        "lineage",
+        "/run1/atlas-x.gif",
+        "--diff",
+        "/run2/atlas-x.jpg",
+    ]);
+    let lines: Vec<&str> = differs.out.lines().collect();
+    for line in [
+        "- convert-x: convert@1 atlas-x.gif atlas-x.pgm",
+        "+ pgmtoppm-x: pgmtoppm@1 atlas-x.ppm atlas-x.pgm",
+    ] {
+        assert!(
+            lines.contains(&line),
+            "{line}\n{}{}",
+            differs.out,
+            differs.err
+        );
+    }
+    let model = lines
+        .iter()
+        .find(|line| line.starts_with("~ align1: arguments"))
+        .unwrap();
+    assert!(
+        model.contains("-m 12 \u{2192} ") && model.ends_with("-m 13"),
+        "{model}"
+    );
+    assert!(!differs.out.contains("softmean: code"), "{}", differs.out);
+    // 8. Outputs of align_warp whose inputs are annotated with center=UChicago.
+    let chicago = ask(&[
+        "--kernel",
+        "align_warp",
+        "--annotation",
+        "center=UChicago",
+        "--outputs-of",
+        "align_warp",
+    ]);
+    assert_eq!(
+        files(&chicago),
+        paths(["/run1/warp1.warp", "/run1/warp2.warp", "/run2/warp3.warp"])
+    );
+    // 9. Graphics with a study modality of speech, visual or audio, and all that they are annotated with.
+    let modality = [
+        "lineage",
+        "--annotation",
+        "studyModality=speech,visual,audio",
+    ];
+    let sets = array.json(&modality);
+    assert_eq!(
+        files(&sets),
+        paths([
+            "/run1/atlas-x.gif",
+            "/run1/atlas-y.gif",
+            "/run2/atlas-x.jpg"
+        ])
+    );
+    let said = array.run(&modality).out;
+    assert!(
+        said.contains("{reviewer=Ada, studyModality=speech}"),
+        "{said}"
+    );
+
+    annotations_belong_to_the_version(&array, &graphics, &of_run1);
+    kernels_go_by_their_names(&array);
+}
+
+/// What the next version of a file is annotated with is not said of the one before, nor of what was made of that.
+fn annotations_belong_to_the_version(
+    array: &Array,
+    graphics: &[&str],
+    expected: &BTreeSet<String>,
+) {
+    array.sh(
+        "echo anew > images1/anatomy2.hdr; setfattr -n user.globalmaximum -v 1 images1/anatomy2.hdr
+         rm images1/anatomy1.img",
+    );
+    let ask = |args: &[&str]| array.json(&[&["lineage"], args].concat());
+    assert_eq!(files(&ask(graphics)), *expected);
+    let versions = ask(&["--versions", "/images1/anatomy2.hdr"]);
+    let values = versions["versions"].as_array().unwrap().iter();
+    let values: Vec<&Value> = values
+        .map(|version| &version["annotations"]["globalmaximum"])
+        .collect();
+    assert_eq!(values, ["4095", "1"], "{versions:#}");
+    let gone = ask(&["--versions", "/images1/anatomy1.img"]);
+    assert_eq!(gone["versions"][0]["annotations"]["center"], "UChicago");
+    let prov = array.run(&["lineage", "/run1/warp2.warp", "--format", "prov-json"]);
+    assert!(
+        prov.out.contains("4095") && prov.out.contains("UChicago"),
+        "{}",
+        prov.out
+    );
+}
+
+fn kernels_go_by_their_names(array: &Array) {
+    let ask = |args: &[&str]| array.run(&[&["lineage"], args].concat()).out;
+    // Also when they are gone.
+    let gone = array.run(&["kernel", "remove", "convert"]);
+    assert!(gone.ok, "{}{}", gone.out, gone.err);
+    for format in ["text", "json", "svg", "dot", "prov-json"] {
+        let said = ask(&["/run1/atlas-x.gif", "--format", format]);
+        assert!(
+            !said.contains(".new-") && said.contains("convert@1"),
+            "{format}: {said}"
+        );
+    }
+}
+
+#[test]
+fn a_result_that_was_used_again_shows_the_run_that_made_it() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w; seq 1000 > w/in");
+    let mut jobs = Vec::new();
+    for output in ["a", "b", "c"] {
+        // What is written is called the same: else it would be another task.
+        let job = format!(
+            "name = \"{output}\"; workdir = \"/w\"; replace = true; tasks = ({{ name = \"{output}\"; \
+             kernel = \"wordcount\"; input = [\"in\"]; output = [\"out\"]; }});"
+        );
+        jobs.push(array.done(array.submit(&job)));
+        array.sh(&format!("mv w/out w/{output}"));
+    }
+    let run = |path: &str| array.json(&["lineage", path])["runs"][0].clone();
+    let (first, second, third) = (run("/w/a"), run("/w/b"), run("/w/c"));
+    assert_eq!(first["reused_task"], Value::Null);
+    for reused in [&second, &third] {
+        assert_eq!(reused["reused_task"], first["task"], "{reused:#}");
+        for what in ["start", "end", "element", "kernel_hash"] {
+            assert_eq!(reused[what], first[what], "{what}");
+        }
+    }
+    // By the id of a task, too.
+    let asked = array.json(&["lineage", "--task", &third["task"].to_string()]);
+    assert_eq!(asked["runs"][0], third);
+    let text = array.run(&["lineage", "/w/c"]).out;
+    assert!(
+        text.contains(&format!("of task {}", first["task"])),
+        "{text}"
+    );
+    let prov = array.json(&["lineage", "/w/c", "--format", "prov-json"]);
+    assert_eq!(
+        prov["wasInformedBy"].as_object().unwrap().len(),
+        1,
+        "{prov:#}"
+    );
+}

@@ -22,6 +22,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "sort -k 2 -n -r logs/access.log | head -n 100 | cmp - logs/top.log",
     ),
     (
+        "calibrate",
+        "mkdir -p calibrate/raw; cd calibrate; echo flat > flat; for x in a b c; do echo $x > raw/$x.fits; done",
+        "test \"$(tr '\\n' ' ' < calibrate/sum)\" = 'flat a flat b flat c '",
+    ),
+    (
         "pack",
         "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
         "test -s example/a.packed",

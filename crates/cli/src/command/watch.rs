@@ -296,6 +296,7 @@ mod tests {
         };
         let mut shown = Shown {
             tasks: BTreeMap::new(),
+            waits: None,
             bars: None,
             waits: None,
         };

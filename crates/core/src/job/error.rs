@@ -292,6 +292,27 @@ pub enum Problem {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A pattern that can't be read.
+    #[error("\"{text}\" is no pattern: {reason}")]
+    Pattern {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A pattern that means nothing.
+    #[error(
+        "no file matches \"{0}\"; a pattern means the files that are there when the job is submitted, and outputs of tasks above"
+    )]
+    NoMatch(String),
+    /// Tasks of a `foreach` that would all have one name.
+    #[error("all tasks of this foreach would be \"{0}\"; put {{{1}}} into the name")]
+    ForeachName(String, String),
+    /// Patterns that stand for more than a job can have.
+    #[error(
+        "the job's patterns stand for too much text, or are held against too many files; split it"
+    )]
+    TooMuch,
     /// A setting that a stack of kernels can't have.
     #[error("\"{0}\" can't be given for a stack of kernels: {1}")]
     StackSetting(&'static str, &'static str),

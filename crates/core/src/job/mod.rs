@@ -6,6 +6,7 @@
 
 mod dag;
 mod error;
+mod expand;
 pub mod own;
 mod path;
 pub mod quantity;
@@ -14,6 +15,7 @@ mod resolve;
 mod stack;
 
 pub use error::{JobError, JobErrors, Problem, ProgramBy};
+pub use expand::{Files, NoFiles};
 pub use quantity::{duration, size};
 pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};
 pub use stack::MAX_STAGES;
@@ -203,21 +205,33 @@ pub struct Dag {
 }
 
 impl Job {
-    /// Reads a script.
+    /// Reads a script for an array without files: patterns mean outputs of the job's own tasks only.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self, JobErrors> {
+        Self::read(file, text, &NoFiles)
+    }
+
+    /// Reads a script, whose patterns mean what is in `files`.
     ///
     /// `file` is the name that errors give.
     ///
     /// # Errors
-    /// Everything that is wrong with the script in itself, in its order.
-    pub fn parse(file: &str, text: &[u8]) -> Result<Self, JobErrors> {
+    /// Everything that is wrong with the script in itself, in its order; if patterns are, only that.
+    pub fn read(file: &str, text: &[u8], files: &dyn Files) -> Result<Self, JobErrors> {
         let mut errors = Errors::new(file);
-        let group = match script::parse(file, text) {
+        let mut group = match script::parse(file, text) {
             Ok(group) => group,
             Err(error) => {
                 errors.add(error.at, None, Problem::Script(error.problem));
                 return Err(errors.into_report());
             }
         };
+        expand::expand(&mut group, files, &mut errors);
+        if !errors.is_empty() {
+            return Err(errors.into_report());
+        }
         let mut job = read::job(file, &group, &mut errors);
         job.dag = dag::detect(&mut job.tasks, &mut errors);
         if errors.is_empty() {

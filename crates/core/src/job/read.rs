@@ -19,9 +19,9 @@ const JOB_SETTINGS: [&str; 10] = [
     "name", "workdir", "tasks", "policy", "strict", "replace", "cache", "retries", "lifetime",
     "limits",
 ];
-const TASK_SETTINGS: [&str; 12] = [
-    "name", "kernel", "input", "output", "args", "type", "stdin", "stdout", "element", "retries",
-    "limits", "lifetime",
+const TASK_SETTINGS: [&str; 13] = [
+    "name", "foreach", "kernel", "input", "output", "args", "type", "stdin", "stdout", "element",
+    "retries", "limits", "lifetime",
 ];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];

@@ -299,6 +299,117 @@ fn every_setting_is_read() {
     assert_eq!(task.stdout.as_deref(), Some("o"));
 }
 
+/// Files of an array, by their full paths.
+struct Folder<'a>(&'a [&'a str]);
+
+impl Files for Folder<'_> {
+    fn list(&self, folder: &str) -> Vec<(String, bool)> {
+        let below = self
+            .0
+            .iter()
+            .filter_map(|path| path.strip_prefix(folder)?.strip_prefix('/'));
+        let names: BTreeSet<(String, bool)> = below
+            .map(|rest| match rest.split_once('/') {
+                Some((folder, _)) => (folder.to_owned(), true),
+                None => (rest.to_owned(), false),
+            })
+            .collect();
+        names.into_iter().collect()
+    }
+}
+
+/// The tasks of a job in an array with these files: names, inputs, outputs and arguments.
+fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
+    let text = with_tasks(tasks);
+    let job = Job::read("job.conf", text.as_bytes(), &Folder(files));
+    let job = job.map_err(|errors| errors.to_string())?;
+    let told = job.tasks.iter().map(|task| {
+        let inputs: Vec<_> = task
+            .inputs
+            .iter()
+            .map(|input| input.name.as_str())
+            .collect();
+        let outputs: Vec<_> = task
+            .outputs
+            .iter()
+            .map(|output| output.name.as_str())
+            .collect();
+        format!(
+            "{}: {} -> {} ({})",
+            task.name,
+            inputs.join(" "),
+            outputs.join(" "),
+            task.args.join(" ")
+        )
+    });
+    Ok(told.collect())
+}
+
+#[test]
+fn patterns_stand_for_files_and_for_outputs_of_tasks_above() {
+    let files = [
+        "/w/raw/m31.fits",
+        "/w/raw/m33.fits",
+        "/w/raw/.hidden.fits",
+        "/w/raw/log",
+        "/w/raw/old/x.fits",
+        "/w/flat",
+    ];
+    let tasks = r#"
+        { name = "cal.{x}"; foreach = "raw/{x}.fits"; kernel = "k"; args = [ "-o", "{x}", "{other}" ];
+          input = [ "raw/{x}.fits", "flat" ]; output = [ "cal/{x}.fits" ]; },
+        { name = "sum"; kernel = "k"; args = [ "{inputs}" ]; input = [ "flat", "cal/*.fits" ]; output = [ "cal/sum.fits" ]; },
+        { name = "all"; kernel = "k"; input = [ "raw/" ]; output = [ "n" ]; }"#;
+    let expected = [
+        "cal.m31: raw/m31.fits flat -> cal/m31.fits (-o m31 {other})",
+        "cal.m33: raw/m33.fits flat -> cal/m33.fits (-o m33 {other})",
+        "sum: flat cal/m31.fits cal/m33.fits -> cal/sum.fits (flat cal/m31.fits cal/m33.fits)",
+        "all: raw/.hidden.fits raw/log raw/m31.fits raw/m33.fits raw/old/x.fits -> n ()",
+    ];
+    assert_eq!(expanded(tasks, &files).unwrap(), expected);
+    let tasks = r#"{ name = "{band}{i}"; foreach = { band = [ "g", "r" ]; i = "08..10"; }; kernel = "k"; output = [ "{i}.{band}" ]; }"#;
+    let expected = [
+        "g08:  -> 08.g ()",
+        "g09:  -> 09.g ()",
+        "g10:  -> 10.g ()",
+        "r08:  -> 08.r ()",
+    ];
+    let found = expanded(tasks, &[]).unwrap();
+    assert_eq!(
+        (&found[..4], found.len()),
+        (&expected.map(str::to_owned)[..], 6)
+    );
+    let ten_thousand =
+        r#"{ name = "t{i}"; foreach = { i = "1..10000"; }; kernel = "k"; output = [ "o{i}" ]; }"#;
+    assert_eq!(expanded(ten_thousand, &[]).unwrap().len(), 10_000);
+}
+
+#[test]
+fn patterns_that_mean_nothing_or_too_much_are_refused() {
+    let rest = r#"kernel = "k"; output = [ "{x}" ]; }"#;
+    let nothing = "a pattern means the files that are there when the job is submitted, and outputs of tasks above";
+    let cases = [
+        (r#"{ name = "a"; input = [ "*.gz" ]; "#, format!("3:25: task \"a\": no file matches \"*.gz\"; {nothing}")),
+        (r#"{ name = "a"; input = [ "*/b" ]; "#, "3:25: task \"a\": \"*/b\" is no pattern: '*' may stand in its last part only".to_owned()),
+        (r#"{ name = "a{x}"; foreach = "{x}/b"; "#, "3:28: task \"a{x}\": \"{x}/b\" is no pattern: names may stand in its last part only".to_owned()),
+        (r#"{ name = "a{x}"; foreach = "{x}{y}"; "#, "3:28: task \"a{x}\": \"{x}{y}\" is no pattern: two names need text between them".to_owned()),
+        (r#"{ name = "a{x}"; foreach = "b"; "#, "3:28: task \"a{x}\": \"b\" is no pattern: it needs a name in braces, such as {x}".to_owned()),
+        (r#"{ name = "a"; foreach = { x = [ 1, 2 ]; }; "#, "3:10: task \"a\": all tasks of this foreach would be \"a\"; put {x} into the name".to_owned()),
+        (r#"{ name = "a{x}"; foreach = { x = "1..2000000"; }; "#, "3:34: task \"a{x}\": 1999999 tasks; the most is 1000000; split it".to_owned()),
+        (r#"{ name = "a{x}"; foreach = { x = "1-9"; }; "#, "3:34: task \"a{x}\": \"foreach\" must be a range such as \"1..100\" or an array of strings or integers, not another string".to_owned()),
+        (r#"{ name = "a{x}"; foreach = 3; "#, "3:28: task \"a{x}\": \"foreach\" must be a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }, not an integer".to_owned()),
+    ];
+    for (begin, message) in cases {
+        let said = expanded(&format!("{begin}{rest}"), &["/w/b"]).unwrap_err();
+        assert_eq!(said, format!("job.conf:{message}"), "{begin}");
+    }
+    let long = "x".repeat(1 << 16);
+    let bomb = format!(
+        "{{ name = \"t{{i}}\"; foreach = {{ i = \"1..100000\"; }}; kernel = \"k\"; args = [ \"{long}\" ]; output = [ \"o{{i}}\" ]; }}"
+    );
+    assert!(expanded(&bomb, &[]).unwrap_err().contains("too much text"));
+}
+
 #[test]
 fn the_documented_examples_are_right() {
     let page = include_str!("../../../../docs/job-scripts.md");
@@ -307,10 +418,16 @@ fn the_documented_examples_are_right() {
         .skip(1)
         .step_by(2)
         .filter(|block| block.starts_with("\nname = "));
-    let jobs: Vec<Job> = blocks.map(|block| parse(block).unwrap()).collect();
+    let shown = Folder(&[
+        "/calibrate/raw/a.fits",
+        "/calibrate/raw/b.fits",
+        "/calibrate/flat",
+    ]);
+    let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
+    let jobs: Vec<Job> = blocks.map(read).collect();
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2]);
-    assert_eq!(jobs[1].dag.order, [0, 1]);
+    assert_eq!(tasks, [3, 3, 2]);
+    assert_eq!(jobs[2].dag.order, [0, 1]);
 }
 
 #[test]
@@ -399,7 +516,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime",
         ),
         (
             "input = \"x\";",
@@ -439,7 +556,7 @@ fn errors_of_a_task() {
         ),
         (
             "input = [ \"d/\" ];",
-            "3:57: task \"a\": \"d/\" names a folder; tasks read and write files",
+            "3:57: task \"a\": no file matches \"d/\"; a pattern means the files that are there when the job is submitted, and outputs of tasks above",
         ),
         (
             "stdin = \"x\";",

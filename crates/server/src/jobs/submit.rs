@@ -17,7 +17,8 @@ use std::time::Duration;
 use tidemill_core::event::JobSpec;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
-    Awaited, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, Task, awaited, resolve,
+    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, Task, awaited,
+    resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
@@ -32,6 +33,8 @@ const JOBS_EACH_MAX: i64 = 1000;
 const AWAITED_SHOWN_MAX: usize = 20;
 /// Names in a folder among which the one is looked for that was probably meant.
 const BESIDE_MAX: u32 = 4096;
+/// Names of a folder that patterns are held against.
+const LISTED_MAX: u32 = 1_000_000;
 
 /// Why a job is refused.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +87,17 @@ pub(crate) async fn submit(
     } else {
         what.source.clone()
     };
-    let parsed = aside(|| Job::parse(&source, what.script.as_bytes()));
+    let owner = Owner {
+        uid: what.caller.uid,
+        gid: what.caller.gid,
+    };
+    // Credentials that a mount has checked say nothing about the files that a script names.
+    let caller = publish::caller(owner, &what.caller.groups);
+    let folders = Folders {
+        names,
+        caller: &caller,
+    };
+    let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
     job.cache &= !what.no_cache;
     job.replace |= what.replace;
@@ -108,12 +121,6 @@ pub(crate) async fn submit(
         .map(|element| ElementId(element.element))
         .collect();
     let issued = reserve(names, &job).await?;
-    let owner = Owner {
-        uid: what.caller.uid,
-        gid: what.caller.gid,
-    };
-    // Credentials that a mount has checked say nothing about the files that a script names.
-    let caller = publish::caller(owner, &what.caller.groups);
     let view = View { programs, elements };
     let found = resolved((names, recalls), &job, &caller, &view, owner, issued).await?;
     let (mut accepted, waits) = found.map_err(Refused::Script)?;
@@ -336,6 +343,28 @@ async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> 
     (!found.is_empty()).then(|| found.into_values().flatten().collect())
 }
 
+/// The folders that a job's owner may list, each as it is when it is looked at.
+struct Folders<'a> {
+    names: &'a SqliteNames,
+    caller: &'a Caller,
+}
+
+impl Files for Folders<'_> {
+    fn list(&self, folder: &str) -> Vec<(String, bool)> {
+        let listed = self.names.database().read(|db| {
+            let now = clock::now_ns();
+            let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
+            tx.names_in(folder, LISTED_MAX)
+        });
+        let listed = listed.unwrap_or_else(|fault| {
+            tracing::debug!(folder, %fault, "no file of it is seen by patterns");
+            Vec::new()
+        });
+        let named = |(name, kind)| (name, kind == Kind::Directory);
+        listed.into_iter().map(named).collect()
+    }
+}
+
 /// What elements there are and what they can run.
 struct View {
     programs: Option<BTreeSet<String>>,
@@ -362,7 +391,8 @@ impl Outside for Seen<'_> {
     fn beside(&self, path: &str) -> Vec<String> {
         let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
         let names = self.tx.names_in(folder, BESIDE_MAX);
-        names.unwrap_or_default()
+        let names = names.unwrap_or_default().into_iter();
+        names.map(|(name, _)| name).collect()
     }
 
     fn own_kernels(&self, uid: u32) -> Vec<String> {

@@ -13,6 +13,7 @@ use crate::clock;
 use rusqlite::{Connection, params};
 use tidemill_core::id::Inode;
 use tidemill_core::job::own;
+use tidemill_wire::v1::Kind;
 
 /// As `/tmp`: everybody may make something, and only its owner may take it away.
 const FOLDER_MODE: u32 = 0o1777;
@@ -84,20 +85,24 @@ impl Tx<'_> {
         if !folder.is_dir() || folder.uid != uid || folder.mode & 0o022 != 0 {
             return Ok(Vec::new());
         }
-        self.names_in(&path, KERNELS_MAX)
+        let names = self.names_in(&path, KERNELS_MAX)?;
+        Ok(names.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Names in a folder that the caller may list, those that are text, at most `max`.
-    pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<String>, Fault> {
+    /// Names in a folder that the caller may list, and what each is; those that are text, at most `max`.
+    pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<(String, Kind)>, Fault> {
         let folder = self.resolve(path.as_bytes(), true)?;
         self.need(&folder, READ, path)?;
-        let sql = "SELECT name FROM dirent WHERE parent = ?1 LIMIT ?2";
+        let sql = "SELECT name, kind FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2";
         let mut names = self.db.prepare_cached(sql)?;
         let names = names.query_map(params![folder.ino.cast_signed(), max], |row| {
-            row.get::<_, Vec<u8>>(0)
+            let kind = Kind::try_from(row.get::<_, i32>(1)?).unwrap_or(Kind::Unspecified);
+            Ok((String::from_utf8(row.get(0)?).ok(), kind))
         })?;
-        let texts =
-            names.filter_map(|name| name.map(|name| String::from_utf8(name).ok()).transpose());
+        let texts = names.filter_map(|row| {
+            let text = |(name, kind): (Option<String>, Kind)| name.map(|name| (name, kind));
+            row.map(text).transpose()
+        });
         Ok(texts.collect::<Result<_, _>>()?)
     }
 }

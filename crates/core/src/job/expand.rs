@@ -1,0 +1,590 @@
+//! Tasks that stand for many, and inputs that do: `foreach`, `*` in the last part of an input, and a folder as an
+//! input are replaced by what they mean at submission, before anything else is read.
+//!
+//! A pattern sees the files that [`Files`] tells of and the outputs of the tasks above it in the script.
+
+use super::error::{Errors, Problem};
+use super::{MAX_TASKS, path};
+use crate::script::{Data, Group, Position, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Most bytes of text in the tasks of a job with patterns once they are replaced: twice the longest script.
+const MAX_EXPANDED_BYTES: usize = 2 * crate::script::MAX_SCRIPT_BYTES;
+/// Most names that the patterns of a job are held against.
+const MAX_COMPARED: usize = 20_000_000;
+/// The argument that stands for the names of all inputs.
+const ALL_INPUTS: &str = "{inputs}";
+
+/// The folders of the array as a job's owner may list them.
+pub trait Files {
+    /// The names in a folder, given by its full path, and whether each is a folder too. None if it can't be listed.
+    fn list(&self, folder: &str) -> Vec<(String, bool)>;
+}
+
+/// An array without files.
+#[derive(Clone, Copy, Debug)]
+pub struct NoFiles;
+
+impl Files for NoFiles {
+    fn list(&self, _: &str) -> Vec<(String, bool)> {
+        Vec::new()
+    }
+}
+
+/// Replaces all patterns in a script.
+pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) {
+    let workdir = group
+        .get("workdir")
+        .and_then(|setting| text(&setting.value));
+    // What is wrong with it is found when it is read.
+    let Some(workdir) = workdir.and_then(|given| path::workdir(given).ok()) else {
+        return;
+    };
+    let mut settings = group.settings.iter_mut();
+    let tasks = settings.find(|setting| setting.name == "tasks");
+    let Some(Data::List(tasks)) = tasks.map(|setting| &mut setting.value.data) else {
+        return;
+    };
+    if !tasks.iter().any(has_pattern) {
+        return;
+    }
+    let mut expander = Expander {
+        workdir,
+        files,
+        listed: BTreeMap::new(),
+        made: BTreeSet::new(),
+        bytes_left: MAX_EXPANDED_BYTES,
+        compares_left: MAX_COMPARED,
+    };
+    let mut expanded = Vec::with_capacity(tasks.len());
+    for value in std::mem::take(tasks) {
+        let name = group_of(&value).and_then(|task| text(&task.get("name")?.value));
+        let name = name.map(str::to_owned);
+        if let Err(Wrong { at, problem }) = expander.task(value, &mut expanded) {
+            let is_last = matches!(problem, Problem::TooMuch | Problem::TooMany { .. });
+            errors.add(at, name.as_deref(), problem);
+            if is_last {
+                break;
+            }
+        }
+    }
+    *tasks = expanded;
+}
+
+/// What is wrong with a pattern, and where.
+struct Wrong {
+    at: Position,
+    problem: Problem,
+}
+
+fn wrong(at: Position, problem: Problem) -> Wrong {
+    Wrong { at, problem }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match &value.data {
+        Data::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn group_of(value: &Value) -> Option<&Group> {
+    match &value.data {
+        Data::Group(group) => Some(group),
+        _ => None,
+    }
+}
+
+/// The values of an array or list setting.
+fn values<'a>(group: &'a Group, name: &str) -> &'a [Value] {
+    match group.get(name).map(|setting| &setting.value.data) {
+        Some(Data::Array(values) | Data::List(values)) => values,
+        _ => &[],
+    }
+}
+
+/// As [`values`], to change them.
+fn values_mut<'a>(group: &'a mut Group, name: &str) -> Option<&'a mut Vec<Value>> {
+    let mut settings = group.settings.iter_mut();
+    let setting = settings.find(|setting| setting.name == name)?;
+    match &mut setting.value.data {
+        Data::Array(values) | Data::List(values) => Some(values),
+        _ => None,
+    }
+}
+
+fn has_pattern(value: &Value) -> bool {
+    let Some(task) = group_of(value) else {
+        return false;
+    };
+    let mut inputs = values(task, "input").iter().filter_map(text);
+    let mut args = values(task, "args").iter().filter_map(text);
+    task.get("foreach").is_some()
+        || inputs.any(|input| input.contains('*') || input.ends_with('/'))
+        || args.any(|arg| arg == ALL_INPUTS)
+}
+
+/// Names and what they stand for in one task.
+type Binding = Vec<(String, String)>;
+
+struct Expander<'a> {
+    workdir: String,
+    files: &'a dyn Files,
+    listed: BTreeMap<String, Rc<Vec<(String, bool)>>>,
+    /// Full paths of the outputs of the tasks so far.
+    made: BTreeSet<String>,
+    bytes_left: usize,
+    compares_left: usize,
+}
+
+impl Expander<'_> {
+    /// Adds the tasks that one of the script stands for.
+    fn task(&mut self, value: Value, expanded: &mut Vec<Value>) -> Result<(), Wrong> {
+        let Data::Group(mut template) = value.data else {
+            expanded.push(value);
+            return Ok(());
+        };
+        let foreach = template
+            .settings
+            .iter()
+            .position(|setting| setting.name == "foreach");
+        let foreach = foreach.map(|index| template.settings.remove(index));
+        let bindings = match &foreach {
+            None => vec![Binding::new()],
+            Some(foreach) => self.bindings(&foreach.value)?,
+        };
+        let count = expanded.len() + bindings.len();
+        if count > MAX_TASKS {
+            let what = "tasks";
+            let max = MAX_TASKS;
+            return Err(wrong(value.at, Problem::TooMany { what, count, max }));
+        }
+        if let (Some(name), Some(binding)) = (template.get("name"), bindings.get(1))
+            && let Some(plain) = text(&name.value).filter(|name| fill(name, binding) == *name)
+        {
+            let problem = Problem::ForeachName(plain.to_owned(), binding[0].0.clone());
+            return Err(wrong(name.value.at, problem));
+        }
+        for binding in &bindings {
+            let mut task = template.clone();
+            for setting in &mut task.settings {
+                self.substitute(&mut setting.value, binding)?;
+            }
+            self.inputs(&mut task)?;
+            let outputs = values(&task, "output").iter().filter_map(text);
+            let outputs = outputs.filter_map(|output| path::file(&self.workdir, output).ok());
+            let outputs: Vec<String> = outputs.map(|named| named.path).collect();
+            self.made.extend(outputs);
+            let data = Data::Group(task);
+            expanded.push(Value { data, at: value.at });
+        }
+        Ok(())
+    }
+
+    fn spend(&mut self, bytes: usize, at: Position) -> Result<(), Wrong> {
+        let left = self.bytes_left.checked_sub(bytes);
+        self.bytes_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
+        Ok(())
+    }
+
+    fn substitute(&mut self, value: &mut Value, binding: &Binding) -> Result<(), Wrong> {
+        self.spend(size_of::<Value>(), value.at)?;
+        match &mut value.data {
+            Data::Text(text) => {
+                *text = fill(text, binding);
+                self.spend(text.len(), value.at)
+            }
+            Data::Array(values) | Data::List(values) => values
+                .iter_mut()
+                .try_for_each(|value| self.substitute(value, binding)),
+            Data::Group(group) => group
+                .settings
+                .iter_mut()
+                .try_for_each(|setting| self.substitute(&mut setting.value, binding)),
+            Data::Boolean(_) | Data::Integer(_) | Data::Float(_) => Ok(()),
+        }
+    }
+
+    /// Replaces what stands for several inputs, and the argument that stands for all of them.
+    fn inputs(&mut self, task: &mut Group) -> Result<(), Wrong> {
+        let own = values(task, "output").iter().filter_map(text);
+        let own = own.filter_map(|output| path::file(&self.workdir, output).ok());
+        let own: BTreeSet<String> = own.map(|named| named.path).collect();
+        if let Some(inputs) = values_mut(task, "input") {
+            let mut seen: BTreeSet<String> =
+                inputs.iter().filter_map(text).map(str::to_owned).collect();
+            for value in std::mem::take(inputs) {
+                let at = value.at;
+                let found = match text(&value) {
+                    Some(given) if given.contains('*') => self.matching(given, at)?,
+                    Some(given) if given.len() > 1 && given.ends_with('/') => {
+                        self.below(given, at)?
+                    }
+                    _ => {
+                        inputs.push(value);
+                        continue;
+                    }
+                };
+                for (written, path) in found {
+                    if !own.contains(&path) && seen.insert(written.clone()) {
+                        self.spend(written.len() + size_of::<Value>(), at)?;
+                        let data = Data::Text(written);
+                        inputs.push(Value { data, at });
+                    }
+                }
+            }
+        }
+        self.arguments(task)
+    }
+
+    fn arguments(&mut self, task: &mut Group) -> Result<(), Wrong> {
+        let names = values(task, "input").iter().filter_map(text);
+        let names = names.filter_map(|input| path::file(&self.workdir, input).ok());
+        let names: Vec<String> = names.map(|named| named.name).collect();
+        let Some(args) = values_mut(task, "args") else {
+            return Ok(());
+        };
+        for value in std::mem::take(args) {
+            if text(&value) != Some(ALL_INPUTS) {
+                args.push(value);
+                continue;
+            }
+            for name in &names {
+                self.spend(name.len() + size_of::<Value>(), value.at)?;
+                let data = Data::Text(name.clone());
+                args.push(Value { data, at: value.at });
+            }
+        }
+        Ok(())
+    }
+
+    /// What each task that a `foreach` stands for puts in place of which names.
+    fn bindings(&mut self, value: &Value) -> Result<Vec<Binding>, Wrong> {
+        match &value.data {
+            Data::Text(given) => self.captures(given, value.at),
+            Data::Group(group) => product(group, value.at),
+            other => {
+                let problem = Problem::Type {
+                    name: "foreach".to_owned(),
+                    expected: "a pattern such as \"raw/{x}.fits\" or a group such as { i = \"1..9\"; }",
+                    found: other.kind(),
+                };
+                Err(wrong(value.at, problem))
+            }
+        }
+    }
+
+    fn captures(&mut self, given: &str, at: Position) -> Result<Vec<Binding>, Wrong> {
+        let (folder, last) = given
+            .rsplit_once('/')
+            .map_or(("", given), |(above, last)| (above, last));
+        let pattern = Pattern::with_names(last);
+        let pattern = pattern.map_err(|reason| no_pattern(given, reason, at))?;
+        if !Pattern::with_names(folder).is_ok_and(|folder| folder.names().next().is_none()) {
+            return Err(no_pattern(
+                given,
+                "names may stand in its last part only",
+                at,
+            ));
+        }
+        if pattern.names().next().is_none() {
+            return Err(no_pattern(
+                given,
+                "it needs a name in braces, such as {x}",
+                at,
+            ));
+        }
+        let prefix = &given[..given.len() - last.len()];
+        let names = self.files_in(prefix, at)?;
+        let bindings = names.iter().filter_map(|name| {
+            let values = pattern.fits(name)?.into_iter().map(str::to_owned);
+            Some(pattern.names().map(str::to_owned).zip(values).collect())
+        });
+        let bindings: Vec<Binding> = bindings.collect();
+        if bindings.is_empty() {
+            return Err(wrong(at, Problem::NoMatch(given.to_owned())));
+        }
+        Ok(bindings)
+    }
+
+    /// The files that a pattern with `*` means: as the script would write them, and their full paths.
+    fn matching(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
+        let last = given.rsplit('/').next().unwrap_or(given);
+        let prefix = &given[..given.len() - last.len()];
+        if prefix.contains('*') {
+            return Err(no_pattern(given, "'*' may stand in its last part only", at));
+        }
+        let pattern = Pattern::with_stars(last);
+        let names = self.files_in(prefix, at)?;
+        let folder = self.folder(prefix, at)?;
+        let fitting = names.iter().filter(|name| pattern.fits(name).is_some());
+        let found: Vec<_> = fitting
+            .map(|name| (format!("{prefix}{name}"), format!("{folder}/{name}")))
+            .collect();
+        if found.is_empty() {
+            return Err(wrong(at, Problem::NoMatch(given.to_owned())));
+        }
+        Ok(found)
+    }
+
+    /// All files below a folder, as [`Self::matching`] gives them.
+    fn below(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
+        let top = self.folder(given, at)?;
+        let mut paths = BTreeSet::new();
+        let mut folders = vec![top.clone()];
+        while let Some(folder) = folders.pop() {
+            for (name, is_folder) in self.list(&folder, at)?.iter() {
+                let path = format!("{folder}/{name}");
+                if *is_folder {
+                    folders.push(path);
+                } else {
+                    paths.insert(path);
+                }
+            }
+        }
+        let start = format!("{top}/");
+        let made = self.made.range(start.clone()..);
+        let made = made.take_while(|path| path.starts_with(&start)).cloned();
+        paths.extend(made);
+        if paths.is_empty() {
+            return Err(wrong(at, Problem::NoMatch(given.to_owned())));
+        }
+        let found = paths.into_iter().map(|path| {
+            let written = format!("{given}{}", &path[start.len()..]);
+            (written, path)
+        });
+        Ok(found.collect())
+    }
+
+    /// The full path of the folder that a script writes so, with a slash at the end or empty; none for the root.
+    fn folder(&self, prefix: &str, at: Position) -> Result<String, Wrong> {
+        let within = path::file(&self.workdir, &format!("{prefix}x"));
+        let mut path = within.map_err(|problem| wrong(at, problem))?.path;
+        path.truncate(path.len() - "/x".len());
+        Ok(path)
+    }
+
+    fn list(&mut self, folder: &str, at: Position) -> Result<Rc<Vec<(String, bool)>>, Wrong> {
+        let listed = self.listed.entry(folder.to_owned());
+        let names = listed.or_insert_with(|| Rc::new(self.files.list(folder)));
+        let names = names.clone();
+        let left = self.compares_left.checked_sub(names.len() + 1);
+        self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
+        Ok(names)
+    }
+
+    /// The names of the files in a folder, there or to be made, in order.
+    fn files_in(&mut self, prefix: &str, at: Position) -> Result<BTreeSet<String>, Wrong> {
+        let folder = self.folder(prefix, at)?;
+        let listed = self.list(&folder, at)?;
+        let files = listed.iter().filter(|(_, is_folder)| !is_folder);
+        let mut names: BTreeSet<String> = files.map(|(name, _)| name.clone()).collect();
+        let start = format!("{folder}/");
+        let made = self.made.range(start.clone()..);
+        let made = made.map_while(|path| path.strip_prefix(&start));
+        names.extend(made.filter(|name| !name.contains('/')).map(str::to_owned));
+        let left = self.compares_left.checked_sub(names.len());
+        self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
+        Ok(names)
+    }
+}
+
+fn no_pattern(given: &str, reason: &'static str, at: Position) -> Wrong {
+    let text = given.to_owned();
+    wrong(at, Problem::Pattern { text, reason })
+}
+
+/// All combinations of the values of a `foreach` group, the last name's the fastest.
+fn product(group: &Group, at: Position) -> Result<Vec<Binding>, Wrong> {
+    let mut all = vec![Binding::new()];
+    for setting in &group.settings {
+        let values = choices(&setting.value)?;
+        let count = all.len().saturating_mul(values.len());
+        if count > MAX_TASKS {
+            let (what, max) = ("tasks", MAX_TASKS);
+            return Err(wrong(at, Problem::TooMany { what, count, max }));
+        }
+        let extended = all.iter().flat_map(|binding| {
+            values.iter().map(|value| {
+                let mut binding = binding.clone();
+                binding.push((setting.name.clone(), value.clone()));
+                binding
+            })
+        });
+        all = extended.collect();
+    }
+    if group.settings.is_empty() || all.is_empty() {
+        return Err(no_pattern("{ }", "it stands for no task", at));
+    }
+    Ok(all)
+}
+
+/// The values of one name: those of a list, or the numbers of a range, with zeros before them if its begin has some.
+fn choices(value: &Value) -> Result<Vec<String>, Wrong> {
+    const EXPECTED: &str = "a range such as \"1..100\" or an array of strings or integers";
+    let mistake = |found| {
+        let name = "foreach".to_owned();
+        let expected = EXPECTED;
+        wrong(
+            value.at,
+            Problem::Type {
+                name,
+                expected,
+                found,
+            },
+        )
+    };
+    match &value.data {
+        Data::Text(range) => {
+            let ends = range.split_once("..").and_then(|(first, last)| {
+                let numbers: (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+                Some((first, numbers))
+            });
+            let Some((written, (first, last))) = ends else {
+                return Err(mistake("another string"));
+            };
+            let count = usize::try_from(last.saturating_sub(first)).unwrap_or(usize::MAX);
+            if count >= MAX_TASKS {
+                let (what, max) = ("tasks", MAX_TASKS);
+                return Err(wrong(value.at, Problem::TooMany { what, count, max }));
+            }
+            let width = if written.starts_with('0') {
+                written.len()
+            } else {
+                0
+            };
+            Ok((first..=last)
+                .map(|number| format!("{number:0width$}"))
+                .collect())
+        }
+        Data::Array(values) | Data::List(values) => values
+            .iter()
+            .map(|value| match &value.data {
+                Data::Text(text) => Ok(text.clone()),
+                Data::Integer(number) => Ok(number.to_string()),
+                other => Err(mistake(other.kind())),
+            })
+            .collect(),
+        other => Err(mistake(other.kind())),
+    }
+}
+
+/// Puts values in place of names in braces; braces around anything else stay.
+fn fill(text: &str, binding: &Binding) -> String {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(open) = rest.find('{') {
+        let (before, from) = rest.split_at(open);
+        filled.push_str(before);
+        let known = binding.iter().find_map(|(name, value)| {
+            let after = from[1..].strip_prefix(name.as_str())?.strip_prefix('}')?;
+            Some((value, after))
+        });
+        rest = match known {
+            Some((value, after)) => {
+                filled.push_str(value);
+                after
+            }
+            None => {
+                filled.push('{');
+                &from[1..]
+            }
+        };
+    }
+    filled + rest
+}
+
+/// One part of a path with wildcards: literals and wildcards by turns.
+#[derive(Debug)]
+struct Pattern {
+    /// What stands before the first wildcard.
+    begin: String,
+    /// Each wildcard, by its name if it has one, and the literal behind it.
+    rest: Vec<(Option<String>, String)>,
+}
+
+impl Pattern {
+    fn with_stars(text: &str) -> Self {
+        let mut literals = text.split('*').map(str::to_owned);
+        let begin = literals.next().unwrap_or_default();
+        let mut rest: Vec<_> = literals.map(|literal| (None, literal)).collect();
+        // Two stars side by side are one.
+        let last = rest.pop();
+        rest.retain(|(_, literal)| !literal.is_empty());
+        rest.extend(last);
+        Self { begin, rest }
+    }
+
+    fn with_names(text: &str) -> Result<Self, &'static str> {
+        let mut pattern = Self {
+            begin: String::new(),
+            rest: Vec::new(),
+        };
+        let mut left = text;
+        while let Some((before, from)) = left.split_once('{') {
+            let named = from.split_once('}').filter(|(name, _)| is_name(name));
+            let Some((name, after)) = named else {
+                return Err("braces hold a name of letters, digits and '_'");
+            };
+            if pattern.names().any(|known| known == name) {
+                return Err("each name may stand once");
+            }
+            if before.is_empty() && !pattern.rest.is_empty() {
+                return Err("two names need text between them");
+            }
+            pattern.literal().push_str(before);
+            pattern.rest.push((Some(name.to_owned()), String::new()));
+            left = after;
+        }
+        pattern.literal().push_str(left);
+        Ok(pattern)
+    }
+
+    /// The last literal.
+    fn literal(&mut self) -> &mut String {
+        self.rest
+            .last_mut()
+            .map_or(&mut self.begin, |(_, literal)| literal)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.rest.iter().filter_map(|(name, _)| name.as_deref())
+    }
+
+    /// What the wildcards stand for in a name, each as short as can be from the left; `None` if it does not fit. A
+    /// wildcard with a name stands for at least one character, and none begins a hidden name.
+    fn fits<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
+        if self.begin.is_empty() && name.starts_with('.') {
+            return None;
+        }
+        let mut left = name.strip_prefix(self.begin.as_str())?;
+        let mut found = Vec::with_capacity(self.rest.len());
+        for (index, (wildcard, literal)) in self.rest.iter().enumerate() {
+            let least = match wildcard {
+                Some(_) => left.chars().next()?.len_utf8(),
+                None => 0,
+            };
+            let is_last = index + 1 == self.rest.len();
+            let end = if is_last {
+                left.strip_suffix(literal.as_str())?.len()
+            } else {
+                least + left[least..].find(literal.as_str())?
+            };
+            if end < least {
+                return None;
+            }
+            found.push(&left[..end]);
+            left = &left[end + literal.len()..];
+        }
+        left.is_empty().then_some(found)
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let mut chars = text.chars();
+    let first = chars
+        .next()
+        .is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+    first && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
+}

@@ -121,7 +121,7 @@ fn what_is_unchanged_is_not_run_again() {
     );
 
     let lineage = array.run(&["lineage", "/w/d"]).out;
-    assert_eq!(lineage.matches("not run again").count(), 4, "{lineage}");
+    assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");
     // Another last step; then other data for one of two: what depends on it runs.
     let changed = array.done(array.submit(&workflow("cat s > d; echo x >> d", "replace = true;")));
     assert_eq!(reused(&changed), ["a", "b", "c"]);

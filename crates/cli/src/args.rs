@@ -142,7 +142,7 @@ mod tests {
     fn the_flags_of_every_command_are_told_once() {
         let mut line = command_line();
         let whole = line.render_help().to_string();
-        let told = |text: &str| text.matches("--token-file").count();
+        let told = |text: &str| text.matches("--token-file <FILE>").count();
         assert_eq!(told(&whole), 1, "{whole}");
         line.build();
         for command in line.get_subcommands() {

@@ -298,7 +298,6 @@ mod tests {
             tasks: BTreeMap::new(),
             waits: None,
             bars: None,
-            waits: None,
         };
         let job = v1::Job {
             tasks: vec![task(1, v1::State::Waiting), task(2, v1::State::Running)],

@@ -155,6 +155,10 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
         &["./none.py", "this machine"],
     ),
     (
+        &["kernel", "test", "./none.py"],
+        &["./none.py", "no such file", "this machine"],
+    ),
+    (
         &["kernel", "build", "./none.c"],
         &["./none.c", "this machine"],
     ),

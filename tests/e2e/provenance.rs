@@ -187,11 +187,32 @@ const DAYS: [&str; 7] = [
     "sunday",
 ];
 
+/// A question about lineage.
+fn ask(array: &Array, args: &[&str]) -> Value {
+    array.json(&[&["lineage"], args].concat())
+}
+
+const GRAPHICS: [&str; 5] = [
+    "--down",
+    "--annotation",
+    "globalmaximum=4095",
+    "--only",
+    "atlas-*.gif",
+];
+
 #[test]
 fn the_nine_questions_of_the_first_provenance_challenge_are_a_command_each() {
     let Some(array) = challenge() else { return };
-    let ask = |args: &[&str]| array.json(&[&["lineage"], args].concat());
+    processes(&array);
+    files_by_what_led_to_them(&array);
+    difference(&array);
+    files_by_annotations(&array);
+    annotations_belong_to_the_version(&array);
+    kernels_go_by_their_names(&array);
+}
 
+fn processes(array: &Array) {
+    let ask = |args: &[&str]| ask(array, args);
     // 1. The process that led to Atlas X Graphic: everything.
     let whole = ask(&["/run1/atlas-x.gif"]);
     assert_eq!(
@@ -220,34 +241,40 @@ fn the_nine_questions_of_the_first_provenance_challenge_are_a_command_each() {
         );
     }
     assert_eq!(days.len(), 4);
-    // 5. Atlas graphics of workflows of which an input header says global maximum=4095.
-    let graphics = [
-        "--down",
-        "--annotation",
-        "globalmaximum=4095",
-        "--only",
-        "atlas-*.gif",
-    ];
-    let of_run1 = paths([
+}
+
+/// Those that question 5 asks for.
+fn of_run1() -> BTreeSet<String> {
+    paths([
         "/run1/atlas-x.gif",
         "/run1/atlas-y.gif",
         "/run1/atlas-z.gif",
-    ]);
-    assert_eq!(files(&ask(&graphics)), of_run1);
+    ])
+}
+
+fn files_by_what_led_to_them(array: &Array) {
+    // 5. Atlas graphics of workflows of which an input header says global maximum=4095.
+    assert_eq!(files(&ask(array, &GRAPHICS)), of_run1());
     // 6. What softmean made of images that were aligned with -m 12.
-    let averaged = ask(&[
-        "--down",
-        "--kernel",
-        "align_warp",
-        "--arg",
-        "-m 12",
-        "--outputs-of",
-        "softmean",
-    ]);
+    let averaged = ask(
+        array,
+        &[
+            "--down",
+            "--kernel",
+            "align_warp",
+            "--arg",
+            "-m 12",
+            "--outputs-of",
+            "softmean",
+        ],
+    );
     assert_eq!(
         files(&averaged),
         paths(["/run1/atlas.hdr", "/run1/atlas.img"])
     );
+}
+
+fn difference(array: &Array) {
     // 7. The difference of two runs.
     let differs = array.run(&[
         "lineage",
@@ -276,15 +303,21 @@ fn the_nine_questions_of_the_first_provenance_challenge_are_a_command_each() {
         "{model}"
     );
     assert!(!differs.out.contains("softmean: code"), "{}", differs.out);
+}
+
+fn files_by_annotations(array: &Array) {
     // 8. Outputs of align_warp whose inputs are annotated with center=UChicago.
-    let chicago = ask(&[
-        "--kernel",
-        "align_warp",
-        "--annotation",
-        "center=UChicago",
-        "--outputs-of",
-        "align_warp",
-    ]);
+    let chicago = ask(
+        array,
+        &[
+            "--kernel",
+            "align_warp",
+            "--annotation",
+            "center=UChicago",
+            "--outputs-of",
+            "align_warp",
+        ],
+    );
     assert_eq!(
         files(&chicago),
         paths(["/run1/warp1.warp", "/run1/warp2.warp", "/run2/warp3.warp"])
@@ -309,23 +342,16 @@ fn the_nine_questions_of_the_first_provenance_challenge_are_a_command_each() {
         said.contains("{reviewer=Ada, studyModality=speech}"),
         "{said}"
     );
-
-    annotations_belong_to_the_version(&array, &graphics, &of_run1);
-    kernels_go_by_their_names(&array);
 }
 
 /// What the next version of a file is annotated with is not said of the one before, nor of what was made of that.
-fn annotations_belong_to_the_version(
-    array: &Array,
-    graphics: &[&str],
-    expected: &BTreeSet<String>,
-) {
+fn annotations_belong_to_the_version(array: &Array) {
     array.sh(
         "echo anew > images1/anatomy2.hdr; setfattr -n user.globalmaximum -v 1 images1/anatomy2.hdr
          rm images1/anatomy1.img",
     );
-    let ask = |args: &[&str]| array.json(&[&["lineage"], args].concat());
-    assert_eq!(files(&ask(graphics)), *expected);
+    let ask = |args: &[&str]| ask(array, args);
+    assert_eq!(files(&ask(&GRAPHICS)), of_run1());
     let versions = ask(&["--versions", "/images1/anatomy2.hdr"]);
     let values = versions["versions"].as_array().unwrap().iter();
     let values: Vec<&Value> = values

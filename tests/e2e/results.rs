@@ -113,12 +113,8 @@ fn what_is_unchanged_is_not_run_again() {
         explained["decisions"][0]["reused_job"], first["job"],
         "{explained:#}"
     );
-    assert!(
-        array
-            .run(&["explain", &id])
-            .out
-            .contains("reused the result of task")
-    );
+    let said = array.run(&["explain", &id]).out;
+    assert!(said.contains("reused the result of task"), "{said}");
 
     let lineage = array.run(&["lineage", "/w/d"]).out;
     assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");

@@ -193,10 +193,13 @@ fn code(name: &str, launcher: &Launcher) -> anyhow::Result<Code> {
     if is_builtin(plain) {
         return Ok(Code::Builtin(plain.to_owned()));
     }
+    if name.contains('/') {
+        bail!("no kernel {name}: there is no such file, or it is none; name one of this machine");
+    }
     match find_program(name, &launcher.settings().path) {
         Some(program) => Ok(Code::Program(program)),
         None => bail!(
-            "there is no kernel `{name}`: no file with a `/` in its name, no built-in one ({}), no program in {}",
+            "there is no kernel `{name}` (a file of one's own is written with a `/`, as in ./{name}): no built-in one ({}), no program in {}",
             builtin_names().join(", "),
             std::env::join_paths(&launcher.settings().path)?.display()
         ),

@@ -7,6 +7,7 @@
 use crate::content;
 use crate::executor::Parts;
 use crate::flash_model::FlashModel;
+use crate::folder::keep_from;
 use crate::labels::{Live, failed};
 use crate::pull::{PullError, Pulled};
 use crate::records::{self, ObjectRecord};
@@ -191,6 +192,7 @@ impl Running<'_> {
         }
         for (index, input) in analysis.inputs.iter().enumerate() {
             let (path, size) = self.fetch(index, input)?;
+            keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
             self.outcome.read_bytes += size;
             self.inputs.push((input.name.clone(), path));
         }

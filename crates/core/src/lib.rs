@@ -12,6 +12,7 @@ pub mod label;
 pub mod layout;
 pub mod lineage;
 pub mod locks;
+pub mod nearest;
 pub mod object;
 pub mod random;
 pub mod script;

@@ -1,6 +1,6 @@
 //! From a tree of values to a job: which settings there are, of which type, with which defaults.
 
-use super::error::{Errors, Problem, nearest};
+use super::error::{Errors, Problem};
 use super::path;
 use super::stack;
 use super::{
@@ -10,6 +10,7 @@ use super::{
 };
 use crate::id::ElementId;
 use crate::label::Limits;
+use crate::nearest::nearest;
 use crate::policy;
 use crate::script::{Data, Group, Position, Value};
 use crate::time::Span;

@@ -1,12 +1,13 @@
 //! From a script to what the dispatcher takes: names become objects, kernels are found, ids are issued.
 //! The array is seen through [`Outside`] only, so this decides without I/O.
 
-use super::error::{Errors, Problem, ProgramBy, nearest_file};
+use super::error::{Errors, Problem, ProgramBy};
 use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
 use crate::id::{ElementId, Inode, JobId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
+use crate::nearest::nearest_file;
 use crate::object::Placed;
 use std::collections::BTreeMap;
 

@@ -5,6 +5,7 @@
 use super::error::{InputError, Problem};
 use super::ini::{self, Key, Section};
 use super::quantity::{self, Kind, whole};
+use crate::units::significant;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::event::History;
@@ -165,12 +166,12 @@ impl Platform {
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
+        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..12])?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
             }
         }
-        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..12])?;
         let mut platform = Self::uniform(0, &base);
         let mut count = None;
         if let Some(server) = find("SERVER") {
@@ -204,10 +205,11 @@ impl Platform {
             return Err(InputError::new(file, line, Problem::NoElements));
         }
         if let Some(host) = find("HOST") {
+            let (element, _) = element(file, host, &Element::default(), &HOST_KEYS)?;
             if !host.keys.iter().any(|key| key.name == "cores") {
                 return Err(missing(file, host.line, "[HOST]", "cores"));
             }
-            platform.host = Some(element(file, host, &Element::default(), &HOST_KEYS)?.0);
+            platform.host = Some(element);
         }
         Ok(platform)
     }
@@ -293,6 +295,7 @@ fn element(
         }
         .map_err(at)?;
     }
+    check_powers(file, section, &element)?;
     let says_link = section.keys.iter().any(|key| key.name == "link_bandwidth");
     match assumed {
         Some(rate) => element.link_assumed = rate.unwrap_or(u64::MAX),
@@ -302,6 +305,23 @@ fn element(
         None => {}
     }
     Ok((element, count))
+}
+
+/// What is idle draws no more than what works. Told where one of both stands; a class may have the other of [AFE].
+fn check_powers(file: &str, section: &Section, element: &Element) -> Result<(), InputError> {
+    if element.power_idle_watts <= element.power_busy_watts {
+        return Ok(());
+    }
+    let powers = ["power_idle", "power_busy"];
+    let mut keys = section.keys.iter();
+    let line = keys.find(|key| powers.contains(&key.name.as_str()));
+    let problem = Problem::IdleAboveBusy {
+        place: format!("[{}]", section.name),
+        idle: significant(element.power_idle_watts),
+        busy: significant(element.power_busy_watts),
+    };
+    let line = line.map_or(section.line, |key| key.line);
+    Err(InputError::new(file, line, problem))
 }
 
 fn missing(file: &str, line: u32, place: &str, key: &str) -> InputError {
@@ -459,6 +479,17 @@ number_afes       = 4      # AFEs in array
                 replaced("= 4 ", "= 2000000 "),
                 "a.ini:9: number_afes can't be more than 1000000",
             ),
+            (
+                replaced("[SERVER]", "power_idle = 5 W\npower_busy = 4 W\n[SERVER]"),
+                "a.ini:8: [AFE] draws 5 W when it is idle and 4 W when it is busy",
+            ),
+            (
+                replaced(
+                    "[SERVER]",
+                    "power_idle = 5 W\npower_busy = 9 W\n[AFE:x]\nnumber_afes = 1\npower_busy = 4 W\n[SERVER]",
+                ),
+                "a.ini:12: [AFE:x] draws 5 W when it is idle and 4 W when it is busy",
+            ),
         ] {
             assert!(error.starts_with(expected), "{error}\nexpected {expected}");
         }
@@ -470,11 +501,19 @@ number_afes       = 4      # AFEs in array
         for (error, expected) in [
             (
                 replaced("read_latency ", "read_delay "),
+                "a.ini:5: [AFE] has no setting `read_delay`; it may have",
+            ),
+            (
+                replaced("read_latency ", "read_latenyc "),
+                "a.ini:5: [AFE] has no setting `read_latenyc`; did you mean `read_latency`?",
+            ),
+            (
+                replaced("read_latency       = 15", ""),
                 "a.ini:1: [AFE] needs `read_latency`",
             ),
             (
                 replaced("[SERVER]", "[SERVERS]"),
-                "a.ini:8: there is no section [SERVERS]",
+                "a.ini:8: there is no section [SERVERS]; did you mean `SERVER`?",
             ),
             (
                 replaced("[SERVER]", "[SERVER"),
@@ -504,6 +543,10 @@ number_afes       = 4      # AFEs in array
             (
                 error(&format!("{FIG_9}[HOST]\n")),
                 "a.ini:10: [HOST] needs `cores`",
+            ),
+            (
+                error(&format!("{FIG_9}[HOST]\ncore = 2\n")),
+                "a.ini:11: [HOST] has no setting `core`; did you mean `cores`?",
             ),
             (
                 error(&FIG_9[..FIG_9.find("[SERVER]").unwrap()]),

@@ -7,7 +7,7 @@ mod pulls;
 
 use super::error::{InputError, Problem};
 use super::json::Reader;
-use super::platform::{Element, Platform};
+use super::platform::{CORES_MAX, Element, Platform};
 use super::quantity::whole;
 use super::workflow::{Fault, File, Reused, Task, Workflow};
 use serde::{Deserialize, Serialize};
@@ -204,10 +204,49 @@ impl Trace {
         if trace.tasks.is_empty() {
             return Err(reader.error(0, Problem::NoTasks));
         }
+        trace.check_lists(&reader)?;
         match trace.build() {
             Ok(_) => Ok(trace),
-            Err(fault) => Err(reader.error(line(&reader, fault.task), fault.problem)),
+            Err(fault) => Err(reader.error(line(&reader, "tasks", fault.task), fault.problem)),
         }
+    }
+
+    /// Elements and files are listed once each, and are what they can be.
+    fn check_lists(&self, reader: &Reader<'_>) -> Result<(), InputError> {
+        if self.job.trim().is_empty() {
+            return Err(reader.error(0, Problem::NoName("the job".to_owned())));
+        }
+        let mut seen = BTreeMap::new();
+        for (at, one) in self.elements.iter().enumerate() {
+            let error = |problem| Err(reader.error(line(reader, "elements", at), problem));
+            if let Some(first) = seen.insert(one.element, at) {
+                let first = line(reader, "elements", first);
+                let element = one.element;
+                return error(Problem::SameElement { element, first });
+            }
+            let what = || format!("`cores` of element {}", one.element);
+            if one.cores > CORES_MAX {
+                let (what, max) = (what(), CORES_MAX.into());
+                return error(Problem::TooMany { what, max });
+            }
+            // The host's element of an array that lends no cores has none.
+            if one.cores == 0 && !one.host {
+                return error(Problem::Zero { what: what() });
+            }
+        }
+        let mut seen = BTreeMap::new();
+        for (at, one) in self.files.iter().enumerate() {
+            let error = |problem| Err(reader.error(line(reader, "files", at), problem));
+            if one.path.trim().is_empty() {
+                return error(Problem::NoName("a file".to_owned()));
+            }
+            if let Some(first) = seen.insert(&one.path, at) {
+                let first = line(reader, "files", first);
+                let file = one.path.clone();
+                return error(Problem::SameFile { file, first });
+            }
+        }
+        Ok(())
     }
 
     /// The job, to be simulated: files where they were, computing as long as it did.
@@ -464,17 +503,27 @@ fn history(history: &TraceHistory) -> History {
     }
 }
 
-/// The line on which a task of a trace begins; 0 if it can't be told.
-fn line(reader: &Reader<'_>, task: usize) -> u32 {
+/// The line on which one of a list of the trace begins; 0 if it can't be told.
+fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
     #[derive(Deserialize)]
-    struct Tasks<'a> {
+    struct Lists<'a> {
+        #[serde(borrow)]
+        elements: Vec<&'a RawValue>,
+        #[serde(borrow)]
+        files: Vec<&'a RawValue>,
         #[serde(borrow)]
         tasks: Vec<&'a RawValue>,
     }
-    let tasks: Option<Tasks<'_>> = serde_json::from_str(reader.text).ok();
-    tasks
-        .and_then(|read| Some(reader.line(read.tasks.get(task)?)))
-        .unwrap_or(0)
+    let lists: Option<Lists<'_>> = serde_json::from_str(reader.text).ok();
+    let part = lists.and_then(|lists| {
+        let parts = match list {
+            "elements" => lists.elements,
+            "files" => lists.files,
+            _ => lists.tasks,
+        };
+        parts.get(at).copied()
+    });
+    part.map_or(0, |part| reader.line(part))
 }
 
 #[cfg(test)]
@@ -570,6 +619,52 @@ mod tests {
                 "\"pinned\"",
                 "\"pined\"",
                 "t.json:14: unknown field `pined`",
+            ),
+            (
+                "\"pinned\"",
+                "\"pined\"",
+                "t.json:14: unknown field `pined`, expected one of",
+            ),
+            (
+                "{ \"element\": 1, \"cores\": 1",
+                "{ \"element\": 3, \"cores\": 1",
+                "t.json:6: element 3 is listed twice, first in line 4",
+            ),
+            (
+                "{ \"element\": 1, \"cores\": 1",
+                "{ \"element\": 1, \"cores\": 0",
+                "t.json:6: `cores` of element 1 must be more than 0",
+            ),
+            (
+                "{ \"element\": 1, \"cores\": 1",
+                "{ \"element\": 1, \"cores\": 4000000000",
+                "t.json:6: `cores` of element 1 can't be more than 65536",
+            ),
+            (
+                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"element\": 3 } ]",
+                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"element\": 3 },\n\
+                 { \"path\": \"/w/raw\", \"size_bytes\": 5, \"element\": 3 } ]",
+                "t.json:8: file `/w/raw` is listed twice, first in line 7",
+            ),
+            (
+                "\"name\": \"b\"",
+                "\"name\": \"a\"",
+                "t.json:13: there is another task `a` before",
+            ),
+            (
+                "\"name\": \"b\"",
+                "\"name\": \"\"",
+                "t.json:13: task number 2 has no name",
+            ),
+            (
+                "\"kernel\": \"sum\"",
+                "\"kernel\": \"\"",
+                "t.json:13: the kernel of task `b` has no name",
+            ),
+            (
+                "\"compute_ns\": 1000000000",
+                "\"compute_ns\": 18000000000000000000",
+                "t.json:13: the run times of all tasks together are more than 100 years",
             ),
             (
                 "\"moved_bytes\": 1000",

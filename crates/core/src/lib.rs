@@ -14,6 +14,7 @@ pub mod lineage;
 pub mod locks;
 pub mod object;
 pub mod random;
+pub mod resources;
 pub mod script;
 pub mod shown;
 pub mod time;
@@ -21,6 +22,5 @@ pub mod xml;
 
 pub mod dispatch;
 pub mod event;
-pub mod fabric;
 pub mod policy;
 pub mod queue;

@@ -6,11 +6,11 @@ use super::error::{InputError, Problem};
 use super::ini::{self, Key, Section};
 use super::quantity::{self, Kind, whole};
 use crate::units::significant;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::event::History;
-use tidemill_core::fabric;
 use tidemill_core::id::ElementId;
+use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
 /// Most elements of a platform.
@@ -30,8 +30,6 @@ pub struct Platform {
     pub elements: Vec<Element>,
     /// The server's own cores, if work may run there.
     pub host: Option<Element>,
-    /// Name of the fabric scheduler of all elements.
-    pub fabric: String,
     /// From the server to an element and from an element to the server, for labels and reports.
     pub label_latency: Span,
     /// Processors of the one machine that all elements are on and share; `None`: each has its own.
@@ -43,8 +41,14 @@ pub struct Platform {
 pub struct Element {
     /// The class it is of: `AFE`, `AFE:name` or `HOST`.
     pub class: String,
-    /// Kernels it runs at once.
+    /// Its cores.
     pub cores: u32,
+    /// Memory for tasks that say how much they need, in bytes; `None`: as much as they want.
+    pub memory_bytes: Option<u64>,
+    /// Named resources.
+    pub resources: BTreeMap<String, u64>,
+    /// Programs of its host; `None`: all.
+    pub programs: Option<BTreeSet<String>>,
     /// Speed of a core; run times of workflows are divided by it.
     pub core_speed: f64,
     /// What its device reads in bytes per second, shared by all that read; `None`: without limit.
@@ -81,6 +85,9 @@ impl Default for Element {
         Self {
             class: "AFE".to_owned(),
             cores: 1,
+            memory_bytes: None,
+            resources: BTreeMap::new(),
+            programs: None,
             core_speed: 1.0,
             read_bandwidth: None,
             write_bandwidth: None,
@@ -99,7 +106,19 @@ impl Default for Element {
     }
 }
 
-const ELEMENT_KEYS: [&str; 13] = [
+impl Element {
+    /// What it has for labels that run at once.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        Offers {
+            cores: self.cores,
+            memory_bytes: self.memory_bytes.unwrap_or(0),
+            named: self.resources.clone(),
+        }
+    }
+}
+
+const ELEMENT_KEYS: [&str; 16] = [
     "cores_per_afe",
     "read_bandwidth",
     "write_bandwidth",
@@ -112,6 +131,9 @@ const ELEMENT_KEYS: [&str; 13] = [
     "pulled",
     "power_busy",
     "power_idle",
+    "memory",
+    "resources",
+    "programs",
     "number_afes",
 ];
 const NEEDED_KEYS: [&str; 5] = [
@@ -121,8 +143,8 @@ const NEEDED_KEYS: [&str; 5] = [
     "read_latency",
     "write_latency",
 ];
-const SERVER_KEYS: [&str; 4] = ["number_afes", "fabric", "label_latency", "processors"];
-const HOST_KEYS: [&str; 12] = [
+const SERVER_KEYS: [&str; 3] = ["number_afes", "label_latency", "processors"];
+const HOST_KEYS: [&str; 15] = [
     "cores",
     "read_bandwidth",
     "write_bandwidth",
@@ -135,6 +157,9 @@ const HOST_KEYS: [&str; 12] = [
     "pulled",
     "power_busy",
     "power_idle",
+    "memory",
+    "resources",
+    "programs",
 ];
 
 impl Platform {
@@ -144,7 +169,6 @@ impl Platform {
         Self {
             elements: vec![element.clone(); count],
             host: None,
-            fabric: fabric::DEFAULT.to_owned(),
             label_latency: Span(0),
             processors: None,
         }
@@ -166,7 +190,7 @@ impl Platform {
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
-        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..12])?;
+        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..15])?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
@@ -220,10 +244,6 @@ impl Platform {
             let at = |problem| InputError::new(file, key.line, problem);
             match key.name.as_str() {
                 "number_afes" => count = Some(number_of_elements(key).map_err(at)?),
-                "fabric" => {
-                    fabric::by_name(&key.value).map_err(|error| at(error.into()))?;
-                    self.fabric.clone_from(&key.value);
-                }
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
@@ -290,6 +310,15 @@ fn element(
             "link_latency" => set(&mut element.link_latency),
             "pulled" => quantity::read(&key.name, &key.value, Kind::Size)
                 .map(|bytes| element.pulled_bytes_max = whole(bytes)),
+            "memory" => quantity::positive(&key.name, &key.value, Kind::Size)
+                .map(|bytes| element.memory_bytes = Some(whole(bytes))),
+            "resources" => resources::parse(&key.value)
+                .map(|named| element.resources = named)
+                .map_err(Problem::Resources),
+            "programs" => {
+                element.programs = Some(words(&key.value));
+                Ok(())
+            }
             "power_busy" => watts(key).map(|power| element.power_busy_watts = power),
             _ => watts(key).map(|power| element.power_idle_watts = power),
         }
@@ -347,6 +376,13 @@ fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
     }
     let rate = quantity::positive(&key.name, &key.value, Kind::Bandwidth)?;
     Ok(Some(whole(rate).max(1)))
+}
+
+/// What stands between commas.
+fn words(text: &str) -> BTreeSet<String> {
+    let words = text.split(',').map(str::trim);
+    let words = words.filter(|word| !word.is_empty());
+    words.map(str::to_owned).collect()
 }
 
 fn latency(key: &Key) -> Result<Span, Problem> {
@@ -423,7 +459,7 @@ number_afes       = 4      # AFEs in array
     #[test]
     fn classes_differ_from_the_plain_element_in_what_they_say() {
         let text = format!(
-            "{FIG_9} fabric = round-robin\n label_latency = 100 us\n
+            "{FIG_9} label_latency = 100 us\n
              [AFE:fast]\n number_afes = 2\n core_speed = 2.5\n read_bandwidth = unlimited\n
              link_bandwidth = 1 GB/s\n power_busy = 10 W\n
              [HOST]\n cores = 8\n link_assumed = 2 GB/s\n"
@@ -528,8 +564,8 @@ number_afes       = 4      # AFEs in array
                 "a.ini:8: `read_latency` is given twice, first in line 5",
             ),
             (
-                replaced("number_afes ", "fabric = best #"),
-                "a.ini:9: there is no fabric scheduler `best`",
+                replaced("[AFE]\n", "[AFE]\nresources = gpu=x\n"),
+                "a.ini:2: `gpu=x` must be such as gpu=2",
             ),
             (
                 error("x = 1"),

@@ -686,6 +686,38 @@ fn queue_beside_an_idle_element(policy: &str) -> World {
     world
 }
 
+/// Labels that follow others have nothing of their element before those have ended, however many there are.
+#[test]
+fn cores_beside_a_chain_are_free() {
+    let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
+    let raw = world.file(ElementId(0), 1 << 20);
+    let link = |id: u64| match id {
+        1 => task(id, "link", vec![Origin::File(raw)]),
+        _ => task(id, "link", vec![from(id - 1)]),
+    };
+    world.submit(job(1, "min-wait", (1..=8).map(link).collect()));
+    assert!((1..=8).all(|id| world.sent(id).unwrap().0 == 0));
+    world.begin(1);
+    let free = |world: &World| -> Vec<u32> {
+        let elements = world.dispatcher.elements(world.now);
+        let waits = elements.filter(|element| element.wait.0 == 0);
+        waits.map(|element| element.element.0).collect()
+    };
+    assert_eq!(free(&world), [0, 1]);
+    let others = (11..=13).map(|id| task(id, "other", vec![]));
+    world.submit(job(2, "min-wait", others.collect()));
+    let mut places: Vec<u32> = (11..=13).map(|id| world.sent(id).unwrap().0).collect();
+    places.sort_unstable();
+    assert_eq!(places, [0, 1, 1], "one beside the chain");
+    assert_eq!(free(&world), [0; 0]);
+    // The next of the chain takes the place of the one before.
+    world.finish(1, Ok(10));
+    assert_eq!(free(&world), [0; 0]);
+    world.finish(11, Ok(10));
+    world.begin(2);
+    assert_eq!(free(&world), [world.sent(11).unwrap().0]);
+}
+
 fn recalled(world: &World) -> Vec<u64> {
     let all = world.log.iter().filter_map(|action| match action {
         Action::Recall { label, .. } => Some(label.0),

@@ -33,9 +33,13 @@ pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
 /// Misspelt parts of one path that are mended together.
 const MENDED_MAX: usize = 3;
 
+/// Parts of a path that is looked at: each takes a look at all those before it.
+pub const PARTS_MAX: usize = 64;
+
 /// The path that was probably meant by one that leads nowhere: each part that is not there is taken for the nearest name in
 /// its folder. `there` says whether something is at a full path, `beside` lists the names in the folder that a full path lies
-/// in; both as whoever asks may see it. `None` if nothing is near, or all of it is there.
+/// in; both as whoever asks may see it. `None` if nothing is near, or all of it is there, or it has more than [`PARTS_MAX`]
+/// parts.
 #[must_use]
 pub fn nearest_path(
     path: &str,
@@ -43,6 +47,9 @@ pub fn nearest_path(
     beside: impl Fn(&str) -> Vec<String>,
 ) -> Option<String> {
     let mut meant = path.trim_end_matches('/').to_owned();
+    if meant.matches('/').count() > PARTS_MAX {
+        return None;
+    }
     for mended in 0..=MENDED_MAX {
         let ends = meant
             .match_indices('/')
@@ -118,6 +125,7 @@ mod tests {
             ("/", None),
             ("", None),
             ("/nothing/like/it", None),
+            ("/raww".repeat(PARTS_MAX + 1).as_str(), None),
         ] {
             assert_eq!(meant(path).as_deref(), expected, "{path}");
         }

@@ -3,7 +3,7 @@
 
 use super::fault::Fault;
 use super::transaction::Tx;
-use tidemill_core::nearest::nearest_path;
+use tidemill_core::nearest::{PARTS_MAX, nearest_path};
 
 /// Names in a folder among which the one is looked for that was probably meant.
 pub(crate) const BESIDE_MAX: u32 = 4096;
@@ -22,6 +22,9 @@ impl Tx<'_> {
         let (Fault::NotFound(what), Ok(path)) = (&fault, std::str::from_utf8(path)) else {
             return fault;
         };
+        if path.matches('/').count() > PARTS_MAX {
+            return fault;
+        }
         let there = |path: &str| {
             !matches!(
                 self.resolve(path.as_bytes(), false),

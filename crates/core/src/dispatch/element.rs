@@ -399,7 +399,8 @@ fn spendable(expected: Span) -> Span {
 /// How long a run over `input_bytes` should take: the mean of past runs, scaled by the size of the
 /// inputs within a factor of four, since a kernel's start does not shrink with its input and few grow
 /// faster than it. `None` without a history.
-pub(super) fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
+#[must_use]
+pub fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
     Some(Mean::of(history)?.scaled(input_bytes))
 }
 

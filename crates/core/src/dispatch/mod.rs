@@ -44,6 +44,7 @@ mod table;
 mod task;
 
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
+pub use element::expected_run;
 pub use query::{ElementStatus, JobStatus, TaskStatus};
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};

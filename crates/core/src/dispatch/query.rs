@@ -164,6 +164,12 @@ impl Dispatcher {
         self.copies.on(element)
     }
 
+    /// The policy of jobs that name none.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.config.policy
+    }
+
     /// What the policy of that name, or the array's own, goes on from.
     #[must_use]
     pub fn memory(&self, policy: Option<&str>) -> policy::Memory {

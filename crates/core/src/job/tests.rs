@@ -91,7 +91,10 @@ fn file(object: u64, executable: bool) -> Look {
 
 impl Outside for Array {
     fn look(&self, path: &str) -> Look {
-        self.files.get(path).copied().unwrap_or(Look::Nothing)
+        let inside = format!("{path}/");
+        let folder = self.files.keys().any(|file| file.starts_with(&inside));
+        let otherwise = if folder { Look::Folder } else { Look::Nothing };
+        self.files.get(path).copied().unwrap_or(otherwise)
     }
     fn beside(&self, path: &str) -> Vec<String> {
         let (folder, _) = path.rsplit_once('/').unwrap();

@@ -15,6 +15,7 @@ use super::inbox::{Inbox, Stopped};
 use super::memo::{Memo, Owners};
 use super::outbox::{self, Posted};
 use super::persist::{self, Batch, Step};
+use super::plan::Sight;
 use super::publish::{self, Publishing};
 use super::results::{self, Presumed};
 use super::{Accepted, Incoming, awaited_key, store, trace};
@@ -269,6 +270,15 @@ impl Driver {
                 let id = job.spec.job;
                 steps.push(Step::Elements { job: id, elements });
                 self.take(*job, steps, outbox);
+            }
+            Incoming::Plan(job, answer) => {
+                let policy = job.spec.policy.as_deref();
+                let sight = Sight {
+                    policy: policy.unwrap_or(self.dispatcher.policy()).to_owned(),
+                    elements: trace::elements(&job, &self.dispatcher, clock::now()),
+                };
+                // Who asked may have gone away.
+                let _ = answer.send(sight);
             }
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,

@@ -13,6 +13,7 @@ pub(crate) mod inbox;
 mod memo;
 pub(crate) mod outbox;
 mod persist;
+mod plan;
 mod publish;
 mod results;
 pub(crate) mod service;
@@ -33,6 +34,8 @@ pub(crate) enum Incoming {
     Report(Box<Report>),
     /// A job was accepted and is in the database.
     Submitted(Box<Accepted>),
+    /// Somebody asks what a job would find that is not in the database.
+    Plan(Box<Accepted>, tokio::sync::oneshot::Sender<plan::Sight>),
     /// The owner cancels a job.
     Cancel(JobId),
     /// Names changed: files that jobs wait for may have come into being.

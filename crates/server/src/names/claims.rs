@@ -19,11 +19,7 @@ impl Claims {
         paths: &[&str],
     ) -> Result<Claim<'_>, BTreeMap<String, JobId>> {
         let mut claims = self.0.lock();
-        let taken = paths.iter().filter_map(|&path| {
-            let other = *claims.get(path)?;
-            Some((path.to_owned(), other))
-        });
-        let taken: BTreeMap<_, _> = taken.collect();
+        let taken = taken(&claims, paths);
         if !taken.is_empty() {
             return Err(taken);
         }
@@ -33,6 +29,11 @@ impl Claims {
             job,
             paths: paths.iter().map(|&path| path.to_owned()).collect(),
         })
+    }
+
+    /// Those of these files that jobs write.
+    pub(crate) fn taken(&self, paths: &[&str]) -> BTreeMap<String, JobId> {
+        taken(&self.0.lock(), paths)
     }
 
     /// Notes that a job writes a file, unless it is another's: of a job that was taken on before.
@@ -49,6 +50,14 @@ impl Claims {
             }
         }
     }
+}
+
+fn taken(claims: &BTreeMap<String, JobId>, paths: &[&str]) -> BTreeMap<String, JobId> {
+    let taken = paths.iter().filter_map(|&path| {
+        let other = *claims.get(path)?;
+        Some((path.to_owned(), other))
+    });
+    taken.collect()
 }
 
 /// What a job that is being taken on is to write. Given back when dropped, unless it was kept.
@@ -84,6 +93,7 @@ mod tests {
         claims.claim(first, &["/a", "/b"]).unwrap().keep();
         let taken = claims.claim(second, &["/b", "/c"]).unwrap_err();
         assert_eq!(taken, BTreeMap::from([("/b".to_owned(), first)]));
+        assert_eq!(claims.taken(&["/b", "/c"]), taken);
         drop(claims.claim(second, &["/c"]).unwrap());
         claims.again(first, "/a");
         claims.release(second, ["/a"].into_iter());

@@ -1307,6 +1307,26 @@ fn needs_that_make_no_sense_are_told_with_their_place() {
     assert!(error.contains("65 resources; the most is 64"), "{error}");
 }
 
+#[test]
+fn tasks_of_a_job_need_a_bounded_number_of_different_things() {
+    let tasks = |count: usize| {
+        let tasks: Vec<String> = (1..=count)
+            .map(|n| {
+                format!(
+                    "{{ name = \"t{n}\"; kernel = \"mean\"; output = [ \"o{n}\" ]; memory = {n}; }}"
+                )
+            })
+            .collect();
+        with_tasks(&tasks.join(", "))
+    };
+    assert!(parse(&tasks(MAX_KINDS)).is_ok());
+    let all = errors(&tasks(MAX_KINDS + 1));
+    assert!(
+        all[0].contains("1001 different things that tasks need; the most is 1000"),
+        "{all:?}"
+    );
+}
+
 const NAMES: usize = crate::resources::NAMES_MAX;
 
 #[test]

@@ -4,6 +4,7 @@
 //! a core is taken from the first pull of a label to its last write; pulled objects are shared while in use and
 //! kept up to a bound, oldest out first.
 
+use super::faults::Room;
 use super::platform::Element;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tidemill_core::fabric::{self, Fabric};
@@ -24,6 +25,7 @@ pub(super) struct Node {
     /// Runs and their times together, by the number of the kernel.
     history: Vec<(u64, Span)>,
     pub(super) pulled: Pulled,
+    pub(super) room: Room,
 }
 
 #[derive(Debug, Default)]
@@ -50,6 +52,7 @@ impl Node {
                 bytes_max: element.pulled_bytes_max,
                 ..Pulled::default()
             },
+            room: Room::of(element),
         }
     }
 
@@ -96,8 +99,13 @@ impl Node {
         Some((label, u32::try_from(core).unwrap_or(u32::MAX)))
     }
 
-    /// The label that a core ran has ended after this long.
-    pub(super) fn end(&mut self, core: u32, kernel: u32, run: Span) {
+    /// What is free on its device; `None`: there is no bound.
+    pub(super) fn free(&self) -> Option<u64> {
+        self.room.free(self.pulled.bytes)
+    }
+
+    /// The label that a core ran has ended; how long it took if it ended well.
+    pub(super) fn end(&mut self, core: u32, kernel: u32, run: Option<Span>) {
         let index = core as usize;
         self.cores[index].running = None;
         if let Some((_, expected)) = self.cores[index].bound.pop_front() {
@@ -105,9 +113,11 @@ impl Node {
             view.labels -= 1;
             view.expected = Span(view.expected.0.saturating_sub(expected.0));
         }
-        let (runs, total) = &mut self.history[kernel as usize];
-        *runs += 1;
-        *total = *total + run;
+        if let Some(run) = run {
+            let (runs, total) = &mut self.history[kernel as usize];
+            *runs += 1;
+            *total = *total + run;
+        }
     }
 
     fn expected(&self, kernel: u32) -> Span {
@@ -120,6 +130,8 @@ impl Node {
 #[derive(Debug, Default)]
 pub(super) struct Pulled {
     bytes_max: u64,
+    /// Of all that is here or on its way.
+    bytes: u64,
     slots: HashMap<ObjectId, Slot>,
     /// Objects that no label uses, longest first.
     idle: BTreeMap<u64, ObjectId>,
@@ -159,8 +171,19 @@ impl Pulled {
             idle: 0,
             waiting: Vec::new(),
         };
+        self.bytes += size;
         self.slots.insert(object, slot);
         self.give_back(object);
+    }
+
+    /// Bytes of all that is here or on its way.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it is here or on its way.
+    pub(super) fn has(&self, object: ObjectId) -> bool {
+        self.slots.contains_key(&object)
     }
 
     /// Asks for an object. A label that waited asks again.
@@ -173,6 +196,7 @@ impl Pulled {
                 idle: 0,
                 waiting: Vec::new(),
             };
+            self.bytes += size;
             self.slots.insert(object, slot);
             return Share::Pull;
         };
@@ -216,6 +240,7 @@ impl Pulled {
             };
             let size = self.slots.remove(&oldest).map_or(0, |slot| slot.size);
             self.idle_bytes -= size;
+            self.bytes -= size;
         }
     }
 }
@@ -240,10 +265,10 @@ mod tests {
             assert_eq!(node.take(|_| 0), Some((0, 0)));
             assert_eq!(node.take(|_| 0), Some((1, 1)));
             assert_eq!(node.take(|_| 0), None);
-            node.end(1, 0, Span(5));
+            node.end(1, 0, Some(Span(5)));
             let next = node.take(|_| 0);
             assert_eq!(next, (third == 1).then_some((2, 1)), "{fabric}");
-            node.end(0, 0, Span(5));
+            node.end(0, 0, None);
             let next = node.take(|_| 0);
             assert_eq!(next, (third == 0).then_some((2, 0)), "{fabric}");
         }

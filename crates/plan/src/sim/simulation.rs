@@ -110,13 +110,20 @@ impl<'a> Simulation<'a> {
         let objects = self.workflow.files.len() as u64 + 1;
         let ids = Counter { labels: 0, objects };
         let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
-        let engine = Engine::new(self.platform, self.workflow, dispatcher, &self.fabric)?;
+        let engine = Engine::new(
+            self.platform,
+            self.workflow,
+            dispatcher,
+            &self.fabric,
+            self.seed,
+        )?;
         let finished = engine.run(submitted);
         let tasks = finished.times.len();
         let times: Vec<Times> = finished.times.into_iter().flatten().collect();
         if times.len() < tasks || finished.state != Some(JobState::Done) {
             let left = tasks - times.len();
-            return Err(SimError::Unfinished { left, tasks });
+            let why = finished.why;
+            return Err(SimError::Unfinished { left, tasks, why });
         }
         let setup = Setup {
             policy: self.policy.clone(),
@@ -130,7 +137,7 @@ impl<'a> Simulation<'a> {
             setup,
             finished.end,
             times,
-            finished.counts,
+            (finished.counts, &finished.lost),
         ))
     }
 
@@ -172,7 +179,7 @@ impl<'a> Simulation<'a> {
                 stdin: None,
                 stdout: None,
                 element: task.element,
-                retries: 0,
+                retries: self.platform.retries,
                 limits: Limits::default(),
                 ended: None,
             });

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::time::Span;
 use tidemill_kernel::{
-    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, Run, RunInput, Settings,
-    SetupError, SpawnError, Stage, Tail, Together, User,
+    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, ProbeError, Run, RunInput,
+    Settings, SetupError, SpawnError, Stage, Tail, Together, User,
 };
 
 /// Processes and threads that all kernels may have together: a bound on what hostile ones of many users can do.
@@ -160,6 +160,16 @@ impl Runner {
     pub fn find_programs(&self, names: &[String]) -> Vec<String> {
         let found = |name: &&String| self.launcher.find_program(name).is_some();
         names.iter().filter(found).cloned().collect()
+    }
+
+    /// What share of a processor a kernel of that user would have now. `folder` is to be its private one.
+    ///
+    /// # Errors
+    /// If none can be run.
+    pub fn probe(&self, folder: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
+        let Owner { uid, gid } = owner;
+        self.launcher
+            .probe(folder, self.root.then_some(User { uid, gid }))
     }
 
     /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if

@@ -147,12 +147,18 @@ impl Element {
         if self.outstanding.len() < self.cores() {
             return Span::default();
         }
+        self.left(now)
+    }
+
+    /// Until all that it has is done, each of the cores that are needed for it doing a like part.
+    pub(super) fn left(&self, now: Time) -> Span {
         let spent: u64 = self
             .running
             .values()
             .map(|(start, expected)| now.since(*start).0.min(spendable(*expected).0))
             .sum();
-        Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64)
+        let cores = self.cores().min(self.outstanding.len().max(1));
+        Span(self.backlog.0.saturating_sub(spent) / cores as u64)
     }
 
     /// A label began to run.

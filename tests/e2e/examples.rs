@@ -1,6 +1,6 @@
 //! Every job that the documentation shows runs as it stands there.
 
-use crate::array::Array;
+use crate::array::{Array, Options};
 use std::path::Path;
 use std::process::Command;
 
@@ -25,6 +25,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "calibrate",
         "mkdir -p calibrate/raw; cd calibrate; echo flat > flat; for x in a b c; do echo $x > raw/$x.fits; done",
         "test \"$(tr '\\n' ' ' < calibrate/sum)\" = 'flat a flat b flat c '",
+    ),
+    (
+        "train",
+        "mkdir train; seq 100 | shuf > train/a",
+        "cd train; seq 100 | sort | cmp - model",
     ),
     (
         "pack",
@@ -63,7 +68,14 @@ fn every_job_of_the_documentation_runs_as_it_stands_there() {
         let is_shown = shown.iter().any(|(shown, _)| shown == name);
         assert!(is_shown, "no page shows the job {name} any more");
     }
-    let Some(array) = Array::start() else { return };
+    let offers = ["--memory", "2GiB", "--resources", "gpu=1,licence.x=1"];
+    let options = Options {
+        element_args: offers.map(str::to_owned).into(),
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O2", "-I"])
         .arg(format!("{ROOT}/crates/kernel/include"))

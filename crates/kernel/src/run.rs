@@ -108,6 +108,9 @@ pub struct Limits {
     pub output_bytes: u64,
     /// Processes (threads not counted) that may exist at once.
     pub processes: u32,
+    /// Time of processors, in hundredths of one, where the system has control groups for that and once the run has
+    /// lasted for a moment; `None`: what there is.
+    pub cpu_percent: Option<u32>,
 }
 
 impl Default for Limits {
@@ -117,6 +120,7 @@ impl Default for Limits {
             memory_bytes: 8 << 30,
             output_bytes: 64 << 30,
             processes: 512,
+            cpu_percent: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::Owner;
 use crate::object::Placed;
 use crate::policy;
+use crate::resources::Offers;
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,6 +67,8 @@ pub struct ElementStatus {
     pub wait: Span,
     /// Ready tasks that wait in the dispatcher for room on it.
     pub waiting: usize,
+    /// Programs of tasks that it said it has.
+    pub programs: Vec<String>,
 }
 
 /// What an element that is up has to do.
@@ -89,7 +92,7 @@ pub struct ElementLoad {
 pub(super) fn unknown_view() -> ElementView {
     ElementView {
         role: Role::Store,
-        cores: 1,
+        offers: Offers::of_cores(1),
         capacity_bytes: 0,
         free_bytes: 0,
         link_bytes_per_sec: 0,
@@ -171,7 +174,7 @@ impl Dispatcher {
                 queued: outstanding.saturating_sub(running),
                 waiting,
                 wait: all(element.wait(now)),
-                left: all(element.left(now)),
+                left: all(element.all_left(now)),
             }
         })
     }
@@ -192,6 +195,7 @@ impl Dispatcher {
                 bound: element.bound(),
                 wait: element.wait(now),
                 waiting: self.waiting_for(id),
+                programs: self.classes.programs_on(id),
             })
     }
 

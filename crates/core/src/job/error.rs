@@ -2,6 +2,7 @@
 
 use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
 use crate::id::{ElementId, JobId};
+use crate::resources::{AMOUNT_MAX, NAME_BYTES_MAX};
 use crate::script::{self, Position};
 
 /// One thing that is wrong with a job: in which file, where, in which task, and what.
@@ -155,6 +156,29 @@ pub enum Problem {
         name: String,
         /// Its value.
         value: String,
+    },
+    /// A name that no resource can have.
+    #[error(
+        "\"{0}\" can't be the name of a resource; use at most {NAME_BYTES_MAX} letters, digits, '-' and '_', with single dots between words that begin with a letter"
+    )]
+    ResourceName(String),
+    /// An amount of a resource that can't be.
+    #[error("\"{name}\" must be from 0 to {AMOUNT_MAX}, not {value}")]
+    Amount {
+        /// The resource.
+        name: String,
+        /// The amount.
+        value: i64,
+    },
+    /// A task that may use less memory than is set aside for it.
+    #[error(
+        "limits.memory is {limit} bytes, less than \"memory\", {memory} bytes, which is set aside for the task; leave one of them away"
+    )]
+    MemoryLimit {
+        /// What it may use.
+        limit: u64,
+        /// What is set aside for it.
+        memory: u64,
     },
     /// A number out of bounds.
     #[error("\"{name}\" must be from 0 to {max}, not {value}")]
@@ -386,6 +410,9 @@ pub enum Problem {
     /// No such element.
     #[error("the array has no element {0}; see `tidemill status`")]
     UnknownElement(ElementId),
+    /// No element can ever run it.
+    #[error("no element can run it: {0}; `tidemill status` shows what elements offer")]
+    Nowhere(String),
 }
 
 /// How a script says that it means the program of the elements' hosts, and no built-in kernel of that name.

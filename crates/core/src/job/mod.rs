@@ -22,6 +22,7 @@ pub use stack::MAX_STAGES;
 
 use crate::id::ElementId;
 use crate::label::Limits;
+use crate::resources::Needs;
 use crate::script::{self, Position};
 use crate::time::Span;
 use error::Errors;
@@ -95,6 +96,8 @@ pub struct Task {
     pub element: Option<ElementId>,
     /// How often it may be tried again.
     pub retries: u32,
+    /// What must be free on its element for it to run.
+    pub needs: Needs,
     /// Bounds on a run.
     pub limits: Limits,
     /// How long its outputs are kept.

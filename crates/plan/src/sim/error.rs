@@ -1,7 +1,6 @@
 //! What can be wrong with the simulator's input, and with what it is asked to do.
 
 use crate::misspelt::perhaps;
-use tidemill_core::fabric::UnknownFabric;
 use tidemill_core::id::ElementId;
 use tidemill_core::policy::UnknownPolicy;
 
@@ -213,9 +212,9 @@ pub enum Problem {
         "the platform has no elements; give `number_afes` in [SERVER] or in a class at least 1"
     )]
     NoElements,
-    /// No fabric scheduler has that name.
-    #[error(transparent)]
-    Fabric(#[from] UnknownFabric),
+    /// Named resources that can't be read: what is wrong with them.
+    #[error("{0}")]
+    Resources(String),
     /// Not JSON, or not of the right shape: what the reader said.
     #[error("{0}")]
     Json(String),
@@ -310,9 +309,14 @@ pub enum SimError {
     /// No policy has that name.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
-    /// No fabric scheduler has that name.
-    #[error(transparent)]
-    Fabric(#[from] UnknownFabric),
+    /// No element of the platform can ever run a task.
+    #[error("no element can run task `{task}`: {why}")]
+    Nowhere {
+        /// The task.
+        task: String,
+        /// What it needs, and what there is.
+        why: String,
+    },
     /// A task or file is bound to an element that the platform does not have.
     #[error("{what} is bound to element {element}, which the platform does not have")]
     NoSuchElement {

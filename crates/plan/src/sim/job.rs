@@ -128,6 +128,7 @@ impl Reader<'_> {
                 outputs,
                 compute: self.compute(task, data_bytes)?,
                 element: task.element,
+                needs: task.needs.clone(),
                 reused: None,
             };
             tasks.insert(index, made);

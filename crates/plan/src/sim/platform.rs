@@ -6,12 +6,12 @@ use super::error::{InputError, Problem};
 use super::ini::{self, Key, Section};
 use super::quantity::{self, Kind, whole};
 use crate::units::significant;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::event::History;
-use tidemill_core::fabric;
 use tidemill_core::id::ElementId;
 use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
+use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
 /// Most elements of a platform.
@@ -31,8 +31,6 @@ pub struct Platform {
     pub elements: Vec<Element>,
     /// The server's own cores, if work may run there.
     pub host: Option<Element>,
-    /// Name of the fabric scheduler of all elements.
-    pub fabric: String,
     /// From the server to an element and from an element to the server, for labels and reports.
     pub label_latency: Span,
     /// What keeping a decision takes before elements are told.
@@ -48,8 +46,14 @@ pub struct Platform {
 pub struct Element {
     /// The class it is of: `AFE`, `AFE:name` or `HOST`.
     pub class: String,
-    /// Kernels it runs at once.
+    /// Its cores.
     pub cores: u32,
+    /// Memory for tasks that say how much they need, in bytes; `None`: as much as they want.
+    pub memory_bytes: Option<u64>,
+    /// Named resources.
+    pub resources: BTreeMap<String, u64>,
+    /// Programs of its host; `None`: all.
+    pub programs: Option<BTreeSet<String>>,
     /// Speed of a core; run times of workflows are divided by it.
     pub core_speed: f64,
     /// What its device reads in bytes per second, shared by all that read; `None`: without limit.
@@ -92,6 +96,9 @@ impl Default for Element {
         Self {
             class: "AFE".to_owned(),
             cores: 1,
+            memory_bytes: None,
+            resources: BTreeMap::new(),
+            programs: None,
             core_speed: 1.0,
             read_bandwidth: None,
             write_bandwidth: None,
@@ -113,7 +120,19 @@ impl Default for Element {
     }
 }
 
-const ELEMENT_KEYS: [&str; 16] = [
+impl Element {
+    /// What it has for labels that run at once.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        Offers {
+            cores: self.cores,
+            memory_bytes: self.memory_bytes.unwrap_or(0),
+            named: self.resources.clone(),
+        }
+    }
+}
+
+const ELEMENT_KEYS: [&str; 19] = [
     "cores_per_afe",
     "read_bandwidth",
     "write_bandwidth",
@@ -129,6 +148,9 @@ const ELEMENT_KEYS: [&str; 16] = [
     "hash_bandwidth",
     "power_busy",
     "power_idle",
+    "memory",
+    "resources",
+    "programs",
     "number_afes",
 ];
 const NEEDED_KEYS: [&str; 5] = [
@@ -138,15 +160,14 @@ const NEEDED_KEYS: [&str; 5] = [
     "read_latency",
     "write_latency",
 ];
-const SERVER_KEYS: [&str; 6] = [
+const SERVER_KEYS: [&str; 5] = [
     "number_afes",
-    "fabric",
     "label_latency",
     "commit_latency",
     "retries",
     "processors",
 ];
-const HOST_KEYS: [&str; 15] = [
+const HOST_KEYS: [&str; 18] = [
     "cores",
     "read_bandwidth",
     "write_bandwidth",
@@ -162,6 +183,9 @@ const HOST_KEYS: [&str; 15] = [
     "hash_bandwidth",
     "power_busy",
     "power_idle",
+    "memory",
+    "resources",
+    "programs",
 ];
 
 impl Platform {
@@ -171,7 +195,6 @@ impl Platform {
         Self {
             elements: vec![element.clone(); count],
             host: None,
-            fabric: fabric::DEFAULT.to_owned(),
             label_latency: Span(0),
             commit_latency: Span(0),
             retries: DEFAULT_RETRIES,
@@ -254,10 +277,6 @@ impl Platform {
             let at = |problem| InputError::new(file, key.line, problem);
             match key.name.as_str() {
                 "number_afes" => count = Some(number_of_elements(key).map_err(at)?),
-                "fabric" => {
-                    fabric::by_name(&key.value).map_err(|error| at(error.into()))?;
-                    self.fabric.clone_from(&key.value);
-                }
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "commit_latency" => self.commit_latency = latency(key).map_err(at)?,
                 "retries" => self.retries = integer(key, MAX_RETRIES).map_err(at)?,
@@ -330,6 +349,15 @@ fn element(
                 .map(|bytes| element.capacity = Some(whole(bytes))),
             "failure_rate" => share(key).map(|rate| element.failure_rate = rate),
             "hash_bandwidth" => bandwidth(key).map(|rate| element.hash_bandwidth = rate),
+            "memory" => quantity::positive(&key.name, &key.value, Kind::Size)
+                .map(|bytes| element.memory_bytes = Some(whole(bytes))),
+            "resources" => resources::parse(&key.value)
+                .map(|named| element.resources = named)
+                .map_err(Problem::Resources),
+            "programs" => {
+                element.programs = Some(words(&key.value));
+                Ok(())
+            }
             "power_busy" => watts(key).map(|power| element.power_busy_watts = power),
             _ => watts(key).map(|power| element.power_idle_watts = power),
         }
@@ -387,6 +415,13 @@ fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
     }
     let rate = quantity::positive(&key.name, &key.value, Kind::Bandwidth)?;
     Ok(Some(whole(rate).max(1)))
+}
+
+/// What stands between commas.
+fn words(text: &str) -> BTreeSet<String> {
+    let words = text.split(',').map(str::trim);
+    let words = words.filter(|word| !word.is_empty());
+    words.map(str::to_owned).collect()
 }
 
 fn latency(key: &Key) -> Result<Span, Problem> {
@@ -473,7 +508,7 @@ number_afes       = 4      # AFEs in array
     #[test]
     fn classes_differ_from_the_plain_element_in_what_they_say() {
         let text = format!(
-            "{FIG_9} fabric = round-robin\n label_latency = 100 us\n
+            "{FIG_9} label_latency = 100 us\n
              commit_latency = 2 ms\n retries = 5\n
              [AFE:fast]\n number_afes = 2\n core_speed = 2.5\n read_bandwidth = unlimited\n
              link_bandwidth = 1 GB/s\n power_busy = 10 W\n capacity = 2 GB\n failure_rate = 0.01\n
@@ -599,8 +634,8 @@ number_afes       = 4      # AFEs in array
                 "a.ini:8: `read_latency` is given twice, first in line 5",
             ),
             (
-                replaced("number_afes ", "fabric = best #"),
-                "a.ini:9: there is no fabric scheduler `best`",
+                replaced("[AFE]\n", "[AFE]\nresources = gpu=x\n"),
+                "a.ini:2: `gpu=x` must be such as gpu=2",
             ),
             (
                 error("x = 1"),

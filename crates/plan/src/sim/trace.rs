@@ -12,16 +12,18 @@ use super::quantity::whole;
 use super::workflow::{Fault, File, Reused, Task, Workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::History;
 use tidemill_core::id::ElementId;
-use tidemill_core::label::Kernel;
+use tidemill_core::label::{Kernel, Stack};
+use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
 /// What `format` says.
 pub const FORMAT: &str = "tidemill-trace";
-/// The version that is written. One of version 1 says nothing of copies, turns and remembered results.
-pub const VERSION: u32 = 2;
+/// The version that is written. One of version 1 says nothing of copies, turns and remembered results, one of
+/// version 2 nothing of memory, resources and programs, and its tasks needed a core each.
+pub const VERSION: u32 = 3;
 
 /// A job as it went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +61,17 @@ pub struct TraceElement {
     /// Whether it is the host's element, which only lends cores.
     #[serde(default)]
     pub host: bool,
-    /// Kernels that it runs at once.
+    /// Its cores.
     pub cores: u32,
+    /// Its memory for tasks that say how much they need, in bytes; 0: as much as they want.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Its named resources.
+    #[serde(default)]
+    pub resources: BTreeMap<String, u64>,
+    /// Programs of the job's tasks that its host had; absent: all.
+    #[serde(default)]
+    pub programs: Option<BTreeSet<String>>,
     /// The rate of pulls that it reported, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Bytes of pulled objects that it keeps after their last use.
@@ -135,6 +146,15 @@ pub struct TraceTask {
     /// The element that the script bound it to.
     #[serde(default)]
     pub pinned: Option<u32>,
+    /// Cores that it needed.
+    #[serde(default = "one")]
+    pub cores: u32,
+    /// Memory that was set aside for it, in bytes.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Named resources that it needed.
+    #[serde(default)]
+    pub resources: BTreeMap<String, u64>,
     /// The element that ran it.
     pub element: u32,
     /// When it was sent there.
@@ -193,7 +213,7 @@ impl Trace {
             let problem = Problem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
-                known: "1 and 2",
+                known: "1, 2 and 3",
             };
             return Err(reader.error(0, problem));
         }
@@ -328,6 +348,11 @@ impl Trace {
                 outputs,
                 compute: Span(task.compute_ns),
                 element: task.pinned.map(|element| self.planned_id(element)),
+                needs: Needs {
+                    cores: task.cores,
+                    memory_bytes: task.memory_bytes,
+                    named: task.resources.clone(),
+                },
                 reused: None,
             });
         }
@@ -367,6 +392,9 @@ impl Trace {
         let element = |one: &TraceElement| Element {
             class: if one.host { "HOST" } else { "AFE" }.to_owned(),
             cores: one.cores,
+            memory_bytes: Some(one.memory_bytes).filter(|bytes| *bytes > 0),
+            resources: one.resources.clone(),
+            programs: one.programs.clone(),
             read_bandwidth: read,
             write_bandwidth: write,
             link_bandwidth: pulls.bytes_per_sec.or(Some(one.link_bytes_per_sec.max(1))),
@@ -415,6 +443,9 @@ impl Trace {
                 inputs: task.inputs.clone(),
                 outputs: task.outputs.clone(),
                 pinned: task.pinned,
+                cores: task.cores,
+                memory_bytes: task.memory_bytes,
+                resources: task.resources.clone(),
                 kernel: task.kernel.clone(),
                 kernel_kind: task.kernel_kind,
                 reused_ns: task.reused_ns,
@@ -473,6 +504,11 @@ impl Trace {
     }
 }
 
+/// What a task of an earlier release needed.
+fn one() -> u32 {
+    1
+}
+
 /// Bytes per second of all that took time and moved bytes; `None` if nothing did.
 fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
     let moved = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
@@ -490,8 +526,12 @@ fn kernel(task: &TraceTask) -> Kernel {
         TraceKernelKind::Native => Kernel::Native { input: name },
         TraceKernelKind::Wasm => Kernel::Wasm { input: name },
         TraceKernelKind::Stored => Kernel::Stored { input: name },
+        TraceKernelKind::Program => Kernel::Program(name),
         // What the stages are is not traced, and nothing that is simulated asks for it.
-        TraceKernelKind::Program | TraceKernelKind::Stack => Kernel::Program(name),
+        TraceKernelKind::Stack => Kernel::Stack(Box::new(Stack {
+            text: name,
+            stages: Vec::new(),
+        })),
     }
 }
 
@@ -597,8 +637,8 @@ mod tests {
         for (from, to, expected) in [
             (
                 "\"version\": 1",
-                "\"version\": 3",
-                "t.json: version 3 of `tidemill-trace`",
+                "\"version\": 4",
+                "t.json: version 4 of `tidemill-trace`",
             ),
             (
                 "[\"/w/part\"]",

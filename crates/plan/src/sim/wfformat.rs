@@ -4,7 +4,8 @@
 //! (`execution`); in 1.4 tasks have their files and run times in them. Dependencies come from files and from
 //! `parents` and `children`; one that no file stands for gets an empty file of its own, so that the dispatcher,
 //! which knows dependencies by files only, sees it. Run times are those of the machine they were measured on and
-//! contain that machine's reading and writing. `coreCount` is not looked at: a task takes one core.
+//! contain that machine's reading and writing. A task needs as many
+//! cores as its `coreCount` says, one without.
 
 use super::error::{InputError, Problem};
 use super::json::{Keys, Reader};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::label::Kernel;
+use tidemill_core::resources::{CORES_MAX, Needs};
 
 const KNOWN: &str = "1.4, 1.5 and 1.6";
 
@@ -158,6 +160,7 @@ struct ExecutedTask {
     id: String,
     runtime_in_seconds: f64,
     command: Option<Command>,
+    core_count: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -179,6 +182,7 @@ struct WholeTask {
     id: Option<String>,
     runtime_in_seconds: Option<f64>,
     command: Option<Command>,
+    core_count: Option<f64>,
     #[serde(default)]
     parents: Vec<String>,
     #[serde(default)]
@@ -209,6 +213,7 @@ struct Draft {
     name: String,
     kernel: String,
     seconds: Option<f64>,
+    cores: Option<f64>,
     parents: Vec<String>,
     children: Vec<String>,
     inputs: Vec<usize>,
@@ -355,8 +360,10 @@ impl<'a> Reader<'a> {
                 .collect::<Result<_, _>>()?;
             let ran = executed.remove(&task.id).map(|(_, ran)| ran);
             let seconds = ran.as_ref().map(|ran| ran.runtime_in_seconds);
+            let cores = ran.as_ref().and_then(|ran| ran.core_count);
             drafts.push(Draft {
                 line,
+                cores,
                 kernel: kernel(&task.name, ran.and_then(|ran| ran.command)),
                 id: task.id,
                 name: task.name,
@@ -405,6 +412,7 @@ impl<'a> Reader<'a> {
                 kernel: kernel(&task.name, task.command),
                 id: task.id.unwrap_or_else(|| task.name.clone()),
                 name: task.name,
+                cores: task.core_count,
                 seconds: task.runtime_in_seconds,
                 parents: task.parents,
                 children: task.children,
@@ -436,7 +444,9 @@ impl<'a> Reader<'a> {
                 let text = seconds.to_string();
                 self.error(draft.line, Problem::Number { what, text })
             })?;
+            let needs = self.needs(&draft)?;
             tasks.push(Task {
+                needs,
                 name: draft.id,
                 kernel: Kernel::Program(draft.kernel),
                 inputs: unique(draft.inputs),
@@ -456,6 +466,32 @@ impl<'a> Reader<'a> {
             Ok(()) => Ok(workflow),
             Err(Fault { task, problem }) => Err(self.error(lines[task], problem)),
         }
+    }
+
+    /// What `coreCount` says, in whole cores.
+    fn needs(&self, draft: &Draft) -> Result<Needs, InputError> {
+        let Some(count) = draft.cores else {
+            return Ok(Needs::default());
+        };
+        let what = || format!("coreCount of task `{}`", draft.id);
+        if !(0.0..=f64::from(CORES_MAX)).contains(&count) {
+            let problem = match count < 0.0 {
+                true => Problem::Negative {
+                    what: what(),
+                    text: count.to_string(),
+                },
+                false => Problem::TooMany {
+                    what: what(),
+                    max: CORES_MAX.into(),
+                },
+            };
+            return Err(self.error(draft.line, problem));
+        }
+        let cores = u32::try_from(quantity::whole(count.ceil())).unwrap_or(CORES_MAX);
+        Ok(Needs {
+            cores,
+            ..Needs::default()
+        })
     }
 
     /// Gives dependencies that no file stands for an empty file: one per task that others wait for so.

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Kernel;
+use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
 /// A job with all that its simulation needs. Tasks and files are named by their indices.
@@ -41,6 +42,8 @@ pub struct Task {
     pub compute: Span,
     /// The element it must run on.
     pub element: Option<ElementId>,
+    /// What must be free on its element for it to run. It computes as long as it does with all its cores.
+    pub needs: Needs,
     /// Its result is remembered, and it does not run.
     pub reused: Option<Reused>,
 }

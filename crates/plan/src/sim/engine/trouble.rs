@@ -16,19 +16,20 @@ impl Engine<'_> {
         let now = self.clock.now();
         let run = &mut self.runs[label as usize];
         let (node, kind, start) = (run.node, run.kind, run.times.start);
-        let (element, core) = (run.times.element, run.times.core);
+        let element = run.times.element;
+        let cores = run.times.cores.clone();
         let followers = std::mem::take(&mut run.followers);
         let remote = std::mem::take(&mut run.remote);
-        let kernel = self.works[run.task as usize].kernel;
+        let needs = &self.workflow.tasks[run.task as usize].needs;
         let nodes = &mut self.nodes[node as usize];
         for (object, ..) in remote.into_iter().take(run.fetched) {
             nodes.pulled.give_back(object);
         }
-        nodes.end(core, kernel, None);
+        nodes.end(needs, &cores);
         self.counts.failed += 1;
         let lost = &mut self.lost[node as usize];
         lost.runs += 1;
-        lost.time = lost.time + now.since(start);
+        lost.time = lost.time + Span(now.since(start).0 * cores.len() as u64);
         let message = String::new();
         let outcome = Outcome {
             start,

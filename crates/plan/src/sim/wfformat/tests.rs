@@ -246,6 +246,30 @@ fn what_a_format_is_extended_by_is_left_alone() {
     );
 }
 
+#[test]
+fn a_task_needs_as_many_cores_as_its_core_count_says() {
+    let counted = |text: &str, from: &str, to: &str| {
+        let text = text.replacen(from, to, 1);
+        let workflow = parse("w.json", &text).unwrap();
+        let cores: Vec<u32> = workflow.tasks.iter().map(|task| task.needs.cores).collect();
+        cores
+    };
+    let runtime = "\"runtimeInSeconds\": 1.5";
+    for (count, expected) in [("4", 4), ("2.0", 2), ("1.5", 2), ("0", 0)] {
+        let with = format!("\"coreCount\": {count}, {runtime}");
+        assert_eq!(counted(SPLIT, runtime, &with), [expected, 1, 1]);
+        assert_eq!(counted(WHOLE, runtime, &with), [expected, 1]);
+    }
+    for count in ["-1", "1e9"] {
+        let with = format!("\"coreCount\": {count}, {runtime}");
+        let error = error(SPLIT, runtime, &with);
+        assert!(
+            error.starts_with("w.json:") && error.contains("coreCount of task `cut_ID01`"),
+            "{error}"
+        );
+    }
+}
+
 /// Time of the longest chain of tasks on cores of speed 1 without any reading, writing or waiting: no run
 /// on such cores can be shorter.
 fn critical_path(workflow: &Workflow) -> Span {

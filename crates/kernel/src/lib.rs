@@ -42,6 +42,7 @@ pub mod memory;
 mod modules;
 mod prepare;
 mod private;
+mod probe;
 mod program;
 mod run;
 mod running;
@@ -60,6 +61,7 @@ pub use fold::{Folding, STATE_VERSION, Streaming};
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
 pub use private::{Made, remove_folder};
+pub use probe::{PROBE_TIME, ProbeError};
 pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{
     Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage,

@@ -300,6 +300,12 @@ impl Element {
         Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.cores() as u64)
     }
 
+    /// Until all that it has is done, each of the cores that are needed for it doing a like part.
+    pub(super) fn all_left(&self, now: Time) -> Span {
+        let cores = self.cores().min(self.outstanding.len().max(1));
+        Span(self.backlog.0.saturating_sub(self.spent_now(now)) / cores as u64)
+    }
+
     fn spent_now(&self, now: Time) -> u64 {
         let running = self.running.values();
         let spent = running.map(|(start, queued)| queued.spent(*start, now));

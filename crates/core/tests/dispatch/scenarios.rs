@@ -4,12 +4,13 @@ use crate::array::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{
-    Config, ERRANDS_MAX, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN,
+    Config, ERRANDS_MAX, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, UNKNOWN_RUN,
 };
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
 use tidemill_core::object::Placed;
+use tidemill_core::time::Span;
 
 /// An array of storage elements 0.. with one core each, all up.
 fn array(elements: u32) -> World {
@@ -517,6 +518,29 @@ fn short_tasks_fill_a_queue_further_but_not_without_limit() {
     }
     assert!(most > QUEUE_MIN && most <= QUEUE_FACTOR_MAX, "{most}");
     assert_eq!(world.job_state(1), JobState::Done);
+}
+
+#[test]
+fn what_an_element_has_to_do_is_told_with_what_waits_for_room_there() {
+    let mut world = array(1);
+    let loads = |world: &World| world.dispatcher.loads(world.now).collect::<Vec<_>>();
+    assert_eq!(
+        (loads(&world)[0].queued, loads(&world)[0].left),
+        (0, Span(0))
+    );
+    let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
+    world.submit(job(1, "min-wait", tasks));
+    world.begin(1);
+    let full = loads(&world)[0];
+    assert_eq!((full.running, full.queued), (1, QUEUE_MIN - 1));
+    assert_eq!(full.running + full.queued + full.waiting, 20);
+    assert_eq!([full.wait, full.left], [Span(20 * UNKNOWN_RUN.0); 2]);
+    world.now = world.now + Span::from_secs(30);
+    assert!(loads(&world)[0].left < full.left);
+    world.on(Event::ElementDown {
+        element: ElementId(0),
+    });
+    assert_eq!(loads(&world), [], "one that is away has nothing to tell");
 }
 
 #[test]

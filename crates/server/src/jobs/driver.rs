@@ -283,6 +283,10 @@ impl Driver {
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
             Incoming::Garbage => self.sweep = true,
+            Incoming::Load(asker) => {
+                // Whoever asked may have given up.
+                let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
+            }
             Incoming::Stop => {}
         }
     }

@@ -24,6 +24,7 @@ mod trace;
 mod view;
 
 use crate::array::Report;
+use tidemill_core::dispatch::ElementLoad;
 use tidemill_core::event::JobSpec;
 use tidemill_core::id::JobId;
 
@@ -42,6 +43,8 @@ pub(crate) enum Incoming {
     NamesChanged,
     /// There are objects to be removed.
     Garbage,
+    /// Somebody asks what elements have to do.
+    Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
     /// The server stops.
     Stop,
 }

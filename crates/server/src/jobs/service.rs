@@ -19,8 +19,10 @@ use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 use tonic::{Request, Response, Status};
 
-/// Events of one watched job are at least this far apart.
+/// Events of one watched job are at least this far apart, the first ones less, each twice as far as the one before: who
+/// watches a short job does not wait for longer than it takes.
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
+const WATCH_PERIOD_FIRST: Duration = Duration::from_millis(2);
 /// Tasks whose logs are read at once.
 const LOGS_MAX: u32 = 64;
 /// How long the driver of jobs is waited for when a job is planned.
@@ -306,6 +308,7 @@ impl v1::jobs_server::Jobs for JobService {
         let mut changes = self.signals.changes.subscribe();
         tokio::spawn(async move {
             let mut after = -1;
+            let mut period = WATCH_PERIOD_FIRST;
             loop {
                 changes.borrow_and_update();
                 let event = service.event(id, after).map_err(|fault| refused(&fault));
@@ -327,7 +330,8 @@ impl v1::jobs_server::Jobs for JobService {
                 if news && sender.send(Ok(event)).await.is_err() || over {
                     return;
                 }
-                tokio::time::sleep(WATCH_PERIOD).await;
+                tokio::time::sleep(period).await;
+                period = (period * 2).min(WATCH_PERIOD);
                 tokio::select! {
                     changed = changes.changed() => if changed.is_err() { return },
                     () = sender.closed() => return,

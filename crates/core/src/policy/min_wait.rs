@@ -10,8 +10,9 @@
 //! transfer(t, e) = bytes of t's inputs that are not on e / link rate of e
 //! ```
 //!
-//! A running label counts for at least a quarter of its expected time, however long it has run, and a run of which nothing is
-//! known for [`UNKNOWN_RUN`](crate::dispatch::UNKNOWN_RUN), so that such runs spread.
+//! A label that was sent along with one that it waits for takes no core of e before that has ended. A running label counts
+//! for at least a quarter of its expected time, however long it has run, and a run of which nothing is known for
+//! [`UNKNOWN_RUN`](crate::dispatch::UNKNOWN_RUN), so that such runs spread.
 //!
 //! `free` is the paper's "expected free time", kept as what is left of it so that errors of old
 //! estimates vanish as labels end. Ties go to the element with more of the inputs, then fewer

@@ -129,7 +129,8 @@ impl Planned {
         }
         if unsized_tasks > 0 {
             notes.push(format!(
-                "how large the outputs of {unsized_tasks} tasks are is not known; moving them is not in the plan"
+                "how large the outputs of {} are is not known; moving them is not in the plan",
+                format::count(unsized_tasks as u64, "task")
             ));
         }
         let mut plan = Self {
@@ -373,7 +374,10 @@ impl View for Planned {
         let time = match self.unknown_tasks() {
             0 => time,
             all if all == self.steps.len() => "not known".to_owned(),
-            some => format!("at least {time}, and what {some} tasks take that nobody knows"),
+            some => format!(
+                "at least {time}, without {} whose time is not known",
+                format::count(some as u64, "task")
+            ),
         };
         let moved = match self.unknown_tasks() {
             0 => format::bytes(self.moved_bytes()),
@@ -405,7 +409,8 @@ impl View for Planned {
         for (kernel, tasks) in &self.unknown {
             writeln!(
                 out,
-                "nobody ran {kernel} yet: what {tasks} tasks take is not known"
+                "nobody ran {kernel} yet: the time of {} is not known",
+                format::count(*tasks as u64, "task")
             )?;
         }
         for note in &self.notes {

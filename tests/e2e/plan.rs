@@ -42,12 +42,7 @@ fn a_site_is_reported_by_section() {
         "{out}"
     );
 
-    let jaguar = include_str!("../../examples/site/jaguar.toml");
-    std::fs::write(folder.path().join("mine.toml"), jaguar).unwrap();
-    let of_mine = |section: &str, more: &[&str]| {
-        let args = ["--json", "plan", "model", section, "--site", "mine.toml"];
-        json(folder.path(), &[&args, more].concat())
-    };
+    let of_mine = |section: &str, more: &[&str]| of_own_site(folder.path(), section, more);
     let all = of_mine("all", &[]);
     for section in ["staging", "feasibility", "energy", "cost"] {
         assert!(!all[section].as_array().unwrap().is_empty(), "{section}");
@@ -67,15 +62,18 @@ fn a_site_is_reported_by_section() {
     assert!(k_means(&printed)["feasible"].is_object());
 }
 
+/// A section of the models over a copy of the paper's site.
+fn of_own_site(folder: &Path, section: &str, more: &[&str]) -> Value {
+    let jaguar = include_str!("../../examples/site/jaguar.toml");
+    std::fs::write(folder.join("mine.toml"), jaguar).unwrap();
+    let args = ["--json", "plan", "model", section, "--site", "mine.toml"];
+    json(folder, &[&args, more].concat())
+}
+
 #[test]
 fn a_kernel_keeps_up_at_the_largest_ratio_that_it_is_told() {
     let folder = tempfile::tempdir().unwrap();
-    let jaguar = include_str!("../../examples/site/jaguar.toml");
-    std::fs::write(folder.path().join("mine.toml"), jaguar).unwrap();
-    let of_mine = |section: &str, more: &[&str]| {
-        let args = ["--json", "plan", "model", section, "--site", "mine.toml"];
-        json(folder.path(), &[&args, more].concat())
-    };
+    let of_mine = |section: &str, more: &[&str]| of_own_site(folder.path(), section, more);
     let all = of_mine("all", &[]);
     // At the largest ratio that a kernel is told, it keeps up; at the next one it does not.
     let feasible = |report: &Value| {

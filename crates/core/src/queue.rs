@@ -356,6 +356,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources::tests::{needs, offers};
     use proptest::prelude::*;
 
     fn id(n: u64) -> LabelId {
@@ -399,23 +400,6 @@ mod tests {
         assert_eq!(queue.take(Lane::Kernel), Some(id(3)));
         assert_eq!(queue.take(Lane::Kernel), None);
         assert_eq!((queue.running(), queue.queued()), (2, 0));
-    }
-
-    fn needs(cores: u32, memory_bytes: u64, gpu: u64) -> Needs {
-        let gpu = (gpu > 0).then(|| ("gpu".to_owned(), gpu));
-        Needs {
-            cores,
-            memory_bytes,
-            named: gpu.into_iter().collect(),
-        }
-    }
-
-    fn offers() -> Offers {
-        Offers {
-            cores: 3,
-            memory_bytes: 10,
-            named: BTreeMap::from([("gpu".to_owned(), 1)]),
-        }
     }
 
     fn lane_of(needs: &Needs) -> Lane {
@@ -539,7 +523,7 @@ mod tests {
             all in proptest::collection::vec((0_u32..4, 0_u64..11, 0_u64..2), 1..60),
             steps in proptest::collection::vec((0_u8..8, 0_usize..1000), 0..300),
         ) {
-            let mut queue = Queue::new(offers());
+            let mut queue = Queue::new(offers(3, 10, 1));
             let all: Vec<Needs> = all.into_iter().map(|(c, m, g)| needs(c, m, g)).collect();
             let mut running: Vec<usize> = Vec::new();
             let mut waiting: BTreeSet<usize> = BTreeSet::new();

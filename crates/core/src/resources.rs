@@ -429,11 +429,11 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn needs(cores: u32, memory_bytes: u64, gpu: u64) -> Needs {
+    pub(crate) fn needs(cores: u32, memory_bytes: u64, gpu: u64) -> Needs {
         let gpu = (gpu > 0).then(|| ("gpu".to_owned(), gpu));
         Needs {
             cores,
@@ -442,11 +442,11 @@ mod tests {
         }
     }
 
-    fn offers() -> Offers {
+    pub(crate) fn offers(cores: u32, memory_bytes: u64, gpu: u64) -> Offers {
         Offers {
-            cores: 4,
-            memory_bytes: 100,
-            named: BTreeMap::from([("gpu".to_owned(), 2)]),
+            cores,
+            memory_bytes,
+            named: BTreeMap::from([("gpu".to_owned(), gpu)]),
         }
     }
 
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn what_an_element_lacks_is_named_with_both_amounts() {
         let lack = |needs: Needs| {
-            offers()
+            offers(4, 100, 2)
                 .lacks(&needs)
                 .map(|lack| (lack.what, lack.needs, lack.offered))
         };
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn one_that_waits_keeps_what_it_needs_and_nothing_else_from_those_behind() {
-        let mut ledger = Ledger::new(offers());
+        let mut ledger = Ledger::new(offers(4, 100, 2));
         assert!(ledger.take(&needs(2, 0, 1)));
         // Needs a third core; the two that are free stay for it.
         let waiting = [
@@ -588,12 +588,12 @@ mod tests {
         fn nothing_is_lost_and_nothing_is_lent_twice(
             steps in proptest::collection::vec((any::<bool>(), 0_u32..6, 0_u64..150, 0_u64..4), 0..100),
         ) {
-            let mut ledger = Ledger::new(offers());
+            let mut ledger = Ledger::new(offers(4, 100, 2));
             let mut taken: Vec<Needs> = Vec::new();
             for (take, cores, memory, gpu) in steps {
                 if take || taken.is_empty() {
                     let needs = needs(cores, memory, gpu);
-                    let could = offers().lacks(&needs).is_none();
+                    let could = offers(4, 100, 2).lacks(&needs).is_none();
                     let took = ledger.take(&needs);
                     prop_assert!(could || !took);
                     taken.extend(took.then_some(needs));

@@ -612,6 +612,7 @@ fn capabilities(message: &v1::Label) -> Arc<[Vec<u8>]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db::Writer;
     use rusqlite::Connection;
     use std::path::Path;
     use tidemill_core::id::ObjectId;
@@ -628,15 +629,19 @@ mod tests {
         })
     }
 
-    fn pages_max(disk: &Mutex<Connection>, pages: u64) {
-        let sql = format!("PRAGMA max_page_count = {pages}");
-        disk.lock().query_row(&sql, [], |_| Ok(())).unwrap();
+    fn in_memory() -> Arc<Mutex<Connection>> {
+        Arc::new(Mutex::new(Connection::open_in_memory().unwrap()))
     }
 
-    #[test]
-    fn a_label_that_never_came_ends_when_it_is_given_up() {
-        let connection = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
-        let (db, mut writer) = Db::without_thread(connection).unwrap();
+    /// The labels of an element of one core, who writes them down, and what the server is told after the greeting.
+    fn opened(
+        disk: &Arc<Mutex<Connection>>,
+    ) -> (
+        Arc<Labels>,
+        Writer,
+        tokio::sync::mpsc::UnboundedReceiver<v1::FromElement>,
+    ) {
+        let (db, writer) = Db::without_thread(Arc::clone(disk)).unwrap();
         let reports = Arc::new(Reports::default());
         let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
         let labels = Labels::open(
@@ -648,7 +653,18 @@ mod tests {
         );
         let mut told = reports.connect(v1::Hello::default());
         told.try_recv().unwrap();
-        labels.unwrap().abort(LabelId(7));
+        (labels.unwrap(), writer, told)
+    }
+
+    fn pages_max(disk: &Mutex<Connection>, pages: u64) {
+        let sql = format!("PRAGMA max_page_count = {pages}");
+        disk.lock().query_row(&sql, [], |_| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_label_that_never_came_ends_when_it_is_given_up() {
+        let (labels, mut writer, mut told) = opened(&in_memory());
+        labels.abort(LabelId(7));
         assert!(writer.turn());
         let told = told.try_recv().unwrap().message;
         let Some(v1::from_element::Message::Finished(finished)) = told else {
@@ -660,20 +676,7 @@ mod tests {
 
     #[test]
     fn a_label_goes_back_unless_it_has_begun() {
-        let connection = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
-        let (db, mut writer) = Db::without_thread(connection).unwrap();
-        let reports = Arc::new(Reports::default());
-        let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
-        let labels = Labels::open(
-            (ElementId(0), Offers::of_cores(1)),
-            db,
-            flash,
-            Arc::clone(&reports),
-            Time::default,
-        );
-        let labels = labels.unwrap();
-        let mut told = reports.connect(v1::Hello::default());
-        told.try_recv().unwrap();
+        let (labels, mut writer, mut told) = opened(&in_memory());
         labels.accept(vec![label(7), label(8)]);
         assert!(writer.turn());
         assert_eq!(labels.try_next(Lane::Remove).unwrap().0, LabelId(7));
@@ -697,20 +700,8 @@ mod tests {
 
     #[test]
     fn an_outcome_that_finds_no_room_is_told_once_it_is_kept() {
-        let disk = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
-        let (db, mut writer) = Db::without_thread(Arc::clone(&disk)).unwrap();
-        let reports = Arc::new(Reports::default());
-        let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
-        let labels = Labels::open(
-            (ElementId(0), Offers::of_cores(1)),
-            db,
-            flash,
-            Arc::clone(&reports),
-            Time::default,
-        );
-        let labels = labels.unwrap();
-        let mut told = reports.connect(v1::Hello::default());
-        told.try_recv().unwrap();
+        let disk = in_memory();
+        let (labels, mut writer, mut told) = opened(&disk);
         labels.accept(vec![label(7)]);
         assert!(writer.turn());
         let (id, _) = labels.try_next(Lane::Remove).unwrap();

@@ -458,20 +458,18 @@ async fn dry_run(
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
+async fn listed(client: &tidemill_client::Server, list: v1::ListJobsRequest) -> usize {
+    let reply = client.jobs().list(list).await.unwrap();
+    reply.into_inner().jobs.len()
+}
+
 async fn jobs(client: &tidemill_client::Server) -> usize {
     let list = v1::ListJobsRequest {
         credentials: Some(root()),
         everyone: true,
         ..v1::ListJobsRequest::default()
     };
-    client
-        .jobs()
-        .list(list)
-        .await
-        .unwrap()
-        .into_inner()
-        .jobs
-        .len()
+    listed(client, list).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -677,16 +675,7 @@ async fn other_users_jobs_stay_private() {
         credentials: Some(array::user(2000)),
         ..v1::ListJobsRequest::default()
     };
-    assert!(
-        client
-            .jobs()
-            .list(list)
-            .await
-            .unwrap()
-            .into_inner()
-            .jobs
-            .is_empty()
-    );
+    assert_eq!(listed(&client, list).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -114,6 +114,16 @@ fn a_user_with_a_token_has_the_command_line_and_is_nobody_else() {
     host.done(ALICE, &["mkdir", "/w/sub"]);
     host.done(ALICE, &["submit", "--watch", "job.conf"]);
     host.done(ALICE, &["get", "/w/n", "n"]);
+    // Names are told to whoever may list them, and to nobody else.
+    let own = host.run(ALICE, &["cat", "/w/inn"]);
+    assert!(own.err.contains("did you mean /w/in?"), "{}", own.err);
+    // What they are told is the same whether it is there or not.
+    for (there, missing) in [("/ww/in", "/ww/zz"), ("/w/inn", "/w/zzz")] {
+        let [there, missing] = [there, missing].map(|path| host.run(BOB, &["cat", path]).err);
+        let missing = missing.replace("/zzz", "/inn").replace("/zz", "/in");
+        assert_eq!(there, missing);
+        assert!(!there.is_empty());
+    }
     let count = std::fs::read_to_string(host.home(ALICE).join("n")).unwrap();
     assert_eq!(count.trim(), "1000");
     assert!(host.done(ALICE, &["lineage", "/w/n"]).contains("count"));

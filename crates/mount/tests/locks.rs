@@ -85,11 +85,29 @@ for _ in range(int(path[1])):
 /// Adds one to a file that stays open, under a lock of that file.
 const COUNT_WITHIN: &str = "
 f = os.open(path[0] + '/within', os.O_RDWR | os.O_CREAT)
+last = 0
 for _ in range(int(path[1])):
     fcntl.lockf(f, fcntl.LOCK_EX)
     count = int(os.pread(f, 20, 0) or b'0')
+    assert count >= last, ('counted back', last, count, os.fstat(f))
+    last = count + 1
     os.pwrite(f, b'%d' % (count + 1), 0)
     fcntl.lockf(f, fcntl.LOCK_UN)
+";
+
+/// As [`COUNT_WITHIN`], of one file after the other: they are opened while others count in them.
+const COUNT_MANY: &str = "
+for n in range(int(path[1])):
+    f = os.open(path[0] + '/many%d' % n, os.O_RDWR | os.O_CREAT)
+    last = 0
+    for _ in range(5):
+        fcntl.lockf(f, fcntl.LOCK_EX)
+        count = int(os.pread(f, 20, 0) or b'0')
+        assert count >= last, ('counted back', n, last, count, os.fstat(f))
+        last = count + 1
+        os.pwrite(f, b'%d' % (count + 1), 0)
+        fcntl.lockf(f, fcntl.LOCK_UN)
+    os.close(f)
 ";
 
 /// Adds one to a row of a database, by a connection that stays open.
@@ -101,6 +119,9 @@ for _ in range(int(path[1])):
     db.execute('COMMIT')
 assert db.execute('PRAGMA integrity_check').fetchone() == ('ok',)
 ";
+
+/// Files of [`COUNT_MANY`].
+const MANY: usize = 15;
 
 fn count(script: &str, mounts: &[Mounted; 2], times: usize) {
     let times = times.to_string();
@@ -135,6 +156,21 @@ fn a_file_that_stays_open_on_two_mounts_is_counted_up_and_none_is_lost() {
         count(COUNT_WITHIN, pair, 15);
         let within = std::fs::read_to_string(pair[1].join("within")).unwrap();
         assert_eq!(within, (60 * (number + 1)).to_string());
+    }
+}
+
+#[test]
+fn files_that_are_opened_while_others_count_in_them_lose_none() {
+    if !can_mount() {
+        return;
+    }
+    let mut array = Array::start();
+    for (number, pair) in mounts(&mut array).iter().enumerate() {
+        count(COUNT_MANY, pair, MANY);
+        for n in 0..MANY {
+            let many = std::fs::read_to_string(pair[1].join(format!("many{n}"))).unwrap();
+            assert_eq!(many, (20 * (number + 1)).to_string(), "file {n}");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::table::{Key, Node};
 use super::watch::Kernel;
 use super::{Caller, Fs, patience};
 use crate::error::Error;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -45,6 +45,45 @@ struct Asker {
 pub(crate) struct Locks {
     inner: Mutex<Inner>,
     kernel: OnceLock<Arc<dyn Kernel + Sync>>,
+    forgetting: Arc<Forgetting>,
+}
+
+/// How many times the kernel is still to be told that its pages of a file are old.
+#[derive(Default)]
+struct Forgetting {
+    counts: Mutex<BTreeMap<u64, usize>>,
+    fewer: Condvar,
+}
+
+impl Forgetting {
+    fn begin(&self, ino: u64) {
+        *self.counts.lock().entry(ino).or_default() += 1;
+    }
+
+    fn end(&self, ino: u64) {
+        let mut counts = self.counts.lock();
+        if let Entry::Occupied(mut count) = counts.entry(ino) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        self.fewer.notify_all();
+    }
+
+    fn wait(&self, ino: u64) {
+        let mut counts = self.counts.lock();
+        let until = patience::deadline();
+        while counts.contains_key(&ino) {
+            if self.fewer.wait_until(&mut counts, until).timed_out() {
+                tracing::warn!(
+                    ino,
+                    "the kernel is busy: what it shows under a lock may be old"
+                );
+                return;
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Locks {
@@ -211,6 +250,11 @@ impl Locks {
     pub(crate) fn set_kernel(&self, kernel: impl Kernel + Sync) {
         // Set once.
         let _ = self.kernel.set(Arc::new(kernel));
+    }
+
+    /// Waits until the kernel has been told what it was to be told of a file soon.
+    pub(super) fn wait_forgotten(&self, ino: u64) {
+        self.forgetting.wait(ino);
     }
 
     /// Whether locks of the file were taken here.
@@ -488,15 +532,16 @@ impl Fs {
             let sent = Instant::now();
             let caller = Caller::default();
             let answers = self.backend.apply_async(caller, requests.collect(), None);
+            let refusal = |(at, answer): (usize, &Reply)| match answer {
+                Reply::Empty(_) => None,
+                Reply::Error(error) => Some((at, Errno::from_raw_os_error(error.errno))),
+                _ => Some((at, Errno::PROTO)),
+            };
             let refused = match answers.await {
-                Ok(answers) => answers.iter().find_map(|answer| match answer {
-                    Reply::Empty(_) => None,
-                    Reply::Error(error) => Some(Errno::from_raw_os_error(error.errno)),
-                    _ => Some(Errno::PROTO),
-                }),
+                Ok(answers) => answers.iter().enumerate().find_map(refusal),
                 Err(error) => {
                     tracing::debug!("the server takes no locks: {error}");
-                    Some(Errno::IO)
+                    Some((0, Errno::IO))
                 }
             };
             let mut inner = self.locks.inner.lock();
@@ -510,7 +555,8 @@ impl Fs {
                 inner.decide_late();
                 continue;
             };
-            if joins && refused == Errno::STALE {
+            // What comes after it is refused as well if the stream has ended meanwhile: nothing is lost then.
+            if joins && refused == (0, Errno::STALE) {
                 self.lose(&mut inner);
             }
             // What the server says until it knows what there is here may be of what it has taken back since.
@@ -684,9 +730,12 @@ impl Fs {
     /// As [`Self::forget_pages`], soon. For what the kernel waits for itself: it holds pages meanwhile.
     pub(super) fn forget_pages_soon(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get().cloned() {
-            self.backend
-                .runtime
-                .spawn_blocking(move || kernel.forget_inode(number));
+            let (forgetting, ino) = (self.locks.forgetting.clone(), Key::unpack(number).ino);
+            forgetting.begin(ino);
+            self.backend.runtime.spawn_blocking(move || {
+                kernel.forget_inode(number);
+                forgetting.end(ino);
+            });
         }
     }
 }

@@ -448,6 +448,8 @@ impl Worker {
             state.kept = None;
             state.stamp = self.table.tick();
             match attr {
+                // Another mount has sealed a version since, and that is known: this answer was slow.
+                Some(sealed) if sealed.version < state.attr.version => {}
                 // Only what the seal changed: a chmod may have overtaken this answer on its way here.
                 Some(sealed) if state.attr.ino == sealed.ino => {
                     let attr = &mut state.attr;

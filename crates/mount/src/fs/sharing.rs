@@ -181,12 +181,18 @@ impl Fs {
                     tracing::debug!(ino, "a file is looked at again: {error}");
                     std::thread::sleep(CLOSE_PAUSE);
                 }
-                other => return other,
+                other => {
+                    // What another open file has brought up to it meanwhile.
+                    self.locks.wait_forgotten(ino);
+                    return other;
+                }
             }
         }
     }
 
     fn refresh_once(&self, ino: u64, node: &Node) -> Result<(), Error> {
+        // Others may have written since the version that was closed here, though its seal is not known here yet.
+        self.wait_sealed(node)?;
         let asked = self.table.now();
         let content = true;
         let op = Op::GetAttr(v1::GetAttr { ino, content });
@@ -194,6 +200,10 @@ impl Fs {
         {
             let mut state = node.state.lock();
             self.adopt(&mut state, attr, asked);
+            if state.written().is_none() && state.attr.object != attr.object {
+                // What was changed from here meanwhile keeps the answer from being believed.
+                return Err(Errno::STALE.into());
+            }
             // A version that is still asked for is not what is to be read.
             let newest = state.written().map_or(attr.object, |object| object.id);
             if !state.bound.values().any(|bound| bound.is_old(newest)) {

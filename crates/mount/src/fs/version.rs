@@ -384,7 +384,10 @@ impl Fs {
         if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
             // the next alias. Those who had not begun have not now either.
-            let others = state.writing.as_mut().map_or(0, |w| w.writers - 1);
+            let others = state
+                .writing
+                .as_mut()
+                .map_or(0, |w| w.writers.saturating_sub(1));
             self.end_writing(caller, node, &mut state, Some(Ending::Abandon));
             state.idle_writers += others;
             return Err(error);

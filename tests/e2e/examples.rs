@@ -27,6 +27,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "test \"$(tr '\\n' ' ' < calibrate/sum)\" = 'flat a flat b flat c '",
     ),
     (
+        "parts",
+        "mkdir parts; seq 250 > parts/access.log",
+        "test \"$(sort parts/list | tr '\\n' ' ')\" = 'by-100/aa by-100/ab by-100/ac ' && test $(tail -n 1 parts/by-100/ac) = 250",
+    ),
+    (
         "pack",
         "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
         "test -s example/a.packed",

@@ -6,6 +6,7 @@
 
 pub mod attribute;
 pub mod flash;
+pub mod folder;
 pub mod id;
 pub mod job;
 pub mod label;

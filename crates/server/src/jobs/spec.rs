@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, TaskSpec};
+use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Kernel, Limits, Stack, Stage};
@@ -28,6 +29,15 @@ pub(crate) struct StoredTask {
     memory_bytes_max: u64,
     output_bytes_max: u64,
     lifetime: StoredLifetime,
+}
+
+/// A path for people: that of a folder has a slash at its end, as its name has.
+pub(crate) fn shown(path: String, name: &str) -> String {
+    if folder::is_folder(name) {
+        path + "/"
+    } else {
+        path
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -130,6 +140,12 @@ impl StoredTask {
             output_bytes_max: 0,
             lifetime: StoredLifetime::Keep,
         }
+    }
+
+    /// Whether one of its outputs is a folder.
+    pub(crate) fn has_folder(&self) -> bool {
+        let mut outputs = self.outputs.iter();
+        outputs.any(|output| folder::is_folder(&output.name))
     }
 
     pub(crate) fn lifetime(&self) -> Lifetime {

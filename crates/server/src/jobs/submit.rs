@@ -14,7 +14,8 @@ use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tidemill_core::event::JobSpec;
+use tidemill_core::event::{JobSpec, OutputSpec};
+use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
     Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, Task, awaited,
@@ -146,7 +147,8 @@ pub(crate) async fn submit(
 /// Notes that a job is going to write its outputs; refused if another one is.
 fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>, Vec<String>> {
     let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
-    let paths: Vec<&str> = paths.map(|output| output.path.as_str()).collect();
+    let paths: Vec<String> = paths.map(OutputSpec::claimed).collect();
+    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
     let taken = match claims.claim(spec.job, &paths) {
         Ok(claim) => return Ok(claim),
         Err(taken) => taken,
@@ -155,19 +157,21 @@ fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>,
         let outputs = task.outputs.iter();
         outputs.map(move |output| (task, output))
     });
-    let errors = outputs.filter_map(|(task, output)| {
-        let other = *taken.get(output.path.as_str())?;
-        let error = JobError {
-            file: job.file.clone(),
-            at: output.at,
-            task: Some(task.name.clone()),
-            problem: Problem::ClaimedOutput {
-                path: output.path.clone(),
-                job: other,
-            },
-        };
-        Some(error.to_string())
-    });
+    let errors = outputs
+        .zip(&paths)
+        .filter_map(|((task, output), &claimed)| {
+            let other = *taken.get(claimed)?;
+            let error = JobError {
+                file: job.file.clone(),
+                at: output.at,
+                task: Some(task.name.clone()),
+                problem: Problem::ClaimedOutput {
+                    path: claimed.to_owned(),
+                    job: other,
+                },
+            };
+            Some(error.to_string())
+        });
     Err(errors.collect())
 }
 
@@ -246,6 +250,7 @@ fn look_around(
         cache: job.cache,
         replace: job.replace,
         lifetimes,
+        files: BTreeMap::new(),
     };
     Ok((accepted, waits))
 }
@@ -256,6 +261,16 @@ fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
     let mut errors = Vec::new();
     for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
         for (output, issued) in task.outputs.iter().zip(&issued.outputs) {
+            if issued.is_folder() {
+                let found = publish::folder_obstacle(tx, &output.path, job.replace);
+                if let Ok(Some(message)) = found {
+                    errors.push(format!(
+                        "{}:{}: task \"{}\": {message}",
+                        job.file, output.at, task.name
+                    ));
+                }
+                continue;
+            }
             let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
             // At the root the name itself may be refused.
             if !seen.insert(dir) && !dir.is_empty() {
@@ -285,12 +300,14 @@ impl Ids for Issued {
         TaskId(self.tasks.next().expect("one was reserved for each task"))
     }
 
-    fn inode(&mut self) -> Inode {
-        Inode(
-            self.inodes
-                .next()
-                .expect("one was reserved for each output"),
-        )
+    fn inodes(&mut self, count: u64) -> Inode {
+        let first = self.inodes.start;
+        assert!(
+            count <= self.inodes.end - first,
+            "they were reserved for all outputs"
+        );
+        self.inodes.start += count;
+        Inode(first)
     }
 }
 
@@ -299,7 +316,8 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     let outputs = job
         .tasks
         .iter()
-        .map(|task| task.outputs.len() as u64)
+        .flat_map(|task| &task.outputs)
+        .map(|output| folder::ids(&output.name))
         .sum::<u64>();
     let work = move |db: &rusqlite::Connection| {
         let job = JobId(ids::reserve(db, "job", 1)?);

@@ -4,6 +4,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/tidemill.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .codec_path("crate::bounded::Bounded")
+        // In order, so that the same message always has the same bytes.
+        .btree_map("resources")
         .compile_fds(files)?;
     Ok(())
 }

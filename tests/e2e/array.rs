@@ -336,6 +336,75 @@ impl Drop for Array {
     }
 }
 
+/// A small device: a file system in memory. It goes when nobody uses it any more.
+pub(crate) struct Device(PathBuf);
+
+impl Device {
+    /// Makes it, of `size` as `mount` takes it, and the folder.
+    pub(crate) fn new(path: PathBuf, size: &str) -> Self {
+        std::fs::create_dir_all(&path).unwrap();
+        let options = format!("size={size}");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(&path)
+            .status();
+        assert!(mounted.unwrap().success(), "tmpfs can't be mounted");
+        Self(path)
+    }
+
+    /// Leaves no space.
+    pub(crate) fn fill(&self) {
+        let mut file = std::fs::File::options();
+        let mut file = file
+            .create(true)
+            .append(true)
+            .open(self.0.join("filler"))
+            .unwrap();
+        while std::io::Write::write(&mut file, &[0; 4096]).is_ok_and(|count| count > 0) {}
+    }
+
+    /// Gives back what [`Self::fill`] took.
+    pub(crate) fn free(&self) {
+        std::fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Another mount of an array.
+pub(crate) struct OtherMount {
+    child: Child,
+    pub(crate) path: PathBuf,
+}
+
+impl OtherMount {
+    pub(crate) fn start(array: &Array, name: &str) -> Self {
+        let path = array.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        let mut command = array.tidemill();
+        command.arg("mount").arg("--path").arg(&path);
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        wait("another mount is there", || path.join(".tidemill").exists());
+        Self { child, path }
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        send(Some(&self.child), signal);
+    }
+}
+
+impl Drop for OtherMount {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        detach(&self.path);
+    }
+}
+
 /// Whether this machine lets us mount. Says so loudly if not, and fails where that is required.
 pub(crate) fn can_mount() -> bool {
     let root =

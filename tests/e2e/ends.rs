@@ -1,6 +1,6 @@
 //! Versions and objects end well, even when the mount, a client or an element is gone, and on full devices.
 
-use crate::array::{Array, Options, PATIENCE, wait};
+use crate::array::{Array, Device, Options, PATIENCE, wait};
 use serde_json::Value;
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -273,27 +273,6 @@ fn a_put_that_was_killed_is_given_up_and_one_that_waits_is_not() {
     });
 }
 
-/// A device of its own for element 0.
-struct Device(std::path::PathBuf);
-
-impl Device {
-    fn new(path: std::path::PathBuf) -> Self {
-        std::fs::create_dir_all(&path).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=50m", "tmpfs"])
-            .arg(&path)
-            .status();
-        assert!(mounted.unwrap().success());
-        Self(path)
-    }
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_device_that_fills_while_files_are_open_fails_writes_and_no_seal() {
     let mut device = None;
@@ -301,7 +280,7 @@ fn a_device_that_fills_while_files_are_open_fails_writes_and_no_seal() {
         elements: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(0)));
+    let prepare = |array: &Array| device = Some(Device::new(array.element_folder(0), "50m"));
     let Some(mut array) = Array::prepared(options, prepare) else {
         return;
     };
@@ -310,17 +289,7 @@ fn a_device_that_fills_while_files_are_open_fails_writes_and_no_seal() {
     let mut before = Writer::open(&array, "before");
     assert_eq!(victim.tell("w victim"), "done");
     assert_eq!(before.tell("w new"), "done");
-    let filler = array.element_folder(0).join("filler");
-    let fill = || {
-        let mut file = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&filler)
-            .unwrap();
-        let zeros = vec![0; 4096];
-        while file.write(&zeros).is_ok_and(|count| count > 0) {}
-    };
-    fill();
+    device.as_ref().unwrap().fill();
     for writer in [&mut victim, &mut before] {
         assert_eq!(writer.tell("s"), "done");
         assert_eq!(writer.tell("c"), "done");
@@ -334,19 +303,19 @@ fn a_device_that_fills_while_files_are_open_fails_writes_and_no_seal() {
         trouble.contains("full")
     });
     // It starts without a byte to spare, and removes.
-    fill();
+    device.as_ref().unwrap().fill();
     array.kill_element(0);
-    fill();
+    device.as_ref().unwrap().fill();
     array.start_element(0);
     array.wait_for_elements(1);
-    fill();
+    device.as_ref().unwrap().fill();
     let said = array.try_sh("echo more > more");
     assert!(!said.ok && said.err.contains("No space"), "{}", said.err);
     array.sh("rm before");
     wait("its bytes are gone", || {
         array.run(&["check", "--age", "0"]).ok
     });
-    std::fs::remove_file(&filler).unwrap();
+    device.as_ref().unwrap().free();
     wait("there is room again", || {
         array.try_sh("head -c 1000000 /dev/zero > again").ok
     });

@@ -1,6 +1,6 @@
 //! Every job that the documentation shows runs as it stands there.
 
-use crate::array::Array;
+use crate::array::{Array, Options};
 use std::path::Path;
 use std::process::Command;
 
@@ -30,6 +30,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "parts",
         "mkdir parts; seq 250 > parts/access.log",
         "test \"$(sort parts/list | tr '\\n' ' ')\" = 'by-100/aa by-100/ab by-100/ac ' && test $(tail -n 1 parts/by-100/ac) = 250",
+    ),
+    (
+        "train",
+        "mkdir train; seq 100 | shuf > train/a",
+        "cd train; seq 100 | sort | cmp - model",
     ),
     (
         "pack",
@@ -68,7 +73,14 @@ fn every_job_of_the_documentation_runs_as_it_stands_there() {
         let is_shown = shown.iter().any(|(shown, _)| shown == name);
         assert!(is_shown, "no page shows the job {name} any more");
     }
-    let Some(array) = Array::start() else { return };
+    let offers = ["--memory", "2GiB", "--resources", "gpu=1,licence.x=1"];
+    let options = Options {
+        element_args: offers.map(str::to_owned).into(),
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O2", "-I"])
         .arg(format!("{ROOT}/crates/kernel/include"))

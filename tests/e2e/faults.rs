@@ -1,6 +1,6 @@
 //! Faults, injected for real: nothing acknowledged is lost, and the user is told what happened.
 
-use crate::array::{Array, Options, wait};
+use crate::array::{Array, Device, Options, wait};
 use std::process::Command;
 
 /// A job of one task that runs a shell command.
@@ -68,28 +68,6 @@ fn retries_are_counted_and_end() {
     let job = array.ended(array.submit(&shell("exit 1", "retries = 2;")));
     assert_eq!(job["state"], "failed");
     assert_eq!(job["tasks"][0]["tries"], 3);
-}
-
-/// A device of its own for element 0: a file system in memory.
-struct Device(std::path::PathBuf);
-
-impl Device {
-    fn new(path: std::path::PathBuf, size: &str) -> Self {
-        std::fs::create_dir_all(&path).unwrap();
-        let options = format!("size={size}");
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
-            .arg(&path)
-            .status();
-        assert!(mounted.unwrap().success());
-        Self(path)
-    }
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]
@@ -248,6 +226,52 @@ fn work_of_a_lost_element_is_done_elsewhere_if_its_inputs_can_be_had() {
     array.start_element(0);
     array.wait_for_elements(2);
     check_slow_outputs(&array);
+}
+
+/// The server asks an element for labels back that it has not begun, and it dies before it answers.
+#[test]
+fn an_element_that_is_killed_while_work_is_taken_back_from_it_keeps_or_gives_it() {
+    let Some(mut array) = Array::with(Options {
+        cores: 1,
+        element_timeout_secs: 20,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
+    array.kill_element(1);
+    array.wait_for_elements(1);
+    let tasks: Vec<String> = (0..4)
+        .map(|i| {
+            format!(
+                r#"{{ name = "t{i}"; kernel = "/bin/sh"; args = ["-c", "sleep 1; echo {i} > o{i}"]; output = ["o{i}"]; }}"#
+            )
+        })
+        .collect();
+    let tasks = tasks.join(", ");
+    let job = array.submit(&format!(
+        r#"name = "back"; workdir = "/w"; tasks = ( {tasks} );"#
+    ));
+    wait("the first runs", || {
+        array.job(job)["tasks"][0]["state"] == "running"
+    });
+    array.signal_element(0, rustix::process::Signal::STOP);
+    array.start_element(1);
+    array.wait_for_elements(2);
+    // What it was asked for is on its way, and is never answered.
+    array.kill_element(0);
+    array.start_element(0);
+    let done = array.done(job);
+    for (i, task) in done["tasks"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(task["state"], "done", "{done:#}");
+        assert_eq!(array.sh(&format!("cat w/o{i}")), format!("{i}\n"));
+    }
+    let there = |task: &serde_json::Value| task["element"] == 1;
+    assert!(
+        done["tasks"].as_array().unwrap().iter().any(there),
+        "{done:#}"
+    );
+    assert!(array.run(&["check"]).ok);
 }
 
 #[test]

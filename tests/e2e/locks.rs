@@ -1,41 +1,8 @@
 //! Locks of mounts that end badly. Semantics: docs/semantics.md, chapter "Locks".
 
-use crate::array::{Array, Options, wait};
-use rustix::process::{Pid, Signal, kill_process};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-
-/// Another mount of the array.
-struct Other {
-    child: Child,
-    path: PathBuf,
-}
-
-impl Other {
-    fn start(array: &Array, name: &str) -> Self {
-        let path = array.path(name);
-        std::fs::create_dir_all(&path).unwrap();
-        let mut command = array.tidemill();
-        command.arg("mount").arg("--path").arg(&path);
-        let child = command.stderr(Stdio::null()).spawn().unwrap();
-        wait("another mount is there", || path.join(".tidemill").exists());
-        Self { child, path }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let detach = Command::new("umount").arg("-l").arg(&self.path).status();
-        drop(detach);
-        let _ = Command::new("chattr").arg("-i").arg(&self.path).status();
-    }
-}
+use crate::array::{Array, Options, OtherMount, wait};
+use rustix::process::Signal;
+use std::process::{Child, Command};
 
 fn shell(script: &str) -> Child {
     let mut command = Command::new("bash");
@@ -49,7 +16,10 @@ fn locks_of_a_mount_that_is_killed_or_stopped_are_free_when_it_can_write_no_more
     let Some(array) = Array::with(Options::default()) else {
         return;
     };
-    let (killed, stopped) = (Other::start(&array, "m1"), Other::start(&array, "m2"));
+    let (killed, stopped) = (
+        OtherMount::start(&array, "m1"),
+        OtherMount::start(&array, "m2"),
+    );
     let mut holders = Vec::new();
     for other in [&killed, &stopped] {
         let at = other.path.display();

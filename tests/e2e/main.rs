@@ -22,6 +22,7 @@ mod provenance;
 mod remote;
 #[path = "../require.rs"]
 mod require;
+mod resources;
 mod results;
 mod scripts;
 mod store;

@@ -65,6 +65,41 @@ fn a_site_is_reported_by_section() {
     assert_eq!(k_means(&all)["infeasible"]["reason"], "kernel-too-slow");
     let printed = of_mine("energy", &["--without", "overload-infeasible"]);
     assert!(k_means(&printed)["feasible"].is_object());
+
+    // At the largest ratio that a kernel is told, it keeps up; at the next one it does not.
+    let feasible = |report: &Value| {
+        let rows = report["feasibility"].as_array().unwrap().clone();
+        let mut rows = rows.into_iter();
+        rows.find(|row| row["application"] == "S3D" && row["kernel"] == "k-means")
+            .unwrap()
+    };
+    let largest = &feasible(&all)["largest_ratio"]["feasible"];
+    assert_eq!(largest["bound"], "kernel");
+    let ratio = largest["ratio"].as_f64().unwrap();
+    for (ratio, keeps_up) in [(ratio, true), (ratio + 0.01, false)] {
+        let report = of_mine("feasible", &["--ratio", &ratio.to_string()]);
+        let needed = &feasible(&report)["required_bytes_per_second"];
+        assert_eq!(
+            needed["feasible"].is_number(),
+            keeps_up,
+            "{ratio}: {needed}"
+        );
+    }
+    let args = [
+        "plan",
+        "model",
+        "cost",
+        "--site",
+        "mine.toml",
+        "--ratio",
+        "18001",
+    ];
+    let refused = plan(folder.path(), &args);
+    let err = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && err.contains("--ratio: a staging ratio of 18001 is above"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -228,6 +263,19 @@ fn what_can_not_be_simulated_is_refused_with_file_and_line() {
         r#"{ "format": "tidemill-trace", "version": 1,"#.into(),
     );
     refused(&["plan", "run", "cut.json"], 1, "cut.json:1: ");
+    for (name, content, part) in [
+        (
+            "nothing.json",
+            "{}",
+            "nothing.json:1: it is JSON, but neither",
+        ),
+        ("list.json", "[]", "list.json:1: it is JSON, but neither"),
+        ("empty.conf", "\n", "empty.conf: it is empty"),
+        ("prose.txt", "Dear all,\n", "prose.txt:1:"),
+    ] {
+        write(name, content.into());
+        refused(&["plan", "run", name, "--platform", "array.ini"], 1, part);
+    }
     let circle = r#"{ "name": "w", "schemaVersion": "1.5", "workflow": { "specification": { "tasks": [
         { "name": "a", "id": "a", "parents": ["b"], "children": ["b"] },
         { "name": "b", "id": "b", "parents": ["a"], "children": ["a"] } ], "files": [] },

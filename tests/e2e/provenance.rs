@@ -1,7 +1,7 @@
 //! The First Provenance Challenge (2006): a workflow that averages brain images, run twice, and its nine questions, each
 //! one command.
 
-use crate::array::Array;
+use crate::array::{Array, OtherMount, wait};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -366,6 +366,39 @@ fn annotations_belong_to_the_version(array: &Array) {
         "{}",
         prov.out
     );
+}
+
+/// Neither what is being written nor who else looks moves an annotation to another version.
+#[test]
+fn annotations_of_another_mount_while_a_version_is_written_are_the_next_ones() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let other = OtherMount::start(&array, "other");
+    array.sh(&format!(
+        "echo one > f; setfattr -n user.note -v first f
+         exec 9>f; echo two >&9
+         setfattr -n user.note -v second {0}/f; setfattr -n user.more -v yes {0}/f
+         exec 9>&-; setfattr -n user.seen -v both f",
+        other.path.display()
+    ));
+    let versions = || ask(&array, &["--versions", "/f"])["versions"].clone();
+    wait("both versions are there", || {
+        versions().as_array().unwrap().len() == 2
+    });
+    let all = versions();
+    assert_eq!(all[0]["annotations"], serde_json::json!({"note": "first"}));
+    assert_eq!(
+        all[1]["annotations"],
+        serde_json::json!({"note": "second", "more": "yes", "seen": "both"})
+    );
+    // One that is given up leaves its annotations with the version that stays.
+    array.sh(&format!(
+        "exec 9>>f; setfattr -n user.note -v third {}/f; exec 9>&-",
+        other.path.display()
+    ));
+    let note = array.sh("getfattr --only-values -n user.note f");
+    assert_eq!(note, "third");
 }
 
 fn kernels_go_by_their_names(array: &Array) {

@@ -1,48 +1,6 @@
 //! The disk under the server's database fills up and is freed again.
 
-use crate::array::{Array, Options, wait};
-use std::path::PathBuf;
-
-/// A small file system under the server's folder; it goes when nobody uses it any more.
-struct Small(PathBuf);
-
-impl Small {
-    const BYTES: usize = 6 << 20;
-
-    /// Makes it, and the folder.
-    fn mount(&self) {
-        std::fs::create_dir_all(&self.0).unwrap();
-        let mounted = std::process::Command::new("mount")
-            .args([
-                "-t",
-                "tmpfs",
-                "-o",
-                &format!("size={}", Self::BYTES),
-                "none",
-            ])
-            .arg(&self.0)
-            .status();
-        assert!(mounted.unwrap().success(), "tmpfs can't be mounted");
-    }
-
-    fn fill(&self) {
-        let filled = std::fs::write(self.0.join("filler"), vec![0; Self::BYTES]);
-        assert!(filled.is_err(), "the disk is not full");
-    }
-
-    fn free(&self) {
-        std::fs::remove_file(self.0.join("filler")).unwrap();
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount")
-            .arg("-l")
-            .arg(&self.0)
-            .status();
-    }
-}
+use crate::array::{Array, Device, Options, wait};
 
 fn trouble(array: &Array) -> String {
     let status = array.json(&["status"]);
@@ -66,9 +24,7 @@ fn make_folders(array: &Array, from: usize) -> usize {
 fn names_and_jobs_go_on_by_themselves_when_there_is_room_again() {
     let mut disk = None;
     let made = Array::prepared(Options::default(), |array| {
-        let small = Small(array.path("server"));
-        small.mount();
-        disk = Some(small);
+        disk = Some(Device::new(array.path("server"), "6m"));
     });
     let (Some(mut array), Some(disk)) = (made, disk) else {
         return;
@@ -125,4 +81,20 @@ fn names_and_jobs_go_on_by_themselves_when_there_is_room_again() {
     array.sh(&format!("mkdir w/{more}"));
     let again = copy.replace("sleep 6; ", "").replace("mid", "mid2");
     array.done(array.submit(&again.replace("\"out\"", "\"out2\"")));
+
+    // A job is deleted whole, or not at all.
+    disk.fill();
+    let made = make_folders(&array, more + 1);
+    let whole = array.json(&["jobs", &job.to_string()]);
+    let refused = array.run(&["jobs", "--delete", &job.to_string()]);
+    assert!(
+        !refused.ok && refused.err.contains("free some space"),
+        "{made}: {}{}",
+        refused.out,
+        refused.err
+    );
+    assert_eq!(array.json(&["jobs", &job.to_string()]), whole);
+    disk.free();
+    assert!(array.run(&["jobs", "--delete", &job.to_string()]).ok);
+    assert!(!array.run(&["jobs", &job.to_string()]).ok);
 }

@@ -2,7 +2,7 @@
 
 use crate::array::{Array, Options, Said, said, wait};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -353,4 +353,40 @@ fn what_others_are_called_is_shown_and_not_obeyed() {
     }
     assert_eq!(array.run(&["ls", "/w"]).out.lines().count(), 1);
     assert!(array.run(&["logs", &job]).out.contains("[2Jgone"));
+}
+
+/// Sealed objects belong to a user of their own, so `nobody` has kernels like everybody; objects that were sealed when
+/// they were `nobody`'s can be read by them and not changed.
+#[test]
+fn nobody_runs_jobs_too() {
+    const NOBODY: u32 = 65534;
+    let Some(array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir n; chmod 777 n; seq 1000 > n/new; seq 2000 > n/former");
+    let elements = array.element_folder(0);
+    let find = format!(
+        "find {} -path '*/objects/*' -size 8893c -perm 444",
+        elements.parent().unwrap().display()
+    );
+    wait("the file is sealed", || !array.sh(&find).is_empty());
+    let former = PathBuf::from(array.sh(&find).trim());
+    std::os::unix::fs::chown(&former, Some(NOBODY), Some(NOBODY)).unwrap();
+    let script = r#"name = "of-nobody"; workdir = "/n"; tasks = ( { name = "t"; kernel = "/bin/sh";
+        args = ["-c", "chmod 666 former; (echo more >> former); cat new former | wc -l; id -u"];
+        input = ["new", "former"]; output = ["lines"]; stdout = "lines"; } );"#;
+    std::fs::write(array.at("n/job.conf"), script).unwrap();
+    let submit = array.at(&format!(".tidemill/{NOBODY}/submit"));
+    array.sh(&format!(
+        "setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups sh -c 'echo {} > {}'",
+        array.at("n/job.conf").display(),
+        submit.display()
+    ));
+    wait("the job of nobody has its result", || {
+        array.try_sh("cat n/lines").out == "3000\n65534\n"
+    });
+    let owner = std::fs::metadata(&former).unwrap();
+    assert_ne!(owner.uid(), NOBODY);
+    assert_eq!(owner.mode() & 0o777, 0o444);
+    assert_eq!(array.sh("wc -l < n/former"), "2000\n");
 }

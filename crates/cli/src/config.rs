@@ -6,7 +6,9 @@
 
 use crate::format::{Length, Size};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// What the file may say. A key that is not here is an error.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -67,6 +69,8 @@ pub(crate) struct Element {
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) url: Option<String>,
     pub(crate) cores: Option<u32>,
+    pub(crate) memory: Option<Size>,
+    pub(crate) resources: Option<Resources>,
     pub(crate) kernels: Option<KernelPriority>,
     pub(crate) kernels_memory: Option<Size>,
     pub(crate) capacity: Option<Size>,
@@ -74,6 +78,27 @@ pub(crate) struct Element {
     pub(crate) pulled: Option<Size>,
     pub(crate) in_place: Option<bool>,
     pub(crate) role: Option<ElementRole>,
+}
+
+/// Named resources, `gpu=2,licence.x=1`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Resources(pub(crate) BTreeMap<String, u64>);
+
+impl TryFrom<String> for Resources {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl FromStr for Resources {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        tidemill_core::resources::parse(text).map(Self)
+    }
 }
 
 /// Who comes first on an element's processors.

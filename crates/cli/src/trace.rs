@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use tidemill_client::Server;
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::policy;
+use tidemill_core::resources::Needs;
 use tidemill_plan::sim::trace::{
     FORMAT, Trace, TraceElement, TraceFile, TraceHistory, TraceKernelKind, TraceOutput, TraceTask,
     VERSION,
@@ -51,10 +52,15 @@ fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
     let random_state = states.filter_map(|state| state.source).next();
     let submitted = job.submitted;
     let policy = Some(job.policy).filter(|policy| !policy.is_empty());
-    let elements = reply
-        .elements
-        .iter()
-        .map(|one| element(one, &names, &paths));
+    // A release that did not ask knows of none.
+    let asked = reply.elements.iter().any(|one| !one.programs.is_empty());
+    let elements = reply.elements.iter().map(|one| {
+        let programs = || one.programs.iter().cloned().collect();
+        TraceElement {
+            programs: asked.then(programs),
+            ..element(one, &names, &paths)
+        }
+    });
     let files = reply.files.into_iter().map(|file| TraceFile {
         path: file.path,
         size_bytes: file.size,
@@ -105,6 +111,9 @@ fn element(
         element: element.element,
         host: element.role == role_name(tidemill_core::event::Role::Host),
         cores: element.cores,
+        memory_bytes: element.memory_bytes,
+        resources: element.resources.clone(),
+        programs: None,
         link_bytes_per_sec: element.link_bytes_per_sec,
         pulled_bytes_max: COPIES_BYTES_MAX,
         history: history.collect(),
@@ -130,7 +139,11 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
     let outputs = task.outputs.iter().zip(traced.output_sizes.iter());
     let took = since(task.kernel_start, task.end);
     let reused = task.reused_task != 0;
+    let needs = traced.needs.as_ref().map(Needs::from).unwrap_or_default();
     Ok(TraceTask {
+        cores: needs.cores,
+        memory_bytes: needs.memory_bytes,
+        resources: needs.named,
         kernel: kernel(&task, &traced),
         kernel_kind,
         outputs: outputs

@@ -5,6 +5,7 @@ use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
 use crate::object::Placed;
+use crate::resources::{Needs, Offers};
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -34,8 +35,8 @@ pub struct History {
 pub struct ElementView {
     /// What it is for.
     pub role: Role,
-    /// Kernels it runs at once.
-    pub cores: u32,
+    /// What it has for kernels that run at once.
+    pub offers: Offers,
     /// Bytes it holds.
     pub capacity_bytes: u64,
     /// Bytes free.
@@ -71,6 +72,16 @@ pub enum Event {
         element: ElementId,
         /// What it is like now.
         view: ElementView,
+    },
+    /// What an element says of programs of its host. What it does not name stays as it was; when it comes up nothing
+    /// is known.
+    Programs {
+        /// Which.
+        element: ElementId,
+        /// Those that it has.
+        found: Vec<String>,
+        /// Those that it does not have.
+        missing: Vec<String>,
     },
     /// A job was accepted (or is brought back after a restart of the server). Its policy's name must
     /// have been checked with `policy::by_name`; an unknown one counts as the array's default.
@@ -159,6 +170,10 @@ pub struct TaskSpec {
     pub element: Option<ElementId>,
     /// How often it may be tried again after a failure that another try can mend.
     pub retries: u32,
+    /// What must be free on its element for it to run.
+    pub needs: Needs,
+    /// Programs that its element's host must have, in order, each once.
+    pub programs: Vec<String>,
     /// Bounds on a run.
     pub limits: Limits,
     /// Set when the job comes back after a restart and the task had ended already.

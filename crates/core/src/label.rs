@@ -5,6 +5,7 @@
 
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::resources::Needs;
 use crate::time::{Span, Time};
 use std::ops::Range;
 
@@ -54,8 +55,10 @@ pub enum Operation {
 /// frees is needed before a kernel that runs for hours has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
-    /// A core.
+    /// Cores.
     Kernel,
+    /// No core, though a kernel runs.
+    Light,
     /// The network.
     Copy,
     /// The device, for a moment.
@@ -64,7 +67,7 @@ pub enum Lane {
 
 impl Lane {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Kernel, Self::Copy, Self::Remove];
+    pub const ALL: [Self; 4] = [Self::Kernel, Self::Light, Self::Copy, Self::Remove];
 }
 
 impl Operation {
@@ -72,9 +75,19 @@ impl Operation {
     #[must_use]
     pub fn lane(&self) -> Lane {
         match self {
+            Self::Analyse(analysis) if analysis.needs.cores == 0 => Lane::Light,
             Self::Analyse(_) => Lane::Kernel,
             Self::Copy { .. } => Lane::Copy,
             Self::Remove { .. } => Lane::Remove,
+        }
+    }
+
+    /// What it takes up beyond that while it runs; `None`: nothing that is counted.
+    #[must_use]
+    pub fn needs(&self) -> Option<&Needs> {
+        match self {
+            Self::Analyse(analysis) => Some(&analysis.needs),
+            Self::Copy { .. } | Self::Remove { .. } => None,
         }
     }
 
@@ -113,6 +126,8 @@ pub struct Analysis {
     pub stdin: Option<String>,
     /// Name among `outputs` that takes its standard output.
     pub stdout: Option<String>,
+    /// What must be free for it to run, and is taken while it does.
+    pub needs: Needs,
     /// Bounds on what it may use.
     pub limits: Limits,
 }
@@ -172,6 +187,24 @@ impl Kernel {
         }
     }
 
+    /// The programs of the element's host that it is made of, in order, each once.
+    #[must_use]
+    pub fn programs(&self) -> Vec<String> {
+        let mut programs = match self {
+            Self::Program(name) => vec![name.clone()],
+            Self::Stack(stack) => {
+                let stages = stack.stages.iter();
+                stages.flat_map(|stage| stage.kernel.programs()).collect()
+            }
+            Self::Builtin(_) | Self::Native { .. } | Self::Wasm { .. } | Self::Stored { .. } => {
+                Vec::new()
+            }
+        };
+        programs.sort_unstable();
+        programs.dedup();
+        programs
+    }
+
     /// Whether its code, or that of one of its stages, is this input of its task.
     #[must_use]
     pub fn is_in(&self, name: &str) -> bool {
@@ -227,6 +260,9 @@ pub struct Limits {
     pub memory_bytes: u64,
     /// All that it may write, in bytes.
     pub output_bytes: u64,
+    /// Cores that it is held to, where the element can; 0: a part of one. `None`: the task did not say how many it needs,
+    /// and may use what nobody else wants.
+    pub cores: Option<u32>,
 }
 
 impl Default for Limits {
@@ -235,6 +271,7 @@ impl Default for Limits {
             time: Span::from_secs(3600),
             memory_bytes: 8 << 30,
             output_bytes: 64 << 30,
+            cores: None,
         }
     }
 }
@@ -361,6 +398,8 @@ pub enum FailureKind {
     ElementLost,
     /// The server took it back before it began, for an element that had nothing to do.
     Recalled,
+    /// The element does not have what it needs: it is for another one, or waits for one.
+    Unfit,
 }
 
 impl FailureKind {

@@ -13,8 +13,10 @@ pub mod label;
 pub mod layout;
 pub mod lineage;
 pub mod locks;
+pub mod nearest;
 pub mod object;
 pub mod random;
+pub mod resources;
 pub mod script;
 pub mod shown;
 pub mod time;
@@ -22,6 +24,5 @@ pub mod xml;
 
 pub mod dispatch;
 pub mod event;
-pub mod fabric;
 pub mod policy;
 pub mod queue;

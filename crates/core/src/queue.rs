@@ -1,10 +1,12 @@
-//! The order of an element's labels: in each lane first come, first served, but none before those it comes after.
+//! The order of an element's labels: in each lane first come, first served, but none before those it comes after, and
+//! none before all that it needs is free (see [`crate::resources`]).
 //!
 //! What it holds is kept by others: an element journals a label before it is added, and adds what was journaled
 //! again when it starts.
 
 use crate::id::LabelId;
 use crate::label::Lane;
+use crate::resources::{Ledger, Needs, Offers, first_to_start};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Labels that may wait or run at once; what comes beyond is refused.
@@ -14,11 +16,15 @@ pub const LABELS_MAX: usize = 1_000_000;
 const FORGOTTEN_MAX: usize = 10_000;
 
 /// The queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Queue {
     labels: BTreeMap<LabelId, Entry>,
     /// By lane and arrival.
     ready: BTreeMap<(Lane, u64), LabelId>,
+    /// What labels that run have taken.
+    ledger: Ledger,
+    /// Those of `ready` that need more than cores, by arrival.
+    choosy: BTreeSet<u64>,
     forgotten: VecDeque<LabelId>,
     running: usize,
     waiting: usize,
@@ -29,6 +35,8 @@ struct Entry {
     /// Its lane and its place in the order of arrival.
     place: (Lane, u64),
     state: State,
+    /// What it takes while it runs; `None`: nothing that is counted.
+    needs: Option<Needs>,
     /// Labels that must end well before.
     missing: BTreeSet<LabelId>,
     /// Labels that wait for this one.
@@ -70,9 +78,35 @@ pub enum Aborted {
 }
 
 impl Queue {
-    /// Adds a label. `place` is its lane and its place in the order of arrival. What it comes `after` and is not known
-    /// has ended well and been forgotten long ago.
-    pub fn add(&mut self, label: LabelId, place: (Lane, u64), after: &[LabelId]) -> Added {
+    /// An empty one for an element that offers this.
+    #[must_use]
+    pub fn new(offers: Offers) -> Self {
+        Self {
+            labels: BTreeMap::new(),
+            ready: BTreeMap::new(),
+            ledger: Ledger::new(offers),
+            choosy: BTreeSet::new(),
+            forgotten: VecDeque::new(),
+            running: 0,
+            waiting: 0,
+        }
+    }
+
+    /// What there is for labels to take.
+    #[must_use]
+    pub fn offers(&self) -> &Offers {
+        self.ledger.offers()
+    }
+
+    /// Adds a label. `place` is its lane and its place in the order of arrival, `needs` what it takes while it runs:
+    /// no more than there is in all. What it comes `after` and is not known has ended well and been forgotten long ago.
+    pub fn add(
+        &mut self,
+        label: LabelId,
+        place: (Lane, u64),
+        needs: Option<&Needs>,
+        after: &[LabelId],
+    ) -> Added {
         if self.labels.contains_key(&label) {
             return Added::Known;
         }
@@ -93,9 +127,7 @@ impl Queue {
             (None, false) => State::Waiting,
         };
         match state {
-            State::Ready => {
-                self.ready.insert(place, label);
-            }
+            State::Ready => self.make_ready(place, label, needs),
             State::Waiting => {
                 self.waiting += 1;
                 for before in &missing {
@@ -109,6 +141,7 @@ impl Queue {
         let entry = Entry {
             place,
             state,
+            needs: needs.cloned(),
             missing,
             dependants: Vec::new(),
             acknowledged: false,
@@ -128,6 +161,7 @@ impl Queue {
             // It will never be given out.
             place: (Lane::Kernel, 0),
             state,
+            needs: None,
             missing: BTreeSet::new(),
             dependants: Vec::new(),
             acknowledged: false,
@@ -141,17 +175,59 @@ impl Queue {
         self.first(lane).is_some()
     }
 
+    fn make_ready(&mut self, place: (Lane, u64), label: LabelId, needs: Option<&Needs>) {
+        self.ready.insert(place, label);
+        if needs.is_some_and(|needs| !needs.only_cores()) {
+            self.choosy.insert(place.1);
+        }
+    }
+
+    fn unmake_ready(&mut self, place: (Lane, u64)) -> Option<LabelId> {
+        self.choosy.remove(&place.1);
+        self.ready.remove(&place)
+    }
+
+    fn in_lane(&self, lane: Lane) -> impl Iterator<Item = ((Lane, u64), &Needs)> {
+        let ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
+        ready.filter_map(|(&place, label)| Some((place, self.labels.get(label)?.needs.as_ref()?)))
+    }
+
+    /// The next label of a lane that can start.
     fn first(&self, lane: Lane) -> Option<(Lane, u64)> {
-        let mut ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
-        ready.next().map(|(&place, _)| place)
+        if self.choosy.is_empty() || !matches!(lane, Lane::Kernel | Lane::Light) {
+            // Nobody waits for what another lane takes, and the first of a lane keeps the others of it waiting.
+            let mut ready = self.ready.range((lane, 0)..=(lane, u64::MAX));
+            let (&place, label) = ready.next()?;
+            let needs = self
+                .labels
+                .get(label)
+                .and_then(|entry| entry.needs.as_ref());
+            return needs
+                .is_none_or(|needs| self.ledger.has(needs))
+                .then_some(place);
+        }
+        let mut light = self.in_lane(Lane::Light).peekable();
+        let mut kernels = self.in_lane(Lane::Kernel).peekable();
+        let by_arrival = std::iter::from_fn(|| match (light.peek(), kernels.peek()) {
+            (Some(((_, one), _)), Some(((_, other), _))) if one > other => kernels.next(),
+            (Some(_), _) => light.next(),
+            (None, _) => kernels.next(),
+        });
+        let has_light = lane == Lane::Light;
+        first_to_start(&self.ledger, by_arrival, has_light, |place| place.0 == lane)
     }
 
     /// The next label of a lane to run, which counts as running from now on.
     pub fn take(&mut self, lane: Lane) -> Option<LabelId> {
         let place = self.first(lane)?;
-        let label = self.ready.remove(&place)?;
+        let label = self.unmake_ready(place)?;
         if let Some(entry) = self.labels.get_mut(&label) {
             entry.state = State::Running;
+            let taken = entry
+                .needs
+                .as_ref()
+                .is_none_or(|needs| self.ledger.take(needs));
+            debug_assert!(taken, "a label starts only when all it needs is free");
         }
         self.running += 1;
         Some(label)
@@ -164,6 +240,13 @@ impl Queue {
             _ => return Vec::new(),
         }
         self.running -= 1;
+        if let Some(needs) = self
+            .labels
+            .get(&label)
+            .and_then(|entry| entry.needs.as_ref())
+        {
+            self.ledger.give_back(needs);
+        }
         if succeeded {
             self.release(label);
             return Vec::new();
@@ -232,7 +315,8 @@ impl Queue {
             if entry.missing.is_empty() && entry.state == State::Waiting {
                 entry.state = State::Ready;
                 self.waiting -= 1;
-                self.ready.insert(entry.place, dependant);
+                let (place, needs) = (entry.place, entry.needs.clone());
+                self.make_ready(place, dependant, needs.as_ref());
             }
         }
     }
@@ -249,10 +333,14 @@ impl Queue {
                 State::Done | State::Failed => continue,
                 State::Waiting => self.waiting -= 1,
                 State::Ready => {
-                    self.ready.remove(&entry.place);
+                    let place = entry.place;
+                    self.unmake_ready(place);
                 }
                 State::Running => {}
             }
+            let Some(entry) = self.labels.get_mut(&id) else {
+                continue;
+            };
             entry.state = State::Failed;
             entry.missing.clear();
             next.append(&mut entry.dependants);
@@ -274,16 +362,20 @@ mod tests {
         LabelId(n)
     }
 
+    fn queue() -> Queue {
+        Queue::new(Offers::of_cores(1))
+    }
+
     fn kernel(seq: u64) -> (Lane, u64) {
         (Lane::Kernel, seq)
     }
 
     #[test]
     fn a_removal_does_not_wait_for_kernels() {
-        let mut queue = Queue::default();
-        queue.add(id(1), kernel(1), &[]);
-        queue.add(id(2), (Lane::Remove, 2), &[]);
-        queue.add(id(3), (Lane::Remove, 3), &[id(1)]);
+        let mut queue = queue();
+        queue.add(id(1), kernel(1), None, &[]);
+        queue.add(id(2), (Lane::Remove, 2), None, &[]);
+        queue.add(id(3), (Lane::Remove, 3), None, &[id(1)]);
         assert!(queue.is_ready(Lane::Kernel) && queue.is_ready(Lane::Remove));
         assert!(!queue.is_ready(Lane::Copy));
         assert_eq!(queue.take(Lane::Remove), Some(id(2)));
@@ -295,11 +387,11 @@ mod tests {
 
     #[test]
     fn labels_run_in_order_and_after_those_they_wait_for() {
-        let mut queue = Queue::default();
-        assert_eq!(queue.add(id(1), kernel(1), &[]), Added::Queued);
-        assert_eq!(queue.add(id(2), kernel(2), &[id(1)]), Added::Queued);
-        assert_eq!(queue.add(id(3), kernel(3), &[]), Added::Queued);
-        assert_eq!(queue.add(id(3), kernel(4), &[]), Added::Known);
+        let mut queue = queue();
+        assert_eq!(queue.add(id(1), kernel(1), None, &[]), Added::Queued);
+        assert_eq!(queue.add(id(2), kernel(2), None, &[id(1)]), Added::Queued);
+        assert_eq!(queue.add(id(3), kernel(3), None, &[]), Added::Queued);
+        assert_eq!(queue.add(id(3), kernel(4), None, &[]), Added::Known);
         assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
         assert!(queue.end(id(1), true).is_empty());
         // 2 came before 3, and nothing holds it back any more.
@@ -309,22 +401,75 @@ mod tests {
         assert_eq!((queue.running(), queue.queued()), (2, 0));
     }
 
+    fn needs(cores: u32, memory_bytes: u64, gpu: u64) -> Needs {
+        let gpu = (gpu > 0).then(|| ("gpu".to_owned(), gpu));
+        Needs {
+            cores,
+            memory_bytes,
+            named: gpu.into_iter().collect(),
+        }
+    }
+
+    fn offers() -> Offers {
+        Offers {
+            cores: 3,
+            memory_bytes: 10,
+            named: BTreeMap::from([("gpu".to_owned(), 1)]),
+        }
+    }
+
+    fn lane_of(needs: &Needs) -> Lane {
+        if needs.cores == 0 {
+            Lane::Light
+        } else {
+            Lane::Kernel
+        }
+    }
+
+    #[test]
+    fn a_large_label_is_not_overtaken_by_small_ones_that_keep_coming() {
+        let mut queue = Queue::new(Offers::of_cores(4));
+        for n in 0..4 {
+            queue.add(id(n), kernel(n), Some(&needs(1, 0, 0)), &[]);
+            assert_eq!(queue.take(Lane::Kernel), Some(id(n)));
+        }
+        queue.add(id(4), kernel(4), Some(&needs(4, 0, 0)), &[]);
+        for n in 5..50 {
+            queue.add(id(n), kernel(n), Some(&needs(1, 0, 0)), &[]);
+        }
+        queue.add(id(50), (Lane::Light, 50), Some(&needs(0, 0, 0)), &[]);
+        assert_eq!(queue.take(Lane::Light), Some(id(50)), "it takes no core");
+        for n in 0..4 {
+            assert_eq!(queue.take(Lane::Kernel), None, "after {n} have ended");
+            queue.end(id(n), true);
+        }
+        assert_eq!(queue.take(Lane::Kernel), Some(id(4)));
+        assert_eq!(queue.take(Lane::Kernel), None);
+        assert_eq!(queue.abort(id(4)), Aborted::Running);
+        queue.end(id(4), false);
+        assert_eq!(
+            queue.take(Lane::Kernel),
+            Some(id(5)),
+            "what it had is free again"
+        );
+    }
+
     #[test]
     fn a_failure_takes_along_all_that_come_after() {
-        let mut queue = Queue::default();
-        queue.add(id(1), kernel(1), &[]);
-        queue.add(id(2), kernel(2), &[id(1)]);
-        queue.add(id(3), kernel(3), &[id(2)]);
-        queue.add(id(4), kernel(4), &[]);
+        let mut queue = queue();
+        queue.add(id(1), kernel(1), None, &[]);
+        queue.add(id(2), kernel(2), None, &[id(1)]);
+        queue.add(id(3), kernel(3), None, &[id(2)]);
+        queue.add(id(4), kernel(4), None, &[]);
         queue.take(Lane::Kernel);
         assert_eq!(queue.end(id(1), false), [id(2), id(3)]);
         assert_eq!(
-            queue.add(id(5), kernel(5), &[id(3)]),
+            queue.add(id(5), kernel(5), None, &[id(3)]),
             Added::DependencyFailed(id(3))
         );
         queue.acknowledge(id(1));
         assert_eq!(
-            queue.add(id(6), kernel(6), &[id(1)]),
+            queue.add(id(6), kernel(6), None, &[id(1)]),
             Added::DependencyFailed(id(1))
         );
         assert_eq!(queue.take(Lane::Kernel), Some(id(4)));
@@ -333,10 +478,10 @@ mod tests {
 
     #[test]
     fn a_label_can_be_given_up_in_every_state() {
-        let mut queue = Queue::default();
-        queue.add(id(1), kernel(1), &[]);
-        queue.add(id(2), kernel(2), &[]);
-        queue.add(id(3), kernel(3), &[id(2)]);
+        let mut queue = queue();
+        queue.add(id(1), kernel(1), None, &[]);
+        queue.add(id(2), kernel(2), None, &[]);
+        queue.add(id(3), kernel(3), None, &[id(2)]);
         assert_eq!(queue.take(Lane::Kernel), Some(id(1)));
         assert_eq!(queue.abort(id(1)), Aborted::Running);
         assert_eq!(queue.abort(id(2)), Aborted::Removed(vec![id(3)]));
@@ -357,11 +502,11 @@ mod tests {
             fates in proptest::collection::vec(any::<bool>(), 40),
             cores in 1usize..4,
         ) {
-            let mut queue = Queue::default();
+            let mut queue = queue();
             for (n, before) in after.iter().enumerate() {
                 let before: Vec<LabelId> =
                     before.iter().filter(|&&b| b < n).map(|&b| id(b as u64)).collect();
-                prop_assert_eq!(queue.add(id(n as u64), kernel(n as u64), &before), Added::Queued);
+                prop_assert_eq!(queue.add(id(n as u64), kernel(n as u64), None, &before), Added::Queued);
             }
             let mut ended = BTreeMap::new();
             let mut running = VecDeque::new();
@@ -385,6 +530,61 @@ mod tests {
             }
             prop_assert_eq!(ended.len(), after.len());
             prop_assert_eq!(queue.queued(), 0);
+        }
+
+        /// Whatever labels need and however they end: never more is taken than there is, all of it is free in the end, no
+        /// label is left over, and the oldest that is ready loses nothing that it needs to those behind it.
+        #[test]
+        fn resources_are_never_overdrawn_or_lost_and_nobody_starves(
+            all in proptest::collection::vec((0_u32..4, 0_u64..11, 0_u64..2), 1..60),
+            steps in proptest::collection::vec((0_u8..8, 0_usize..1000), 0..300),
+        ) {
+            let mut queue = Queue::new(offers());
+            let all: Vec<Needs> = all.into_iter().map(|(c, m, g)| needs(c, m, g)).collect();
+            let mut running: Vec<usize> = Vec::new();
+            let mut waiting: BTreeSet<usize> = BTreeSet::new();
+            let mut next = 0;
+            let rest = std::iter::repeat_n((0, 0), all.len());
+            let rest = rest.chain(std::iter::repeat_n((5, 0), 2 * all.len()));
+            for (step, index) in steps.into_iter().chain(rest) {
+                match step {
+                    0..=2 if next < all.len() => {
+                        let place = (lane_of(&all[next]), next as u64);
+                        queue.add(id(next as u64), place, Some(&all[next]), &[]);
+                        waiting.insert(next);
+                        next += 1;
+                    }
+                    3 if !waiting.is_empty() => {
+                        let some = *waiting.iter().nth(index % waiting.len()).unwrap();
+                        waiting.remove(&some);
+                        prop_assert_eq!(queue.abort(id(some as u64)), Aborted::Removed(vec![]));
+                    }
+                    _ if !running.is_empty() => {
+                        let ended = running.swap_remove(index % running.len());
+                        queue.end(id(ended as u64), step % 2 == 0);
+                    }
+                    _ => {}
+                }
+                for lane in [Lane::Kernel, Lane::Light, Lane::Kernel] {
+                    let oldest = waiting.first().copied();
+                    let before = queue.ledger.clone();
+                    let Some(label) = queue.take(lane) else { continue };
+                    let label = usize::try_from(label.0).unwrap();
+                    prop_assert!(waiting.remove(&label) && before.has(&all[label]));
+                    if let Some(oldest) = oldest.filter(|&oldest| oldest != label) {
+                        let kept = queue.ledger.has(&all[oldest]) || !before.has(&all[oldest]);
+                        prop_assert!(kept, "{} took what {} waits for", label, oldest);
+                    }
+                    running.push(label);
+                }
+                let sum = |of: fn(&Needs) -> u64| running.iter().map(|&one| of(&all[one])).sum::<u64>();
+                prop_assert!(sum(|one| one.cores.into()) <= 3);
+                prop_assert!(sum(|one| one.memory_bytes) <= 10);
+                prop_assert!(sum(|one| one.named.get("gpu").copied().unwrap_or(0)) <= 1);
+            }
+            prop_assert!(running.is_empty() && waiting.is_empty() && next == all.len());
+            prop_assert!(queue.ledger.is_whole());
+            prop_assert_eq!((queue.running(), queue.queued()), (0, 0));
         }
     }
 }

@@ -136,13 +136,11 @@ fn on_message(node: &Arc<Node>, message: Message) {
             let node = Arc::clone(node);
             tokio::task::spawn_blocking(move || {
                 let parts = node.parts();
-                let programs = v1::Programs {
-                    request: find.request,
-                    found: parts.runner.find_programs(&find.names),
-                };
-                parts
-                    .reports
-                    .send(from_element::Message::Programs(programs));
+                let has = |name: &str| parts.runner.has_program(name);
+                parts.programs.answer(find, has, |programs| {
+                    let programs = from_element::Message::Programs(programs);
+                    parts.reports.send(programs);
+                });
             });
         }
         Message::Notes(notes) => {

@@ -1,11 +1,13 @@
 //! What an element is told when it starts.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint};
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
+use tidemill_core::resources::Offers;
 
 /// Rate that is reported until a pull has been measured: 1 Gbit/s in bytes per second.
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
@@ -34,8 +36,12 @@ pub struct Config {
     pub server: Endpoint,
     /// Content of the array's token file; needed over TCP only.
     pub credential: Option<Credential>,
-    /// Kernels it runs at once.
+    /// Cores for kernels that it runs at once.
     pub cores: u32,
+    /// Memory for tasks that say how much they need, in bytes; `None`: that which all kernels may have together.
+    pub memory_bytes: Option<u64>,
+    /// Named resources for kernels that it runs at once, such as GPUs and licences.
+    pub resources: BTreeMap<String, u64>,
     /// Whether kernels run only where nobody else wants the processor, so that reads and writes of clients keep
     /// their latency.
     pub kernels_idle: bool,
@@ -58,7 +64,33 @@ pub struct Config {
     pub pulled_bytes_max: u64,
 }
 
+/// The memory of this machine that kernels may have, unless an element is told otherwise: seven eighths of it.
+#[must_use]
+pub fn machine_memory_bytes() -> u64 {
+    let host = rustix::system::sysinfo();
+    let bytes = (host.totalram as u64).saturating_mul(host.mem_unit.into());
+    bytes - bytes / 8
+}
+
 impl Config {
+    /// What it has for kernels that run at once.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        let memory = self.memory_bytes;
+        Offers {
+            cores: self.cores,
+            memory_bytes: memory.unwrap_or_else(|| self.kernels_memory_bytes()),
+            named: self.resources.clone(),
+        }
+    }
+
+    /// Memory that all kernels may have together.
+    #[must_use]
+    pub fn kernels_memory_bytes(&self) -> u64 {
+        self.kernels_memory_bytes
+            .unwrap_or_else(machine_memory_bytes)
+    }
+
     /// An element of role `store` with the defaults: any port of the loopback, as many cores as the host,
     /// status every second, TLS unless the
     /// server is reached without it.
@@ -76,6 +108,8 @@ impl Config {
             server,
             credential: None,
             cores: u32::try_from(cores).unwrap_or(1),
+            memory_bytes: None,
+            resources: BTreeMap::new(),
             kernels_idle: true,
             kernels_memory_bytes: None,
             capacity_bytes: None,

@@ -1,4 +1,5 @@
-//! Runs labels on a fixed set of threads: one for each core, and a few for labels that take none.
+//! Runs labels on a fixed set of threads: one for each core, as many as may run without one, and a few for labels
+//! that run no kernel.
 //!
 //! Which label is next, and that how it ended is kept and reported, is in [`crate::labels`]; what one label does is
 //! in [`crate::task`].
@@ -7,6 +8,7 @@ use crate::db::Db;
 use crate::error::Error;
 use crate::flash_model::FlashModel;
 use crate::labels::{Labels, failed};
+use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::records;
 use crate::reports::Reports;
@@ -21,6 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{FailureKind, Label, Lane};
+use tidemill_core::resources::{LIGHT_MAX, Offers};
 use tidemill_wire::v1;
 
 /// Objects that are copied here at once.
@@ -45,6 +48,8 @@ pub struct Parts {
     pub counters: Arc<Counters>,
     /// What the writes do to the flash below.
     pub flash: Arc<FlashModel>,
+    /// Programs that the server has asked for.
+    pub programs: Programs,
     /// The way to the server.
     pub reports: Arc<Reports>,
 }
@@ -60,15 +65,16 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Takes up what was queued when the element stopped, and starts `cores` threads.
+    /// Takes up what was queued when the element stopped, and starts the threads for an element that offers this.
     ///
     /// # Errors
     /// If the database or the folder can't be read, or a thread can't be started.
-    pub fn start(parts: Parts, cores: u32) -> Result<Self, Error> {
+    pub fn start(parts: Parts, offers: Offers) -> Result<Self, Error> {
         clear(&parts.folder.join("run"))?;
         parts.remove_unkept()?;
+        let cores = offers.cores;
         let labels = Labels::open(
-            parts.element,
+            (parts.element, offers),
             parts.db.clone(),
             Arc::clone(&parts.flash),
             Arc::clone(&parts.reports),
@@ -77,9 +83,10 @@ impl Executor {
         let parts = Arc::new(parts);
         let mut workers = Vec::new();
         let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
+        let light = (0..LIGHT_MAX).map(|number| (Lane::Light, format!("light-{number}")));
         let copies = (0..COPIES).map(|copy| (Lane::Copy, format!("copy-{copy}")));
         let removal = (Lane::Remove, "remove".to_owned());
-        for (lane, name) in cores.chain(copies).chain([removal]) {
+        for (lane, name) in cores.chain(light).chain(copies).chain([removal]) {
             let (parts, labels) = (Arc::clone(&parts), Arc::clone(&labels));
             let worker = std::thread::Builder::new()
                 .name(name)
@@ -158,6 +165,10 @@ fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
             outcome.end = task::now();
             Work::without_effect(outcome)
         });
+        if matches!(&work.outcome.result, Err(failure) if failure.kind == FailureKind::Unfit) {
+            // Before its end is told, so that the server knows better when it places the task anew.
+            parts.look_for_programs();
+        }
         if !labels.end(id, work) {
             return;
         }
@@ -177,6 +188,14 @@ fn clear(folder: &std::path::Path) -> Result<(), Error> {
 }
 
 impl Parts {
+    /// Tells the server which programs that it asked for came or went. Blocks.
+    pub(crate) fn look_for_programs(&self) {
+        let has = |name: &str| self.runner.has_program(name);
+        self.programs.look(has, |news| {
+            self.reports.send(v1::from_element::Message::Programs(news));
+        });
+    }
+
     /// Removes the files of outputs that were taken into the store but never kept: their label was cut off.
     fn remove_unkept(&self) -> Result<(), Error> {
         for record in self.db.read(records::open_labels)? {

@@ -1,7 +1,7 @@
 //! The embedded [`Store`]: a folder on any local file system, one plain file an object.
 //!
 //! `objects/<2 hex>/<16 hex>`; unsealed files have mode 0600, sealed ones 0444 and, if the element is root,
-//! the owner [`STORE_UID`], so that a task with the rights of any user can read but never change them. The
+//! the owner [`STORE_USER`], so that a task with the rights of any user can read but never change them. The
 //! mode is what tells a sealed file from an unsealed one: no look-up in a database is needed.
 //!
 //! A mode keeps nobody from writing who has the file open already. Where such a writer may be left, the bytes are
@@ -17,16 +17,17 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
+use tidemill_client::object_file;
 use tidemill_core::id::ObjectId;
-use tidemill_kernel::Made;
 use tidemill_kernel::locks::{self, Shown};
+use tidemill_kernel::{Made, STORE_USER};
 
 /// How long, and how often, a file is looked at that something has open which is only being started.
 const STARTING_PAUSE: Duration = Duration::from_millis(1);
 const STARTING_WAITS: u32 = 5;
 
-/// The user that owns sealed objects of an element that is root: `nobody`, as whom no task can run.
-pub const STORE_UID: u32 = 65534;
+/// The user that owned them before: `nobody`, whose tasks could not run.
+const FORMER_UID: u32 = 65534;
 
 const SEALED_MODE: u32 = 0o444;
 const UNSEALED_MODE: u32 = 0o600;
@@ -35,7 +36,6 @@ const UNSEALED_MODE: u32 = 0o600;
 #[derive(Debug)]
 pub struct FolderStore {
     folder: PathBuf,
-    root: bool,
     quota: Option<Quota>,
 }
 
@@ -74,7 +74,6 @@ impl FolderStore {
         }
         let mut store = Self {
             folder: folder.to_owned(),
-            root: rustix::process::geteuid().is_root(),
             quota: None,
         };
         if let Some(capacity_bytes) = capacity_bytes {
@@ -137,7 +136,7 @@ impl FolderStore {
             .join("sealing")
             .join(format!("{:016x}", object.0));
         let copied = copy_with_holes(file, &own).and_then(|copy| {
-            self.close_for_ever(&copy)?;
+            close_for_ever(&copy)?;
             // What its writer had synced stays so.
             copy.sync_all()
         });
@@ -177,7 +176,7 @@ impl FolderStore {
             .map_err(error)?;
         let fresh = !is_sealed(&file.metadata().map_err(error)?);
         if fresh {
-            self.close_for_ever(&file).map_err(error)?;
+            close_for_ever(&file).map_err(error)?;
         }
         if lost.is_some() {
             // After the mode is set, so that nobody who looks at it becomes a writer meanwhile.
@@ -203,14 +202,25 @@ impl FolderStore {
         }
         Ok(size)
     }
+}
 
-    /// Gives a file the owner and mode of a sealed object.
-    fn close_for_ever(&self, file: &File) -> std::io::Result<()> {
-        if self.root {
-            std::os::unix::fs::fchown(file, Some(STORE_UID), Some(STORE_UID))?;
-        }
-        file.set_permissions(Permissions::from_mode(SEALED_MODE))
+/// Gives a file the owner and mode of a sealed object.
+pub(crate) fn close_for_ever(file: &File) -> std::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::fchown(file, Some(STORE_USER.uid), Some(STORE_USER.gid))?;
     }
+    file.set_permissions(Permissions::from_mode(SEALED_MODE))
+}
+
+/// Makes sure that a sealed file does not belong to the `user` whose task is about to read it: one of former days may.
+pub(crate) fn keep_from(user: u32, path: &Path) -> std::io::Result<()> {
+    if user == FORMER_UID && user != STORE_USER.uid {
+        let file = object_file::open(path)?;
+        if file.metadata()?.uid() == user {
+            return close_for_ever(&file);
+        }
+    }
+    Ok(())
 }
 
 impl Quota {
@@ -495,7 +505,7 @@ impl Store for FolderStore {
             }
             quota.unsealed.lock().remove(&object);
         }
-        self.close_for_ever(file).map_err(error)?;
+        close_for_ever(file).map_err(error)?;
         // The processes of its kernel have ended, so where the system does not tell there is no writer.
         match self
             .copy_for_writers(object, file, false, None)

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId};
 use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
 use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
+use tidemill_core::resources::{Lack, Offers};
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
 
@@ -38,7 +39,7 @@ pub struct Labels {
     wake: [Condvar; Lane::ALL.len()],
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     queue: Queue,
     live: BTreeMap<LabelId, Live>,
@@ -50,6 +51,20 @@ struct State {
     /// Labels that were acknowledged, and that could not be kept yet.
     unacknowledged: Vec<LabelId>,
     stopping: bool,
+}
+
+impl State {
+    fn new(offers: Offers) -> Self {
+        Self {
+            queue: Queue::new(offers),
+            live: BTreeMap::new(),
+            reused: BTreeSet::new(),
+            seq: 0,
+            unkept: Vec::new(),
+            unacknowledged: Vec::new(),
+            stopping: false,
+        }
+    }
 }
 
 /// A label from its acceptance until its outcome is kept.
@@ -70,12 +85,12 @@ pub struct Live {
 }
 
 impl Labels {
-    /// Takes up what was queued when the element stopped.
+    /// Takes up what was queued when an element that now offers this stopped.
     ///
     /// # Errors
     /// If the database can't be read.
     pub fn open(
-        element: ElementId,
+        (element, offers): (ElementId, Offers),
         db: Db,
         flash: Arc<FlashModel>,
         reports: Arc<Reports>,
@@ -87,7 +102,7 @@ impl Labels {
             flash,
             reports,
             clock,
-            state: Mutex::default(),
+            state: Mutex::new(State::new(offers)),
             wake: Default::default(),
         });
         labels.recover()?;
@@ -369,8 +384,19 @@ impl Labels {
             self.keep(id, Work::without_effect(outcome));
             return;
         }
-        let lane = label.operation.lane();
-        match state.queue.add(id, (lane, incoming.seq), &label.after) {
+        let (lane, needs) = (label.operation.lane(), label.operation.needs());
+        if let Some(lack) = needs.and_then(|needs| state.queue.offers().lacks(needs)) {
+            // It offered more when the label was sent.
+            state.queue.add_ended(id, false);
+            drop(state);
+            let outcome = failed(self.now(), FailureKind::Unfit, self.lacks(&lack));
+            self.keep(id, Work::without_effect(outcome));
+            return;
+        }
+        match state
+            .queue
+            .add(id, (lane, incoming.seq), needs, &label.after)
+        {
             Added::Known => {}
             Added::Queued => {
                 state.live.insert(id, incoming.live(label));
@@ -385,6 +411,15 @@ impl Labels {
                 );
             }
         }
+    }
+
+    fn lacks(&self, lack: &Lack) -> String {
+        let (needs, offered) = (lack.shown(lack.needs), lack.shown(lack.offered));
+        let element = self.element;
+        format!(
+            "element {element} offers {} = {offered}, and the task needs {needs}",
+            lack.what
+        )
     }
 
     fn on_abort(self: &Arc<Self>, label: LabelId) {
@@ -604,7 +639,13 @@ mod tests {
         let (db, mut writer) = Db::without_thread(connection).unwrap();
         let reports = Arc::new(Reports::default());
         let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
-        let labels = Labels::open(ElementId(0), db, flash, Arc::clone(&reports), Time::default);
+        let labels = Labels::open(
+            (ElementId(0), Offers::of_cores(1)),
+            db,
+            flash,
+            Arc::clone(&reports),
+            Time::default,
+        );
         let mut told = reports.connect(v1::Hello::default());
         told.try_recv().unwrap();
         labels.unwrap().abort(LabelId(7));
@@ -623,7 +664,13 @@ mod tests {
         let (db, mut writer) = Db::without_thread(connection).unwrap();
         let reports = Arc::new(Reports::default());
         let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
-        let labels = Labels::open(ElementId(0), db, flash, Arc::clone(&reports), Time::default);
+        let labels = Labels::open(
+            (ElementId(0), Offers::of_cores(1)),
+            db,
+            flash,
+            Arc::clone(&reports),
+            Time::default,
+        );
         let labels = labels.unwrap();
         let mut told = reports.connect(v1::Hello::default());
         told.try_recv().unwrap();
@@ -654,7 +701,13 @@ mod tests {
         let (db, mut writer) = Db::without_thread(Arc::clone(&disk)).unwrap();
         let reports = Arc::new(Reports::default());
         let flash = Arc::new(FlashModel::new(Path::new("/none"), 0));
-        let labels = Labels::open(ElementId(0), db, flash, Arc::clone(&reports), Time::default);
+        let labels = Labels::open(
+            (ElementId(0), Offers::of_cores(1)),
+            db,
+            flash,
+            Arc::clone(&reports),
+            Time::default,
+        );
         let labels = labels.unwrap();
         let mut told = reports.connect(v1::Hello::default());
         told.try_recv().unwrap();

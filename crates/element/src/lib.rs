@@ -22,6 +22,7 @@ pub mod identity;
 pub mod labels;
 pub mod node;
 pub mod notes;
+pub mod programs;
 pub mod pull;
 pub mod records;
 pub mod reports;
@@ -41,6 +42,7 @@ use crate::db::Db;
 use crate::executor::{Executor, Parts};
 use crate::flash_model::FlashModel;
 use crate::folder::FolderStore;
+use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::runner::Runner;
 use crate::store::{Store as _, StoreError};
@@ -107,10 +109,10 @@ impl Element {
             ),
         };
         let runtime = tokio::runtime::Handle::current();
-        let cores = config.cores;
+        let offers = config.offers();
         let (executor, config) = tokio::task::spawn_blocking(move || {
             let parts = open(&config, runtime)?;
-            Ok::<_, Error>((Executor::start(parts, cores)?, config))
+            Ok::<_, Error>((Executor::start(parts, offers)?, config))
         })
         .await
         .map_err(|error| Error::Thread(error.into()))??;
@@ -209,6 +211,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         runner: Runner::new(config)?,
         counters: Arc::new(counters),
         flash,
+        programs: Programs::default(),
         reports: Arc::default(),
     })
 }

@@ -23,6 +23,9 @@ const KEY: &str = "key";
 /// How long a request waits for an element that has just started to join its array.
 const JOIN_MAX: Duration = Duration::from_secs(5);
 
+/// Refreshes of the status object between two looks for programs that came or went.
+const REFRESHES_PER_LOOK: u32 = 5;
+
 /// Refreshes of the status object between two clean-ups of the label table and of the folder of tasks.
 const REFRESHES_PER_PRUNE: u32 = 30;
 
@@ -201,6 +204,8 @@ impl Node {
             host: self.config.host.clone(),
             folder: self.config.folder.display().to_string(),
             cores: self.config.cores,
+            memory_bytes: self.config.offers().memory_bytes,
+            resources: self.config.resources.clone(),
             running: u32::try_from(running).unwrap_or(u32::MAX),
             queued: u32::try_from(queued).unwrap_or(u32::MAX),
             capacity_bytes: space.capacity_bytes,
@@ -242,6 +247,15 @@ impl Node {
         }
     }
 
+    /// Tells the server of programs that came or went.
+    async fn look_for_programs(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        let look = move || node.parts().look_for_programs();
+        if let Err(error) = tokio::task::spawn_blocking(look).await {
+            tracing::error!(%error, "programs of this host can't be looked for");
+        }
+    }
+
     /// Refreshes the status object on the configured period and sends it to the server, for ever.
     pub async fn refresh(self: &Arc<Self>) {
         use v1::from_element::Message;
@@ -264,6 +278,9 @@ impl Node {
             let prune = count % REFRESHES_PER_PRUNE == 0;
             if prune {
                 self.sweep().await;
+            }
+            if count % REFRESHES_PER_LOOK == 0 {
+                self.look_for_programs().await;
             }
             if attributes == kept && !prune {
                 continue;

@@ -9,11 +9,11 @@
 //! another; only the configuration `in_place = false` makes them cross a network connection for measurements.
 
 use crate::flash_model::FlashModel;
-use crate::folder::STORE_UID;
+use crate::folder::close_for_ever;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -489,12 +489,4 @@ fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option
         let _ = std::fs::remove_file(path);
     }
     copied.map(|size| Some(Fetched::written(size)))
-}
-
-/// A pulled object looks like a sealed one, so that tasks can use it alike.
-fn close_for_ever(file: &File) -> std::io::Result<()> {
-    if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::fchown(file, Some(STORE_UID), Some(STORE_UID))?;
-    }
-    file.set_permissions(Permissions::from_mode(0o444))
 }

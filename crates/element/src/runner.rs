@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
+use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
 use tidemill_kernel::{
     Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, Run, RunInput, Settings,
@@ -15,6 +16,10 @@ use tidemill_kernel::{
 
 /// Processes and threads that all kernels may have together: a bound on what hostile ones of many users can do.
 const THREADS_MAX: u32 = 16_384;
+
+/// Time of processors for a task without a core, in hundredths of one: all that an element runs at once have that of
+/// two cores.
+const LIGHT_PERCENT: u32 = 200 / LIGHT_MAX;
 
 /// The signal that the system ends processes by.
 const KILLED: i32 = 9;
@@ -107,18 +112,14 @@ impl Runner {
     /// # Errors
     /// If kernels can't be confined here.
     pub fn new(config: &Config) -> Result<Self, SetupError> {
-        let most = || {
-            let host = rustix::system::sysinfo();
-            let bytes = (host.totalram as u64).saturating_mul(host.mem_unit.into());
-            bytes - bytes / 8
-        };
         let settings = Settings {
             child: Some(config.program.clone()),
             modules: Some(config.folder.join("wasm")),
             idle: config.kernels_idle,
             together: Some(Together {
-                memory_bytes: config.kernels_memory_bytes.unwrap_or_else(most),
+                memory_bytes: config.kernels_memory_bytes(),
                 threads: THREADS_MAX,
+                idle: config.kernels_idle,
             }),
             ..Settings::default()
         };
@@ -152,14 +153,16 @@ impl Runner {
         if self.launcher.bounds_together() {
             parts.push("control group".to_owned());
         }
+        if self.launcher.bounds_cpu() {
+            parts.push("cores".to_owned());
+        }
         parts.join(", ")
     }
 
-    /// Those of `names` that are programs of this host.
+    /// Whether this is a program of this host: a name in its PATH, or an absolute path.
     #[must_use]
-    pub fn find_programs(&self, names: &[String]) -> Vec<String> {
-        let found = |name: &&String| self.launcher.find_program(name).is_some();
-        names.iter().filter(found).cloned().collect()
+    pub fn has_program(&self, name: &str) -> bool {
+        self.launcher.find_program(name).is_some()
     }
 
     /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if
@@ -247,6 +250,7 @@ impl Runner {
             time: std::time::Duration::from_nanos(analysis.limits.time.0),
             memory_bytes: analysis.limits.memory_bytes,
             output_bytes: analysis.limits.output_bytes,
+            cpu_percent: analysis.limits.cores.map(percent_of),
             ..Limits::default()
         };
         run.environment.clone_from(&request.environment);
@@ -298,7 +302,7 @@ impl Runner {
                 found.map(Code::Program).ok_or_else(|| {
                     let message =
                         format!("no program `{name}` is installed on this element's host");
-                    failure(FailureKind::Kernel, message)
+                    failure(FailureKind::Unfit, message)
                 })
             }
             Kernel::Stack(_) => {
@@ -306,6 +310,14 @@ impl Runner {
                 Err(failure(FailureKind::Kernel, message))
             }
         }
+    }
+}
+
+/// The time of processors that a task with so many cores is held to, in hundredths of one.
+fn percent_of(cores: u32) -> u32 {
+    match cores {
+        0 => LIGHT_PERCENT,
+        cores => cores.saturating_mul(100),
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::content;
 use crate::executor::Parts;
 use crate::flash_model::FlashModel;
+use crate::folder::keep_from;
 use crate::labels::{Live, failed};
 use crate::pull::{PullError, Pulled};
 use crate::records::{self, ObjectRecord};
@@ -203,6 +204,7 @@ impl Running<'_> {
         }
         for (index, input) in analysis.inputs.iter().enumerate() {
             let (path, size) = self.fetch(index, input)?;
+            keep_from(self.owner().uid, &path).map_err(|error| device_failure(&path, &error))?;
             self.outcome.read_bytes += size;
             self.inputs.push((input.name.clone(), path));
         }
@@ -365,12 +367,20 @@ impl Running<'_> {
 
     fn environment(&self, analysis: &Analysis) -> Vec<(String, String)> {
         let variable = |name: &str, value: String| (format!("TIDEMILL_{name}"), value);
-        vec![
+        let needs = &analysis.needs;
+        let memory = (needs.memory_bytes > 0).then_some(needs.memory_bytes);
+        let memory = memory.map(|bytes| variable("MEMORY_BYTES", bytes.to_string()));
+        // One without a core has a part of one.
+        let cores = variable("CORES", needs.cores.max(1).to_string());
+        let mut all = vec![
             variable("ELEMENT", self.parts.element.to_string()),
             variable("JOB", analysis.job.to_string()),
             variable("TASK", analysis.task.to_string()),
             variable("TASK_NAME", analysis.name.clone()),
-        ]
+            cores,
+        ];
+        all.extend(memory);
+        all
     }
 
     /// The file and length of a sealed object that is here.

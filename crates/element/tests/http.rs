@@ -136,7 +136,7 @@ async fn bytes_are_written_sealed_and_read_in_ranges() {
     let metadata = std::fs::metadata(&file).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o777, 0o444);
     if rustix::process::geteuid().is_root() {
-        assert_eq!(metadata.uid(), tidemill_element::folder::STORE_UID);
+        assert_eq!(metadata.uid(), tidemill_kernel::STORE_USER.uid);
     }
     let whole = request(&element, "GET", &path(5), Some(&read), "", b"").await;
     assert!(whole.status == 200 && whole.body == data);

@@ -164,7 +164,7 @@ async fn what_can_not_run_says_so() {
         program_label(6, "true", &[]).after(&[5]),
     ]);
     for (id, kind, word) in [
-        (1, "kernel", "no-such-program"),
+        (1, "unfit", "no-such-program"),
         (2, "input", "is not on element 1"),
         (3, "input", "element 7"),
         (4, "kernel", "no-such-kernel"),
@@ -206,6 +206,85 @@ async fn labels_can_be_given_up_before_and_while_they_run() {
     connection.abort(6);
     connection.abort(7);
     assert_eq!(failure(&connection.finished(6).await).kind, "cancelled");
+    element.stop().await;
+}
+
+/// A label that needs so many cores and GPUs.
+fn needing(mut label: v1::Label, cores: u32, gpus: u64) -> v1::Label {
+    let analysis = analyse(&mut label);
+    analysis.cores = Some(cores);
+    if gpus > 0 {
+        analysis.resources.insert("gpu".into(), gpus);
+    }
+    label
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_label_starts_when_all_that_it_needs_is_free() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let long = |id| program_label(id, "sleep", &["1000"]);
+    let status = connection.status(|status| status.memory_bytes > 0).await;
+    assert_eq!((status.cores, status.memory_bytes), (2, 4 << 30));
+    assert_eq!(status.resources, [("gpu".to_owned(), 1)].into());
+    let cores = program_label(3, SHELL, &["-c", "printf $TIDEMILL_CORES > out"]);
+    connection.labels(&[
+        needing(long(1), 1, 1),
+        needing(long(2), 1, 1),
+        needing(cores.output("out", 9), 2, 0),
+        needing(program_label(4, "true", &[]), 0, 0),
+        needing(long(5), 1, 2),
+        needing(long(6), 3, 0),
+    ]);
+    connection.running(1).await;
+    // One without a core runs beside those that wait, and what can never run here is given back.
+    assert!(connection.finished(4).await.failure.is_none());
+    for (id, what) in [(5, "gpu = 1"), (6, "cores = 2")] {
+        let outcome = connection.finished(id).await;
+        assert_eq!(failure(&outcome).kind, "unfit");
+        assert!(failure(&outcome).message.contains(what), "{outcome:?}");
+    }
+    let counts = element.node().labels().counts();
+    assert_eq!(
+        counts,
+        (1, 2),
+        "a core is free, but 2 has no GPU and 3 too few cores"
+    );
+    connection.abort(1);
+    assert_eq!(failure(&connection.finished(1).await).kind, "cancelled");
+    connection.running(2).await;
+    assert_eq!(element.node().labels().counts(), (1, 1));
+    connection.abort(2);
+    assert_eq!(failure(&connection.finished(2).await).kind, "cancelled");
+    assert_eq!(sealed(&connection.finished(3).await), [(9, 1)]);
+    assert_eq!(get(&element, 9).await, b"2");
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_that_come_or_go_are_told_and_a_label_without_its_program_is_given_back() {
+    let (_folder, _server, element, mut connection) = element().await;
+    let place = folder();
+    let program = place.path().join("tool");
+    let name = program.to_str().unwrap().to_owned();
+    connection.send(v1::to_element::Message::FindPrograms(v1::FindPrograms {
+        request: 4,
+        names: vec![name.clone()],
+    }));
+    let told = |message: &v1::from_element::Message| match message {
+        v1::from_element::Message::Programs(programs) => Some(programs.clone()),
+        _ => None,
+    };
+    let first = connection.find(told).await;
+    assert_eq!((first.request, first.missing), (4, vec![name.clone()]));
+    std::fs::write(&program, "#!/bin/sh\n").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).unwrap();
+    let news = connection.find(told).await;
+    assert_eq!((news.request, news.found), (0, vec![name.clone()]));
+    std::fs::remove_file(&program).unwrap();
+    connection.labels(&[program_label(1, &name, &[])]);
+    let outcome = connection.finished(1).await;
+    assert_eq!(failure(&outcome).kind, "unfit");
     element.stop().await;
 }
 
@@ -261,6 +340,7 @@ async fn the_server_learns_which_programs_there_are() {
             _ => None,
         })
         .await;
+    assert_eq!(found.missing, ["no-such-program"]);
     assert_eq!(
         (found.request, found.found),
         (4, vec!["true".into(), "sh".into()])

@@ -188,6 +188,12 @@ impl Launcher {
         self.group.is_some()
     }
 
+    /// Whether runs can be held to a time of processors.
+    #[must_use]
+    pub fn bounds_cpu(&self) -> bool {
+        self.group.as_ref().is_some_and(|group| group.bounds_cpu())
+    }
+
     /// Whether kernels run as users that nobody else on this host is. Where they do not, other processes of a kernel's
     /// user can interfere with it.
     #[must_use]

@@ -108,6 +108,9 @@ pub struct Limits {
     pub output_bytes: u64,
     /// Processes (threads not counted) that may exist at once.
     pub processes: u32,
+    /// Time of processors, in hundredths of one, where the system has control groups for that and once the run has
+    /// lasted for a moment; `None`: what there is.
+    pub cpu_percent: Option<u32>,
 }
 
 impl Default for Limits {
@@ -117,6 +120,7 @@ impl Default for Limits {
             memory_bytes: 8 << 30,
             output_bytes: 64 << 30,
             processes: 512,
+            cpu_percent: None,
         }
     }
 }
@@ -272,13 +276,15 @@ impl Exit {
     pub fn message(&self, limits: &Limits) -> String {
         match self.end {
             End::Code(0) => "the kernel ended well".into(),
-            End::Code(code) => format!("the kernel ended with exit code {code}"),
-            End::Signal(signal) => {
-                format!(
-                    "the kernel was ended by signal {signal} ({})",
-                    signal_name(signal)
-                )
-            }
+            End::Code(code) => format!(
+                "the kernel ended with exit code {code}{}",
+                self.perhaps_memory(limits)
+            ),
+            End::Signal(signal) => format!(
+                "the kernel was ended by signal {signal} ({}){}",
+                signal_name(signal),
+                self.perhaps_memory(limits)
+            ),
             End::TimeLimit => format!(
                 "the kernel ran past its time limit of {} s and was killed; raise limits.time if it needs longer",
                 limits.time.as_secs_f64()
@@ -300,6 +306,28 @@ impl Exit {
                 .into(),
             End::Cancelled => "the run was cancelled".into(),
         }
+    }
+}
+
+impl Exit {
+    /// Names the memory limit, if a request for memory that was refused may be why: nobody sees that, and many programs
+    /// don't look at the answer.
+    fn perhaps_memory(&self, limits: &Limits) -> String {
+        let used = self.usage.rss_bytes_max;
+        let perhaps = match self.end {
+            End::Signal(signal) => {
+                [libc::SIGSEGV, libc::SIGABRT, libc::SIGBUS, libc::SIGTRAP].contains(&signal)
+            }
+            _ => self.stderr.text().trim().is_empty() || used >= limits.memory_bytes / 10 * 9,
+        };
+        if !perhaps {
+            return String::new();
+        }
+        format!(
+            "; should it have asked for more than its memory limit of {} bytes (limits.memory), it got none: it used \
+             {used} at most",
+            limits.memory_bytes
+        )
     }
 }
 

@@ -97,7 +97,7 @@ impl Watched {
             return;
         };
         let room = self.room.get_or_init(|| {
-            let made = group.room(self.limits.memory_bytes);
+            let made = group.room(self.limits.memory_bytes, self.limits.cpu_percent);
             let unmade =
                 |error| tracing::debug!(%error, "a kernel's memory is not bounded by the system");
             made.map_err(unmade).ok()

@@ -299,6 +299,37 @@ time.sleep(1000)";
     }
 }
 
+/// Nobody sees that a request for memory was refused: who says nothing of it may have died of it.
+#[test]
+fn the_memory_limit_is_named_when_a_kernel_may_have_died_of_it() {
+    let place = Place::new();
+    let refused = "import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+at = libc.malloc(ctypes.c_size_t(1 << 32))
+";
+    let silent = format!("{refused}raise SystemExit(3 if at is None else 0)");
+    let crash = format!("{refused}if at is None: ctypes.memset(0, 1, 1)");
+    let said = |script: &str| {
+        let mut run = place.python(script);
+        run.limits.memory_bytes = 512 << 20;
+        let limits = run.limits;
+        let (_, exit) = finish(run);
+        (exit.end, exit.message(&limits))
+    };
+    let (end, message) = said(&silent);
+    assert_eq!(end, End::Code(3));
+    assert!(message.contains("limits.memory"), "{message}");
+    assert!(message.contains("536870912 bytes"), "{message}");
+    let (end, message) = said(&crash);
+    assert_eq!(end, End::Signal(libc::SIGSEGV));
+    assert!(message.contains("limits.memory"), "{message}");
+    // Who says why needs no guess.
+    let (end, message) = said("raise SystemExit('no such column')");
+    assert_eq!(end, End::Code(1));
+    assert!(!message.contains("limits.memory"), "{message}");
+}
+
 #[test]
 fn a_mapped_input_larger_than_the_memory_limit_can_be_read() {
     let place = Place::new();
@@ -404,10 +435,10 @@ fn native_kernels_get_arguments_and_cannot_harm() {
     let text = place.object("not-a-library", "hello");
     let (_, exit) = finish(place.run(Code::Native(text), &[]));
     assert_eq!(exit.end, End::Code(126));
+    let said = exit.stderr.text();
     assert!(
-        exit.stderr.text().starts_with("cannot load the kernel"),
-        "{}",
-        exit.stderr.text()
+        said.starts_with("cannot load the kernel") && said.contains("file too short"),
+        "{said}"
     );
 }
 

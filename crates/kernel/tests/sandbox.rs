@@ -514,6 +514,7 @@ fn kernels_have_no_more_memory_together_than_they_may() {
     let together = Some(Together {
         memory_bytes: 128 << 20,
         threads: 64,
+        idle: false,
     });
     let launcher = Launcher::new(Settings {
         together,
@@ -549,12 +550,45 @@ fn kernels_have_no_more_memory_together_than_they_may() {
 }
 
 #[test]
+fn a_run_is_held_to_its_time_of_processors_once_it_has_lasted() {
+    let place = Place::new();
+    let launcher = Launcher::new(Settings {
+        together: Some(Together {
+            memory_bytes: 700 << 20,
+            threads: 64,
+            idle: true,
+        }),
+        ..Settings::default()
+    })
+    .unwrap();
+    if !launcher.bounds_cpu() {
+        require::skip("this process may not make control groups for processors");
+        return;
+    }
+    // By then it has been looked at often enough.
+    let busy = "import time
+time.sleep(2)
+begin, used = time.monotonic(), time.process_time()
+while time.monotonic() < begin + 1: pass
+print((time.process_time() - used) / (time.monotonic() - begin))";
+    let mut run = place.python(busy);
+    run.limits.cpu_percent = Some(20);
+    let prepared = launcher.prepare(run).unwrap();
+    let exit = launcher.spawn(&prepared).unwrap().wait().unwrap();
+    assert!(exit.success(), "{}", exit.stderr.text());
+    let share: f64 = exit.stdout.text().trim().parse().unwrap();
+    // A fifth, and what a period more can add.
+    assert!(share < 0.4, "{share} of a processor");
+}
+
+#[test]
 fn memory_that_no_process_has_mapped_counts_for_its_kernel_alone() {
     let place = Place::new();
     let launcher = Launcher::new(Settings {
         together: Some(Together {
             memory_bytes: 700 << 20,
             threads: 64,
+            idle: false,
         }),
         ..Settings::default()
     })

@@ -12,7 +12,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use support::law::{Fold, cuts, series};
 use support::{Place, compile, users};
-use tidemill_kernel::{Code, End, Exit, Launcher, PrepareError, Run, RunInput, Settings, Stage};
+use tidemill_kernel::{
+    Code, End, Exit, Launcher, PrepareError, Run, RunInput, STORE_USER, Settings, Stage,
+};
 
 /// A workplace with a folder of compiled modules of its own.
 struct Mill {
@@ -235,7 +237,7 @@ fn memory_ends_at_the_limit() {
     fs::File::create(&path).unwrap().set_len(5 << 30).unwrap();
     fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
     if support::is_root() {
-        std::os::unix::fs::chown(&path, Some(support::STORE), Some(support::STORE)).unwrap();
+        std::os::unix::fs::chown(&path, Some(STORE_USER.uid), Some(STORE_USER.gid)).unwrap();
     }
     run.inputs.push(RunInput {
         name: "large".into(),

@@ -9,6 +9,7 @@
 
 pub mod advisor;
 pub mod chart;
+mod misspelt;
 pub mod model;
 pub mod sim;
 pub mod units;

@@ -1,10 +1,13 @@
 //! Physical quantities: small types over `f64` in SI units, with only the arithmetic that makes sense.
 //!
-//! Text carries its unit: `"1.5 TB/s"`, `"10 pJ/bit"`, `"$0.30/kWh"`. **Bytes are counted in powers of 1024**, as
-//! in Tables 1 to 4 of the Active Flash paper: a KB is 1024 bytes, and `KiB` means the same. Bits are counted in
-//! powers of 1000, as networks do: 1 Gbit/s is 125 000 000 B/s. A year is 365 days. Unit names are
-//! case-sensitive, and a space between number and unit may be left out. What is read must be more than zero and
-//! finite; what is computed may have either sign (an energy that is saved is negative).
+//! Text carries its unit: `"1.5 TB/s"`, `"10 pJ/bit"`, `"$0.30/kWh"`. **`MB` is 10^6 bytes and `MiB` is 2^20**, as in job
+//! scripts, flags and all that is printed. Bits are counted in powers of 1000, as networks do: 1 Gbit/s is
+//! 125 000 000 B/s. A year is 365 days. Unit names are case-sensitive, and a space between number and unit may be left
+//! out. What is read is between [`SI_MIN`] and [`SI_MAX`], so that nothing that is computed of it is infinite; powers,
+//! prices and energies of moving data may be zero as well. What is computed may have either sign (an energy that is
+//! saved is negative).
+//!
+//! Money is in the [`Currency`] that its text says, and is only ever added to money of the same.
 //!
 //! Serialised, a quantity is a bare number in its SI unit (bytes, seconds, joules, watts); read, it is text.
 
@@ -52,15 +55,50 @@ pub enum UnitError {
         /// The units there are.
         known: String,
     },
-    /// Zero, less, or too much to count.
-    #[error("\"{text}\" is not above zero and finite, as {quantity} must be")]
+    /// Zero or less.
+    #[error("\"{text}\" is not above zero, as {quantity} must be")]
     NotPositive {
         /// What was read.
         text: String,
         /// What it should have been.
         quantity: &'static str,
     },
+    /// Less than nothing.
+    #[error("\"{text}\" is less than zero, which {quantity} can't be")]
+    Negative {
+        /// What was read.
+        text: String,
+        /// What it should have been.
+        quantity: &'static str,
+    },
+    /// Beyond [`SI_MIN`] or [`SI_MAX`].
+    #[error("\"{text}\" is too {} for {quantity}", if *.large { "much" } else { "little" })]
+    Absurd {
+        /// What was read.
+        text: String,
+        /// What it should have been.
+        quantity: &'static str,
+        /// Whether it is beyond the upper bound.
+        large: bool,
+    },
+    /// A price that does not say of what currency, or says two.
+    #[error("\"{text}\" has {found}; write {quantity} as {example}")]
+    Currency {
+        /// What was read.
+        text: String,
+        /// What it should have been.
+        quantity: &'static str,
+        /// What is wrong with it.
+        found: &'static str,
+        /// How to write one.
+        example: &'static str,
+    },
 }
+
+/// Most of a quantity that is read, in its SI unit: products of all that a site has stay far from infinity.
+pub const SI_MAX: f64 = 1e30;
+/// Least of a quantity that is read, in its SI unit, unless it may be zero.
+pub const SI_MIN: f64 = 1e-30;
 
 /// A unit of a quantity.
 #[derive(Debug, Clone, Copy)]
@@ -97,6 +135,8 @@ pub trait Quantity: Copy {
     const EXAMPLE: &'static str;
     /// Its units; those that are printed in ascending order.
     const UNITS: &'static [Unit];
+    /// Whether what is read may be zero.
+    const MAY_BE_ZERO: bool;
 
     /// From a number in the SI unit.
     fn from_si(value: f64) -> Self;
@@ -105,12 +145,14 @@ pub trait Quantity: Copy {
     fn si(self) -> f64;
 }
 
-const K: f64 = 1024.0;
+const K: f64 = 1e3;
+const KI: f64 = 1024.0;
 const HOUR: f64 = 3600.0;
 const DAY: f64 = 24.0 * HOUR;
 
-macro_rules! quantity {
-    ($(#[$doc:meta])* $type:ident, $name:literal, $example:literal, [$($unit:expr),+ $(,)?]) => {
+/// A number of some unit, with the arithmetic that keeps the unit.
+macro_rules! amount {
+    ($(#[$doc:meta])* $type:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
         pub struct $type(f64);
@@ -126,20 +168,6 @@ macro_rules! quantity {
 
             /// The number in the SI unit.
             pub const fn get(self) -> f64 {
-                self.0
-            }
-        }
-
-        impl Quantity for $type {
-            const NAME: &'static str = $name;
-            const EXAMPLE: &'static str = $example;
-            const UNITS: &'static [Unit] = &[$($unit),+];
-
-            fn from_si(value: f64) -> Self {
-                Self(value)
-            }
-
-            fn si(self) -> f64 {
                 self.0
             }
         }
@@ -192,6 +220,34 @@ macro_rules! quantity {
             }
         }
 
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_f64(self.0)
+            }
+        }
+    };
+}
+
+/// An amount that is read from text with its unit.
+macro_rules! quantity {
+    ($(#[$doc:meta])* $type:ident, $name:literal, $example:literal, $may_be_zero:literal, [$($unit:expr),+ $(,)?]) => {
+        amount! { $(#[$doc])* $type }
+
+        impl Quantity for $type {
+            const NAME: &'static str = $name;
+            const EXAMPLE: &'static str = $example;
+            const UNITS: &'static [Unit] = &[$($unit),+];
+            const MAY_BE_ZERO: bool = $may_be_zero;
+
+            fn from_si(value: f64) -> Self {
+                Self(value)
+            }
+
+            fn si(self) -> f64 {
+                self.0
+            }
+        }
+
         impl FromStr for $type {
             type Err = UnitError;
             fn from_str(text: &str) -> Result<Self, UnitError> {
@@ -199,15 +255,9 @@ macro_rules! quantity {
             }
         }
 
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_f64(self.0)
-            }
-        }
-
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str(TextVisitor(PhantomData))
+                deserializer.deserialize_str(TextVisitor::<Self>(PhantomData))
             }
         }
     };
@@ -247,31 +297,31 @@ macro_rules! product {
 
 quantity! {
     /// An amount of data, in bytes.
-    Bytes, "a size", "64 GB", [
-        unit("B", 1.0), unit("KB", K), unit("MB", K * K), unit("GB", K * K * K), unit("TB", K * K * K * K),
-        unit("PB", K * K * K * K * K), alias("KiB", K), alias("MiB", K * K), alias("GiB", K * K * K),
-        alias("TiB", K * K * K * K), alias("PiB", K * K * K * K * K),
+    Bytes, "a size", "64 GB", false, [
+        unit("B", 1.0), unit("kB", K), unit("MB", K * K), unit("GB", K * K * K), unit("TB", K * K * K * K),
+        unit("PB", K * K * K * K * K), alias("KB", K), alias("KiB", KI), alias("MiB", KI * KI),
+        alias("GiB", KI * KI * KI), alias("TiB", KI * KI * KI * KI), alias("PiB", KI * KI * KI * KI * KI),
     ]
 }
 
 quantity! {
     /// A bandwidth, throughput or data production rate, in bytes per second.
-    BytesPerSecond, "a rate", "1.5 GB/s", [
-        unit("B/s", 1.0), unit("KB/s", K), unit("MB/s", K * K), unit("GB/s", K * K * K),
-        unit("TB/s", K * K * K * K), alias("KiB/s", K), alias("MiB/s", K * K), alias("GiB/s", K * K * K),
-        alias("TiB/s", K * K * K * K), alias("Mbit/s", 1e6 / 8.0), alias("Gbit/s", 1e9 / 8.0),
-        alias("Tbit/s", 1e12 / 8.0),
+    BytesPerSecond, "a rate", "1.5 GB/s", false, [
+        unit("B/s", 1.0), unit("kB/s", K), unit("MB/s", K * K), unit("GB/s", K * K * K),
+        unit("TB/s", K * K * K * K), alias("KB/s", K), alias("KiB/s", KI), alias("MiB/s", KI * KI),
+        alias("GiB/s", KI * KI * KI), alias("TiB/s", KI * KI * KI * KI), alias("Mbit/s", 1e6 / 8.0),
+        alias("Gbit/s", 1e9 / 8.0), alias("Tbit/s", 1e12 / 8.0),
     ]
 }
 
 quantity! {
     /// What moving or processing one byte costs in time, in seconds per byte: the inverse of a rate.
-    SecondsPerByte, "a time per byte", "2 ns/B", [unit("ns/B", 1e-9), unit("us/B", 1e-6), unit("s/B", 1.0)]
+    SecondsPerByte, "a time per byte", "2 ns/B", false, [unit("ns/B", 1e-9), unit("us/B", 1e-6), unit("s/B", 1.0)]
 }
 
 quantity! {
     /// A span of time, in seconds.
-    Seconds, "a time", "1 h", [
+    Seconds, "a time", "1 h", false, [
         alias("ns", 1e-9), unit("us", 1e-6), unit("ms", 1e-3), unit("s", 1.0), unit("min", 60.0),
         unit("h", HOUR), unit("d", DAY), unit("y", 365.0 * DAY),
     ]
@@ -279,7 +329,7 @@ quantity! {
 
 quantity! {
     /// An energy, in joules.
-    Joules, "an energy", "2.5 kWh", [
+    Joules, "an energy", "2.5 kWh", false, [
         unit("J", 1.0), unit("Wh", HOUR), unit("kWh", 1e3 * HOUR), unit("MWh", 1e6 * HOUR),
         alias("mJ", 1e-3), alias("kJ", 1e3), alias("MJ", 1e6), alias("GJ", 1e9),
     ]
@@ -287,34 +337,32 @@ quantity! {
 
 quantity! {
     /// A power, in watts.
-    Watts, "a power", "190 W", [unit("mW", 1e-3), unit("W", 1.0), unit("kW", 1e3), unit("MW", 1e6)]
+    Watts, "a power", "190 W", true, [unit("mW", 1e-3), unit("W", 1.0), unit("kW", 1e3), unit("MW", 1e6)]
 }
 
 quantity! {
     /// What moving data costs in energy, in joules per byte.
-    JoulesPerByte, "an energy per bit", "10 pJ/bit", [
+    JoulesPerByte, "an energy per bit", "10 pJ/bit", true, [
         unit("pJ/bit", 8e-12), unit("nJ/bit", 8e-9), alias("pJ/B", 1e-12), alias("nJ/B", 1e-9),
         alias("J/B", 1.0),
     ]
 }
 
-quantity! {
-    /// Money, in dollars.
-    Dollars, "a price", "$610", [unit("$", 1.0)]
+amount! {
+    /// Money, in whatever currency it is counted in; see [`Price`].
+    Money
 }
 
-quantity! {
-    /// The price of energy, in dollars per joule.
-    DollarsPerJoule, "a price of energy", "$0.30/kWh", [
-        unit("$/kWh", 1.0 / (1e3 * HOUR)), alias("$/MWh", 1.0 / (1e6 * HOUR)),
-    ]
+amount! {
+    /// The price of energy, in money for a joule.
+    MoneyPerJoule
 }
 
 product!(BytesPerSecond * Seconds = Bytes);
 product!(SecondsPerByte * Bytes = Seconds);
 product!(Watts * Seconds = Joules);
 product!(JoulesPerByte * Bytes = Joules);
-product!(DollarsPerJoule * Joules = Dollars);
+product!(MoneyPerJoule * Joules = Money);
 
 impl BytesPerSecond {
     /// The time one byte takes.
@@ -360,20 +408,122 @@ display!(
     JoulesPerByte
 );
 
-impl fmt::Display for Dollars {
-    /// Whole dollars with thousands apart from a hundred on, else cents: `$1,818,000`, `-$0.25`.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = if self.0.abs() < 100.0 { 2 } else { 0 };
-        let amount = format!("{:.digits$}", self.0.abs());
-        let sign = if self.0 < 0.0 { "-" } else { "" };
-        write!(formatter, "{sign}${}", thousands(&amount))
+/// Which money, as it is written: a sign (`$`, `€`) or a code of three capitals (`EUR`). What is written differently is
+/// taken to be different, for a `$` is not one of every country.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Currency(String);
+
+impl Currency {
+    /// The currency that a text begins with, and the rest.
+    fn split(text: &str) -> (Option<Self>, &str) {
+        let sign =
+            |letter: char| matches!(letter, '$' | '\u{a2}'..='\u{a5}' | '\u{20a0}'..='\u{20cf}');
+        let signs = text.chars().next().filter(|first| sign(*first));
+        let letters = text.chars().take_while(char::is_ascii_alphabetic).count();
+        let code =
+            letters == CODE_LETTERS && text[..letters].chars().all(|c| c.is_ascii_uppercase());
+        let length = signs.map_or(if code { CODE_LETTERS } else { 0 }, char::len_utf8);
+        let (currency, rest) = text.split_at(length);
+        let found = (length > 0).then(|| Self(currency.to_owned()));
+        (found, rest.trim_start())
+    }
+
+    /// Money of it as people read it, whole with thousands apart from a hundred on, else with cents: `$1,818,000`,
+    /// `-$0.25`, `1,818,000 EUR`.
+    pub fn show(&self, money: Money) -> String {
+        let digits = if money.get().abs() < 100.0 { 2 } else { 0 };
+        let amount = thousands(&format!("{:.digits$}", money.get().abs()));
+        let sign = if money.get() < 0.0 { "-" } else { "" };
+        if self.0.len() == CODE_LETTERS && self.0.is_ascii() {
+            format!("{sign}{amount} {self}")
+        } else {
+            format!("{sign}{self}{amount}")
+        }
     }
 }
 
-impl fmt::Display for DollarsPerJoule {
-    /// Per kilowatt-hour: `$0.3/kWh`.
+/// Letters of a currency's code (ISO 4217).
+const CODE_LETTERS: usize = 3;
+
+impl fmt::Display for Currency {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "${}/kWh", significant(self.0 * 1e3 * HOUR))
+        formatter.write_str(&self.0)
+    }
+}
+
+/// Money, or money for a joule, with its currency, as it is read: `"$610"`, `"610 EUR"`, `"€0.30/kWh"`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Price<A> {
+    /// How much.
+    pub amount: A,
+    /// Of what.
+    pub currency: Currency,
+}
+
+/// What can have a price.
+pub trait Priced: Copy {
+    /// In words, with its article.
+    const NAME: &'static str;
+    /// As a user would write it.
+    const EXAMPLE: &'static str;
+    /// What stands behind the currency, with what one of it is in the SI unit.
+    const UNITS: &'static [(&'static str, f64)];
+
+    /// From a number in the SI unit.
+    fn from_si(value: f64) -> Self;
+}
+
+impl Priced for Money {
+    const NAME: &'static str = "a price";
+    const EXAMPLE: &'static str = "\"$610\" or \"610 EUR\"";
+    const UNITS: &'static [(&'static str, f64)] = &[("", 1.0)];
+
+    fn from_si(value: f64) -> Self {
+        Self(value)
+    }
+}
+
+impl Priced for MoneyPerJoule {
+    const NAME: &'static str = "a price of energy";
+    const EXAMPLE: &'static str = "\"$0.30/kWh\" or \"0.30 EUR/kWh\"";
+    const UNITS: &'static [(&'static str, f64)] =
+        &[("/kWh", 1.0 / (1e3 * HOUR)), ("/MWh", 1.0 / (1e6 * HOUR))];
+
+    fn from_si(value: f64) -> Self {
+        Self(value)
+    }
+}
+
+impl<A: Priced> FromStr for Price<A> {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let odd = |found| UnitError::Currency {
+            text: text.to_owned(),
+            quantity: A::NAME,
+            found,
+            example: A::EXAMPLE,
+        };
+        let (before, amount) = Currency::split(text.trim());
+        let (number, rest) = amount.split_at(number_length(amount));
+        let value: f64 = number.parse().map_err(|_| odd("no number"))?;
+        let (after, unit) = Currency::split(rest.trim());
+        let known = A::UNITS.iter().find(|(name, _)| *name == unit);
+        let (_, factor) = known.ok_or_else(|| odd("an unknown unit or currency"))?;
+        let currency = match (before, after) {
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => return Err(odd("no currency")),
+            (Some(_), Some(_)) => return Err(odd("two currencies")),
+        };
+        let amount = A::from_si(within(text, A::NAME, value * factor, true)?);
+        Ok(Self { amount, currency })
+    }
+}
+
+impl<'de, A: Priced> Deserialize<'de> for Price<A> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(TextVisitor::<Self>(PhantomData))
     }
 }
 
@@ -424,6 +574,18 @@ pub fn significant(value: f64) -> String {
     }
 }
 
+/// A number to four significant digits, never more than it is: for what is allowed at most.
+pub fn at_most(value: f64) -> String {
+    let text = significant(value);
+    let rounded: f64 = text.parse().unwrap_or(value);
+    if rounded <= value {
+        return text;
+    }
+    // One of the last digit that is shown.
+    let digit = 10_f64.powf(value.abs().log10().floor() - 3.0).min(1.0);
+    significant(rounded - digit)
+}
+
 /// Separates the thousands of a decimal number that has no sign.
 pub fn thousands(number: &str) -> String {
     let (whole, rest) = number.split_at(number.find('.').unwrap_or(number.len()));
@@ -439,17 +601,13 @@ pub fn thousands(number: &str) -> String {
 
 fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     let trimmed = text.trim();
-    let (dollars, amount) = match trimmed.strip_prefix('$') {
-        Some(amount) => ("$", amount),
-        None => ("", trimmed),
-    };
-    let (number, rest) = amount.split_at(number_length(amount));
+    let (number, rest) = trimmed.split_at(number_length(trimmed));
     let value: f64 = number.parse().map_err(|_| UnitError::NoNumber {
         text: text.to_owned(),
         quantity: Q::NAME,
         example: Q::EXAMPLE,
     })?;
-    let name = format!("{dollars}{}", rest.trim());
+    let name = rest.trim();
     if name.is_empty() {
         return Err(UnitError::NoUnit {
             text: text.to_owned(),
@@ -464,18 +622,40 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
             let known: Vec<_> = Q::UNITS.iter().map(|unit| unit.name).collect();
             UnitError::UnknownUnit {
                 text: text.to_owned(),
-                unit: name.clone(),
+                unit: name.to_owned(),
                 quantity: Q::NAME,
                 known: known.join(", "),
             }
         })?;
-    let si = value * unit.factor;
-    if si > 0.0 && si.is_finite() {
-        return Ok(Q::from_si(si));
+    within(text, Q::NAME, value * unit.factor, Q::MAY_BE_ZERO).map(Q::from_si)
+}
+
+/// A number that can be reckoned with.
+fn within(
+    text: &str,
+    quantity: &'static str,
+    si: f64,
+    may_be_zero: bool,
+) -> Result<f64, UnitError> {
+    let text = || text.to_owned();
+    if si == 0.0 && may_be_zero {
+        return Ok(0.0);
     }
-    Err(UnitError::NotPositive {
-        text: text.to_owned(),
-        quantity: Q::NAME,
+    if si < 0.0 && may_be_zero {
+        let text = text();
+        return Err(UnitError::Negative { text, quantity });
+    }
+    if si <= 0.0 {
+        let text = text();
+        return Err(UnitError::NotPositive { text, quantity });
+    }
+    if (SI_MIN..=SI_MAX).contains(&si) {
+        return Ok(si);
+    }
+    Err(UnitError::Absurd {
+        text: text(),
+        quantity,
+        large: si > 1.0,
     })
 }
 
@@ -499,16 +679,29 @@ fn number_length(text: &str) -> usize {
 
 struct TextVisitor<Q>(PhantomData<Q>);
 
-impl<Q: Quantity + FromStr<Err = UnitError>> Visitor<'_> for TextVisitor<Q> {
+/// What a reader expects where a quantity stands.
+trait Expected {
+    /// In words.
+    fn expected() -> String;
+}
+
+impl<Q: Quantity> Expected for Q {
+    fn expected() -> String {
+        format!("{} with its unit, such as \"{}\"", Q::NAME, Q::EXAMPLE)
+    }
+}
+
+impl<A: Priced> Expected for Price<A> {
+    fn expected() -> String {
+        format!("{} with its currency, such as {}", A::NAME, A::EXAMPLE)
+    }
+}
+
+impl<Q: Expected + FromStr<Err = UnitError>> Visitor<'_> for TextVisitor<Q> {
     type Value = Q;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "{} with its unit, such as \"{}\"",
-            Q::NAME,
-            Q::EXAMPLE
-        )
+        formatter.write_str(&Q::expected())
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Q, E> {
@@ -528,15 +721,13 @@ mod tests {
             Ok(BytesPerSecond::new(1.5 * K * K * K * K))
         );
         assert_eq!("64GB".parse(), Ok(Bytes::new(64.0 * K * K * K)));
-        assert_eq!("1 KiB".parse::<Bytes>(), "1 KB".parse());
+        assert_eq!("1 MiB".parse(), Ok(Bytes::new(1_048_576.0)));
+        assert_eq!("1 MB".parse(), Ok(Bytes::new(1e6)));
+        assert_eq!("1 KB".parse::<Bytes>(), "1 kB".parse());
         assert_eq!("1 Gbit/s".parse(), Ok(BytesPerSecond::new(125e6)));
         assert_eq!("2 y".parse(), Ok(Seconds::new(2.0 * 365.0 * 86_400.0)));
         assert_eq!("1e3 B".parse(), Ok(Bytes::new(1000.0)));
         assert_eq!("1e-3s".parse(), Ok(Seconds::new(0.001)));
-        assert_eq!("$610".parse(), Ok(Dollars::new(610.0)));
-        assert_eq!("610 $".parse(), Ok(Dollars::new(610.0)));
-        let price: DollarsPerJoule = "$0.36/kWh".parse().unwrap();
-        assert!((price.get() - 1e-7).abs() < 1e-15);
         let energy: JoulesPerByte = "10 pJ/bit".parse().unwrap();
         assert!((energy.get() - 80e-12).abs() < 1e-20);
     }
@@ -550,15 +741,17 @@ mod tests {
             "\"much\" has no number; write a size as \"64 GB\""
         );
         assert!(
-            error("64 gb").starts_with("unknown unit \"gb\" in \"64 gb\"; a size is in B, KB, MB")
+            error("64 gb").starts_with("unknown unit \"gb\" in \"64 gb\"; a size is in B, kB, MB")
         );
         assert!(error("64 GB/s").starts_with("unknown unit \"GB/s\""));
         assert_eq!(
             error("-1 GB"),
-            "\"-1 GB\" is not above zero and finite, as a size must be"
+            "\"-1 GB\" is not above zero, as a size must be"
         );
         assert!(error("0 GB").contains("not above zero"));
-        assert!(error("1e400 GB").contains("finite"));
+        assert!(error("1e400 GB").contains("too much for a size"));
+        assert!(error("1e22 GB").contains("too much for a size"));
+        assert!(error("1e-31 B").contains("too little for a size"));
         assert!(error("").contains("no number"));
     }
 
@@ -572,8 +765,63 @@ mod tests {
         assert!((rate * rate.inverse() - 1.0).abs() < 1e-12);
         let energy = Watts::new(1000.0) * Seconds::new(3600.0);
         assert_eq!(energy.to_string(), "1 kWh");
-        let price: DollarsPerJoule = "$0.30/kWh".parse().unwrap();
-        assert_eq!((price * energy).to_string(), "$0.30");
+        let price: Price<MoneyPerJoule> = "$0.30/kWh".parse().unwrap();
+        assert_eq!(price.currency.show(price.amount * energy), "$0.30");
+    }
+
+    #[test]
+    fn powers_prices_and_energies_of_moving_may_be_nothing() {
+        assert_eq!("0 W".parse(), Ok(Watts::ZERO));
+        assert_eq!("-0 W".parse::<Watts>().unwrap().get().to_bits(), 0);
+        assert_eq!("0 pJ/bit".parse(), Ok(JoulesPerByte::ZERO));
+        assert_eq!(money("$0").unwrap().amount, Money::ZERO);
+        let error = "-1 W".parse::<Watts>().unwrap_err().to_string();
+        assert_eq!(error, "\"-1 W\" is less than zero, which a power can't be");
+        assert!("0 s".parse::<Seconds>().is_err());
+    }
+
+    fn money(text: &str) -> Result<Price<Money>, UnitError> {
+        text.parse()
+    }
+
+    #[test]
+    fn prices_are_in_the_currency_that_they_say() {
+        for (text, currency, shown) in [
+            ("$610", "$", "$610"),
+            ("610 $", "$", "$610"),
+            ("€ 1818000", "€", "€1,818,000"),
+            ("610 EUR", "EUR", "610 EUR"),
+            ("CHF 0.25", "CHF", "0.25 CHF"),
+            ("¥1e6", "¥", "¥1,000,000"),
+        ] {
+            let price = money(text).unwrap();
+            assert_eq!(price.currency.to_string(), currency, "{text}");
+            assert_eq!(price.currency.show(price.amount), shown);
+        }
+        for (text, why) in [
+            (
+                "610",
+                "no currency; write a price as \"$610\" or \"610 EUR\"",
+            ),
+            ("$610 EUR", "two currencies"),
+            ("$", "no number"),
+            ("", "no number"),
+            ("610 euros", "an unknown unit or currency"),
+            ("610 eur", "an unknown unit or currency"),
+            ("$610/kWh", "an unknown unit or currency"),
+            ("-$1", "no number"),
+            ("$-1", "less than zero"),
+            ("$1e40", "too much for a price"),
+        ] {
+            let error = money(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+        for text in ["$0.36/kWh", "0.36 $/kWh", "$360/MWh", "0.36$/kWh"] {
+            let price: Price<MoneyPerJoule> = text.parse().unwrap();
+            assert!((price.amount.get() - 1e-7).abs() < 1e-15, "{text}");
+        }
+        let error = "$1".parse::<Price<MoneyPerJoule>>().unwrap_err();
+        assert!(error.to_string().contains("/kWh"), "{error}");
     }
 
     #[test]
@@ -581,10 +829,11 @@ mod tests {
         assert_eq!(Bytes::ZERO.to_string(), "0 B");
         assert_eq!(Seconds::ZERO.to_string(), "0 s");
         assert_eq!(Seconds::new(90.0).to_string(), "1.5 min");
-        assert_eq!(Dollars::new(1_818_000.0).to_string(), "$1,818,000");
-        assert_eq!(Dollars::new(-19_131.2).to_string(), "-$19,131");
+        let dollar = money("$0").unwrap().currency;
+        assert_eq!(dollar.show(Money::new(1_818_000.0)), "$1,818,000");
+        assert_eq!(dollar.show(Money::new(-19_131.2)), "-$19,131");
         assert_eq!(Joules::new(-432.96e6).to_string(), "-120.3 kWh");
-        assert_eq!(BytesPerSecond::new(0.91 * K * K).to_string(), "931.8 KB/s");
+        assert_eq!(BytesPerSecond::new(0.91 * K * K).to_string(), "910 kB/s");
         assert_eq!(significant(0.0312), "0.0312");
         assert_eq!(significant(123_456.0), "123456");
     }
@@ -613,6 +862,13 @@ mod tests {
             comes_back::<Seconds>(value)?;
             comes_back::<Joules>(value)?;
             comes_back::<Watts>(value)?;
+        }
+
+        #[test]
+        fn what_is_allowed_at_most_is_never_more(exponent in -6.0..12.0_f64) {
+            let value = 10_f64.powf(exponent);
+            let shown: f64 = at_most(value).parse().unwrap();
+            prop_assert!(shown <= value && shown > value * 0.998 - 1.0, "{value} became {shown}");
         }
 
         #[test]

@@ -19,7 +19,6 @@ fn platform((elements, cores): (usize, u32), label_latency: Span) -> Platform {
     Platform {
         elements: vec![element; elements],
         host: None,
-        fabric: "first-free".to_owned(),
         label_latency,
         processors: None,
     }

@@ -4,12 +4,21 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Kernel;
+use tidemill_core::policy;
+use tidemill_core::resources::{LIGHT_MAX, Needs};
 use tidemill_core::time::Span;
-use tidemill_core::{fabric, policy};
 use tidemill_plan::sim::{Element, File, Placement, Platform, Report, Simulation, Task, Workflow};
 
-/// (run time in ms, sizes of outputs, inputs: task or file before it by a number that is cut down, pinned)
-type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>);
+/// (run time in ms, sizes of outputs, inputs: task or file before it by a number that is cut down, pinned, needs:
+/// cores, memory, a named resource)
+type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>, (u32, u64, u64));
+
+const PLAIN: (u32, u64, u64) = (1, 0, 0);
+
+/// What each element has at least, so that every task can run on each.
+const CORES: u32 = 2;
+const MEMORY_BYTES: u64 = 10;
+const GPUS: u64 = 1;
 
 fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
     let file = |name: String, size| File {
@@ -24,7 +33,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
         .map(|(index, &size)| file(format!("source {index}"), size))
         .collect();
     let mut tasks = Vec::new();
-    for (index, (millis, outputs, inputs, pinned)) in drafts.iter().enumerate() {
+    for (index, (millis, outputs, inputs, pinned, needs)) in drafts.iter().enumerate() {
         let known = files.len();
         let mut inputs: Vec<usize> = inputs.iter().map(|&input| input as usize % known).collect();
         inputs.sort_unstable();
@@ -42,6 +51,14 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
             outputs: (known..files.len()).collect(),
             compute: Span::from_millis(*millis),
             element,
+            needs: Needs {
+                cores: needs.0,
+                memory_bytes: needs.1,
+                named: (needs.2 > 0)
+                    .then(|| ("gpu".to_owned(), needs.2))
+                    .into_iter()
+                    .collect(),
+            },
             reused: None,
         });
     }
@@ -57,7 +74,9 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     let outputs = prop::collection::vec(0_u64..5_000_000, 0..3);
     let inputs = prop::collection::vec(any::<u32>(), 0..4);
     let pinned = prop::option::weighted(0.1, any::<u32>());
-    prop::collection::vec((0_u64..3000, outputs, inputs, pinned), 1..60)
+    let more = (0..=CORES, 0..=MEMORY_BYTES, 0..=GPUS);
+    let needs = prop_oneof![3 => Just(PLAIN), 1 => more];
+    prop::collection::vec((0_u64..3000, outputs, inputs, pinned, needs), 1..60)
 }
 
 fn element() -> impl Strategy<Value = Element> {
@@ -65,7 +84,7 @@ fn element() -> impl Strategy<Value = Element> {
     let latency = || prop_oneof![Just(Span(0)), (0_u64..50).prop_map(Span::from_millis)];
     let speed = prop_oneof![Just(1.0), 0.25_f64..4.0];
     (
-        (1_u32..5, speed, rate(), rate(), rate()),
+        (CORES..5, speed, rate(), rate(), rate()),
         (latency(), latency(), latency(), 0_u64..20_000_000),
     )
         .prop_map(
@@ -75,6 +94,8 @@ fn element() -> impl Strategy<Value = Element> {
             )| {
                 Element {
                     cores,
+                    memory_bytes: Some(MEMORY_BYTES),
+                    resources: BTreeMap::from([("gpu".to_owned(), GPUS)]),
                     core_speed,
                     read_bandwidth: read,
                     write_bandwidth: write,
@@ -95,22 +116,14 @@ fn platform() -> impl Strategy<Value = Platform> {
     let elements = prop::collection::vec(element(), 1..7);
     let host = prop::option::of(element());
     let delay = prop_oneof![Just(Span(0)), (1_u64..20).prop_map(Span::from_millis)];
-    (
-        elements,
-        host,
-        delay,
-        prop::sample::select(&fabric::NAMES[..]),
-        prop::option::of(1_u32..6),
+    (elements, host, delay, prop::option::of(1_u32..6)).prop_map(
+        |(elements, host, label_latency, processors)| Platform {
+            elements,
+            host,
+            label_latency,
+            processors,
+        },
     )
-        .prop_map(
-            |(elements, host, label_latency, fabric, processors)| Platform {
-                elements,
-                host,
-                fabric: fabric.to_owned(),
-                label_latency,
-                processors,
-            },
-        )
 }
 
 /// Nothing runs before what it needs, and no core runs two.
@@ -132,9 +145,13 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
         if let Some(pinned) = task.element {
             prop_assert_eq!(ran.element, pinned.0);
         }
-        let core = cores.entry((ran.element, ran.core)).or_default();
-        core.push((ran.start_ns, ran.end_ns));
+        prop_assert_eq!(ran.cores.len(), task.needs.cores as usize);
+        for &core in &ran.cores {
+            let core = cores.entry((ran.element, core)).or_default();
+            core.push((ran.start_ns, ran.end_ns));
+        }
     }
+    check_resources(workflow, report)?;
     for (core, mut runs) in cores {
         runs.sort_unstable();
         for pair in runs.windows(2) {
@@ -142,6 +159,42 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
                 pair[0].1 <= pair[1].0,
                 "{core:?} runs two at once: {pair:?}"
             );
+        }
+    }
+    Ok(())
+}
+
+/// No more of anything is in use at once than there is.
+fn check_resources(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError> {
+    // By element and time, what ends before what begins: tasks without a core, memory, GPUs.
+    let mut changes: BTreeMap<u32, Vec<(u64, bool, [i64; 3])>> = BTreeMap::new();
+    for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
+        let gpus = task.needs.named.get("gpu").copied().unwrap_or(0);
+        let taken = [
+            i64::from(task.needs.cores == 0),
+            task.needs.memory_bytes.cast_signed(),
+            gpus.cast_signed(),
+        ];
+        let changes = changes.entry(ran.element).or_default();
+        changes.push((ran.start_ns, true, taken));
+        changes.push((ran.end_ns, false, taken.map(|amount| -amount)));
+    }
+    let most = [
+        i64::from(LIGHT_MAX),
+        MEMORY_BYTES.cast_signed(),
+        GPUS.cast_signed(),
+    ];
+    for (element, mut changes) in changes {
+        // One that takes no time would end before it begins.
+        changes.retain(|(_, _, taken)| taken.iter().any(|amount| *amount != 0));
+        changes.sort_by_key(|&(at, begins, _)| (at, begins));
+        let mut sum = [0; 3];
+        for (at, _, taken) in changes {
+            for (sum, taken) in sum.iter_mut().zip(taken) {
+                *sum += taken;
+            }
+            let within = sum.iter().zip(most).all(|(sum, most)| *sum <= most);
+            prop_assert!(within, "element {element} at {at}: {sum:?} of {most:?}");
         }
     }
     Ok(())
@@ -222,7 +275,7 @@ fn plain(cores: u32, elements: usize) -> Platform {
 #[test]
 fn names_and_elements_that_do_not_exist_are_errors() {
     let platform = plain(1, 2);
-    let drafts = [(1, vec![1], vec![0], None)];
+    let drafts = [(1, vec![1], vec![0], None, PLAIN)];
     let mut workflow = workflow(&drafts, &[5], 2);
     let run = |workflow: &Workflow, placement| {
         let simulation = Simulation::new(&platform, workflow).placement(placement);
@@ -234,16 +287,7 @@ fn names_and_elements_that_do_not_exist_are_errors() {
     let simulation = Simulation::new(&platform, &workflow);
     assert!(
         simulation
-            .clone()
             .policy("best")
-            .run()
-            .unwrap_err()
-            .to_string()
-            .contains("`best`")
-    );
-    assert!(
-        simulation
-            .fabric("best")
             .run()
             .unwrap_err()
             .to_string()
@@ -280,7 +324,7 @@ fn a_task_takes_the_time_that_its_steps_take() {
     };
     let mut platform = Platform::uniform(2, &element);
     platform.label_latency = Span::from_millis(3);
-    let drafts = [(1000, vec![500_000], vec![0], Some(1))];
+    let drafts = [(1000, vec![500_000], vec![0], Some(1), PLAIN)];
     let mut workflow = workflow(&drafts, &[1_000_000], 2);
     workflow.files[0].home = Some(ElementId(0));
     let report = Simulation::new(&platform, &workflow)
@@ -307,7 +351,9 @@ fn a_task_takes_the_time_that_its_steps_take() {
 
 #[test]
 fn elements_on_one_machine_share_its_processors() {
-    let drafts: Vec<Draft> = (0..4).map(|at| (1000, vec![1], vec![], Some(at))).collect();
+    let drafts: Vec<Draft> = (0..4)
+        .map(|at| (1000, vec![1], vec![], Some(at), PLAIN))
+        .collect();
     let workflow = workflow(&drafts, &[], 4);
     let mut platform = plain(1, 4);
     let makespan = |platform: &Platform| {
@@ -323,7 +369,9 @@ fn elements_on_one_machine_share_its_processors() {
 
 #[test]
 fn labels_that_need_the_same_object_pull_it_once() {
-    let drafts: Vec<Draft> = (0..4).map(|_| (10, vec![1], vec![0], Some(1))).collect();
+    let drafts: Vec<Draft> = (0..4)
+        .map(|_| (10, vec![1], vec![0], Some(1), PLAIN))
+        .collect();
     let mut workflow = workflow(&drafts, &[3_000_000], 2);
     workflow.files[0].home = Some(ElementId(0));
     let mut platform = plain(4, 2);
@@ -365,8 +413,57 @@ fn critical_path(workflow: &Workflow) -> Span {
     ends.into_iter().max().unwrap_or_default()
 }
 
-/// Time of all tasks together on one core of speed 1.
+/// Time of all tasks together on cores of speed 1, each core counted.
 fn work(workflow: &Workflow) -> Span {
     let tasks = workflow.tasks.iter();
-    tasks.fold(Span(0), |sum, task| sum + task.compute)
+    tasks.fold(Span(0), |sum, task| {
+        sum + Span(task.compute.0 * u64::from(task.needs.cores))
+    })
+}
+
+#[test]
+fn tasks_wait_for_as_many_cores_as_they_need_and_go_where_their_program_is() {
+    let drafts: Vec<Draft> = (0..4)
+        .map(|_| (1000, vec![1], vec![0], None, (2, 0, 0)))
+        .collect();
+    let mut workflow = workflow(&drafts, &[5], 2);
+    let mut platform = plain(2, 2);
+    let run = |platform: &Platform, workflow: &Workflow, policy: &str| {
+        let simulation = Simulation::new(platform, workflow).policy(policy);
+        simulation.run().map_err(|error| error.to_string())
+    };
+    for policy in policy::NAMES {
+        let report = run(&platform, &workflow, policy).unwrap();
+        assert!(report.makespan_ns >= 2_000_000_000, "{policy}");
+    }
+    assert_eq!(
+        run(&platform, &workflow, "min-wait").unwrap().makespan_ns,
+        2_000_000_000
+    );
+    platform.elements[1].programs = Some(["kernel 9".to_owned()].into());
+    for policy in policy::NAMES {
+        let report = run(&platform, &workflow, policy).unwrap();
+        let first = report.tasks.iter().all(|task| task.element == 0);
+        assert!(first, "{policy}: element 1 does not have the programs");
+        assert_eq!(report.makespan_ns, 4_000_000_000, "{policy}");
+    }
+    workflow.tasks[0].needs.cores = 3;
+    let error = run(&platform, &workflow, "min-wait").unwrap_err();
+    assert_eq!(
+        error,
+        "no element can run task `task 0`: it needs cores = 3, and the most that an element offers is 2"
+    );
+    workflow.tasks[0].needs.cores = 2;
+    workflow.tasks[0].kernel = Kernel::Program("kernel 9".to_owned());
+    let usual = (0..3).map(|number| format!("kernel {number}"));
+    platform.elements[0].programs = Some(usual.collect());
+    let report = run(&platform, &workflow, "round-robin").unwrap();
+    assert_eq!(report.tasks[0].element, 1);
+    platform.elements[1].programs = Some([].into());
+    platform.elements[0].programs = Some(["kernel 1".to_owned()].into());
+    let error = run(&platform, &workflow, "min-wait").unwrap_err();
+    assert_eq!(
+        error,
+        "no element can run task `task 0`: no storage element has the program `kernel 9`"
+    );
 }

@@ -7,9 +7,11 @@ use tidemill_plan::model::{Corrections, Section, Site, report};
 
 const JAGUAR: &str = include_str!("../../../examples/site/jaguar.toml");
 
-/// The example with the number of each line times its factor; what must be whole or at most 1 stays.
-fn scaled(factors: &[f64]) -> String {
-    let mut factors = factors.iter().cycle();
+/// The example with the number of each line times its factor; what must be whole or at most 1 stays. With `orderly`, what
+/// can't be more than another key's (idle power, output interval) grows with it.
+fn scaled(factors: &[f64], orderly: bool) -> String {
+    let mut factors = factors.iter().copied().cycle();
+    let mut before = 1.0;
     let mut text = String::new();
     for line in JAGUAR.lines() {
         let changed = line.split_once(" = \"").and_then(|(key, value)| {
@@ -17,7 +19,12 @@ fn scaled(factors: &[f64]) -> String {
             let value = value.trim_start_matches('$');
             let end = value.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
             let number: f64 = value[..end].parse().ok()?;
-            let factor = factors.next()?;
+            let mut factor: f64 = factors.next()?;
+            let bounded = matches!(key, "idle-power" | "output-interval");
+            if bounded && orderly {
+                factor = factor.min(before);
+            }
+            before = factor;
             Some(format!(
                 "{key} = \"{dollar}{}{}",
                 number * factor,
@@ -28,6 +35,23 @@ fn scaled(factors: &[f64]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// The numbers of a key in the text of a site, in its order.
+fn numbers(text: &str, key: &str) -> Vec<f64> {
+    let start = format!("{key} = \"");
+    let values = text.lines().filter_map(|line| line.strip_prefix(&start));
+    let number = |value: &str| value.split(' ').next().unwrap().parse().unwrap();
+    values.map(number).collect()
+}
+
+/// Whether a site contradicts itself: busy powers and durations are in the units of idle powers and intervals, but for
+/// hours, and the first idle power is that of simulation nodes, which have no other.
+fn contradicts(text: &str) -> bool {
+    let idle = &numbers(text, "idle-power")[1..];
+    let busy = numbers(text, "busy-power");
+    let powers = idle.iter().zip(&busy).any(|(idle, busy)| idle > busy);
+    powers || numbers(text, "output-interval")[0] > numbers(text, "duration")[0]
 }
 
 /// Where in a report there is no number where one should be: JSON has no infinity, so it becomes null.
@@ -49,8 +73,37 @@ fn scaling_by_one_changes_nothing() {
         let site = Site::parse(text, Path::new("site.toml")).unwrap();
         serde_json::to_value(report(&site, &corrections)).unwrap()
     };
-    assert_eq!(json(&scaled(&[1.0])), json(JAGUAR));
-    assert_ne!(json(&scaled(&[2.0])), json(JAGUAR));
+    assert_eq!(json(&scaled(&[1.0], false)), json(JAGUAR));
+    assert_ne!(json(&scaled(&[2.0], false)), json(JAGUAR));
+    assert!(!contradicts(JAGUAR));
+}
+
+fn factors(exponents: &[f64]) -> Vec<f64> {
+    let factors = exponents.iter().map(|exponent| 10_f64.powf(*exponent));
+    factors.collect()
+}
+
+/// A report without infinities, that says of each pair the same in all of its parts.
+fn is_finite(site: &Site) -> Result<(), TestCaseError> {
+    let report = report(site, &Corrections::default());
+    let mut found = Vec::new();
+    nulls(&serde_json::to_value(&report).unwrap(), "", &mut found);
+    // There is no total where no application is feasible, and only there.
+    let (totals, others): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .partition(|path| path == "/cost/total_price");
+    prop_assert!(others.is_empty(), "{others:?}");
+    let infeasible = report.cost.iter().filter(|row| row.applications.is_empty());
+    prop_assert_eq!(totals.len(), infeasible.count());
+    for row in &report.feasibility {
+        let here = row.required_bytes_per_second.feasible().is_some();
+        let largest = row.largest_ratio.feasible();
+        let within = largest.is_some_and(|largest| report.staging_ratio <= largest.ratio);
+        prop_assert_eq!(here, within, "{:?}", row);
+    }
+    let shown = format!("{:?}", report.parts(&Section::ALL));
+    prop_assert!(!shown.contains("NaN"));
+    Ok(())
 }
 
 proptest! {
@@ -59,20 +112,25 @@ proptest! {
     /// A machine a thousand times larger or smaller in any part still has a report without infinities.
     #[test]
     fn any_machine_has_a_report(exponents in proptest::collection::vec(-3.0..3.0_f64, 41)) {
-        let factors: Vec<_> = exponents.iter().map(|exponent| 10_f64.powf(*exponent)).collect();
-        let text = scaled(&factors);
+        let text = scaled(&factors(&exponents), true);
         let site = Site::parse(&text, Path::new("site.toml")).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        let corrections = Corrections::default();
-        let report = report(&site, &corrections);
-        let mut found = Vec::new();
-        nulls(&serde_json::to_value(&report).unwrap(), "", &mut found);
-        // There is no total where no application is feasible, and only there.
-        let (totals, others): (Vec<_>, Vec<_>) = found.into_iter().partition(|path| path == "/cost/total_dollars");
-        prop_assert!(others.is_empty(), "{others:?}");
-        let infeasible = report.cost.iter().filter(|row| row.applications.is_empty());
-        prop_assert_eq!(totals.len(), infeasible.count());
-        let shown = format!("{:?}", report.parts(&Section::ALL));
-        prop_assert!(!shown.contains("NaN"));
+        is_finite(&site)?;
+    }
+
+    /// So has one beyond all reason, as long as its numbers are taken.
+    #[test]
+    fn an_absurd_machine_has_a_report(exponents in proptest::collection::vec(-14.0..14.0_f64, 41)) {
+        let text = scaled(&factors(&exponents), true);
+        let site = Site::parse(&text, Path::new("site.toml")).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        is_finite(&site)?;
+    }
+
+    /// What contradicts itself is refused, and nothing else is.
+    #[test]
+    fn only_contradictions_are_refused(exponents in proptest::collection::vec(-1.0..1.0_f64, 41)) {
+        let text = scaled(&factors(&exponents), false);
+        let refused = Site::parse(&text, Path::new("site.toml")).err().map(|error| error.to_string());
+        prop_assert_eq!(refused.is_some(), contradicts(&text), "{:?}", refused);
     }
 
     /// Any line replaced by anything is an error that names file and line, or a site all the same.

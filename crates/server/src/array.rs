@@ -47,6 +47,12 @@ pub(crate) enum Report {
     Down { element: u32 },
     /// A new status.
     Status { element: v1::Element },
+    /// Which of the programs that it was asked for it has.
+    Programs {
+        element: u32,
+        found: Vec<String>,
+        missing: Vec<String>,
+    },
     /// It began a label.
     Started { element: u32, label: u64 },
     /// It ended a label.
@@ -417,6 +423,15 @@ impl Array {
             }
             From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
             From::Programs(programs) => {
+                if self.epoch(element) != Some(epoch) {
+                    return;
+                }
+                // Before whoever asked goes on: what is placed then is placed with this known.
+                self.report(Report::Programs {
+                    element,
+                    found: programs.found.clone(),
+                    missing: programs.missing,
+                });
                 if let Some(asker) = self.questions.lock().get(&programs.request) {
                     let _ = asker.send((element, programs.found));
                 }

@@ -866,3 +866,96 @@ async fn equal_bytes_in_another_object_are_recognised() {
     let seventh = again((&mut element, &client), ["", ""], false).await;
     assert_eq!(seventh[0], None);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_go_only_where_their_program_and_what_they_need_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, first, client) = with_input(dir.path()).await;
+    let (_first, second) = (first.serve(), running.element(1).await);
+    let _second = second.serve();
+    let script = r#"name = "many"; workdir = "/w"; policy = "round-robin"; tasks = (
+        { name = "p{i}"; foreach = { i = "1..6"; }; kernel = "only-on-1"; output = [ "p{i}" ]; },
+        { name = "g{i}"; foreach = { i = "1..6"; }; kernel = "max"; input = [ "in" ]; output = [ "g{i}" ];
+          resources = { gpu = 1; }; } );"#;
+    let reply = submit(&client, 1000, script).await;
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done));
+    assert!(
+        done.tasks.iter().all(|task| task.element == 1),
+        "{:?}",
+        done.tasks
+    );
+    for (task, why) in [
+        (
+            r#"kernel = "only-on-1"; element = 0;"#,
+            "no element can run it: element 0 does not have the program `only-on-1`; element 1 does",
+        ),
+        (
+            r#"kernel = "max"; resources = { gpu = 2; };"#,
+            "no element can run it: it needs gpu = 2, and the most that an element offers is 1;",
+        ),
+        (
+            r#"kernel = "max"; cores = 3;"#,
+            "no element can run it: it needs cores = 3, and the most that an element offers is 2;",
+        ),
+    ] {
+        let script = format!(
+            "name = \"no\"; workdir = \"/w\"; tasks = ( {{ name = \"a\"; output = [ \"no\" ]; {task} }} );"
+        );
+        let reply = submit(&client, 1000, &script).await;
+        assert!(reply.errors[0].contains(why), "{:?}", reply.errors);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_whose_program_went_away_waits_visibly_until_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (running, first, client) = with_input(dir.path()).await;
+    let _first = first.serve();
+    let mut second = running.element(1).await;
+    let script = r#"name = "late"; workdir = "/w"; tasks = (
+        { name = "a"; kernel = "only-on-1"; input = [ "later" ]; output = [ "out" ]; } );"#;
+    let submitted = tokio::spawn({
+        let client = running.client().await;
+        async move { submit(&client, 1000, script).await }
+    });
+    let To::FindPrograms(question) = second.next().await else {
+        panic!("it was not asked");
+    };
+    second.answer(question).await;
+    let reply = submitted.await.unwrap();
+    assert_eq!(reply.errors, Vec::<String>::new());
+    let news = |found: &[&str], missing: &[&str]| {
+        let names = |all: &[&str]| all.iter().map(|&name| name.to_owned()).collect();
+        v1::from_element::Message::Programs(v1::Programs {
+            request: 0,
+            found: names(found),
+            missing: names(missing),
+        })
+    };
+    second.send(news(&[], &["only-on-1"])).await;
+    // Written on an element that is up.
+    write_file(&client, "/w/later", 10, 1000).await;
+    let waits = until(&client, reply.job, |job| !job.held_up.is_empty()).await;
+    assert_eq!(waits.held_up_total, 1);
+    assert!(
+        waits.held_up[0].contains("the program `only-on-1`"),
+        "{waits:?}"
+    );
+    assert!(
+        waits.tasks[0]
+            .error
+            .contains("no element that is up can run it"),
+        "{waits:?}"
+    );
+    second.send(news(&["only-on-1"], &[])).await;
+    let labels = second.labels().await;
+    assert_eq!(labels.len(), 1);
+    let (label, analysis) = &labels[0];
+    second.started(*label).await;
+    second.finished(*label, success(analysis, 5)).await;
+    let done = ended(&client, reply.job).await;
+    assert_eq!(done.state, i32::from(State::Done));
+    assert_eq!(done.held_up, Vec::<String>::new());
+}

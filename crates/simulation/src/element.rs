@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{Analysis, FailureKind, Kernel, Label, Lane, Outcome, Owner, Sealed};
+use tidemill_core::resources::{LIGHT_MAX, Ledger, Offers};
 use tidemill_element::db::{Db, Writer};
 use tidemill_element::flash_model::FlashModel;
 use tidemill_element::labels::{Labels, Live, failed};
@@ -26,6 +27,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// Statuses between two clean-ups of the label table.
 const STATUSES_PER_PRUNE: u64 = 30;
 const CAPACITY_BYTES: u64 = 1 << 40;
+/// What an element has for tasks that say how much they need.
+pub(crate) const MEMORY_BYTES: u64 = 4 << 30;
+pub(crate) const GPU: &str = "gpu";
 
 /// See the module.
 #[derive(Debug)]
@@ -84,6 +88,16 @@ impl Element {
         }
     }
 
+    /// What it has for tasks; those of even numbers have a GPU.
+    fn offers(&self) -> Offers {
+        let gpus = u64::from(self.id.is_multiple_of(2));
+        Offers {
+            cores: self.cores,
+            memory_bytes: MEMORY_BYTES,
+            named: BTreeMap::from([(GPU.to_owned(), gpus)]),
+        }
+    }
+
     /// Starts it on what it kept.
     pub(crate) fn start(&mut self) {
         self.lives += 1;
@@ -92,7 +106,7 @@ impl Element {
         self.remove_unkept();
         let reports = Arc::new(Reports::default());
         let labels = Labels::open(
-            ElementId(self.id),
+            (ElementId(self.id), self.offers()),
             db.clone(),
             Arc::new(FlashModel::new(Path::new("/nowhere"), CAPACITY_BYTES)),
             Arc::clone(&reports),
@@ -140,6 +154,8 @@ impl Element {
             host: format!("host-{}", self.id),
             folder: format!("/element/{}", self.id),
             cores: self.cores,
+            memory_bytes: self.offers().memory_bytes,
+            resources: self.offers().named,
             running: u32::try_from(running).unwrap_or(u32::MAX),
             queued: u32::try_from(queued).unwrap_or(u32::MAX),
             capacity_bytes: CAPACITY_BYTES,
@@ -271,7 +287,11 @@ impl Element {
             return begun;
         };
         for lane in Lane::ALL {
-            let room = if lane == Lane::Kernel { self.cores } else { 1 };
+            let room = match lane {
+                Lane::Kernel => self.cores,
+                Lane::Light => LIGHT_MAX,
+                Lane::Copy | Lane::Remove => 1,
+            };
             let is_in = |live: &&Live| live.label.operation.lane() == lane;
             while life.running.values().filter(is_in).count() < room as usize {
                 let Some((id, live)) = life.labels.try_next(lane) else {
@@ -282,7 +302,21 @@ impl Element {
                 begun.push(id);
             }
         }
+        self.check_resources();
         begun
+    }
+
+    /// What runs never takes more than there is.
+    fn check_resources(&self) {
+        let mut ledger = Ledger::new(self.offers());
+        let running = self.life.iter().flat_map(|life| life.running.values());
+        for needs in running.filter_map(|live| live.label.operation.needs()) {
+            assert!(
+                ledger.take(needs),
+                "element {} lends {needs} twice",
+                self.id
+            );
+        }
     }
 
     /// Makes the database full, or gives it room again.

@@ -411,12 +411,23 @@ impl Client {
                 args: vec![self.roll(2).to_string()],
                 inputs,
                 outputs: outputs.collect(),
+                wants: WANTS[usize::try_from(number + 5 * index).unwrap_or(0) % WANTS.len()],
             });
         }
         let text = text(&tasks, self.roll(3) == 0, self.roll(8) == 0);
         Script { text, tasks }
     }
 }
+
+/// What some tasks need beside a core, as scripts say it.
+const WANTS: [&str; 6] = [
+    "",
+    "",
+    "cores = 0;",
+    "memory = \"3 GiB\";",
+    "memory = \"1 GiB\"; cores = 0;",
+    "resources = { gpu = 1; };",
+];
 
 fn text(tasks: &[Task], used: bool, no_cache: bool) -> String {
     let list = |paths: &[String]| {
@@ -428,11 +439,12 @@ fn text(tasks: &[Task], used: bool, no_cache: bool) -> String {
         .enumerate()
         .map(|(index, task)| {
             format!(
-                "{{ name = \"t{index}\"; kernel = \"{}\"; args = [{}]; input = [{}]; output = [{}]; }}",
+                "{{ name = \"t{index}\"; kernel = \"{}\"; args = [{}]; input = [{}]; output = [{}]; {} }}",
                 task.kernel,
                 list(&task.args),
                 list(&task.inputs),
                 list(&task.outputs),
+                task.wants,
             )
         })
         .collect();

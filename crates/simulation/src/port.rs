@@ -52,6 +52,8 @@ pub(crate) struct Task {
     pub(crate) args: Vec<String>,
     pub(crate) inputs: Vec<String>,
     pub(crate) outputs: Vec<String>,
+    /// What it needs beside a core, as a script says it.
+    pub(crate) wants: &'static str,
 }
 
 /// The world's answer.

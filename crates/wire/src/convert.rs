@@ -2,10 +2,12 @@
 //! [`ConvertError`]; nothing is guessed.
 
 use crate::v1;
+use std::collections::BTreeMap;
 use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label as core;
 use tidemill_core::locks::{Lock, Owner, Space};
+use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
 use tidemill_core::time::{Span, Time};
 
 /// A message lacks a part or has a value that does not exist.
@@ -169,8 +171,26 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         time_ns_max: analysis.limits.time.0,
         memory_bytes_max: analysis.limits.memory_bytes,
         output_bytes_max: analysis.limits.output_bytes,
+        cores: needed_cores(analysis),
+        memory_bytes: analysis.needs.memory_bytes,
+        resources: analysis.needs.named.clone(),
         remembered: None,
     }
+}
+
+/// What it says of cores: nothing, if it needs one and is not held to it.
+fn needed_cores(analysis: &core::Analysis) -> Option<u32> {
+    let needs = analysis.needs.cores;
+    (analysis.limits.cores.is_some() || needs != 1).then_some(needs)
+}
+
+/// Amounts of resources as they came: those that have a name and are not 0, and no more than there may be.
+fn amounts(named: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let named = named
+        .iter()
+        .filter(|(name, amount)| is_name(name) && **amount > 0);
+    let named = named.map(|(name, amount)| (name.clone(), *amount));
+    named.take(NAMES_MAX).collect()
 }
 
 fn input(input: &core::Input) -> v1::Input {
@@ -242,12 +262,38 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
             outputs: analyse.outputs.iter().map(output).collect(),
             stdin: analyse.stdin.clone(),
             stdout: analyse.stdout.clone(),
+            needs: Needs {
+                cores: analyse.cores.unwrap_or(1),
+                memory_bytes: analyse.memory_bytes,
+                named: amounts(&analyse.resources),
+            },
             limits: core::Limits {
                 time: Span(analyse.time_ns_max),
                 memory_bytes: analyse.memory_bytes_max,
                 output_bytes: analyse.output_bytes_max,
+                cores: analyse.cores,
             },
         })
+    }
+}
+
+impl From<&Needs> for v1::Needs {
+    fn from(needs: &Needs) -> Self {
+        Self {
+            cores: needs.cores,
+            memory_bytes: needs.memory_bytes,
+            resources: needs.named.clone(),
+        }
+    }
+}
+
+impl From<&v1::Needs> for Needs {
+    fn from(needs: &v1::Needs) -> Self {
+        Self {
+            cores: needs.cores,
+            memory_bytes: needs.memory_bytes,
+            named: amounts(&needs.resources),
+        }
     }
 }
 
@@ -331,6 +377,7 @@ impl From<&core::Failure> for v1::FailureReport {
             K::Dependency => ("dependency", 0),
             K::ElementLost => ("element-lost", 0),
             K::Recalled => ("recalled", 0),
+            K::Unfit => ("unfit", 0),
         };
         Self {
             kind: kind.into(),
@@ -359,6 +406,7 @@ impl TryFrom<&v1::FailureReport> for core::Failure {
             "dependency" => K::Dependency,
             "element-lost" => K::ElementLost,
             "recalled" => K::Recalled,
+            "unfit" => K::Unfit,
             _ => return Err(ConvertError("failure.kind")),
         };
         Ok(Self {
@@ -403,7 +451,11 @@ impl TryFrom<&v1::Element> for ElementView {
         };
         Ok(Self {
             role: parse_role(&element.role)?,
-            cores: element.cores,
+            offers: Offers {
+                cores: element.cores,
+                memory_bytes: element.memory_bytes,
+                named: amounts(&element.resources),
+            },
             capacity_bytes: element.capacity_bytes,
             free_bytes: element.free_bytes,
             link_bytes_per_sec: element.link_bytes_per_sec,
@@ -534,7 +586,15 @@ mod tests {
             }],
             stdin: Some("in".into()),
             stdout: None,
-            limits: core::Limits::default(),
+            needs: Needs {
+                cores: 0,
+                memory_bytes: 7,
+                named: BTreeMap::from([("licence.x".into(), 2)]),
+            },
+            limits: core::Limits {
+                cores: Some(0),
+                ..core::Limits::default()
+            },
         };
         core::Label {
             id: LabelId(9),
@@ -559,6 +619,22 @@ mod tests {
     }
 
     #[test]
+    fn a_label_of_an_earlier_release_needs_one_core() {
+        let mut old = v1::Label::from(&label());
+        if let Some(v1::label::Operation::Analyse(analyse)) = &mut old.operation {
+            (analyse.cores, analyse.memory_bytes) = (None, 0);
+            analyse.resources.clear();
+        }
+        let read = core::Label::try_from(&old).unwrap();
+        assert_eq!(read.operation.needs(), Some(&Needs::default()));
+        let core::Operation::Analyse(analysis) = &read.operation else {
+            panic!("it analyses");
+        };
+        assert_eq!(analysis.limits.cores, None);
+        assert_eq!(v1::Label::from(&read), old);
+    }
+
+    #[test]
     fn every_failure_survives_the_wire() {
         use core::FailureKind as K;
         for kind in [
@@ -575,6 +651,7 @@ mod tests {
             K::Dependency,
             K::ElementLost,
             K::Recalled,
+            K::Unfit,
         ] {
             let failure = core::Failure {
                 kind,

@@ -1,6 +1,6 @@
 //! `tidemill element`: one storage node, in the foreground.
 
-use crate::config;
+use crate::config::{self, Resources};
 use crate::context::Context;
 use crate::format::Size;
 use crate::process::{self, Foreground};
@@ -35,9 +35,15 @@ pub(crate) struct Args {
     /// How others reach it [default: https:// and the address it listens on]
     #[arg(long, value_name = "URL", env = "TIDEMILL_ELEMENT_URL")]
     url: Option<String>,
-    /// Kernels it runs at once [default: the machine's cores]
+    /// Cores for kernels that it runs at once [default: the machine's]
     #[arg(long, value_name = "N", env = "TIDEMILL_ELEMENT_CORES")]
     cores: Option<u32>,
+    /// Memory for tasks that say how much they need, such as 48GiB [default: that of --kernels-memory]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_MEMORY")]
+    memory: Option<Size>,
+    /// What else it has for tasks that ask for it, such as gpu=2,licence.x=1
+    #[arg(long, value_name = "NAME=N,…", env = "TIDEMILL_ELEMENT_RESOURCES")]
+    resources: Option<Resources>,
     /// What kernels get of the processors: idle (what nobody else wants, so that reads and writes come first) or
     /// normal (as all others) [default: idle]
     #[arg(long, value_name = "PRIORITY", env = "TIDEMILL_ELEMENT_KERNELS")]
@@ -105,6 +111,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         );
         config.cores = cores;
     }
+    config.memory_bytes = args.memory.or(file.memory).map(|Size(bytes)| bytes);
+    let resources = args.resources.or_else(|| file.resources.clone());
+    config.resources = resources.map_or_else(Default::default, |Resources(named)| named);
     let kernels = args.kernels.or(file.kernels);
     config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
     let memory = args.kernels_memory.or(file.kernels_memory);

@@ -163,7 +163,7 @@ impl Up<'_> {
             .cores
             .or(self.context.config.element.cores)
             .unwrap_or(shared);
-        let flags: [OsString; 9] = [
+        let mut flags: Vec<OsString> = vec![
             "element".into(),
             "--id".into(),
             id.to_string().into(),
@@ -174,7 +174,12 @@ impl Up<'_> {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        self.start(&format!("element-{id}"), flags.into())
+        if self.context.config.element.memory.is_none() {
+            // Elements of one machine must not promise all of its memory each.
+            let memory = tidemill_element::config::machine_memory_bytes() / elements.max(1) as u64;
+            flags.extend(["--memory".into(), memory.to_string().into()]);
+        }
+        self.start(&format!("element-{id}"), flags)
     }
 
     fn mount(&mut self, path: &Path) -> anyhow::Result<()> {

@@ -44,29 +44,7 @@ impl View for ArrayView {
             format::bytes(status.free_bytes),
             format::bytes(status.capacity_bytes)
         )?;
-        let header = [
-            "ELEMENT", "ROLE", "STATE", "CORES", "RUNNING", "QUEUED", "FREE", "CAPACITY",
-            "WRITTEN", "URL",
-        ];
-        let mut rows = table(&header, &[0, 3, 4, 5, 6, 7, 8]);
-        for element in &status.elements {
-            rows.add_row([
-                element.element.to_string(),
-                element.role.clone(),
-                if element.up { "up" } else { "down" }.into(),
-                element.cores.to_string(),
-                element.running.to_string(),
-                element.queued.to_string(),
-                format::bytes(element.free_bytes),
-                format::bytes(element.capacity_bytes),
-                format::bytes(element.bytes_written),
-                element.url.clone(),
-            ]);
-        }
-        write_table(out, &rows)?;
-        if status.elements.is_empty() {
-            writeln!(out, "(none; start one with `tidemill element`)")?;
-        }
+        self.elements_text(out)?;
         for element in status.elements.iter().filter(|e| !e.trouble.is_empty()) {
             writeln!(out, "\nelement {}: {}", element.element, element.trouble)?;
         }
@@ -100,6 +78,48 @@ impl View for ArrayView {
 }
 
 impl ArrayView {
+    fn elements_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = [
+            "ELEMENT",
+            "ROLE",
+            "STATE",
+            "CORES",
+            "MEMORY",
+            "RESOURCES",
+            "RUNNING",
+            "QUEUED",
+            "FREE",
+            "CAPACITY",
+            "WRITTEN",
+            "URL",
+        ];
+        let mut rows = table(&header, &[0, 3, 4, 6, 7, 8, 9, 10]);
+        for element in &self.status.elements {
+            rows.add_row([
+                element.element.to_string(),
+                element.role.clone(),
+                if element.up { "up" } else { "down" }.into(),
+                element.cores.to_string(),
+                match element.memory_bytes {
+                    0 => "-".into(),
+                    bytes => format::bytes(bytes),
+                },
+                resources(element),
+                element.running.to_string(),
+                element.queued.to_string(),
+                format::bytes(element.free_bytes),
+                format::bytes(element.capacity_bytes),
+                format::bytes(element.bytes_written),
+                element.url.clone(),
+            ]);
+        }
+        write_table(out, &rows)?;
+        if self.status.elements.is_empty() {
+            writeln!(out, "(none; start one with `tidemill element`)")?;
+        }
+        Ok(())
+    }
+
     fn mounts_text(&self, out: &mut dyn Write) -> io::Result<()> {
         for (index, mount) in self.status.mounts.iter().enumerate() {
             if index == 0 {
@@ -132,6 +152,15 @@ impl ArrayView {
         }
         Ok(())
     }
+}
+
+/// Named resources, as flags say them.
+fn resources(element: &v1::Element) -> String {
+    let named = element.resources.iter();
+    let named: Vec<String> = named
+        .map(|(name, amount)| format!("{name}={amount}"))
+        .collect();
+    named.join(",")
 }
 
 fn mount_json(mount: &v1::Mount) -> Value {
@@ -171,6 +200,8 @@ fn element_json(element: &v1::Element) -> Value {
         "host": element.host,
         "folder": element.folder,
         "cores": element.cores,
+        "memory_bytes": element.memory_bytes,
+        "resources": element.resources,
         "running": element.running,
         "queued": element.queued,
         "capacity_bytes": element.capacity_bytes,

@@ -210,14 +210,19 @@ pub(crate) fn headline(job: &v1::Job) -> String {
     }
 }
 
-/// `waits for /w/a and 2 more files`, if it waits for inputs that are not there yet.
+/// `waits for /w/a and 2 more files`, if it waits for inputs that are not there yet; else why tasks of it wait that
+/// have all inputs, if that is more than a place in a queue.
 pub(crate) fn waits(job: &v1::Job) -> Option<String> {
-    let first = job.awaited.first()?;
-    let more = job.awaited_total.saturating_sub(1);
-    Some(match more {
-        0 => format!("waits for {first}"),
-        more => format!("waits for {first} and {}", format::count(more, "more file")),
-    })
+    if let Some(first) = job.awaited.first() {
+        let more = job.awaited_total.saturating_sub(1);
+        return Some(match more {
+            0 => format!("waits for {first}"),
+            more => format!("waits for {first} and {}", format::count(more, "more file")),
+        });
+    }
+    let why = job.held_up.first()?;
+    let tasks = format::count(job.held_up_total, "task");
+    Some(format!("{tasks} held up: {why}"))
 }
 
 /// The policy's name; jobs that name none take the array's.
@@ -317,6 +322,8 @@ pub(crate) fn job_json(job: &v1::Job) -> Value {
         "moved_bytes": job.moved_bytes,
         "awaited": job.awaited,
         "awaited_total": job.awaited_total,
+        "held_up": job.held_up,
+        "held_up_total": job.held_up_total,
         "tasks": job.tasks.iter().map(task_json).collect::<Vec<_>>(),
     })
 }

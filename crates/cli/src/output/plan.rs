@@ -31,7 +31,7 @@ impl View for ReportView {
                 task.name.clone(),
                 task.kernel.clone(),
                 task.element.to_string(),
-                task.core.to_string(),
+                numbers(&task.cores),
                 format::span(task.start_ns),
                 format::span(task.kernel_start_ns - task.start_ns),
                 format::span(task.read_ns),
@@ -46,5 +46,19 @@ impl View for ReportView {
 
     fn json(&self) -> Value {
         serde_json::to_value(&self.report).unwrap_or_default()
+    }
+}
+
+/// The numbers of cores, ranges of them in short.
+fn numbers(cores: &[u32]) -> String {
+    match cores {
+        [] => "-".to_owned(),
+        [first, .., last] if last - first + 1 == u32::try_from(cores.len()).unwrap_or(0) => {
+            format!("{first}-{last}")
+        }
+        cores => {
+            let cores = cores.iter().map(u32::to_string);
+            cores.collect::<Vec<_>>().join(",")
+        }
     }
 }

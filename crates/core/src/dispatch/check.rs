@@ -144,7 +144,9 @@ impl Dispatcher {
             }
             let open = match line {
                 Line::Fresh => !members.is_empty(),
-                Line::Any => false,
+                Line::Any(_) => false,
+                // No element that can run them is up.
+                Line::Barred(class) => members.iter().any(|(_, id)| self.could_run(*class, *id)),
                 Line::Pinned(id) => self
                     .elements
                     .get(id)
@@ -168,8 +170,18 @@ impl Dispatcher {
     fn check_elements(&self) {
         self.elements.check();
         for (id, element) in self.elements.iter() {
-            let sum: u64 = element.outstanding.values().map(|span| span.0).sum();
+            let queued = || element.outstanding.values();
+            let sum: u64 = queued().map(|queued| queued.work().0).sum();
             assert_eq!(sum, element.backlog.0, "backlog of {id:?}");
+            let cores: u64 = queued().map(|queued| u64::from(queued.cores)).sum();
+            let running = element.running.values();
+            let running: u64 = running.map(|(_, queued)| u64::from(queued.cores)).sum();
+            let light = queued().filter(|queued| queued.cores == 0).count();
+            assert_eq!(
+                element.counted(),
+                (cores, running, light),
+                "cores of {id:?}"
+            );
             if element.presence == Presence::Down {
                 assert!(
                     element.outstanding.is_empty(),

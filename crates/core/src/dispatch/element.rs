@@ -4,7 +4,9 @@ use super::short::Short;
 use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
 use crate::event::{ElementView, History};
 use crate::id::LabelId;
+use crate::resources::{LIGHT_MAX, Needs};
 use crate::time::{Span, Time};
+use std::collections::BTreeMap;
 
 /// Whether an element can be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,24 +23,58 @@ pub(super) struct Element {
     pub(super) presence: Presence,
     /// Its status; histories are moved to `Learned`.
     pub(super) view: ElementView,
-    /// Labels that take a place in its queue, with the time each is expected to take.
-    pub(super) outstanding: Short<LabelId, Span>,
-    /// Which of them run, since when, and the time each is expected to take.
-    pub(super) running: Short<LabelId, (Time, Span)>,
-    /// Sum of the expected times of `outstanding`.
+    /// Labels that take a place in its queue.
+    pub(super) outstanding: Short<LabelId, Queued>,
+    /// Which of them run, and since when.
+    pub(super) running: Short<LabelId, (Time, Queued)>,
+    /// Time of a core that `outstanding` is expected to take.
     pub(super) backlog: Span,
+    /// Cores that `outstanding` and `running` need, each label by itself.
+    load: u64,
+    running_cores: u64,
+    /// Those of `outstanding` that need no core.
+    light: usize,
+    /// What those of `outstanding` need that need more than cores.
+    choosy: BTreeMap<LabelId, Needs>,
     spent: Spent,
+}
+
+/// A label of an element's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Queued {
+    /// The time it is expected to take.
+    pub(super) expected: Span,
+    /// The cores it takes meanwhile.
+    pub(super) cores: u32,
+}
+
+impl Queued {
+    /// Time of a core that it takes.
+    pub(super) fn work(self) -> Span {
+        Span(self.expected.0.saturating_mul(self.cores.into()))
+    }
+
+    /// What it gets rid of by running, of the time of a core that it is expected to take.
+    fn spendable(self) -> Span {
+        Span(spendable(self.expected).0.saturating_mul(self.cores.into()))
+    }
+
+    /// Time of a core that it has had.
+    fn spent(self, start: Time, now: Time) -> u64 {
+        let had = now.since(start).0.saturating_mul(self.cores.into());
+        had.min(self.spendable().0)
+    }
 }
 
 /// What running labels have spent of the time that they are expected to take, so that it need not be summed
 /// up for every task that is placed.
 #[derive(Debug, Default)]
 struct Spent {
-    /// Labels that are within their time.
+    /// Cores of labels that are within their time.
     active: u64,
-    /// Sum of the times since when those run, modulo 2^64: what has passed since is small enough.
+    /// Sum of the times since when those run, each core counted, modulo 2^64: what has passed since is small enough.
     starts_ns: u64,
-    /// Expected times of all others.
+    /// Time of a core of all others.
     over_ns: u64,
     /// From when until when this holds: until another label is over its time.
     from: Time,
@@ -53,6 +89,10 @@ impl Element {
             outstanding: Short::default(),
             running: Short::default(),
             backlog: Span::default(),
+            load: 0,
+            running_cores: 0,
+            light: 0,
+            choosy: BTreeMap::new(),
             spent: Spent::default(),
         }
     }
@@ -62,7 +102,7 @@ impl Element {
     }
 
     pub(super) fn cores(&self) -> usize {
-        usize::try_from(self.view.cores.max(1)).unwrap_or(usize::MAX)
+        usize::try_from(self.view.offers.cores.max(1)).unwrap_or(usize::MAX)
     }
 
     /// Whether its queue takes another label: a few per core, more while all that is queued is short.
@@ -82,20 +122,126 @@ impl Element {
     /// Cores that have nothing to do.
     pub(super) fn idle_cores(&self) -> usize {
         if self.up() {
-            self.cores().saturating_sub(self.outstanding.len())
+            let load = usize::try_from(self.load).unwrap_or(usize::MAX);
+            self.cores().saturating_sub(load)
         } else {
             0
         }
     }
 
-    /// Whether labels wait for a core of it.
+    /// Whether a label that needs a core and nothing else could run at once.
+    pub(super) fn has_free_core(&self) -> bool {
+        self.load < self.cores() as u64
+    }
+
+    /// Whether more is running than there are cores, as when it said that it has fewer now.
+    pub(super) fn overrun(&self) -> bool {
+        self.running_cores > self.cores() as u64
+    }
+
+    /// Whether labels wait for something that others of it have.
     pub(super) fn crowded(&self) -> bool {
-        self.up() && self.outstanding.len() > self.cores()
+        self.up()
+            && (self.load > self.cores() as u64
+                || self.light > LIGHT_MAX as usize
+                || !self.choosy.is_empty() && self.is_short())
+    }
+
+    /// Whether its labels together need more memory, or more of a named resource, than there is.
+    fn is_short(&self) -> bool {
+        let offers = &self.view.offers;
+        let memory = self.choosy.values().map(|needs| needs.memory_bytes);
+        let memory = memory.fold(0, u64::saturating_add);
+        let mut named = self.choosy.values().flat_map(|needs| needs.named.keys());
+        offers.memory_bytes > 0 && memory > offers.memory_bytes
+            || named.any(|name| self.needed(name) > offers.named.get(name).copied().unwrap_or(0))
+    }
+
+    /// How much of a named resource its labels need together.
+    fn needed(&self, name: &str) -> u64 {
+        let needed = self
+            .choosy
+            .values()
+            .filter_map(|needs| needs.named.get(name));
+        needed.fold(0, |sum, amount| sum.saturating_add(*amount))
+    }
+
+    /// Until all that a label needs is free; `plain` is what [`Self::wait`] says.
+    pub(super) fn wait_for(&self, needs: &Needs, plain: Span, now: Time) -> Span {
+        let cores = match needs.cores {
+            0 => self.wait_for_light(now),
+            1 => plain,
+            cores if self.load + u64::from(cores) <= self.cores() as u64 => Span::default(),
+            // Nothing waits before it: until what runs has ended, on average.
+            _ if self.has_free_core() => {
+                Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.load.max(1))
+            }
+            _ => plain,
+        };
+        let offers = &self.view.offers;
+        let mut wait = cores;
+        if needs.memory_bytes > 0 && offers.memory_bytes > 0 {
+            let of = |other: &Needs| other.memory_bytes;
+            wait = wait.max(self.wait_for_share(needs.memory_bytes, offers.memory_bytes, of, now));
+        }
+        for (name, &amount) in &needs.named {
+            let offered = offers.named.get(name).copied().unwrap_or(0);
+            let of = |other: &Needs| other.named.get(name).copied().unwrap_or(0);
+            wait = wait.max(self.wait_for_share(amount, offered, of, now));
+        }
+        wait
+    }
+
+    /// Until a task without a core finds a place.
+    fn wait_for_light(&self, now: Time) -> Span {
+        if self.light < LIGHT_MAX as usize {
+            return Span::default();
+        }
+        let light = self
+            .outstanding
+            .entries()
+            .filter(|(_, queued)| queued.cores == 0);
+        let left = light.map(|(label, _)| self.left(label, now));
+        let left = left.fold(0_u128, |sum, left| sum + u128::from(left));
+        Span(u64::try_from(left / u128::from(LIGHT_MAX)).unwrap_or(u64::MAX))
+    }
+
+    /// Until so much of what is offered of something is free, of which labels need what `of` says.
+    fn wait_for_share(
+        &self,
+        amount: u64,
+        offered: u64,
+        of: impl Fn(&Needs) -> u64,
+        now: Time,
+    ) -> Span {
+        let holders = || self.choosy.iter().map(|(&label, needs)| (label, of(needs)));
+        let needed = holders().fold(amount, |sum, (_, of)| sum.saturating_add(of));
+        if needed <= offered {
+            return Span::default();
+        }
+        let left = holders().map(|(label, of)| u128::from(self.left(label, now)) * u128::from(of));
+        let left = left.sum::<u128>() / u128::from(offered.max(1));
+        Span(u64::try_from(left).unwrap_or(u64::MAX))
+    }
+
+    /// What is left of the time that a label is expected to take.
+    fn left(&self, label: LabelId, now: Time) -> u64 {
+        let expected = self
+            .outstanding
+            .get(label)
+            .copied()
+            .unwrap_or_default()
+            .expected;
+        let had = self
+            .running
+            .get(label)
+            .map(|(start, _)| now.since(*start).0);
+        expected.0 - had.unwrap_or(0).min(spendable(expected).0)
     }
 
     /// Until a core is free, as [`Self::wait`] says it, in less time.
     pub(super) fn wait_now(&mut self, now: Time) -> Span {
-        if self.outstanding.len() < self.cores() {
+        if self.has_free_core() {
             return Span::default();
         }
         if now < self.spent.from || now > self.spent.until {
@@ -119,18 +265,17 @@ impl Element {
             until: Time(u64::MAX),
             ..Spent::default()
         };
-        for &(start, expected) in self.running.values() {
-            let expected = spendable(expected);
-            let end = start + expected;
+        for &(start, queued) in self.running.values() {
+            // Both grow by as many nanoseconds in one as there are cores.
+            let end = start + spendable(queued.expected);
             if start > now {
                 spent.until = spent.until.min(start);
             } else if end < now {
-                spent.over_ns = spent
-                    .over_ns
-                    .saturating_add(now.since(start).0.min(expected.0));
-            } else {
-                spent.active += 1;
-                spent.starts_ns = spent.starts_ns.wrapping_add(start.0);
+                spent.over_ns = spent.over_ns.saturating_add(queued.spent(start, now));
+            } else if queued.cores > 0 {
+                let cores = u64::from(queued.cores);
+                spent.active += cores;
+                spent.starts_ns = spent.starts_ns.wrapping_add(start.0.wrapping_mul(cores));
                 spent.until = spent.until.min(end);
             }
         }
@@ -144,27 +289,38 @@ impl Element {
 
     /// Until a core is free (see the policy `min-wait` for the equation).
     pub(super) fn wait(&self, now: Time) -> Span {
-        if self.outstanding.len() < self.cores() {
+        if self.has_free_core() {
             return Span::default();
         }
-        let spent: u64 = self
-            .running
-            .values()
-            .map(|(start, expected)| now.since(*start).0.min(spendable(*expected).0))
-            .sum();
-        Span(self.backlog.0.saturating_sub(spent) / self.cores() as u64)
+        Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.cores() as u64)
+    }
+
+    fn spent_now(&self, now: Time) -> u64 {
+        let running = self.running.values();
+        let spent = running.map(|(start, queued)| queued.spent(*start, now));
+        spent.fold(0, u64::saturating_add)
     }
 
     /// A label began to run.
     pub(super) fn start(&mut self, label: LabelId, now: Time) {
-        let expected = self.outstanding.get(label).copied().unwrap_or_default();
-        self.running.insert(label, (now, expected));
+        let queued = self.outstanding.get(label).copied().unwrap_or_default();
+        if let Some((_, old)) = self.running.insert(label, (now, queued)) {
+            self.running_cores -= u64::from(old.cores);
+        }
+        self.running_cores += u64::from(queued.cores);
         self.spent.from = Time(u64::MAX);
     }
 
-    pub(super) fn add(&mut self, label: LabelId, expected: Span) {
-        if self.outstanding.insert(label, expected).is_none() {
-            self.backlog = self.backlog + expected;
+    pub(super) fn add(&mut self, label: LabelId, expected: Span, needs: &Needs) {
+        let cores = needs.cores;
+        let queued = Queued { expected, cores };
+        if self.outstanding.insert(label, queued).is_none() {
+            self.backlog = self.backlog + queued.work();
+            self.load += u64::from(cores);
+            self.light += usize::from(cores == 0);
+            if !needs.only_cores() {
+                self.choosy.insert(label, needs.clone());
+            }
         }
     }
 
@@ -173,25 +329,35 @@ impl Element {
         let Some(known) = self.outstanding.get(label).copied() else {
             return;
         };
-        self.outstanding.insert(label, expected);
-        self.backlog = Span(self.backlog.0.saturating_sub(known.0)) + expected;
+        let queued = Queued { expected, ..known };
+        self.outstanding.insert(label, queued);
+        self.backlog = Span(self.backlog.0.saturating_sub(known.work().0)) + queued.work();
         if let Some((start, _)) = self.running.get(label).copied() {
-            self.running.insert(label, (start, expected));
+            self.running.insert(label, (start, queued));
             self.spent.from = Time(u64::MAX);
         }
     }
 
     /// Takes a label off the queue; whether it was there.
     pub(super) fn remove(&mut self, label: LabelId) -> bool {
-        if self.running.remove(label).is_some() {
+        if let Some((_, queued)) = self.running.remove(label) {
+            self.running_cores -= u64::from(queued.cores);
             // Summed up at the next look.
             self.spent.from = Time(u64::MAX);
         }
         let removed = self.outstanding.remove(label);
-        if let Some(expected) = removed {
-            self.backlog = Span(self.backlog.0.saturating_sub(expected.0));
+        if let Some(queued) = removed {
+            self.backlog = Span(self.backlog.0.saturating_sub(queued.work().0));
+            self.load -= u64::from(queued.cores);
+            self.light -= usize::from(queued.cores == 0);
+            self.choosy.remove(&label);
         }
         removed.is_some()
+    }
+
+    /// Cores that its labels need, and how many of them need none, for checks.
+    pub(super) fn counted(&self) -> (u64, u64, usize) {
+        (self.load, self.running_cores, self.light)
     }
 }
 

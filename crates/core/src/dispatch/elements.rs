@@ -66,8 +66,10 @@ type Key = (u64, usize, ElementId);
 /// Elements of a kind.
 #[derive(Debug, Default)]
 struct Queues {
-    /// All of them.
+    /// All of them, and those with a free core. Who has a task without a core, or one with several, may have fewer
+    /// labels and no free core, or more and one.
     by_load: BTreeSet<(usize, ElementId)>,
+    free: BTreeSet<(usize, ElementId)>,
     /// Those without a free core whose wait stands still, by wait.
     standing: BTreeSet<Key>,
     /// The others without a free core, by a moment before which they will not be free.
@@ -323,7 +325,7 @@ impl Place {
     fn of(element: &Element) -> Option<Self> {
         element.up().then(|| Self {
             role: element.view.role,
-            cores: element.view.cores,
+            cores: element.view.offers.cores,
             open: element.room(),
             full: element.view.free_bytes < RESERVE_BYTES,
         })
@@ -335,11 +337,11 @@ impl Load {
         if !element.up() || element.view.role != Role::Store {
             return None;
         }
-        let crowded = element.running.len() > element.cores();
-        let free = element.outstanding.len() < element.cores();
+        let crowded = element.overrun();
+        let free = element.has_free_core();
         Some(Self {
             kind: Kind {
-                cores: element.view.cores,
+                cores: element.view.offers.cores,
                 link_bytes_per_sec: element.view.link_bytes_per_sec,
                 alone: crowded.then_some(id),
             },
@@ -359,7 +361,7 @@ impl Queues {
         let outstanding = load.outstanding;
         self.by_load.insert((outstanding, id));
         match load.queue {
-            Queue::FreeCore => false,
+            Queue::FreeCore => self.free.insert((outstanding, id)),
             Queue::Standing(wait) => self.standing.insert((wait, outstanding, id)),
             Queue::Moving(bound) => self.moving.insert((bound, outstanding, id)),
         };
@@ -369,7 +371,7 @@ impl Queues {
         let outstanding = load.outstanding;
         self.by_load.remove(&(outstanding, id));
         match load.queue {
-            Queue::FreeCore => false,
+            Queue::FreeCore => self.free.remove(&(outstanding, id)),
             Queue::Standing(wait) => self.standing.remove(&(wait, outstanding, id)),
             Queue::Moving(bound) => self.moving.remove(&(bound, outstanding, id)),
         };
@@ -391,16 +393,18 @@ impl<P: Fn(ElementId) -> bool> Search<'_, P> {
         let pass = self.pass;
         let Queues {
             by_load,
+            free,
             standing: still,
             moving,
         } = queues;
         let mut by_load = by_load.iter().filter(|(_, id)| !pass(*id)).peekable();
         let &&(_, first) = by_load.peek()?;
-        if self.has_free_core(first) {
+        // The best of those that need not be waited for longer than `earliest`, those that are free now first.
+        let mut best = free.iter().find(|(_, id)| !pass(*id)).copied();
+        if best.is_some_and(|(_, id)| id == first) {
             return Some(first);
         }
         let (mut after_still, mut after_moving) = (Bound::Unbounded, Bound::Unbounded);
-        let mut best: Option<(usize, ElementId)> = None;
         loop {
             if self.earliest > Span(0)
                 && let Some(&(_, id)) = by_load.next()
@@ -468,11 +472,6 @@ impl<P: Fn(ElementId) -> bool> Search<'_, P> {
         let known = self.known.get_mut(&id);
         known.map_or(0, |known| known.element.wait_now(self.now).0)
     }
-
-    fn has_free_core(&self, id: ElementId) -> bool {
-        let load = self.known.get(&id).and_then(|known| known.load);
-        load.is_some_and(|load| load.queue == Queue::FreeCore)
-    }
 }
 
 #[cfg(test)]
@@ -482,6 +481,7 @@ mod tests {
     use crate::dispatch::query::unknown_view;
     use crate::event::ElementView;
     use crate::id::LabelId;
+    use crate::resources::{Needs, Offers};
     use proptest::prelude::*;
 
     /// What happens to an element.
@@ -489,7 +489,7 @@ mod tests {
     enum Step {
         Up(u32, u64, bool),
         Down,
-        Add(u64),
+        Add(u64, u32),
         Start(usize),
         Remove(usize),
         Pass(u64),
@@ -502,7 +502,7 @@ mod tests {
         prop_oneof![
             1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
             1 => Just(Step::Down),
-            12 => (0_u64..40).prop_map(Step::Add),
+            12 => (0_u64..40, 0_u32..4).prop_map(|(time, cores)| Step::Add(time, cores)),
             6 => (0_usize..8).prop_map(Step::Start),
             3 => (0_usize..8).prop_map(Step::Remove),
             6 => (0_u64..30).prop_map(Step::Pass),
@@ -535,13 +535,19 @@ mod tests {
                 element.presence = Presence::Up;
                 element.view = ElementView {
                     role: if store { Role::Store } else { Role::Host },
-                    cores,
+                    offers: Offers::of_cores(cores),
                     link_bytes_per_sec,
                     ..unknown_view()
                 };
             }
             Step::Down => element.presence = Presence::Down,
-            Step::Add(expected) => element.add(label, Span(expected)),
+            Step::Add(expected, cores) => {
+                let needs = Needs {
+                    cores,
+                    ..Needs::default()
+                };
+                element.add(label, Span(expected), &needs);
+            }
             Step::Start(index) => {
                 if let Some(label) = element.outstanding.nth_key(index) {
                     element.start(label, now);

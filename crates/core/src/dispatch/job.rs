@@ -6,6 +6,7 @@ use crate::event::{Action, Ended, JobSpec, JobState, Origin, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
 use crate::object::Placed;
+use crate::resources::Wants;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Dispatcher {
@@ -31,7 +32,11 @@ impl Dispatcher {
             let ended = spec.ended.take();
             let key = spec.task;
             let kernel = self.learned.number(spec.kernel.name());
-            let mut task = Task::new(id, spec, kernel);
+            let class = self.classes.enter(Wants {
+                needs: spec.needs.clone(),
+                programs: spec.programs.clone(),
+            });
+            let mut task = Task::new(id, spec, (kernel, class));
             task.awaited = task
                 .spec
                 .inputs
@@ -159,7 +164,8 @@ impl Dispatcher {
                 held: None,
             };
             self.labels.insert(label, issued);
-            self.element_mut(element).add(label, UNKNOWN_RUN);
+            let needs = self.needs(id);
+            self.element_mut(element).add(label, UNKNOWN_RUN, &needs);
             self.count_idle(element);
             if known {
                 let task = self.task_mut(id);
@@ -257,7 +263,9 @@ impl Dispatcher {
             .map(|job| job.tasks)
             .unwrap_or_default()
         {
-            self.tasks.remove(&task);
+            if let Some(task) = self.tasks.remove(&task) {
+                self.classes.leave(task.class);
+            }
         }
         true
     }

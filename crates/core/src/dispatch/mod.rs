@@ -6,7 +6,11 @@
 //! good is cancelled; the rest of the job goes on as far as it can.
 //!
 //! **Order.** Ready tasks go first come, first served by (job, task). One that cannot be placed, for
-//! want of room on the element that its policy insists on, does not hold up those behind it.
+//! want of room on the element that its policy insists on, or of an element that has what it needs, does not hold up
+//! those behind it.
+//!
+//! **A task goes only where it can run**: to elements that offer what it needs and have its programs (see `class`). How
+//! much of that is free decides when it starts there, which is the element's business (see [`crate::resources`]).
 //!
 //! **Bounded queues.** An element gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`]
 //! while all that it has is expected to be done within [`QUEUE_TARGET`]; the rest stays here, so that it
@@ -21,6 +25,7 @@
 //! Everything that reaches a decision is ordered, so the same events give the same actions.
 
 mod check;
+mod class;
 mod copies;
 mod element;
 mod elements;
@@ -46,6 +51,7 @@ use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Label};
 use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
+use class::Classes;
 use copies::Copies;
 use element::{Element, Presence};
 use elements::Elements;
@@ -130,6 +136,7 @@ pub struct Dispatcher {
     /// Labels that belong to no task, and where they are.
     errands: BTreeMap<LabelId, ElementId>,
     learned: Learned,
+    classes: Classes,
     copies: Copies,
     /// Ready tasks, by what they wait for.
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
@@ -188,6 +195,7 @@ impl Dispatcher {
             labels: Table::default(),
             errands: BTreeMap::new(),
             learned: Learned::default(),
+            classes: Classes::default(),
             copies: Copies::default(),
             lines: BTreeMap::new(),
             awaited: BTreeMap::new(),
@@ -238,6 +246,11 @@ impl Dispatcher {
             Event::ElementUp { element, view } => self.on_element_up(element, view, turn),
             Event::ElementDown { element } => self.on_element_down(element, turn),
             Event::ElementStatus { element, view } => self.on_element_status(element, view),
+            Event::Programs {
+                element,
+                found,
+                missing,
+            } => self.on_programs(element, found, missing),
             Event::Submitted(spec) => self.on_submitted(*spec, turn),
             Event::FileSealed { path, placed } => self.on_file_sealed(&path, placed, turn),
             Event::Started { element, label } => self.on_started(element, label, turn),
@@ -311,6 +324,7 @@ impl Dispatcher {
             let line = task.line.take();
             if old == TaskState::Ready {
                 task.ready_inputs = Vec::new();
+                task.aside = false;
             }
             if let Some(line) = line {
                 self.leave_line(line, (job, id));

@@ -263,13 +263,16 @@ impl Dispatcher {
         let task = self.task_mut(id);
         if matches!(
             kind,
-            FailureKind::ElementLost | FailureKind::Device | FailureKind::Input
+            FailureKind::ElementLost
+                | FailureKind::Device
+                | FailureKind::Input
+                | FailureKind::Unfit
         ) {
             task.avoid.insert(issued.element);
         }
         let again = match kind {
             FailureKind::Dependency | FailureKind::Recalled => true,
-            FailureKind::ElementLost | FailureKind::Input => {
+            FailureKind::ElementLost | FailureKind::Input | FailureKind::Unfit => {
                 task.losses += 1;
                 task.losses <= LOSSES_MAX
             }
@@ -281,6 +284,7 @@ impl Dispatcher {
                 | FailureKind::ElementLost
                 | FailureKind::Input
                 | FailureKind::Recalled
+                | FailureKind::Unfit
         ) {
             task.tries = task.tries.saturating_sub(1);
         }

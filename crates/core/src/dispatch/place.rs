@@ -4,6 +4,7 @@
 //! the same element has joins if the policy, shown the outputs that are still to be made, would place it
 //! there as well. The element goes on with it without asking.
 
+use super::class::ClassNumber;
 use super::element::{Element, expected_run};
 use super::learned::KernelNumber;
 use super::short::Short;
@@ -20,7 +21,7 @@ use crate::label::{Analysis, Input, Label, Operation, Output};
 use crate::object::Placed;
 use crate::policy::{Candidate, Choice, FullScan, Reason, Request};
 use crate::time::{Span, Time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a task reads and where that is.
 #[derive(Debug, Default)]
@@ -78,16 +79,19 @@ impl Dispatcher {
     /// Places ready tasks as long as there is room for them.
     pub(super) fn pump(&mut self, turn: &mut Turn<'_>) {
         let changed = !self.touched.is_empty();
-        let mut any = true;
+        let mut full: BTreeSet<ClassNumber> = BTreeSet::new();
         let mut passed: BTreeMap<ElementId, usize> = BTreeMap::new();
-        while let Some((line, id)) = self.next_ready(any, &passed) {
+        while let Some((line, id)) = self.next_ready(&full, &passed) {
             if !self.can_issue(id) {
                 // What was touched stays so: the next event goes on here.
                 return;
             }
             if let Some(element) = self.task(id).spec.element {
                 let room = self.elements.get(&element).is_some_and(Element::room);
-                if room {
+                let class = self.task(id).class;
+                if room && self.is_barred(class, element) {
+                    self.put_aside(id, turn);
+                } else if room {
                     let answer = self.ask(id, Span::default(), None, turn.now);
                     self.send(id, answer, turn);
                 } else {
@@ -96,9 +100,11 @@ impl Dispatcher {
             } else if !self.place(id, turn) {
                 match line {
                     // The first in line finds no room, so neither do those behind it.
-                    Line::Any => any = false,
+                    Line::Any(class) => {
+                        full.insert(class);
+                    }
                     Line::At(element) => *passed.entry(element).or_default() += 1,
-                    Line::Fresh | Line::Pinned(_) => {}
+                    Line::Fresh | Line::Pinned(_) | Line::Barred(_) => {}
                 }
             }
         }
@@ -109,16 +115,20 @@ impl Dispatcher {
     }
 
     /// The first ready task, by (job, task), for which something has changed.
-    /// `passed` counts those that were asked in vain for an element.
+    /// `full` are classes of which one was asked in vain, `passed` counts those that were for an element.
     fn next_ready(
         &mut self,
-        any: bool,
+        full: &BTreeSet<ClassNumber>,
         passed: &BTreeMap<ElementId, usize>,
     ) -> Option<(Line, TaskId)> {
         let elements = &self.elements;
         self.touched
             .retain_keys(|id| elements.get(&id).is_some_and(Element::room));
-        let open_any = (any && !self.touched.is_empty()).then_some(Line::Any);
+        let any = Line::Any(ClassNumber::MIN)..=Line::Any(ClassNumber::MAX);
+        let any = self.lines.range(any).map(|(line, _)| *line);
+        let open_any = any.filter(|line| {
+            !self.touched.is_empty() && !matches!(line, Line::Any(class) if full.contains(class))
+        });
         let per_element = self.touched.keys().flat_map(|id| {
             let looked = passed.get(&id).copied().unwrap_or(0);
             let idle = || {
@@ -147,11 +157,13 @@ impl Dispatcher {
             self.send(id, answer, turn);
             return true;
         }
-        let line = answer
-            .choice
-            .map_or(Line::Any, |choice| Line::At(choice.element));
-        self.join_line(line, id);
         self.spare_reads = answer.reads.emptied();
+        let class = self.task(id).class;
+        match answer.choice {
+            Some(choice) => self.join_line(Line::At(choice.element), id),
+            None if self.has_nowhere(class) => self.put_aside(id, turn),
+            None => self.join_line(Line::Any(class), id),
+        }
         false
     }
 
@@ -204,10 +216,11 @@ impl Dispatcher {
         let job = self.jobs.get(&task.job);
         let spare = std::mem::take(&mut self.spare);
         let times = (earliest, now);
+        let barred = self.classes.barred(task.class, &self.elements);
         let mut sight = Sight::new(
             &mut self.elements,
             &self.learned,
-            task,
+            (task, barred),
             &reads,
             times,
             spare,
@@ -316,6 +329,10 @@ impl Dispatcher {
                 if !self.can_issue(next) {
                     return;
                 }
+                let class = self.task(next).class;
+                if self.is_barred(class, element) {
+                    continue;
+                }
                 let Some(earliest) = self.can_follow(next, element, &sent) else {
                     continue;
                 };
@@ -341,9 +358,11 @@ impl Dispatcher {
         }
         let task = self.tasks.get(&id).expect("a task that is placed is known");
         let times = (answer.earliest, now);
+        let barred = self.classes.barred(task.class, &self.elements);
         let (elements, learned) = (&mut self.elements, &self.learned);
         let spare = Lists::default();
-        let mut sight = Sight::new(elements, learned, task, &answer.reads, times, spare);
+        let seen = (task, barred);
+        let mut sight = Sight::new(elements, learned, seen, &answer.reads, times, spare);
         sight.all().iter().map(|one| one.estimate).collect()
     }
 
@@ -432,7 +451,8 @@ impl Dispatcher {
         let cost = answer.chosen;
         let wait = cost.map_or(Span::default(), |one| Span(one.estimate.wait_ns));
         let expected = cost.map_or(UNKNOWN_RUN, |one| cost_of(&one.estimate));
-        self.element_mut(element).add(label, expected);
+        let needs = self.needs(id);
+        self.element_mut(element).add(label, expected, &needs);
         self.count_idle(element);
         self.set_state(id, TaskState::Sent, turn);
         let policy = self.commit(job, &choice);
@@ -552,6 +572,7 @@ impl Dispatcher {
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
             stdout: spec.stdout.clone(),
+            needs: spec.needs.clone(),
             limits: spec.limits,
         };
         let owner = self.jobs.get(&issued.job)?.owner;

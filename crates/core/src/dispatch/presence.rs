@@ -12,7 +12,9 @@ use crate::label::{Failure, FailureKind};
 impl Dispatcher {
     pub(super) fn on_element_up(&mut self, id: ElementId, view: ElementView, turn: &mut Turn<'_>) {
         self.element_mut(id).presence = Presence::Up;
+        self.forget_programs(id);
         self.refresh(id, view);
+        self.offers_changed(id);
         self.copies.forget(id);
         // What the element was told on its last connection it may not have heard.
         let labels = &self.labels;
@@ -61,8 +63,17 @@ impl Dispatcher {
 
     pub(super) fn on_element_status(&mut self, id: ElementId, view: ElementView) {
         if self.up(id) {
+            let before = self
+                .elements
+                .get(&id)
+                .map(|known| known.view.offers.clone());
+            let same = before.as_ref() == Some(&view.offers);
             self.refresh(id, view);
-            self.touch(id);
+            if same {
+                self.touch(id);
+            } else {
+                self.offers_changed(id);
+            }
         }
     }
 
@@ -82,7 +93,7 @@ impl Dispatcher {
             return;
         }
         element.presence = Presence::Down;
-        self.count_idle(id);
+        self.offers_changed(id);
         let back = self.take_back(id, turn);
         let unready = self
             .lines
@@ -205,7 +216,8 @@ impl Dispatcher {
         issued.taken_back = false;
         let (id, element) = (issued.task, issued.element);
         let expected = self.expected_of(label);
-        self.element_mut(element).add(label, expected);
+        let needs = self.needs(id);
+        self.element_mut(element).add(label, expected, &needs);
         self.count_idle(element);
         self.stranded.remove(&id);
         let task = self.task_mut(id);

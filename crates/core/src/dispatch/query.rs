@@ -6,6 +6,7 @@ use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::Owner;
 use crate::object::Placed;
 use crate::policy;
+use crate::resources::Offers;
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -66,13 +67,15 @@ pub struct ElementStatus {
     pub wait: Span,
     /// Ready tasks that wait in the dispatcher for room on it.
     pub waiting: usize,
+    /// Programs of tasks that it said it has.
+    pub programs: Vec<String>,
 }
 
 /// The view of an element that has not come yet.
 pub(super) fn unknown_view() -> ElementView {
     ElementView {
         role: Role::Store,
-        cores: 1,
+        offers: Offers::of_cores(1),
         capacity_bytes: 0,
         free_bytes: 0,
         link_bytes_per_sec: 0,
@@ -152,6 +155,7 @@ impl Dispatcher {
                 bound: element.bound(),
                 wait: element.wait(now),
                 waiting: line(Line::At(id)) + line(Line::Pinned(id)),
+                programs: self.classes.programs_on(id),
             })
     }
 

@@ -103,10 +103,16 @@ impl Dispatcher {
         task: TaskId,
         now: Time,
     ) -> Option<ElementId> {
-        let expected = *self.elements.get(&element)?.outstanding.get(label)?;
+        let expected = self
+            .elements
+            .get(&element)?
+            .outstanding
+            .get(label)?
+            .expected;
+        let needs = self.needs(task);
         self.element_mut(element).remove(label);
         let answer = self.ask(task, Span::default(), None, now);
-        self.element_mut(element).add(label, expected);
+        self.element_mut(element).add(label, expected, &needs);
         self.spare_reads = answer.reads.emptied();
         let choice = answer.choice?.element;
         let waited_for = self.recalled.values().any(|&idle| idle == choice);

@@ -94,6 +94,10 @@ impl<K: Ord + Copy, V> Short<K, V> {
         self.entries.iter().map(|(key, _)| *key)
     }
 
+    pub(super) fn entries(&self) -> impl Iterator<Item = (K, &V)> {
+        self.entries.iter().map(|(key, value)| (*key, value))
+    }
+
     pub(super) fn values(&self) -> impl Iterator<Item = &V> {
         self.entries.iter().map(|(_, value)| value)
     }

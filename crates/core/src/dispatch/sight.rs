@@ -9,6 +9,7 @@ use super::task::Task;
 use crate::event::{Estimate, Role};
 use crate::id::ElementId;
 use crate::policy::{Candidate, View};
+use crate::resources::Needs;
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 use std::iter::Peekable;
@@ -23,8 +24,8 @@ pub(super) struct Sight<'a> {
     elements: &'a mut Elements,
     costs: Costs<'a>,
     now: Time,
-    /// Elements that failed the task before or that are full of data, in order of ids; none if no other
-    /// storage element is up.
+    /// Elements that can't run the task, and those that failed it before or that are full of data, in order of ids;
+    /// only the former if no other storage element is up.
     unfit: Vec<ElementId>,
     lists: Lists,
 }
@@ -40,6 +41,8 @@ pub(super) struct Lists {
 /// What a task costs.
 #[derive(Debug)]
 struct Costs<'a> {
+    needs: &'a Needs,
+    now: Time,
     reads: &'a Reads,
     runs: &'a Runs,
     pooled: Option<Span>,
@@ -49,6 +52,11 @@ struct Costs<'a> {
 }
 
 impl Costs<'_> {
+    /// Whether it needs a core and nothing else, so that it waits as long as all others.
+    fn is_plain(&self) -> bool {
+        self.needs.cores == 1 && self.needs.only_cores()
+    }
+
     /// `local_bytes` and `own` are what the element holds and its own mean run, if it has one.
     fn on(
         &mut self,
@@ -64,9 +72,14 @@ impl Costs<'_> {
         if (transfer_bytes, rate) != (self.pulled.0, self.pulled.1) {
             self.pulled = (transfer_bytes, rate, transfer(transfer_bytes, rate));
         }
+        let wait = if self.is_plain() {
+            wait
+        } else {
+            element.wait_for(self.needs, wait, self.now)
+        };
         Candidate {
             role: view.role,
-            cores: view.cores,
+            cores: view.offers.cores,
             room: element.room(),
             outstanding: element.outstanding.len(),
             local_bytes,
@@ -82,11 +95,11 @@ impl Costs<'_> {
 }
 
 impl<'a> Sight<'a> {
-    /// `earliest` is the time until which the task waits in any case.
+    /// `earliest` is the time until which the task waits in any case; `barred` can't run it, in order.
     pub(super) fn new(
         elements: &'a mut Elements,
         learned: &'a Learned,
-        task: &Task,
+        (task, barred): (&'a Task, &[ElementId]),
         reads: &'a Reads,
         (earliest, now): (Span, Time),
         lists: Lists,
@@ -95,12 +108,20 @@ impl<'a> Sight<'a> {
         let runs = learned.of(task.kernel);
         let stores = elements.stores();
         let mut unfit: Vec<ElementId> = elements.full().union(&task.avoid).copied().collect();
+        if !barred.is_empty() {
+            unfit.extend(barred);
+            unfit.sort_unstable();
+            unfit.dedup();
+        }
         if unfit.iter().filter(|id| stores.contains(id)).count() == stores.len() {
             unfit.clear();
+            unfit.extend(barred);
         }
         Self {
             elements,
             costs: Costs {
+                needs: &task.spec.needs,
+                now,
                 reads,
                 runs,
                 pooled: expected_run(&runs.pooled, reads.bytes),
@@ -186,7 +207,7 @@ impl View for Sight<'_> {
     fn by_wait(&mut self) -> &[Candidate] {
         let (reads, earliest) = (self.costs.reads, self.costs.earliest);
         self.lists.found.clear();
-        if self.elements.stores().len() <= SCAN_MAX {
+        if self.elements.stores().len() <= SCAN_MAX || !self.costs.is_plain() {
             let stores = self.elements.stores().iter();
             let others = stores.filter(|&&id| reads.held(id) == 0);
             self.lists.found.extend(others);
@@ -232,7 +253,8 @@ impl View for Sight<'_> {
     fn store_cores(&mut self) -> u64 {
         let stores = self.elements.stores();
         let unfit = self.unfit.iter().filter(|id| stores.contains(id));
-        let cores = unfit.filter_map(|id| Some(u64::from(self.elements.get(id)?.view.cores)));
+        let cores =
+            unfit.filter_map(|id| Some(u64::from(self.elements.get(id)?.view.offers.cores)));
         self.elements.store_cores() - cores.sum::<u64>()
     }
 }

@@ -1,5 +1,6 @@
 //! What the dispatcher keeps of jobs, tasks and labels.
 
+use super::class::ClassNumber;
 use super::learned::KernelNumber;
 use super::short::Short;
 use crate::event::{JobState, TaskSpec, TaskState};
@@ -14,8 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) enum Line {
     /// No policy has been asked yet.
     Fresh,
-    /// No storage element had room; any that gets some will do.
-    Any,
+    /// No storage element that can run tasks of this class had room; any of them that gets some will do.
+    Any(ClassNumber),
+    /// No element that is up can run tasks of this class, or the one that the job script names can't.
+    Barred(ClassNumber),
     /// The job script names the element.
     Pinned(ElementId),
     /// The policy chose the element, but its queue was full.
@@ -27,6 +30,7 @@ pub(super) enum Line {
 pub(super) struct Task {
     pub(super) spec: TaskSpec,
     pub(super) kernel: KernelNumber,
+    pub(super) class: ClassNumber,
     pub(super) job: JobId,
     pub(super) state: TaskState,
     /// Tries so far; those that a lost element or a dependency ended are taken off again.
@@ -45,6 +49,8 @@ pub(super) struct Task {
     pub(super) awaited: usize,
     /// Whether an input is only on an element that is not up.
     pub(super) stranded: bool,
+    /// Whether it was said that no element that is up can run it.
+    pub(super) aside: bool,
     /// The result that counts. Kept while the task is run again because it was lost.
     pub(super) outputs: Option<Vec<Placed>>,
     /// Tasks that read its outputs.
@@ -62,10 +68,16 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(job: JobId, spec: TaskSpec, kernel: KernelNumber) -> Self {
+    pub(super) fn new(
+        job: JobId,
+        spec: TaskSpec,
+        (kernel, class): (KernelNumber, ClassNumber),
+    ) -> Self {
         Self {
             spec,
             kernel,
+            class,
+            aside: false,
             job,
             state: TaskState::Waiting,
             tries: 0,

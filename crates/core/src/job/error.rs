@@ -2,6 +2,7 @@
 
 use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
 use crate::id::{ElementId, JobId};
+use crate::resources::{AMOUNT_MAX, NAME_BYTES_MAX};
 use crate::script::{self, Position};
 
 /// One thing that is wrong with a job: in which file, where, in which task, and what.
@@ -155,6 +156,29 @@ pub enum Problem {
         name: String,
         /// Its value.
         value: String,
+    },
+    /// A name that no resource can have.
+    #[error(
+        "\"{0}\" can't be the name of a resource; use at most {NAME_BYTES_MAX} letters, digits, '-' and '_', with single dots between words that begin with a letter"
+    )]
+    ResourceName(String),
+    /// An amount of a resource that can't be.
+    #[error("\"{name}\" must be from 0 to {AMOUNT_MAX}, not {value}")]
+    Amount {
+        /// The resource.
+        name: String,
+        /// The amount.
+        value: i64,
+    },
+    /// A task that may use less memory than is set aside for it.
+    #[error(
+        "limits.memory is {limit} bytes, less than \"memory\", {memory} bytes, which is set aside for the task; leave one of them away"
+    )]
+    MemoryLimit {
+        /// What it may use.
+        limit: u64,
+        /// What is set aside for it.
+        memory: u64,
     },
     /// A number out of bounds.
     #[error("\"{name}\" must be from 0 to {max}, not {value}")]
@@ -416,6 +440,9 @@ pub enum Problem {
     /// No such element.
     #[error("the array has no element {0}; see `tidemill status`")]
     UnknownElement(ElementId),
+    /// No element can ever run it.
+    #[error("no element can run it: {0}; `tidemill status` shows what elements offer")]
+    Nowhere(String),
 }
 
 /// How a script says that it means the program of the elements' hosts, and no built-in kernel of that name.
@@ -449,66 +476,5 @@ fn did_you_mean(nearest: Option<&str>) -> String {
     match nearest {
         Some(nearest) => format!("; did you mean \"{nearest}\"? It"),
         None => "; it".to_owned(),
-    }
-}
-
-/// The name among `valid` that `name` was probably meant to be.
-pub(super) fn nearest(name: &str, valid: &[&str]) -> Option<String> {
-    /// Longer names are not misspelt, they are something else.
-    const MAX_CHARS: usize = 64;
-    if name.chars().count() > MAX_CHARS {
-        return None;
-    }
-    let scored = valid
-        .iter()
-        .map(|&candidate| (distance(name, candidate), candidate));
-    let (edits, best) = scored.min()?;
-    (edits <= 1 + best.len() / 4).then(|| best.to_owned())
-}
-
-/// As [`nearest`], of files: `part-2` is not `part-1` misspelt.
-pub(super) fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
-    let plain = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
-    let likely: Vec<&str> = files
-        .iter()
-        .copied()
-        .filter(|file| plain(file) != plain(name))
-        .collect();
-    nearest(name, &likely)
-}
-
-/// Insertions, removals and replacements that make one name of the other, case aside.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.to_lowercase(), b.to_lowercase());
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.chars().enumerate() {
-            let replace = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replace.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[row.len() - 1]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_nearest_name_is_near() {
-        let valid = ["input", "output", "kernel", "lifetime"];
-        assert_eq!(nearest("inputs", &valid).as_deref(), Some("input"));
-        assert_eq!(nearest("Kernal", &valid).as_deref(), Some("kernel"));
-        assert_eq!(nearest("livetime", &valid).as_deref(), Some("lifetime"));
-        assert_eq!(nearest("colour", &valid), None);
-        let files = ["part-1.fits", "access.log"];
-        assert_eq!(nearest_file("part-2.fits", &files), None);
-        assert_eq!(
-            nearest_file("acces.log", &files).as_deref(),
-            Some("access.log")
-        );
     }
 }

@@ -23,6 +23,7 @@ pub use stack::MAX_STAGES;
 use crate::folder;
 use crate::id::ElementId;
 use crate::label::Limits;
+use crate::resources::Needs;
 use crate::script::{self, Position};
 use crate::time::Span;
 use error::Errors;
@@ -96,6 +97,8 @@ pub struct Task {
     pub element: Option<ElementId>,
     /// How often it may be tried again.
     pub retries: u32,
+    /// What must be free on its element for it to run.
+    pub needs: Needs,
     /// Bounds on a run.
     pub limits: Limits,
     /// How long its outputs are kept.

@@ -1,6 +1,6 @@
 //! From a tree of values to a job: which settings there are, of which type, with which defaults.
 
-use super::error::{Errors, Problem, nearest};
+use super::error::{Errors, Problem};
 use super::path;
 use super::stack;
 use super::{
@@ -11,18 +11,45 @@ use super::{
 use crate::folder;
 use crate::id::ElementId;
 use crate::label::Limits;
+use crate::nearest::nearest;
 use crate::policy;
+use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
 use crate::script::{Data, Group, Position, Value};
 use crate::time::Span;
 use std::collections::BTreeMap;
 
-const JOB_SETTINGS: [&str; 10] = [
-    "name", "workdir", "tasks", "policy", "strict", "replace", "cache", "retries", "lifetime",
+const JOB_SETTINGS: [&str; 13] = [
+    "name",
+    "workdir",
+    "tasks",
+    "policy",
+    "strict",
+    "replace",
+    "cache",
+    "retries",
+    "lifetime",
     "limits",
+    "cores",
+    "memory",
+    "resources",
 ];
-const TASK_SETTINGS: [&str; 13] = [
-    "name", "foreach", "kernel", "input", "output", "args", "type", "stdin", "stdout", "element",
-    "retries", "limits", "lifetime",
+const TASK_SETTINGS: [&str; 16] = [
+    "name",
+    "foreach",
+    "kernel",
+    "input",
+    "output",
+    "args",
+    "type",
+    "stdin",
+    "stdout",
+    "element",
+    "retries",
+    "limits",
+    "lifetime",
+    "cores",
+    "memory",
+    "resources",
 ];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
@@ -58,7 +85,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
     let defaults = Defaults {
         workdir,
         retries: fields.retries(errors).unwrap_or(DEFAULT_RETRIES),
-        limits: limits(&fields, Limits::default(), errors),
+        usage: usage(&fields, &Usage::default(), errors),
         lifetime: lifetime(&fields, errors).unwrap_or_default(),
     };
     let tasks = tasks(&fields, &defaults, errors);
@@ -80,8 +107,15 @@ struct Defaults {
     /// `None` if it is wrong; files are then not looked at.
     workdir: Option<String>,
     retries: u32,
-    limits: Limits,
+    usage: Usage,
     lifetime: Lifetime,
+}
+
+/// What a task needs to start, and what it may use.
+#[derive(Default)]
+struct Usage {
+    needs: Needs,
+    limits: Limits,
 }
 
 fn is_name(name: &str) -> bool {
@@ -170,6 +204,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     let result = outputs.first().filter(|_| is_stack);
     let stdout = stdout.or_else(|| Some(result?.name.clone()));
     let (kernel, stages) = kernel?;
+    let Usage { needs, limits } = usage(fields, &defaults.usage, errors);
     let task = Task {
         name: name?.value.to_owned(),
         at: fields.at,
@@ -185,7 +220,8 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
             .number("element", i64::from(u32::MAX), errors)
             .map(ElementId),
         retries: fields.retries(errors).unwrap_or(defaults.retries),
-        limits: limits(fields, defaults.limits, errors),
+        needs,
+        limits,
         lifetime: lifetime(fields, errors).unwrap_or(defaults.lifetime),
         kernel,
         stages,
@@ -471,6 +507,84 @@ fn args(fields: &Fields<'_>, errors: &mut Errors) -> Vec<String> {
         }
     }
     args
+}
+
+/// `cores`, `memory`, `resources` and `limits`, over what the job says.
+fn usage(fields: &Fields<'_>, over: &Usage, errors: &mut Errors) -> Usage {
+    let mut needs = over.needs.clone();
+    let mut bounds = over.limits;
+    if let Some(cores) = fields.number("cores", i64::from(CORES_MAX), errors) {
+        needs.cores = cores;
+        bounds.cores = Some(cores);
+    }
+    if let Some(bytes) = fields.size("memory", errors) {
+        needs.memory_bytes = bytes;
+        bounds.memory_bytes = bytes;
+    }
+    named(fields, &mut needs.named, errors);
+    let limits = limits(fields, bounds, errors);
+    if limits.memory_bytes < needs.memory_bytes {
+        let problem = Problem::MemoryLimit {
+            limit: limits.memory_bytes,
+            memory: needs.memory_bytes,
+        };
+        fields.error(fields.place_of("limits"), problem, errors);
+    }
+    Usage { needs, limits }
+}
+
+/// The group `resources`: amounts by name. A group within it stands for names with a dot.
+fn named(fields: &Fields<'_>, named: &mut BTreeMap<String, u64>, errors: &mut Errors) {
+    const GROUP: &str = "a group such as { gpu = 1; licence.x = 2; }";
+    let Some(value) = fields.get("resources") else {
+        return;
+    };
+    let Data::Group(group) = &value.data else {
+        fields.type_error("resources", GROUP, value, errors);
+        return;
+    };
+    let mut given: BTreeMap<String, u64> = BTreeMap::new();
+    let mut pending: Vec<(String, &Group)> = vec![(String::new(), group)];
+    while let Some((above, group)) = pending.pop() {
+        for setting in &group.settings {
+            let name = format!("{above}{}", setting.name);
+            match &setting.value.data {
+                Data::Group(inner) => pending.push((format!("{name}."), inner)),
+                _ if !resources::is_name(&name) => {
+                    fields.error(setting.at, Problem::ResourceName(name), errors);
+                }
+                Data::Integer(amount) => match u64::try_from(*amount) {
+                    Ok(amount) if amount <= AMOUNT_MAX => {
+                        if given.insert(name.clone(), amount).is_some() {
+                            fields.error(setting.at, Problem::Twice(name), errors);
+                        }
+                    }
+                    _ => fields.error(
+                        setting.value.at,
+                        Problem::Amount {
+                            name,
+                            value: *amount,
+                        },
+                        errors,
+                    ),
+                },
+                _ => fields.type_error(&name, "an integer", &setting.value, errors),
+            }
+        }
+    }
+    for (name, amount) in given {
+        named.insert(name, amount);
+    }
+    // None of it is asked for; a task so does without what the job says.
+    named.retain(|_, amount| *amount > 0);
+    if named.len() > NAMES_MAX {
+        let problem = Problem::TooMany {
+            what: "resources",
+            count: named.len(),
+            max: NAMES_MAX,
+        };
+        fields.error(value.at, problem, errors);
+    }
 }
 
 fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limits {

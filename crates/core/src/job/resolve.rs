@@ -1,14 +1,16 @@
 //! From a script to what the dispatcher takes: names become objects, kernels are found, ids are issued.
 //! The array is seen through [`Outside`] only, so this decides without I/O.
 
-use super::error::{Errors, Problem, ProgramBy, nearest_file};
+use super::error::{Errors, Problem, ProgramBy};
 use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
+use crate::nearest::nearest_file;
 use crate::object::Placed;
+use crate::resources::{Place, Wants, why_nowhere};
 use std::collections::BTreeMap;
 
 /// The array as the job's owner sees it at submission.
@@ -24,10 +26,9 @@ pub trait Outside {
     fn is_builtin(&self, name: &str) -> bool;
     /// Why a built-in kernel does not take these arguments; `None` if it does.
     fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
-    /// Whether elements' hosts have this program: a name in their PATH, or an absolute path.
-    fn has_program(&self, name: &str) -> bool;
-    /// Whether the array has this element, up or down.
-    fn has_element(&self, element: ElementId) -> bool;
+    /// The elements of the array, up or down, and those of the programs of the job that each has; none if nobody can
+    /// say.
+    fn places(&self) -> &[Place];
 }
 
 /// What a path names.
@@ -89,11 +90,17 @@ pub fn resolve(
     };
     let mut errors = Errors::new(&job.file);
     let mut kernels = Vec::with_capacity(job.tasks.len());
+    let mut nowhere = Nowhere::new(job, outside.places());
     for task in &job.tasks {
         check(job, task, &mut view, &mut errors);
         let found = kernel(task, &mut view);
         match found.and_then(|found| makes_folders(task, &found.0).map(|()| found)) {
-            Ok(found) => kernels.push(found),
+            Ok(found) => {
+                if let Some(why) = nowhere.why(task, &found.0) {
+                    errors.add(task.at, Some(&task.name), Problem::Nowhere(why));
+                }
+                kernels.push(found);
+            }
             Err(problem) => errors.add(task.kernel.at, Some(&task.name), problem),
         }
     }
@@ -111,6 +118,47 @@ pub fn resolve(
         policy: job.policy.clone(),
         tasks,
     })
+}
+
+/// Why no element can ever run a task; asked once for all tasks that want the same.
+struct Nowhere<'a> {
+    /// The elements that the job may get to, and all, the host's too.
+    open: Vec<Place>,
+    all: &'a [Place],
+    known: BTreeMap<(Option<ElementId>, Wants), Option<String>>,
+}
+
+impl<'a> Nowhere<'a> {
+    fn new(job: &Job, all: &'a [Place]) -> Self {
+        // Other policies send to the host only what a storage element could run, too.
+        let host = job
+            .policy
+            .as_deref()
+            .is_none_or(|policy| policy == "advised");
+        let open = all.iter().filter(|place| host || !place.host);
+        Self {
+            open: open.cloned().collect(),
+            all,
+            known: BTreeMap::new(),
+        }
+    }
+
+    fn why(&mut self, task: &Task, kernel: &Kernel) -> Option<String> {
+        let wants = Wants {
+            needs: task.needs.clone(),
+            programs: kernel.programs(),
+        };
+        if wants == Wants::default() {
+            return None;
+        }
+        let places = match task.element {
+            Some(_) => self.all,
+            None => &self.open,
+        };
+        let why = self.known.entry((task.element, wants));
+        let why = why.or_insert_with_key(|(pinned, wants)| why_nowhere(wants, places, *pinned));
+        why.clone()
+    }
 }
 
 /// The array, each path looked at once.
@@ -181,7 +229,10 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
         };
         errors.add(output.at, Some(&task.name), problem);
     }
-    if let Some(element) = task.element.filter(|id| !view.outside.has_element(*id)) {
+    let places = view.outside.places();
+    let known =
+        |id: &ElementId| places.is_empty() || places.iter().any(|place| place.element == *id);
+    if let Some(element) = task.element.filter(|id| !known(id)) {
         errors.add(task.at, Some(&task.name), Problem::UnknownElement(element));
     }
 }
@@ -366,7 +417,7 @@ fn single(
     }
     let on_host = !name.contains('/') || name.starts_with('/');
     if matches!(kind, None | Some(KernelKind::Program)) && on_host {
-        if view.outside.has_program(name) {
+        if has_program(view.outside.places(), name) {
             return Ok((Kernel::Program(name.clone()), None));
         }
         tried.push(format!("the program \"{name}\" on the elements' hosts"));
@@ -375,6 +426,15 @@ fn single(
         name: name.clone(),
         tried: tried.join(", then "),
     })
+}
+
+/// Whether an element's host has a program, or nobody can say.
+fn has_program(places: &[Place], name: &str) -> bool {
+    let mut told = places
+        .iter()
+        .filter_map(|place| place.programs.as_ref())
+        .peekable();
+    told.peek().is_none() || told.any(|programs| programs.contains(name))
 }
 
 /// Whose kernel a name can be, and what it is called there: a name alone is one of the owner's, a path below the
@@ -476,6 +536,8 @@ fn spec(
     });
     let outputs = outputs.collect();
     TaskSpec {
+        programs: kernel.programs(),
+        needs: task.needs.clone(),
         task: task_ids[index],
         name: task.name.clone(),
         kernel,

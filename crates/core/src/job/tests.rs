@@ -6,6 +6,7 @@ use crate::event::{JobSpec, Origin};
 use crate::id::{Inode, JobId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
 use crate::object::Placed;
+use crate::resources::{Offers, Place};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +38,31 @@ struct Array {
     files: BTreeMap<&'static str, Look>,
     /// Files in folders of kernels that may be trusted.
     own: BTreeMap<u32, Vec<&'static str>>,
+    places: Vec<Place>,
+}
+
+/// Elements 0 to 3 with 4 cores each; the last has two GPUs and no program.
+fn places() -> Vec<Place> {
+    let place = |element| Place {
+        element: ElementId(element),
+        host: false,
+        offers: Offers {
+            cores: 4,
+            memory_bytes: 8 << 30,
+            named: (element == 3)
+                .then(|| ("gpu".to_owned(), 2))
+                .into_iter()
+                .collect(),
+        },
+        programs: Some(
+            ["sort", "max", "/usr/bin/awk"]
+                .iter()
+                .filter(|_| element < 3)
+                .map(|&name| name.to_owned())
+                .collect(),
+        ),
+    };
+    (0..4).map(place).collect()
 }
 
 impl Array {
@@ -44,6 +70,7 @@ impl Array {
         Self {
             files: files.iter().copied().collect(),
             own: BTreeMap::new(),
+            places: places(),
         }
     }
 }
@@ -83,11 +110,8 @@ impl Outside for Array {
         let strange = args.iter().find(|arg| !arg.contains('='))?;
         Some(format!("{name} does not know the argument {strange:?}"))
     }
-    fn has_program(&self, name: &str) -> bool {
-        matches!(name, "sort" | "max" | "/usr/bin/awk")
-    }
-    fn has_element(&self, element: ElementId) -> bool {
-        element.0 < 4
+    fn places(&self) -> &[Place] {
+        &self.places
     }
 }
 
@@ -585,7 +609,7 @@ fn errors_of_the_job() {
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, retries, lifetime, limits",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, retries, lifetime, limits, cores, memory, resources",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,
@@ -644,7 +668,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources",
         ),
         (
             "input = \"x\";",
@@ -1309,4 +1333,142 @@ proptest! {
         let _ = parse(&text);
         let _ = parse(&with_tasks(&format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; {text} }}")));
     }
+}
+
+/// What the one task of a job needs, and its limits.
+fn needs_of(job: &str, rest: &str) -> (Needs, Limits) {
+    let text = format!(
+        "name = \"j\"; workdir = \"/w\"; {job}\ntasks = ( {{ name = \"a\"; kernel = \"mean\"; output = [ \"p\" ]; {rest} }} );"
+    );
+    let mut job = parse(&text).unwrap_or_else(|errors| panic!("{errors}"));
+    let task = job.tasks.pop().unwrap();
+    (task.needs, task.limits)
+}
+
+#[test]
+fn a_task_says_what_it_needs_and_is_held_to_it() {
+    assert_eq!(needs_of("", ""), (Needs::default(), Limits::default()));
+    let (needs, limits) = needs_of(
+        "cores = 2; resources = { gpu = 1; licence.x = 2; };",
+        "memory = \"2 GiB\"; resources = { gpu = 0; licence = { y = 1; matlab.toolbox = 3; }; };",
+    );
+    assert_eq!((needs.cores, needs.memory_bytes), (2, 2 << 30));
+    assert_eq!((limits.cores, limits.memory_bytes), (Some(2), 2 << 30));
+    let named = [
+        ("licence.matlab.toolbox", 3),
+        ("licence.x", 2),
+        ("licence.y", 1),
+    ];
+    let named = named.map(|(name, amount)| (name.to_owned(), amount));
+    assert_eq!(needs.named, BTreeMap::from(named));
+    let (light, limits) = needs_of("", "cores = 0; limits = { memory = \"3 GiB\"; };");
+    assert_eq!((light.cores, light.memory_bytes), (0, 0));
+    assert_eq!((limits.cores, limits.memory_bytes), (Some(0), 3 << 30));
+    let (needs, limits) = needs_of("memory = \"1 GiB\";", "limits = { memory = \"3 GiB\"; };");
+    assert_eq!(
+        (needs.memory_bytes, limits.memory_bytes),
+        (1 << 30, 3 << 30)
+    );
+}
+
+#[test]
+fn needs_that_make_no_sense_are_told_with_their_place() {
+    for (rest, expected) in [
+        ("cores = -1;", "\"cores\" must be from 0 to 4096, not -1"),
+        ("cores = 1.5;", "\"cores\" must be an integer, not a float"),
+        (
+            "cores = 99999999999L;",
+            "\"cores\" must be from 0 to 4096, not 99999999999",
+        ),
+        (
+            "memory = 0;",
+            "\"memory\" must be a number of bytes such as 4096, \"512M\" or \"4G\", not 0",
+        ),
+        (
+            "memory = \"2 XB\";",
+            "\"memory\" must be a number of bytes such as 4096, \"512M\" or \"4G\", not 2 XB",
+        ),
+        ("gpu = 1;", "a task has no setting \"gpu\"; it may have: "),
+        (
+            "resources = 1;",
+            "\"resources\" must be a group such as { gpu = 1; licence.x = 2; }, not an integer",
+        ),
+        (
+            "resources = { gpu = \"1\"; };",
+            "\"gpu\" must be an integer, not a string",
+        ),
+        (
+            "resources = { gpu = -1; };",
+            "\"gpu\" must be from 0 to 1000000000, not -1",
+        ),
+        (
+            "resources = { cores = 1; };",
+            "\"cores\" can't be the name of a resource;",
+        ),
+        (
+            "resources = { a..b = 1; };",
+            "\"a..b\" can't be the name of a resource;",
+        ),
+        (
+            "resources = { a.b = 1; a = { b = 2; }; };",
+            "\"a.b\" is listed twice",
+        ),
+        (
+            "memory = \"2 GiB\"; limits = { memory = \"1 GiB\"; };",
+            "limits.memory is 1073741824 bytes, less than \"memory\", 2147483648 bytes,",
+        ),
+    ] {
+        let error = task_error(&format!(
+            "{{ name = \"a\"; kernel = \"mean\"; output = [ \"p\" ]; {rest} }}"
+        ));
+        let found = error.split_once("task \"a\": ").unwrap().1;
+        assert!(found.starts_with(expected), "{found}\nexpected {expected}");
+        assert!(error.starts_with("3:"), "{error}");
+    }
+    let many: String = (0..=NAMES).map(|n| format!("r{n} = 1; ")).collect();
+    let error = task_error(&format!(
+        "{{ name = \"a\"; kernel = \"mean\"; output = [ \"p\" ]; resources = {{ {many} }}; }}"
+    ));
+    assert!(error.contains("65 resources; the most is 64"), "{error}");
+}
+
+const NAMES: usize = crate::resources::NAMES_MAX;
+
+#[test]
+fn a_task_that_no_element_can_ever_run_is_refused_with_the_reason() {
+    for (rest, expected) in [
+        (
+            "kernel = \"mean\"; cores = 5;",
+            "it needs cores = 5, and the most that an element offers is 4",
+        ),
+        (
+            "kernel = \"mean\"; memory = \"9 GiB\";",
+            "it needs memory = 9663676416 bytes (9.66 GB), and the most that an element offers is 8589934592 bytes (8.59 GB)",
+        ),
+        (
+            "kernel = \"mean\"; resources = { gpu = 3; };",
+            "it needs gpu = 3, and the most that an element offers is 2",
+        ),
+        (
+            "kernel = \"mean\"; element = 1; resources = { gpu = 1; };",
+            "it needs gpu = 1, and element 1 offers 0",
+        ),
+        (
+            "kernel = \"sort\"; element = 3;",
+            "element 3 does not have the program `sort`",
+        ),
+        (
+            "kernel = \"sort\"; resources = { gpu = 1; };",
+            "it needs cores = 1, gpu = 1, the program `sort`, and no element has all of that together",
+        ),
+    ] {
+        let error = refused_task(rest);
+        let expected = format!("3:1: task \"a\": no element can run it: {expected}");
+        assert!(error.starts_with(&expected), "{error}\nexpected {expected}");
+    }
+    let text = with_tasks("{ name = \"a\"; kernel = \"sort\"; output = [ \"p\" ]; cores = 4; }");
+    let job = parse(&text).unwrap();
+    let spec = resolve_in(&text, &Array::with(&[])).unwrap();
+    assert_eq!(job.tasks[0].needs, spec.tasks[0].needs);
+    assert_eq!(spec.tasks[0].programs, ["sort"]);
 }

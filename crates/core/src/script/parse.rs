@@ -232,7 +232,8 @@ fn starts_name(c: char) -> bool {
 }
 
 fn in_name(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '*')
+    // Dots are an extension: names of resources have them.
+    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '*' | '.')
 }
 
 fn setting(input: &mut Input<'_>) -> Parsed<Setting> {

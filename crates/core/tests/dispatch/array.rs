@@ -10,6 +10,7 @@ use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
 use tidemill_core::object::Placed;
+use tidemill_core::resources::{Ledger, Needs, Offers};
 use tidemill_core::time::{Span, Time};
 
 /// SplitMix64.
@@ -59,6 +60,8 @@ enum Progress {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) view: ElementView,
+    /// Programs of its host.
+    pub(crate) programs: BTreeSet<String>,
     pub(crate) connected: bool,
     /// What the dispatcher was last told.
     pub(crate) declared_up: bool,
@@ -81,6 +84,8 @@ struct Kept {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
     pub(crate) crash: u64,
+    /// Elements gain and lose what they have.
+    pub(crate) change: u64,
     pub(crate) restart: u64,
     pub(crate) cancel: u64,
     pub(crate) kernel: u64,
@@ -112,7 +117,7 @@ pub(crate) struct World {
 pub(crate) fn view(role: Role, cores: u32) -> ElementView {
     ElementView {
         role,
-        cores,
+        offers: Offers::of_cores(cores),
         capacity_bytes: 1 << 40,
         free_bytes: 1 << 39,
         link_bytes_per_sec: 125_000_000,
@@ -132,6 +137,7 @@ impl World {
         let nodes = nodes.iter().map(|&(id, role, cores)| {
             let node = Node {
                 view: view(role, cores),
+                programs: BTreeSet::new(),
                 connected: false,
                 declared_up: false,
                 labels: BTreeMap::new(),
@@ -177,6 +183,41 @@ impl World {
     pub(crate) fn submit(&mut self, spec: JobSpec) {
         self.jobs.insert(spec.job, spec.clone());
         self.on(Event::Submitted(Box::new(spec)));
+        self.ask_for_programs();
+    }
+
+    /// Has elements say what the dispatcher does not know of their programs.
+    pub(crate) fn ask_for_programs(&mut self) {
+        for (element, names) in self.dispatcher.unknown_programs() {
+            if self.nodes[&element].connected {
+                self.tell_programs(element, names);
+            }
+        }
+    }
+
+    fn tell_programs(&mut self, element: ElementId, names: Vec<String>) {
+        let programs = &self.nodes[&element].programs;
+        let (found, missing) = names.into_iter().partition(|name| programs.contains(name));
+        self.on(Event::Programs {
+            element,
+            found,
+            missing,
+        });
+    }
+
+    /// An element gains or loses what it has: programs at once, the rest when it comes back.
+    pub(crate) fn change(&mut self, id: ElementId) {
+        let (gpus, has) = (self.dice.roll(3), self.dice.chance(60));
+        let node = self.nodes.get_mut(&id).unwrap();
+        if node.connected {
+            match has {
+                true => node.programs.insert(PROGRAM.to_owned()),
+                false => node.programs.remove(PROGRAM),
+            };
+            self.tell_programs(id, vec![PROGRAM.to_owned()]);
+        } else {
+            node.offer(gpus);
+        }
     }
 
     /// Gives the dispatcher an event, checks its state and keeps and forwards what it answers.
@@ -292,6 +333,7 @@ impl World {
         }
         let view = node.view.clone();
         self.on(Event::ElementUp { element: id, view });
+        self.ask_for_programs();
         let labels = self.wanted(id);
         let wanted: BTreeSet<LabelId> = labels.iter().map(|label| label.id).collect();
         let node = self.nodes.get_mut(&id).unwrap();
@@ -415,8 +457,13 @@ impl World {
         if !running.is_empty() {
             can.push(2);
         }
-        let startable = startable(&node.labels);
-        if !startable.is_empty() && running.len() < node.view.cores as usize {
+        let mut startable = startable(&node.labels);
+        let ledger = node.ledger();
+        startable.retain(|label| {
+            let needs = needs_of(&node.labels[label].0);
+            ledger.has(needs) || node.view.offers.lacks(needs).is_some()
+        });
+        if !startable.is_empty() {
             can.push(3);
         }
         if can.is_empty() {
@@ -497,6 +544,14 @@ impl World {
         if !well {
             return self.end(id, label, failed(FailureKind::Dependency));
         }
+        if node
+            .view
+            .offers
+            .lacks(needs_of(&node.labels[&label].0))
+            .is_some()
+        {
+            return self.end(id, label, failed(FailureKind::Unfit));
+        }
         node.labels.get_mut(&label).unwrap().1 = Progress::Running;
         if node.connected {
             node.outbox.push(Event::Started { element: id, label });
@@ -508,6 +563,14 @@ impl World {
         else {
             panic!("only tasks are run here")
         };
+        let programs = analysis.kernel.programs();
+        let missing = |node: &Node| programs.iter().any(|name| !node.programs.contains(name));
+        if missing(&self.nodes[&id]) {
+            if self.nodes[&id].connected {
+                self.tell_programs(id, programs);
+            }
+            return Some(failed(FailureKind::Unfit));
+        }
         for input in &analysis.inputs {
             if !self.nodes[&input.element].connected && input.element != id {
                 // Elements try for a while to pull an input.
@@ -572,6 +635,8 @@ impl World {
         } else if !self.unwritten.is_empty() && self.dice.chance(10) {
             let index = self.dice.roll(self.unwritten.len() as u64) as usize;
             self.write(index);
+        } else if self.dice.chance(self.faults.change) {
+            self.change(id);
         } else if connected && self.dice.chance(self.faults.crash) {
             let crash = self.dice.chance(70);
             self.disconnect(id, crash);
@@ -589,6 +654,7 @@ impl World {
     pub(crate) fn settle(&mut self) {
         let kernel = 0;
         self.faults = Faults {
+            change: 0,
             crash: 0,
             restart: 0,
             cancel: 0,
@@ -601,6 +667,11 @@ impl World {
         }
         let ids: Vec<ElementId> = self.nodes.keys().copied().collect();
         for &id in &ids {
+            // With all that any task may want.
+            self.disconnect(id, false);
+            let node = self.nodes.get_mut(&id).unwrap();
+            node.programs.insert(PROGRAM.to_owned());
+            node.offer(GPUS_MAX);
             self.connect(id);
         }
         while ids.iter().filter(|&&id| self.progress(id)).count() > 0 {}
@@ -645,6 +716,39 @@ impl World {
         for element in self.dispatcher.elements(self.now) {
             assert_eq!(element.outstanding, 0, "{element:?}");
         }
+    }
+}
+
+/// What some tasks want of elements.
+pub(crate) const PROGRAM: &str = "simulate";
+pub(crate) const GPUS_MAX: u64 = 2;
+pub(crate) const MEMORY_BYTES: u64 = 100;
+
+fn needs_of(label: &Label) -> &Needs {
+    label.operation.needs().expect("only tasks are run here")
+}
+
+impl Node {
+    /// It starts with something else to offer: what ran is run again.
+    fn offer(&mut self, gpus: u64) {
+        self.view.offers.memory_bytes = MEMORY_BYTES;
+        self.view.offers.named = BTreeMap::from([("gpu".to_owned(), gpus)]);
+        for (_, progress) in self.labels.values_mut() {
+            if matches!(progress, Progress::Running) {
+                *progress = Progress::Queued;
+            }
+        }
+    }
+
+    /// What is free: what runs must never be more than there is.
+    fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::new(self.view.offers.clone());
+        for (label, progress) in self.labels.values() {
+            if matches!(progress, Progress::Running) {
+                assert!(ledger.take(needs_of(label)), "{label:?} has too little");
+            }
+        }
+        ledger
     }
 }
 
@@ -706,6 +810,8 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         stdout: None,
         element: None,
         retries: 2,
+        needs: Needs::default(),
+        programs: vec![],
         limits: Limits::default(),
         ended: None,
     }

@@ -5,9 +5,11 @@
 use crate::array::{self, Dice, Faults, World, job, task};
 use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
 use tidemill_core::dispatch::Config;
-use tidemill_core::event::{Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role};
+use tidemill_core::event::{
+    Action, Event, InputSpec, JobSpec, JobState, Origin, OutputSpec, Role, TaskSpec,
+};
 use tidemill_core::id::{ElementId, Inode, JobId, TaskId};
-use tidemill_core::label::FailureKind;
+use tidemill_core::label::{FailureKind, Kernel};
 use tidemill_core::policy;
 
 /// Labels that elements gave back.
@@ -25,6 +27,7 @@ fn labels_are_taken_back_in_these_runs() {
 
 pub(crate) const QUIET: Faults = Faults {
     crash: 0,
+    change: 0,
     restart: 0,
     cancel: 0,
     kernel: 0,
@@ -39,6 +42,7 @@ const FAILING: Faults = Faults {
 };
 const CRASHING: Faults = Faults {
     crash: 4,
+    change: 4,
     ..FAILING
 };
 const ALL: Faults = Faults {
@@ -85,6 +89,7 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
                 inode: Inode(task_id),
             });
         }
+        want(&mut world.dice, &mut spec);
         for InputSpec { path, origin, .. } in &spec.inputs {
             if *origin == Origin::Awaited {
                 let element = ElementId(world.dice.roll(stores) as u32);
@@ -105,6 +110,24 @@ fn random_job(world: &mut World, id: u64, stores: u64) -> JobSpec {
     }
     let policy = policy::NAMES[world.dice.roll(policy::NAMES.len() as u64) as usize];
     job(id, policy, tasks)
+}
+
+/// Some tasks need more than a core, some less, some a program.
+fn want(dice: &mut Dice, spec: &mut TaskSpec) {
+    match dice.roll(10) {
+        0 => spec.needs.cores = 0,
+        1 => spec.needs.memory_bytes = 1 + dice.roll(array::MEMORY_BYTES),
+        2 => {
+            let gpus = 1 + dice.roll(array::GPUS_MAX);
+            spec.needs.named.insert("gpu".to_owned(), gpus);
+        }
+        3 => {
+            let kernel = Kernel::Program(array::PROGRAM.to_owned());
+            spec.programs = kernel.programs();
+            spec.kernel = kernel;
+        }
+        _ => {}
+    }
 }
 
 fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {

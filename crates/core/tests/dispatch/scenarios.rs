@@ -777,3 +777,96 @@ fn jobs_are_served_first_come_first_served() {
         "the job with the lower id is first in line"
     );
 }
+
+#[test]
+fn a_task_goes_to_whoever_has_its_program_and_waits_for_one_that_comes_later() {
+    let mut world = array(2);
+    let mut spec = task(1, "none", vec![]);
+    spec.kernel = Kernel::Program("tool".to_owned());
+    spec.programs = spec.kernel.programs();
+    world.submit(job(1, "round-robin", vec![spec, task(2, "mean", vec![])]));
+    let tool = || vec!["tool".to_owned()];
+    let unknown = world.dispatcher.unknown_programs();
+    assert_eq!(unknown, [(ElementId(0), tool()), (ElementId(1), tool())]);
+    assert_eq!(world.sent(1), None, "nobody has said that it has it");
+    assert!(world.sent(2).is_some(), "others do not wait for that");
+    let says = |world: &mut World, element, has: bool| {
+        let (found, missing) = if has {
+            (tool(), vec![])
+        } else {
+            (vec![], tool())
+        };
+        world.on(Event::Programs {
+            element: ElementId(element),
+            found,
+            missing,
+        });
+    };
+    says(&mut world, 0, false);
+    assert_eq!(world.sent(1), None);
+    says(&mut world, 1, true);
+    assert_eq!(world.sent(1).unwrap().0, 1);
+    assert_eq!(world.dispatcher.unknown_programs(), []);
+    // It is lost; one that joins is asked before it gets anything, and what it says when it comes back counts anew.
+    world.on(Event::ElementDown {
+        element: ElementId(1),
+    });
+    let told = world.log.iter().rev().find_map(|action| match action {
+        Action::Task {
+            task: TaskId(1),
+            failure: Some(failure),
+            ..
+        } => Some(failure.message.clone()),
+        _ => None,
+    });
+    let told = told.unwrap();
+    assert!(told.contains("the program `tool`"), "{told}");
+    for (element, has) in [(5, true), (0, true)] {
+        world.on(Event::ElementUp {
+            element: ElementId(element),
+            view: view(Role::Store, 1),
+        });
+        assert_eq!(
+            world.dispatcher.unknown_programs(),
+            [(ElementId(element), tool())]
+        );
+        says(&mut world, element, has);
+        assert_eq!(world.sent(1).unwrap().0, 5);
+    }
+}
+
+#[test]
+fn tasks_of_one_kind_do_not_hold_up_those_of_another() {
+    let mut world = with_nodes(&[(0, Role::Store, 2)]);
+    let mut large = task(1, "mean", vec![]);
+    large.needs.cores = 3;
+    let mut light = task(2, "mean", vec![]);
+    light.needs.cores = 0;
+    world.submit(job(
+        1,
+        "random",
+        vec![large, light, task(3, "mean", vec![])],
+    ));
+    assert_eq!(world.sent(1), None);
+    assert!(world.sent(2).is_some() && world.sent(3).is_some());
+    // It turns out to have more cores now.
+    world.on(Event::ElementStatus {
+        element: ElementId(0),
+        view: view(Role::Store, 3),
+    });
+    assert_eq!(world.sent(1).unwrap().0, 0);
+}
+
+#[test]
+fn tasks_with_several_cores_spread_over_elements_that_have_them_free() {
+    let mut world = with_nodes(&[(0, Role::Store, 4), (1, Role::Store, 4)]);
+    let tasks = (1..=4).map(|id| {
+        let mut spec = task(id, "mean", vec![]);
+        spec.needs.cores = 2;
+        spec
+    });
+    world.submit(job(1, "min-wait", tasks.collect()));
+    let mut on: Vec<u32> = (1..=4).map(|id| world.sent(id).unwrap().0).collect();
+    on.sort_unstable();
+    assert_eq!(on, [0, 0, 1, 1]);
+}

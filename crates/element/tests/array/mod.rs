@@ -270,6 +270,8 @@ pub fn program() -> PathBuf {
 pub fn config(id: u32, folder: &Path, server: &FakeServer) -> Config {
     let mut config = Config::new(ElementId(id), folder, server.url.parse().unwrap());
     config.cores = 2;
+    config.memory_bytes = Some(4 << 30);
+    config.resources = [("gpu".to_owned(), 1)].into();
     config.status_period = Duration::from_millis(50);
     config.program = program();
     config

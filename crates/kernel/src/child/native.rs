@@ -29,7 +29,7 @@ const SLICE_ALIGN: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum NativeError {
     /// It is no shared object for this machine, or needs others that are missing.
-    #[error("cannot load the kernel: {0}")]
+    #[error("cannot load the kernel: {}", why(.0))]
     Load(libloading::Error),
     /// It has none of the forms of a kernel, or only a part of one.
     #[error(
@@ -90,6 +90,12 @@ pub enum NativeError {
     /// A module failed.
     #[error(transparent)]
     Wasm(#[from] super::wasm::WasmError),
+}
+
+/// What the system's loader says: a missing library or symbol by its name.
+fn why(error: &libloading::Error) -> String {
+    let said = std::error::Error::source(error);
+    said.map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// What to call it with.

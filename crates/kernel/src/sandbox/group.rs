@@ -4,6 +4,7 @@
 //! runs that are each within their bounds and together are more than the host has. The operating system then takes
 //! back the group's pages of files, and if that is not enough ends one of its processes, and nobody else's. A run that lasts
 //! gets a [`Room`] of its own in it: to enter a group can take some milliseconds, and most runs end before they could do harm.
+//! There it is held to the time of processors that its limits say, too, if they say so.
 //!
 //! Both versions of control groups are known. Of version 2, a group can only be made below one that holds no process:
 //! a service that is alone in its own (systemd: `Delegate=yes`) moves into one beside that of its kernels.
@@ -38,6 +39,10 @@ const EVENTS_BYTES_MAX: usize = 1024;
 
 /// The controllers that are of use here.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
+/// One that is used where it is offered.
+const CPU: &str = "cpu";
+/// In how many microseconds a run may have its time of processors; the system's default.
+const PERIOD_US: u64 = 100_000;
 
 /// What all kernels of a launcher may have together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +51,9 @@ pub struct Together {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub threads: u32,
+    /// Whether they run only where nobody else wants the processors. A group that is held to a time of processors
+    /// has to be told, as the system lets groups share first, and then those within.
+    pub idle: bool,
 }
 
 /// A group that was made. It is removed when this is dropped.
@@ -56,6 +64,8 @@ pub(crate) struct ControlGroup {
     folders: Vec<PathBuf>,
     /// Where groups for the memory of single runs can be made.
     memory: Option<(PathBuf, Version)>,
+    /// Where such for their time of processors can be; of version 2 it is the same place.
+    cpu: Option<(PathBuf, Version)>,
     next: AtomicU64,
     /// Counts, among others, processes that were ended for memory. Kept open, as it is read at each start.
     events: Option<File>,
@@ -78,18 +88,30 @@ impl ControlGroup {
             doors: Vec::new(),
             folders: Vec::new(),
             memory: None,
+            cpu: None,
             next: AtomicU64::new(0),
             events: None,
         };
         if let Some(folder) = unified {
             vacate(&folder)?;
             group.add(&folder, &CONTROLLERS, together, Version::Two)?;
+            let own = folder.join(&group.name);
+            let switch = own.join("cgroup.subtree_control");
+            if offers(&own, CPU) && fs::write(switch, format!("+{CPU}")).is_ok() {
+                yield_to_others(&own, together, Version::Two);
+                group.cpu = Some((own, Version::Two));
+            }
             return Ok(group);
         }
         for controller in CONTROLLERS {
             if let Some(folder) = folder(&mounts, &own, Some(controller)) {
                 group.add(&folder, &[controller], together, Version::One)?;
             }
+        }
+        if let Some(below) = folder(&mounts, &own, Some(CPU))
+            && let Err(error) = group.add_cpu(&below, together)
+        {
+            tracing::info!(%error, "kernels are not held to the cores that tasks ask for");
         }
         if group.doors.is_empty() {
             let what = "this host has no control groups for memory";
@@ -143,11 +165,29 @@ impl ControlGroup {
         Ok(())
     }
 
-    /// Makes a group for one run.
+    /// Makes the group for the time of processors, of version 1; runs enter those within only.
+    fn add_cpu(&mut self, below: &Path, together: &Together) -> io::Result<()> {
+        remove_old(below);
+        let folder = below.join(&self.name);
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => self.folders.push(folder.clone()),
+        }
+        yield_to_others(&folder, together, Version::One);
+        self.cpu = Some((folder, Version::One));
+        Ok(())
+    }
+
+    /// Whether runs are held to a time of processors.
+    pub(crate) fn bounds_cpu(&self) -> bool {
+        self.cpu.is_some()
+    }
+
+    /// Makes a group for one run, and another one for its time of processors where that is apart.
     ///
     /// # Errors
     /// If the system refuses.
-    pub(crate) fn room(&self, memory_bytes: u64) -> io::Result<Room> {
+    pub(crate) fn room(&self, memory_bytes: u64, cpu_percent: Option<u32>) -> io::Result<Room> {
         let (within, version) = self.memory.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let folder = within.join(format!("{ROOM}{number}"));
@@ -157,13 +197,20 @@ impl ControlGroup {
             Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
             Version::Two => ("memory.max", "memory.swap.max"),
         };
-        let room = Room {
+        let mut room = Room {
             door: door(&folder)?,
             folder: folder.clone(),
+            cpu: None,
             version: *version,
             limit,
             moves: AtomicU32::new(0),
         };
+        if let Some(percent) = cpu_percent {
+            room.cpu = self.cpu_room(&folder, percent).unwrap_or_else(|error| {
+                tracing::debug!(%error, "a kernel is not held to the cores that its task asks for");
+                None
+            });
+        }
         fs::write(folder.join(most), limit.to_string())?;
         let with_swap = match version {
             Version::One => limit,
@@ -172,6 +219,28 @@ impl ControlGroup {
         // Not all systems count that.
         let _ = fs::write(folder.join(swap), with_swap.to_string());
         Ok(room)
+    }
+
+    /// Holds the group of one run to its time of processors: that in `folder`, of version 2, or one of its own.
+    fn cpu_room(&self, folder: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
+        let quota_us = (u64::from(percent.max(1)) * PERIOD_US / 100).to_string();
+        match &self.cpu {
+            None => Ok(None),
+            Some((_, Version::Two)) => {
+                fs::write(folder.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
+                Ok(None)
+            }
+            Some((within, Version::One)) => {
+                let own = within.join(folder.file_name().unwrap_or_default());
+                fs::create_dir(&own)?;
+                let made =
+                    fs::write(own.join("cpu.cfs_quota_us"), quota_us).and_then(|()| door(&own));
+                if made.is_err() {
+                    let _ = fs::remove_dir(&own);
+                }
+                Ok(Some((own, made?)))
+            }
+        }
     }
 
     /// A process that writes `0` to each of these moves into the group.
@@ -217,6 +286,8 @@ pub(crate) enum Full {
 #[derive(Debug)]
 pub(crate) struct Room {
     folder: PathBuf,
+    /// That for its time of processors, where it is another one.
+    cpu: Option<(PathBuf, OwnedFd)>,
     version: Version,
     door: OwnedFd,
     limit: u64,
@@ -232,6 +303,9 @@ impl Room {
         for process in processes {
             // Those that have ended meanwhile are not there any more.
             let _ = rustix::io::write(&self.door, process.to_string().as_bytes());
+            if let Some((_, door)) = &self.cpu {
+                let _ = rustix::io::write(door, process.to_string().as_bytes());
+            }
         }
     }
 
@@ -256,8 +330,11 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir(&self.folder) {
-            tracing::debug!(%error, "a run's control group is left to that of all");
+        let cpu = self.cpu.as_ref().map(|(folder, _)| folder);
+        for folder in std::iter::once(&self.folder).chain(cpu) {
+            if let Err(error) = fs::remove_dir(folder) {
+                tracing::debug!(%error, "a run's control group is left to that of all");
+            }
         }
     }
 }
@@ -311,6 +388,19 @@ fn folder(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> 
     })
 }
 
+/// Has a group get what nobody else wants of the processors, if kernels are to.
+fn yield_to_others(folder: &Path, together: &Together, version: Version) {
+    if !together.idle || fs::write(folder.join("cpu.idle"), "1").is_ok() {
+        return;
+    }
+    // Older systems: the smallest share that there is.
+    let (file, least) = match version {
+        Version::One => ("cpu.shares", "2"),
+        Version::Two => ("cpu.weight", "1"),
+    };
+    let _ = fs::write(folder.join(file), least);
+}
+
 fn offers(folder: &Path, controller: &str) -> bool {
     let offered = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
     offered
@@ -323,6 +413,7 @@ fn vacate(folder: &Path) -> io::Result<()> {
     let switch = folder.join("cgroup.subtree_control");
     let wanted: Vec<String> = CONTROLLERS
         .iter()
+        .chain([&CPU])
         .filter(|name| offers(folder, name))
         .map(|name| format!("+{name}"))
         .collect();

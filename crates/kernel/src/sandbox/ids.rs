@@ -3,8 +3,10 @@
 //! A kernel must not meet its owner's other processes: what has the same user may look into it, stop it, take its
 //! descriptors and walk into its folder. So where the element is root, the kernels of user `n` run as user
 //! [`KERNELS_FROM`]` + n`, and their folders belong to that. Within the sandbox's namespace of users it is `n` again.
+//! What neither a kernel nor its owner may change belongs to the last user that the system knows, who is neither.
 
 use std::io;
+use std::sync::LazyLock;
 
 use crate::error::PrepareError;
 use crate::run::User;
@@ -12,8 +14,21 @@ use crate::run::User;
 /// The first of the numbers for kernels: the upper half, which systems give to no user.
 pub const KERNELS_FROM: u32 = 1 << 31;
 
-/// How many users have such a number; the very last stands for none.
-pub(crate) const KERNELS: u32 = u32::MAX - KERNELS_FROM;
+/// The last number that a user may have; the one after it stands for none.
+const LAST: u32 = u32::MAX - 1;
+
+/// How many users have kernels: all of the lower half but the last, whose kernels' would be [`STORE_USER`]'s number.
+pub(crate) const KERNELS: u32 = LAST - KERNELS_FROM;
+
+/// The user and group that sealed objects belong to where the element is root: the last that this process's namespace
+/// of users knows. In a namespace with few users that one's kernels can't be run.
+pub static STORE_USER: LazyLock<User> = LazyLock::new(|| {
+    let last = |path| ranges(path).ok().and_then(|all| last_of(&all));
+    User {
+        uid: last("/proc/self/uid_map").unwrap_or(LAST),
+        gid: last("/proc/self/gid_map").unwrap_or(LAST),
+    }
+});
 
 /// Whose numbers kernels have outside of their sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +88,13 @@ fn range(line: &str) -> Option<Range> {
     Some((first.ok()?, count.ok()?))
 }
 
+/// The last number within a namespace.
+fn last_of(all: &[Range]) -> Option<u32> {
+    let last = |&(first, count): &Range| first.saturating_add(count.checked_sub(1)?).into();
+    let last: u64 = all.iter().filter_map(last).max()?;
+    u32::try_from(last.min(LAST.into())).ok()
+}
+
 /// Whether a range has all numbers for kernels inside.
 fn holds_numbers_for_kernels((first, count): &Range) -> bool {
     let (from, to) = (
@@ -103,7 +125,13 @@ mod tests {
         let kernels = Ids::OfKernels.outside(user(0)).unwrap();
         assert_eq!(kernels, user(1 << 31));
         let last = Ids::OfKernels.outside(user(KERNELS - 1)).unwrap();
-        assert_eq!(last.uid, u32::MAX - 1);
+        assert_eq!(last.uid, u32::MAX - 2);
         assert!(Ids::OfKernels.outside(user(KERNELS)).is_err());
+        // What is sealed is neither a kernel's nor its owner's, whoever that is.
+        let store = |map: &str| last_of(&map.lines().filter_map(range).collect::<Vec<_>>());
+        assert_eq!(store("0 0 4294967295"), Some(u32::MAX - 1));
+        assert_eq!(store("0 100000 65536"), Some(65535));
+        assert_eq!(store("0 0 2000\n65534 65534 1\n"), Some(65534));
+        assert_eq!(store(""), None);
     }
 }

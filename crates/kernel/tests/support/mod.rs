@@ -14,7 +14,9 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tidemill_kernel::{Code, Exit, InputsAs, Launcher, Prepared, Run, RunInput, Settings, User};
+use tidemill_kernel::{
+    Code, Exit, InputsAs, Launcher, Prepared, Run, RunInput, STORE_USER, Settings, User,
+};
 
 /// Runs before `main`, so that a test binary can be the child that it makes.
 #[used]
@@ -25,9 +27,6 @@ static HOOK: extern "C" fn() = {
     }
     hook
 };
-
-/// The user that object files belong to.
-pub(crate) const STORE: u32 = 65534;
 
 pub(crate) static LAUNCHER: LazyLock<Launcher> =
     LazyLock::new(|| Launcher::new(Settings::default()).unwrap());
@@ -75,7 +74,7 @@ impl Place {
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
         if is_root() {
-            chown(&path, Some(STORE), Some(STORE)).unwrap();
+            chown(&path, Some(STORE_USER.uid), Some(STORE_USER.gid)).unwrap();
         }
         path
     }

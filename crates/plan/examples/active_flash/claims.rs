@@ -20,7 +20,7 @@ pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<Claim> {
 fn gtc_output(site: &Site) -> Claim {
     let run = site.run_of(application(site, "GTC"), None);
     let hourly: Bytes = run.produced() * run.nodes * Seconds::new(3600.0);
-    let terabyte: Bytes = "1 TB".parse().expect("a terabyte is a size");
+    let terabyte: Bytes = "1 TiB".parse().expect("a terabyte is a size");
     Claim {
         source: "§2",
         claim: "GTC on 18 000 nodes writes 30 TB an hour",
@@ -349,7 +349,7 @@ fn prototype_claims() -> Vec<Claim> {
         .parse()
         .expect("a published size");
     let delays = rows.each_ref().map(|row| {
-        let throughput = format!("{} MB/s", row.device.throughput);
+        let throughput = format!("{} MiB/s", row.device.throughput);
         prototype::mean_delay(piece, throughput.parse().expect("a published rate")).get() * 1e3
     });
     vec![

@@ -5,7 +5,7 @@ use tidemill_plan::chart::{Axis, Level, Line, LineChart};
 use tidemill_plan::model::{
     Approach, Corrections, Site, SiteReport, cost, feasible, report, staging,
 };
-use tidemill_plan::units::{BytesPerSecond, Dollars, significant, thousands};
+use tidemill_plan::units::{BytesPerSecond, Money, significant, thousands};
 
 /// A drawing and the name that its file should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +94,7 @@ fn required_throughput(site: &Site, approach: Approach, corrections: &Correction
         ),
         x: Axis::log("staging ratio (nodes a device; dots where staging allows it)")
             .from_to(1.0, HIGHEST_RATIO),
-        y: Axis::log("MB/s (dashed: what each kernel has)")
+        y: Axis::log("MiB/s (dashed: what each kernel has)")
             .from_to(decade(slowest), decade(fastest) * 10.0),
         lines,
         levels,
@@ -219,7 +219,7 @@ fn infrastructure(site: &Site) -> LineChart {
             site.name
         ),
         x: Axis::log("staging ratio (nodes a device)").from_to(1.0, HIGHEST_RATIO),
-        y: Axis::log("dollars"),
+        y: Axis::log(site.currency().to_string()),
         lines: Approach::ALL.map(line).into(),
         levels: vec![],
     }
@@ -229,7 +229,7 @@ fn infrastructure(site: &Site) -> LineChart {
 fn total_cost(report: &SiteReport) -> BarChart {
     let mut groups: Vec<Group> = Vec::new();
     for row in &report.cost {
-        let thousand = |dollars: Dollars| row.total_dollars.map(|_| dollars.get() / 1000.0);
+        let thousand = |price: Money| row.total_price.map(|_| price.get() / 1000.0);
         let bar = Bar {
             label: Some(match row.approach {
                 Approach::ActiveFlash => "flash".to_owned(),
@@ -238,11 +238,11 @@ fn total_cost(report: &SiteReport) -> BarChart {
             parts: vec![
                 Part {
                     series: 0,
-                    value: thousand(row.infrastructure_dollars),
+                    value: thousand(row.infrastructure_price),
                 },
                 Part {
                     series: 1,
-                    value: thousand(row.energy_dollars),
+                    value: thousand(row.energy_price),
                 },
             ],
         };
@@ -260,7 +260,7 @@ fn total_cost(report: &SiteReport) -> BarChart {
             report.site,
             significant(report.staging_ratio)
         ),
-        y: Axis::linear("thousand dollars"),
+        y: Axis::linear(format!("thousand {}", report.currency)),
         series: vec![
             "devices or nodes".into(),
             "energy of all runs (below zero: saved)".into(),

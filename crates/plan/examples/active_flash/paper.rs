@@ -11,7 +11,7 @@ use tidemill_plan::model::setting::Stage;
 use tidemill_plan::model::site::{Application, Kernel};
 use tidemill_plan::model::staging::{self, Constraint, whole_devices};
 use tidemill_plan::model::{Approach, Corrections, Site, cost, decimals, jaguar};
-use tidemill_plan::units::{Bytes, Dollars, Seconds, significant};
+use tidemill_plan::units::{Bytes, Money, Seconds, significant};
 
 /// What the bills of Table 5 come out with: draining without the link, and the pair that can't be done in time
 /// (S3D with k-means on flash) counted with its negative idle energy.
@@ -333,8 +333,8 @@ fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
         } else {
             1.0
         };
-        let total = cost::total(row.infrastructure_dollars, share, row.energy_dollars);
-        let mut add = |what: &str, published: &str, computed: Dollars, reading: String| {
+        let total = cost::total(row.infrastructure_price, share, row.energy_price);
+        let mut add = |what: &str, published: &str, computed: Money, reading: String| {
             let item = format!("{} at ratio {}, {what}, $", printed.approach, printed.ratio);
             rows.push(Row::new(
                 "Table 5",
@@ -347,15 +347,10 @@ fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
         add(
             "infrastructure",
             printed.infrastructure,
-            row.infrastructure_dollars,
+            row.infrastructure_price,
             "whole devices".into(),
         );
-        add(
-            "energy",
-            printed.energy,
-            row.energy_dollars,
-            reading.clone(),
-        );
+        add("energy", printed.energy, row.energy_price, reading.clone());
         if share < 1.0 {
             reading += &format!("; {} of the infrastructure", significant(share));
         }
@@ -366,7 +361,7 @@ fn table_5(site: &Site, corrections: &Corrections) -> Vec<Row> {
 
 fn table_7() -> Vec<Row> {
     let input = size(published::TABLE_7_INPUT);
-    let megabyte = size("1 MB");
+    let megabyte = size("1 MiB");
     let device_power = published::PROTOTYPE_POWER
         .parse()
         .expect("a published power");

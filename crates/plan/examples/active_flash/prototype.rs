@@ -26,15 +26,15 @@ pub(crate) fn mean_delay(piece: Bytes, throughput: BytesPerSecond) -> Seconds {
 mod tests {
     use super::*;
 
-    /// By hand: 32 KB at 4 MB/s take 7.8125 ms, and a request comes in the middle on average.
+    /// By hand: 32 KiB at 4 MiB/s take 7.8125 ms, and a request comes in the middle on average.
     #[test]
     fn by_hand() {
-        let delay = mean_delay("32 KB".parse().unwrap(), "4 MB/s".parse().unwrap());
+        let delay = mean_delay("32 KiB".parse().unwrap(), "4 MiB/s".parse().unwrap());
         assert!((delay.get() - 3.906_25e-3).abs() < 1e-12);
         let time = kernel_time(Seconds::new(2.4), Seconds::new(17.6));
         assert_eq!(
-            throughput("100 MB".parse().unwrap(), time),
-            "5 MB/s".parse().unwrap()
+            throughput("100 MiB".parse().unwrap(), time),
+            "5 MiB/s".parse().unwrap()
         );
         assert!((energy(Watts::new(1.4), time).get() - 28.0).abs() < 1e-12);
     }

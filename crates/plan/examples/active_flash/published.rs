@@ -13,7 +13,7 @@ pub(crate) struct Table4Row {
     pub(crate) approach: Approach,
     /// What limits.
     pub(crate) constraint: Constraint,
-    /// The capacity in GB, where it is one of capacity.
+    /// The capacity in GB (of 2^30 bytes), where it is one of capacity.
     pub(crate) capacity: Option<&'static str>,
     /// The ratio of each application.
     pub(crate) ratios: [&'static str; 6],
@@ -24,13 +24,13 @@ pub(crate) const TABLE_4: [Table4Row; 9] = [
     Table4Row {
         approach: Approach::ActiveFlash,
         constraint: Constraint::Capacity,
-        capacity: Some("32 GB"),
+        capacity: Some("32 GiB"),
         ratios: ["1", "2571", "233", "18", "6", "166"],
     },
     Table4Row {
         approach: Approach::ActiveFlash,
         constraint: Constraint::Capacity,
-        capacity: Some("64 GB"),
+        capacity: Some("64 GiB"),
         ratios: ["1", "4500", "461", "36", "12", "333"],
     },
     Table4Row {
@@ -54,19 +54,19 @@ pub(crate) const TABLE_4: [Table4Row; 9] = [
     Table4Row {
         approach: Approach::AnalysisNode,
         constraint: Constraint::Capacity,
-        capacity: Some("16 GB"),
+        capacity: Some("16 GiB"),
         ratios: ["1", "1285", "117", "9", "3", "83"],
     },
     Table4Row {
         approach: Approach::AnalysisNode,
         constraint: Constraint::Capacity,
-        capacity: Some("32 GB"),
+        capacity: Some("32 GiB"),
         ratios: ["1", "2571", "233", "18", "6", "166"],
     },
     Table4Row {
         approach: Approach::AnalysisNode,
         constraint: Constraint::Capacity,
-        capacity: Some("64 GB"),
+        capacity: Some("64 GiB"),
         ratios: ["1", "4500", "461", "36", "12", "333"],
     },
     Table4Row {
@@ -129,13 +129,13 @@ pub(crate) const TABLE_5: [Table5Row; 4] = [
 pub(crate) struct Measured {
     /// Seconds of I/O and of computing: inputs, since they were measured.
     pub(crate) seconds: (f64, f64),
-    /// MB/s.
+    /// MB/s, of 2^20 bytes.
     pub(crate) throughput: &'static str,
     /// Joules.
     pub(crate) energy: &'static str,
 }
 
-/// A row of Table 7: 100 MB through one kernel.
+/// A row of Table 7: 100 MB (of 2^20 bytes) through one kernel.
 #[derive(Debug)]
 pub(crate) struct Table7Row {
     /// The kernel.
@@ -179,10 +179,10 @@ pub(crate) const TABLE_7: [Table7Row; 4] = [
 ];
 
 /// Input of Table 7.
-pub(crate) const TABLE_7_INPUT: &str = "100 MB";
+pub(crate) const TABLE_7_INPUT: &str = "100 MiB";
 /// Power of the prototype while it analyses (§6.3).
 pub(crate) const PROTOTYPE_POWER: &str = "1.4 W";
 /// Power of its host while it analyses (§6.3).
 pub(crate) const HOST_POWER: &str = "96 W";
 /// Bytes between looks for requests (§6.2).
-pub(crate) const PREEMPTION_PIECE: &str = "32 KB";
+pub(crate) const PREEMPTION_PIECE: &str = "32 KiB";

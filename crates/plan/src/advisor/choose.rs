@@ -1,6 +1,6 @@
 //! What each way of running takes, and which is best.
 
-use super::{Case, CaseError, Infeasible, Place, Prediction, decimal};
+use super::{Case, CaseError, Infeasible, Place, Prediction};
 use crate::units::{Bytes, Joules, Seconds, significant};
 use serde::Serialize;
 use std::fmt;
@@ -346,7 +346,7 @@ fn most(prediction: &Prediction, case: &Case) -> String {
         return "waiting for a core".to_owned();
     }
     if prediction.moving > running {
-        return format!("moving {}", decimal(prediction.moved));
+        return format!("moving {}", prediction.moved);
     }
     let side = if prediction.element_share > 0.0 {
         &case.element

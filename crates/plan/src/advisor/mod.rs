@@ -13,7 +13,7 @@ mod tests;
 pub use case::{Case, CaseError, Link, Load, Place, Side};
 pub use choose::{Advice, Choice, SPLIT_GAIN_MIN, TIE, advise};
 
-use crate::units::{Bytes, Joules, Seconds, Watts, significant};
+use crate::units::{Bytes, Joules, Seconds, Watts};
 use serde::Serialize;
 use std::fmt;
 
@@ -85,28 +85,9 @@ impl fmt::Display for Infeasible {
                 place,
                 needed,
                 free,
-            } => write!(
-                formatter,
-                "the {place} needs {} and has {} free",
-                decimal(*needed),
-                decimal(*free)
-            ),
+            } => write!(formatter, "the {place} needs {needed} and has {free} free"),
             Self::NotSplittable => formatter
                 .write_str("results of parts are not known to make the result of the whole"),
         }
     }
-}
-
-/// Bytes in powers of 1000, as files and free space are told everywhere but in the planning models.
-fn decimal(bytes: Bytes) -> String {
-    let mut value = bytes.get();
-    let mut unit = "B";
-    for larger in ["kB", "MB", "GB", "TB", "PB"] {
-        if value < 1000.0 {
-            break;
-        }
-        value /= 1000.0;
-        unit = larger;
-    }
-    format!("{} {unit}", significant(value))
 }

@@ -1,43 +1,45 @@
 //! What staging costs in money: devices once, energy every run (Fig. 3a and Table 5).
 
 use super::staging::whole_devices;
-use crate::units::{Dollars, DollarsPerJoule, Joules};
+use crate::units::{Joules, Money, MoneyPerJoule};
 
 /// Price of devices or analysis nodes at a staging ratio (Fig. 3a): whole ones are bought.
-pub fn infrastructure(nodes: f64, ratio: f64, price: Dollars) -> Dollars {
+pub fn infrastructure(nodes: f64, ratio: f64, price: Money) -> Money {
     price * whole_devices(nodes, ratio)
 }
 
 /// Price of the energy of `runs` runs (Table 5); negative when energy is saved.
-pub fn energy_bill(energy: Joules, runs: f64, price: DollarsPerJoule) -> Dollars {
+pub fn energy_bill(energy: Joules, runs: f64, price: MoneyPerJoule) -> Money {
     price * (energy * runs)
 }
 
 /// The total of Table 5: its rows at ratios 30 and 300 charge only the share of the infrastructure that the feasible
 /// applications stand for, so that is a parameter; 1 charges all of it.
-pub fn total(infrastructure: Dollars, share: f64, energy_bill: Dollars) -> Dollars {
+pub fn total(infrastructure: Money, share: f64, energy_bill: Money) -> Money {
     infrastructure * share + energy_bill
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Price;
 
     #[test]
     fn by_hand() {
         assert_eq!(
-            infrastructure(18_000.0, 10.0, Dollars::new(1010.0)),
-            Dollars::new(1_818_000.0)
+            infrastructure(18_000.0, 10.0, Money::new(1010.0)),
+            Money::new(1_818_000.0)
         );
         assert_eq!(
-            infrastructure(18_000.0, 470.7, Dollars::new(1010.0)),
-            Dollars::new(39_390.0)
+            infrastructure(18_000.0, 470.7, Money::new(1010.0)),
+            Money::new(39_390.0)
         );
-        let bill = energy_bill(Joules::new(3.6e6), 146.0, "$0.30/kWh".parse().unwrap());
+        let price: Price<MoneyPerJoule> = "$0.30/kWh".parse().unwrap();
+        let bill = energy_bill(Joules::new(3.6e6), 146.0, price.amount);
         assert!((bill.get() - 43.8).abs() < 1e-9);
         assert_eq!(
-            total(Dollars::new(606_000.0), 0.8, Dollars::new(158_193.0)),
-            Dollars::new(642_993.0)
+            total(Money::new(606_000.0), 0.8, Money::new(158_193.0)),
+            Money::new(642_993.0)
         );
     }
 }

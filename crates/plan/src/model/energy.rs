@@ -187,13 +187,13 @@ mod tests {
     use crate::model::tests::{device, node, run};
     use proptest::prelude::*;
 
-    const MB: f64 = 1_048_576.0;
-    /// N · λ · t_sim of S3D in MB: 18 000 · 86 400 s · 170 and 255 KB/s.
+    const MIB: f64 = 1_048_576.0;
+    /// N · λ · t_sim of S3D in MiB: 18 000 · 86 400 s · 170 and 255 KiB/s.
     const ANALYSED: f64 = 18_000.0 * 86_400.0 * 170.0 / 1024.0;
     const PRODUCED: f64 = 18_000.0 * 86_400.0 * 255.0 / 1024.0;
 
     fn rate(megabytes: f64) -> BytesPerSecond {
-        BytesPerSecond::new(megabytes * MB)
+        BytesPerSecond::new(megabytes * MIB)
     }
 
     fn close(value: f64, expected: f64) {
@@ -206,10 +206,10 @@ mod tests {
     #[test]
     fn each_part_by_hand() {
         let corrected = Corrections::CORRECTED;
-        close(total_data(&run()).get(), PRODUCED * MB);
+        close(total_data(&run()).get(), PRODUCED * MIB);
         close(
             interconnect_energy(&run(), &device(), &corrected).get(),
-            15e-12 * 8.0 * PRODUCED * MB,
+            15e-12 * 8.0 * PRODUCED * MIB,
         );
         close(
             staging_energy(&run(), &device()).get(),

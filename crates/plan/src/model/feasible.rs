@@ -4,8 +4,9 @@
 
 use super::setting::{Run, Stage};
 use super::staging::{self, Constraint};
-use crate::units::{Bytes, BytesPerSecond, Seconds, significant};
-use serde::Serialize;
+use crate::units::{Bytes, BytesPerSecond, Seconds, at_most, significant};
+use serde::{Serialize, Serializer};
+use std::fmt;
 use thiserror::Error;
 
 /// Why something can't be done.
@@ -70,7 +71,8 @@ pub enum Infeasible {
 }
 
 fn ratio_too_high(constraint: Constraint, largest: f64, ratio: f64) -> String {
-    let largest_text = significant(largest);
+    // Who takes it at its word must not be refused again.
+    let largest_text = at_most(largest);
     if largest < 1.0 {
         return format!(
             "does not fit: {constraint} allows only {largest_text} of one node for each"
@@ -158,20 +160,96 @@ pub fn keeps_up(
     })
 }
 
+/// What bounds the ratio at which a kernel keeps up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// A constraint of staging.
+    Staging(Constraint),
+    /// The kernel's throughput, with what else an interval must hold.
+    Kernel,
+    /// There are no more nodes.
+    Nodes,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Staging(constraint) => constraint.fmt(formatter),
+            Self::Kernel => formatter.write_str("kernel"),
+            Self::Nodes => formatter.write_str("nodes"),
+        }
+    }
+}
+
+impl Serialize for Bound {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The largest ratio at which a kernel keeps up, and what forbids a larger one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Largest {
+    /// The ratio, not rounded.
+    pub ratio: f64,
+    /// What bounds it.
+    pub bound: Bound,
+}
+
+/// The largest ratio at which a kernel of this throughput keeps up: Eqs. 5 and 24, and Eqs. 11 and 28 solved for R. It
+/// keeps up at every ratio from 1 to that.
+///
+/// # Errors
+/// Why it does not keep up even if each node has a device of its own.
+pub fn largest_ratio(
+    run: &Run,
+    stage: &Stage,
+    throughput: BytesPerSecond,
+) -> Result<Largest, Infeasible> {
+    keeps_up(run, stage, 1.0, throughput)?;
+    let staging = staging::largest_ratio(run, stage);
+    let mut least = Largest {
+        ratio: staging.ratio,
+        bound: Bound::Staging(staging.constraint),
+    };
+    let kernel = kernel_ratio(run, stage, throughput);
+    for (ratio, bound) in [(kernel, Bound::Kernel), (run.nodes, Bound::Nodes)] {
+        if ratio < least.ratio {
+            least = Largest { ratio, bound };
+        }
+    }
+    // A kernel must be faster than required, so the solution itself is a little too much, and so may rounding be.
+    let mut less = f64::EPSILON;
+    let solved = least.ratio;
+    while keeps_up(run, stage, least.ratio, throughput).is_err() && less < 1.0 {
+        least.ratio = (solved * (1.0 - less)).max(1.0);
+        less *= 2.0;
+    }
+    Ok(least)
+}
+
+/// R of R·λ_a / T = 1 − R·λ_a·p − N·δ/B_pfs − (m·d + R·δ·t_iter) / (B_link·t_iter).
+fn kernel_ratio(run: &Run, stage: &Stage, throughput: BytesPerSecond) -> f64 {
+    let packet = (run.flit * run.hops_to_io) / run.link / run.interval;
+    let left = 1.0 - run.drained() / run.file_system_share() - packet;
+    let each = run.analysis * (throughput.inverse() + stage.internal) + run.drained() / run.link;
+    left / each
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::tests::{device, node, run};
     use proptest::prelude::*;
 
-    const MB: f64 = 1_048_576.0;
+    const MIB: f64 = 1_048_576.0;
 
     fn rate(megabytes: f64) -> BytesPerSecond {
-        BytesPerSecond::new(megabytes * MB)
+        BytesPerSecond::new(megabytes * MIB)
     }
 
-    /// By hand at R = 10, T = 10 MB/s: 1700 KB/s · 3600 s · (1/320 + 1/3276.8 + 1/10 + 1/136.533) s/MB. 1700 KB/s is
-    /// 1.660 156 MB/s, the share 10 · 240 · 1024 / 18 000 = 136.533 MB/s.
+    /// By hand at R = 10, T = 10 MiB/s: 1700 KiB/s · 3600 s · (1/320 + 1/3276.8 + 1/10 + 1/136.533) s/MiB. 1700 KiB/s is
+    /// 1.660 156 MiB/s, the share 10 · 240 · 1024 / 18 000 = 136.533 MiB/s.
     #[test]
     fn analysis_time_by_hand() {
         let time = analysis_time(&run(), &device(), 10.0, rate(10.0)).get();
@@ -184,23 +262,23 @@ mod tests {
         assert!((time / expected - 1.0).abs() < 1e-12, "{time}");
     }
 
-    /// By hand: 85 KB/s · 3600 s · 18 000 nodes at 240 · 2^20 KB/s.
+    /// By hand: 85 KiB/s · 3600 s · 18 000 nodes at 240 · 2^20 KiB/s.
     #[test]
     fn checkpoint_time_by_hand() {
         let expected = 85.0 * 3600.0 * 18_000.0 / (240.0 * 1_048_576.0);
         assert!((checkpoint_time(&run()).get() / expected - 1.0).abs() < 1e-12);
     }
 
-    /// By hand: (32 B · 3 + 10 · 3600 s · 255 · 1024 B/s) at 814 MB/s.
+    /// By hand: (32 B · 3 + 10 · 3600 s · 255 · 1024 B/s) at 814 MiB/s.
     #[test]
     fn link_time_by_hand() {
-        let expected = (96.0 + 36_000.0 * 255.0 * 1024.0) / (814.0 * MB);
+        let expected = (96.0 + 36_000.0 * 255.0 * 1024.0) / (814.0 * MIB);
         assert!((link_time(&run(), 10.0).get() / expected - 1.0).abs() < 1e-12);
         assert_eq!(busy_link(rate(3000.0), 300.0, 100.0, 9.0), rate(1000.0));
     }
 
-    /// By an independent calculation of Eqs. 11 and 28 for S3D: 0.849, 1.706 and 8.850 MB/s on devices at ratios 5, 10 and
-    /// 50; 1.696 and 55.961 MB/s on nodes at 10 and 300.
+    /// By an independent calculation of Eqs. 11 and 28 for S3D: 0.849, 1.706 and 8.850 MiB/s on devices at ratios 5, 10 and
+    /// 50; 1.696 and 55.961 MiB/s on nodes at 10 and 300.
     #[test]
     fn required_throughput_against_another_calculation() {
         for (stage, ratio, expected) in [
@@ -210,7 +288,7 @@ mod tests {
             (node(), 10.0, 1.696),
             (node(), 300.0, 55.961),
         ] {
-            let required = required_throughput(&run(), &stage, ratio).unwrap().get() / MB;
+            let required = required_throughput(&run(), &stage, ratio).unwrap().get() / MIB;
             assert!((required - expected).abs() < 6e-4, "{ratio}: {required}");
         }
     }
@@ -247,13 +325,32 @@ mod tests {
         assert!(error.to_string().contains("no time is left"), "{error}");
     }
 
+    /// S3D with k-means: 0.91 MiB/s · (1 − 255/1024 · 18 000/245 760 − 96/(814 · 2^20 · 3600)) for each
+    /// 170/1024 · (1 + 0.91 · (1/320 + 1/3276.8)) + 0.91 · 255/1024 / 814 MiB/s.
+    #[test]
+    fn the_largest_ratio_by_hand() {
+        let (analysis, all) = (170.0 / 1024.0, 255.0 / 1024.0);
+        let left = 1.0 - all * 18_000.0 / 245_760.0 - 96.0 / (814.0 * MIB * 3600.0);
+        let each = analysis * (1.0 / 0.91 + 1.0 / 320.0 + 1.0 / 3276.8) + all / 814.0;
+        let largest = largest_ratio(&run(), &device(), rate(0.91)).unwrap();
+        assert!(
+            (largest.ratio * each / left - 1.0).abs() < 1e-12,
+            "{largest:?}"
+        );
+        assert_eq!(largest.bound, Bound::Kernel);
+        let fast = largest_ratio(&run(), &device(), rate(416.0)).unwrap();
+        assert_eq!(fast.bound, Bound::Staging(Constraint::Endurance));
+        let slow = largest_ratio(&run(), &device(), rate(0.1)).unwrap_err();
+        assert!(matches!(slow, Infeasible::KernelTooSlow { .. }), "{slow}");
+    }
+
     #[test]
     fn a_slow_kernel_is_refused_with_the_rate_it_needs() {
         assert!(keeps_up(&run(), &device(), 10.0, rate(1.81)).is_ok());
         let error = keeps_up(&run(), &device(), 10.0, rate(0.91)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the kernel runs at 931.8 KB/s and would need more than 1.706 MB/s"
+            "the kernel runs at 954.2 kB/s and would need more than 1.789 MB/s"
         );
     }
 
@@ -294,6 +391,32 @@ mod tests {
                         prop_assert!(busy_time(&run, &stage, ratio, required * 0.9999) > run.interval);
                     }
                     Err(_) => prop_assert!(busy_time(&run, &stage, ratio, rate(1e12)) >= run.interval),
+                }
+            }
+        }
+
+        /// A kernel keeps up at the largest ratio and not above it, whatever bounds it.
+        #[test]
+        fn the_largest_ratio_is_feasible_and_a_larger_one_is_not(
+            throughput in 0.01..1000.0_f64, analysis in 0.0001..4.0_f64, checkpoint in 0.0..4.0_f64,
+            reduction in 0.01..2.0_f64, nodes in 1.0..20_000.0_f64,
+        ) {
+            let mut run = run();
+            run.analysis = rate(analysis);
+            run.checkpoint = rate(checkpoint);
+            run.reduction = reduction;
+            run.nodes = nodes.floor();
+            for stage in [device(), node()] {
+                let throughput = rate(throughput);
+                match largest_ratio(&run, &stage, throughput) {
+                    Ok(Largest { ratio, bound }) => {
+                        prop_assert!(ratio >= 1.0 && ratio <= run.nodes);
+                        prop_assert!(keeps_up(&run, &stage, ratio, throughput).is_ok());
+                        prop_assert!(keeps_up(&run, &stage, 1.0 + (ratio - 1.0) / 2.0, throughput).is_ok());
+                        let more = keeps_up(&run, &stage, ratio * 1.0001, throughput);
+                        prop_assert_eq!(more.is_ok(), bound == Bound::Nodes, "{:?} by {}", ratio, bound);
+                    }
+                    Err(_) => prop_assert!(keeps_up(&run, &stage, 1.0, throughput).is_err()),
                 }
             }
         }

@@ -3,12 +3,12 @@
 use super::corrections::Corrections;
 use super::cost;
 use super::energy::{self, StageEnergy};
-use super::feasible::{self, Infeasible};
+use super::feasible::{self, Infeasible, Largest};
 use super::setting::Stage;
 use super::site::{Application, Kernel, Site};
 use super::staging::{self, Constraint, Limit};
 use super::text::{Part, Table, decimals};
-use crate::units::{BytesPerSecond, Dollars, Joules, significant};
+use crate::units::{BytesPerSecond, Currency, Joules, Money, at_most, significant};
 use serde::Serialize;
 use std::fmt;
 
@@ -48,9 +48,9 @@ impl Approach {
     }
 
     /// What one device or node costs.
-    pub fn price(self, site: &Site) -> Dollars {
+    pub fn price(self, site: &Site) -> Money {
         match self {
-            Self::ActiveFlash => site.device.price,
+            Self::ActiveFlash => site.device_price(),
             Self::AnalysisNode => site.node_price(),
         }
     }
@@ -132,6 +132,8 @@ pub struct FeasibilityRow {
     pub available_bytes_per_second: BytesPerSecond,
     /// The throughput that it needs, or why it can't keep up.
     pub required_bytes_per_second: Outcome<BytesPerSecond>,
+    /// The largest ratio at which it keeps up, or why it does at none.
+    pub largest_ratio: Outcome<Largest>,
 }
 
 /// Energy of one run, all devices and nodes together, relative to a run that writes to the file system and analyses
@@ -173,11 +175,11 @@ pub struct CostRow {
     /// Devices or nodes to buy.
     pub devices: f64,
     /// Their price.
-    pub infrastructure_dollars: Dollars,
+    pub infrastructure_price: Money,
     /// Price of the energy of all paid runs; negative when energy is saved.
-    pub energy_dollars: Dollars,
+    pub energy_price: Money,
     /// Both; none where no application is feasible, so there is nothing to pay for.
-    pub total_dollars: Option<Dollars>,
+    pub total_price: Option<Money>,
     /// The applications that it runs for.
     pub applications: Vec<String>,
     /// Those that are infeasible.
@@ -191,6 +193,8 @@ pub struct SiteReport {
     pub site: String,
     /// The corrections it was computed with.
     pub corrections: Corrections,
+    /// The currency of all prices.
+    pub currency: Currency,
     /// The staging ratio of feasibility, energy and cost.
     pub staging_ratio: f64,
     /// Largest staging ratios.
@@ -205,7 +209,7 @@ pub struct SiteReport {
 
 /// Works out everything for a site.
 pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
-    let ratio = site.run.staging_ratio.get();
+    let ratio = site.staging_ratio();
     let mut staging = Vec::new();
     let mut feasibility = Vec::new();
     let mut energy = Vec::new();
@@ -226,6 +230,8 @@ pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
                     corrections,
                 )
                 .into(),
+                largest_ratio: largest_ratio(site, application, kernel, approach, corrections)
+                    .into(),
             });
             feasibility.extend(rows);
             energy.push(energy_row(site, application, kernel, corrections));
@@ -235,8 +241,9 @@ pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
         Approach::ALL.map(|approach| cost_row(site, kernel, approach, ratio, corrections))
     });
     SiteReport {
-        site: site.name.clone(),
+        site: site.name.get().to_owned(),
         corrections: *corrections,
+        currency: site.currency().clone(),
         staging_ratio: ratio,
         staging,
         feasibility,
@@ -276,6 +283,22 @@ pub fn keeps_up(
     feasible::keeps_up(&run, &approach.stage(site), ratio, throughput)
 }
 
+/// The largest ratio at which a kernel keeps up with an application; see [`feasible::largest_ratio`].
+///
+/// # Errors
+/// As there.
+pub fn largest_ratio(
+    site: &Site,
+    application: &Application,
+    kernel: &Kernel,
+    approach: Approach,
+    corrections: &Corrections,
+) -> Result<Largest, Infeasible> {
+    let run = site.run_of(application, Some(kernel));
+    let throughput = approach.throughput(site, kernel, corrections);
+    feasible::largest_ratio(&run, &approach.stage(site), throughput)
+}
+
 /// Energy of one run at a ratio if the kernel keeps up; `None` for the kernel only stages.
 ///
 /// # Errors
@@ -312,7 +335,7 @@ pub fn energy_row(
     kernel: &Kernel,
     corrections: &Corrections,
 ) -> EnergyRow {
-    let ratio = site.run.staging_ratio.get();
+    let ratio = site.staging_ratio();
     let run = site.run_of(application, Some(kernel));
     let node = &site.analysis_node;
     let throughput = site.node_throughput(kernel, corrections);
@@ -325,7 +348,12 @@ pub fn energy_row(
             .map(|energy| energy.total_joules)
             .into(),
         active_flash: staged(Some(kernel), Approach::ActiveFlash).into(),
-        offline_joules: energy::offline_energy(&run, node.busy_power, node.idle_power, throughput),
+        offline_joules: energy::offline_energy(
+            &run,
+            node.busy_power,
+            *node.idle_power.get_ref(),
+            throughput,
+        ),
         offline_nodes: (energy::offline_time(&run, 1.0, throughput) / run.duration).ceil(),
         analysis_node: staged(Some(kernel), Approach::AnalysisNode).into(),
     }
@@ -360,14 +388,18 @@ pub fn cost_row(
         }
     }
     let infrastructure = cost::infrastructure(nodes, ratio, approach.price(site));
-    let bill = cost::energy_bill(energy, site.cost.runs.get(), site.cost.energy_price);
+    let bill = cost::energy_bill(
+        energy,
+        site.cost.runs.get(),
+        site.cost.energy_price.get_ref().amount,
+    );
     CostRow {
         kernel: kernel.name().to_owned(),
         approach,
         devices: staging::whole_devices(nodes, ratio),
-        infrastructure_dollars: infrastructure,
-        energy_dollars: bill,
-        total_dollars: (!applications.is_empty()).then(|| cost::total(infrastructure, 1.0, bill)),
+        infrastructure_price: infrastructure,
+        energy_price: bill,
+        total_price: (!applications.is_empty()).then(|| cost::total(infrastructure, 1.0, bill)),
         applications,
         excluded,
     }
@@ -408,35 +440,43 @@ impl SiteReport {
         let head = format!("{}, computed with {corrections}\n", self.site);
         let mut parts = vec![Part::Text(head)];
         for section in sections {
-            let (heading, table) = self.section(*section);
-            parts.push(Part::Text(format!("\n{heading}\n")));
-            parts.push(Part::Table(table));
+            for (heading, table) in self.section(*section) {
+                parts.push(Part::Text(format!("\n{heading}\n")));
+                parts.push(Part::Table(table));
+            }
         }
         parts
     }
 
-    /// A section's heading and table.
-    fn section(&self, section: Section) -> (String, Table) {
+    /// A section's tables with their headings.
+    fn section(&self, section: Section) -> Vec<(String, Table)> {
         let ratio = significant(self.staging_ratio);
         match section {
-            Section::Staging => (
+            Section::Staging => vec![(
                 "Largest staging ratio (nodes for each device or analysis node)".to_owned(),
                 self.staging_table(),
-            ),
-            Section::Feasibility => (
-                format!("Can a kernel keep up? Throughput it needs at staging ratio {ratio}"),
-                self.feasibility_table(),
-            ),
-            Section::Energy => (
+            )],
+            Section::Feasibility => vec![
+                (
+                    format!("Can a kernel keep up? Throughput it needs at staging ratio {ratio}"),
+                    self.feasibility_table(),
+                ),
+                (
+                    "Largest staging ratio at which each kernel keeps up, and what forbids a larger one"
+                        .to_owned(),
+                    self.largest_table(),
+                ),
+            ],
+            Section::Energy => vec![(
                 format!(
                     "Energy of one run at ratio {ratio}, in kWh more than writing to the file system without analysis"
                 ),
                 energy_table(&self.energy),
-            ),
-            Section::Cost => (
+            )],
+            Section::Cost => vec![(
                 format!("Cost at ratio {ratio} on all applications for which it is feasible"),
                 self.cost_table(),
-            ),
+            )],
         }
     }
 
@@ -497,15 +537,60 @@ impl SiteReport {
         table
     }
 
+    /// A line for each application and approach, and for kernels that get equally far.
+    fn largest_table(&self) -> Table {
+        let header = ["APPLICATION", "ON", "LARGEST", "LIMIT", "KERNELS"];
+        let mut table = Table::new(&header, &[2]);
+        let mut lines: Vec<([String; 4], Vec<&str>)> = Vec::new();
+        for row in &self.feasibility {
+            let (largest, limit) = match &row.largest_ratio {
+                Outcome::Feasible(largest) => (at_most(largest.ratio), largest.bound.to_string()),
+                Outcome::Infeasible(Infeasible::KernelTooSlow { .. }) => {
+                    ("-".to_owned(), "too slow".to_owned())
+                }
+                Outcome::Infeasible(why) => ("-".to_owned(), why.to_string()),
+            };
+            let (application, approach) = (row.application.clone(), row.approach.to_string());
+            let line = [application, approach, largest, limit];
+            match lines.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, kernels)) => kernels.push(&row.kernel),
+                None => lines.push((line, vec![&row.kernel])),
+            }
+        }
+        // Applications stay in their order, and approaches together.
+        let order = |line: &[String; 4]| {
+            let same = |row: &FeasibilityRow| {
+                row.application == line[0] && row.approach.to_string() == line[1]
+            };
+            self.feasibility.iter().position(same)
+        };
+        lines.sort_by_key(|(line, _)| order(line));
+        let all = |kernels: &[&str]| {
+            let pairs = self.energy.iter();
+            let first = self.energy.first().map(|row| &row.application);
+            let count = pairs.filter(|row| Some(&row.application) == first).count();
+            kernels.len() == count
+        };
+        for ([application, approach, largest, limit], kernels) in lines {
+            let kernels = if all(&kernels) {
+                "all".to_owned()
+            } else {
+                kernels.join(", ")
+            };
+            table.add_row([application, approach, largest, limit, kernels]);
+        }
+        table
+    }
+
     fn cost_table(&self) -> Table {
         let header = [
             "KERNEL", "ON", "DEVICES", "PRICE", "ENERGY", "TOTAL", "WITHOUT",
         ];
         let mut table = Table::new(&header, &[2, 3, 4, 5]);
         for row in &self.cost {
-            let [infrastructure, energy, total] = match row.total_dollars {
-                Some(total) => [row.infrastructure_dollars, row.energy_dollars, total]
-                    .map(|dollars| dollars.to_string()),
+            let [infrastructure, energy, total] = match row.total_price {
+                Some(total) => [row.infrastructure_price, row.energy_price, total]
+                    .map(|price| self.currency.show(price)),
                 None => ["-", "-", "infeasible"].map(String::from),
             };
             table.add_row([
@@ -725,7 +810,8 @@ mod tests {
         for section in Section::ALL {
             assert!(json[section.field()].is_array(), "{section:?}");
             let parts = report.parts(&[section]);
-            assert_eq!(parts.len(), 3, "one section only: {parts:?}");
+            let tables = 1 + usize::from(section == Section::Feasibility);
+            assert_eq!(parts.len(), 1 + 2 * tables, "one section only: {parts:?}");
             assert!(parts.iter().all(|part| all.contains(part)), "{parts:?}");
         }
     }
@@ -739,8 +825,59 @@ mod tests {
             .find(|row| row.kernel == "k-means")
             .unwrap();
         assert_eq!(kmeans.excluded, ["CHIMERA", "S3D"]);
-        assert_eq!(kmeans.infrastructure_dollars, Dollars::new(180_000.0));
-        assert!(kmeans.total_dollars.unwrap() < kmeans.infrastructure_dollars);
+        assert_eq!(kmeans.infrastructure_price, Money::new(180_000.0));
+        assert!(kmeans.total_price.unwrap() < kmeans.infrastructure_price);
+    }
+
+    #[test]
+    fn prices_are_shown_in_the_currency_of_the_site() {
+        let text = JAGUAR.replace("\"$", "\"EUR ");
+        let site = Site::parse(&text, Path::new("site.toml")).unwrap();
+        let report = report(&site, &Corrections::default());
+        assert_eq!(serde_json::to_value(&report).unwrap()["currency"], "EUR");
+        let shown = plain(&report.parts(&[Section::Cost]));
+        assert!(
+            shown.contains("1,818,000 EUR") && !shown.contains('$'),
+            "{shown}"
+        );
+        let dollars = plain(&jaguar().parts(&[Section::Cost]));
+        assert!(dollars.contains("$1,818,000"), "{dollars}");
+    }
+
+    #[test]
+    fn the_largest_ratio_of_each_kernel_is_shown() {
+        let report = jaguar();
+        let row = |kernel: &str, approach| {
+            let mut rows = report.feasibility.iter();
+            let found = rows.find(|row| {
+                (row.application.as_str(), row.kernel.as_str()) == ("S3D", kernel)
+                    && row.approach == approach
+            });
+            *found.unwrap().largest_ratio.feasible().unwrap()
+        };
+        let slow = row("k-means", Approach::ActiveFlash);
+        assert_eq!(
+            (
+                at_most(slow.ratio).as_str(),
+                slow.bound.to_string().as_str()
+            ),
+            ("5.355", "kernel")
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(
+            json["feasibility"][1]["largest_ratio"]["infeasible"]["reason"],
+            "ratio-too-high"
+        );
+        let text = plain(&report.parts(&[Section::Feasibility]));
+        for line in [
+            "S3D  active flash  5.355  kernel  k-means",
+            "S3D  active flash  20.02  endurance  mean, grep, transpose, PCA, gzip",
+        ] {
+            assert!(
+                text.lines().any(|shown| shown == line),
+                "no {line} in\n{text}"
+            );
+        }
     }
 
     #[test]
@@ -748,7 +885,7 @@ mod tests {
         let crowded = JAGUAR.replace("staging-ratio = 10", "staging-ratio = 5000");
         let site = Site::parse(&crowded, Path::new("crowded.toml")).unwrap();
         let report = report(&site, &Corrections::default());
-        assert!(report.cost.iter().all(|row| row.total_dollars.is_none()));
+        assert!(report.cost.iter().all(|row| row.total_price.is_none()));
         let text = plain(&report.parts(&[Section::Cost]));
         assert!(text.contains("infeasible") && !text.contains('$'), "{text}");
     }

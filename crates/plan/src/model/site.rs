@@ -1,13 +1,16 @@
 //! The user's site, `site.toml`: a machine, its network, devices and analysis nodes, applications and kernels.
 //!
 //! `examples/site/jaguar.toml` shows every key with its meaning. Whatever is wrong is an error that names file and
-//! line: a key that is unknown or missing, a unit that does not fit, a size or number that is zero or negative.
+//! line: a key that is unknown or missing, a unit that does not fit, a size or number that is zero, negative or absurd,
+//! prices in two currencies, and what contradicts itself (a device that draws more when it is idle).
 
 use super::corrections::Corrections;
 use super::feasible;
 use super::setting::{Run, Stage, StageKind};
+use crate::misspelt;
 use crate::units::{
-    Bytes, BytesPerSecond, Dollars, DollarsPerJoule, JoulesPerByte, Seconds, SecondsPerByte, Watts,
+    Bytes, BytesPerSecond, Currency, JoulesPerByte, Money, MoneyPerJoule, Price, Seconds,
+    SecondsPerByte, Watts,
 };
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, Visitor};
@@ -18,6 +21,21 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use toml::Spanned;
+
+/// Most simulation nodes of a machine.
+pub const NODES_MAX: u64 = 100_000_000;
+/// Most links of a network.
+pub const LINKS_MAX: u64 = 10_000_000_000;
+/// Most processors of an analysis node.
+pub const PROCESSORS_MAX: u64 = 65_536;
+/// Most checkpoints that are kept, and runs that are paid for.
+pub const RUNS_MAX: u64 = 1_000_000_000;
+/// Most applications, and most kernels, of a site: a report has a line for each pair.
+pub const ROWS_MAX: usize = 256;
+/// Largest of the numbers that count no things: hops, factors, ratios of sizes.
+const NUMBER_MAX: f64 = 1e9;
+/// Most letters of a name.
+const NAME_CHARS_MAX: usize = 100;
 
 /// Why a site file can't be used.
 #[derive(Debug, Error)]
@@ -31,7 +49,7 @@ pub enum SiteError {
         source: io::Error,
     },
     /// It is not TOML, or has a key that is missing, unknown or of a wrong value.
-    #[error("{}:{line}: {}", path.display(), error.message())]
+    #[error("{}:{line}: {}", path.display(), misspelt::told(error.message()))]
     Content {
         /// The file.
         path: PathBuf,
@@ -40,38 +58,75 @@ pub enum SiteError {
         /// What is wrong.
         error: Box<toml::de::Error>,
     },
-    /// Two applications or two kernels of one name.
-    #[error("{}:{line}: there are two {what} named \"{name}\"; give each its own name", path.display())]
-    Duplicate {
+    /// No single key of it is wrong, but what they say together.
+    #[error("{}:{line}: {fault}", path.display())]
+    Fault {
         /// The file.
         path: PathBuf,
-        /// Line of the second, from 1.
+        /// Line, from 1.
         line: usize,
+        /// What is wrong.
+        fault: Fault,
+    },
+}
+
+/// What is wrong with keys that are right one by one.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum Fault {
+    /// Two applications or two kernels of one name; the second is meant.
+    #[error("there are two {what} named \"{name}\"; give each its own name")]
+    Duplicate {
         /// "applications" or "kernels".
         what: &'static str,
         /// The name.
         name: String,
     },
     /// The network has too little, or too much, to know the bandwidth of a busy link.
-    #[error(
-        "{}:{line}: [network] needs either busy-bandwidth or all of idle-bandwidth, links and diameter",
-        path.display()
-    )]
-    Network {
-        /// The file.
-        path: PathBuf,
-        /// Line of the table, from 1.
-        line: usize,
-    },
+    #[error("[network] needs either busy-bandwidth or all of idle-bandwidth, links and diameter")]
+    Network,
     /// A list with nothing in it.
-    #[error("{}:{line}: `{what}` is empty; give at least one [[{what}]]", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-        /// Line of the list, from 1.
-        line: usize,
-        /// "application" or "kernel".
-        what: &'static str,
+    #[error("`{0}` is empty; give at least one [[{0}]]")]
+    Empty(&'static str),
+    /// A list with very many things in it.
+    #[error("there are more than {ROWS_MAX} [[{0}]]; give those that matter")]
+    TooMany(&'static str),
+    /// Waiting takes more than working.
+    #[error(
+        "[{table}] draws {idle} when it is idle and {busy} when it is busy; idle-power can't be above busy-power"
+    )]
+    IdleAboveBusy {
+        /// The table.
+        table: &'static str,
+        /// P_idle.
+        idle: Watts,
+        /// P_busy.
+        busy: Watts,
+    },
+    /// A run that ends before its first output.
+    #[error(
+        "an output every {interval} in a run of {duration}: there is none; output-interval can't be above duration"
+    )]
+    IntervalAboveDuration {
+        /// t_iter.
+        interval: Seconds,
+        /// t_sim.
+        duration: Seconds,
+    },
+    /// More nodes for each device than there are.
+    #[error(
+        "a staging ratio of {0} is above the {1} nodes of the machine: one device for all of them is {1}"
+    )]
+    RatioAboveNodes(f64, f64),
+    /// A ratio that is none.
+    #[error("a staging ratio of {0} is less than one node for each device")]
+    RatioBelowOne(f64),
+    /// Prices in two currencies.
+    #[error("this price is in {second}, and that of [device] in {first}; give all in one currency")]
+    Currencies {
+        /// The currency of the first price.
+        first: Currency,
+        /// That of another.
+        second: Currency,
     },
 }
 
@@ -90,30 +145,60 @@ macro_rules! number {
 
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let value = deserializer.deserialize_f64(NumberVisitor($expected))?;
                 let valid: fn(f64) -> bool = $valid;
-                if value.is_finite() && valid(value) {
-                    return Ok(Self(value));
-                }
-                Err(D::Error::custom(format_args!("{value} is not {}", $expected)))
+                number(deserializer, $expected, valid).map(Self)
             }
         }
     };
 }
 
-number! {
-    /// A number of whole things.
-    Count, "a whole number above zero", |value| value >= 1.0 && value.fract() == 0.0
+/// Reads a number that is what it should be.
+fn number<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    expected: &str,
+    valid: impl Fn(f64) -> bool,
+) -> Result<f64, D::Error> {
+    /// From here on all digits of a number are not what a reader wants.
+    const LARGE: f64 = 1e15;
+    let value = deserializer.deserialize_f64(NumberVisitor(expected))?;
+    if valid(value) {
+        return Ok(value);
+    }
+    Err(if value.abs() >= LARGE && value.is_finite() {
+        D::Error::custom(format_args!("{value:e} is not {expected}"))
+    } else {
+        D::Error::custom(format_args!("{value} is not {expected}"))
+    })
+}
+
+/// A number of whole things, at least one and at most so many.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Count<const MAX: u64>(f64);
+
+impl<const MAX: u64> Count<MAX> {
+    /// The number.
+    pub const fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl<'de, const MAX: u64> Deserialize<'de> for Count<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = format!("a whole number from 1 to {MAX}");
+        #[expect(clippy::cast_precision_loss, reason = "the bounds are far below 2^53")]
+        let valid = |value: f64| (1.0..=MAX as f64).contains(&value) && value.fract() == 0.0;
+        number(deserializer, &expected, valid).map(Self)
+    }
 }
 
 number! {
     /// A number above zero.
-    Positive, "a number above zero", |value| value > 0.0
+    Positive, "a number above zero and up to 1e9", |value| value > 0.0 && value <= NUMBER_MAX
 }
 
 number! {
     /// A number of at least 1.
-    Factor, "a number of at least 1", |value| value >= 1.0
+    Factor, "a number from 1 to 1e9", |value| (1.0..=NUMBER_MAX).contains(&value)
 }
 
 number! {
@@ -121,9 +206,9 @@ number! {
     Share, "a share above 0 and up to 1", |value| value > 0.0 && value <= 1.0
 }
 
-struct NumberVisitor(&'static str);
+struct NumberVisitor<'a>(&'a str);
 
-impl Visitor<'_> for NumberVisitor {
+impl Visitor<'_> for NumberVisitor<'_> {
     type Value = f64;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -144,12 +229,47 @@ impl Visitor<'_> for NumberVisitor {
     }
 }
 
+/// What something is called: tables and errors show it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name(String);
+
+impl Name {
+    /// As it is written.
+    pub fn get(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let problem = if name.trim().is_empty() {
+            "a name can't be empty".to_owned()
+        } else if name.contains(char::is_control) {
+            "a name can't have control characters".to_owned()
+        } else if name.trim() != name {
+            "a name can't begin or end with white space".to_owned()
+        } else if name.chars().count() > NAME_CHARS_MAX {
+            format!("a name has at most {NAME_CHARS_MAX} characters")
+        } else {
+            return Ok(Self(name));
+        };
+        Err(D::Error::custom(problem))
+    }
+}
+
 /// A site.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Site {
     /// What it is called.
-    pub name: String,
+    pub name: Name,
     /// The compute nodes and their file system.
     pub machine: Machine,
     /// What joins them.
@@ -175,7 +295,7 @@ pub struct Site {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Machine {
     /// N.
-    pub nodes: Count,
+    pub nodes: Count<NODES_MAX>,
     /// Idle power of a simulation node.
     pub idle_power: Watts,
     /// BW_PFS.
@@ -193,7 +313,7 @@ pub struct Network {
     /// BW_idlelink, to compute it from.
     pub idle_bandwidth: Option<BytesPerSecond>,
     /// L.
-    pub links: Option<Count>,
+    pub links: Option<Count<LINKS_MAX>>,
     /// d_max.
     pub diameter: Option<Positive>,
     /// m.
@@ -213,9 +333,9 @@ pub struct Running {
     /// t_sim.
     pub duration: Seconds,
     /// t_iter.
-    pub output_interval: Seconds,
+    pub output_interval: Spanned<Seconds>,
     /// num_chkpts.
-    pub checkpoints_kept: Count,
+    pub checkpoints_kept: Count<RUNS_MAX>,
     /// f_op.
     pub overprovisioning: Factor,
     /// α.
@@ -223,7 +343,7 @@ pub struct Running {
     /// f_restart.
     pub restart_fraction: Share,
     /// R that energy and cost are worked out for.
-    pub staging_ratio: Factor,
+    staging_ratio: Spanned<Factor>,
 }
 
 /// `[device]`.
@@ -231,7 +351,7 @@ pub struct Running {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
     /// Its model.
-    pub name: String,
+    pub name: Name,
     /// C_SSD.
     pub capacity: Bytes,
     /// BW_sim-SSD.
@@ -243,11 +363,11 @@ pub struct Device {
     /// P_busy.
     pub busy_power: Watts,
     /// P_idle.
-    pub idle_power: Watts,
+    pub idle_power: Spanned<Watts>,
     /// W_endurance.
     pub endurance: Bytes,
     /// Of one device.
-    pub price: Dollars,
+    pub price: Spanned<Price<Money>>,
 }
 
 /// `[analysis-node]`.
@@ -255,7 +375,7 @@ pub struct Device {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AnalysisNode {
     /// Processors that analyse at the same time.
-    pub processors: Count,
+    pub processors: Count<PROCESSORS_MAX>,
     /// C_mem.
     pub memory: Bytes,
     /// BW_mem.
@@ -263,11 +383,11 @@ pub struct AnalysisNode {
     /// P_busy of the whole node.
     pub busy_power: Watts,
     /// P_idle of the whole node.
-    pub idle_power: Watts,
+    pub idle_power: Spanned<Watts>,
     /// Of a node without its memory.
-    pub price: Dollars,
+    pub price: Spanned<Price<Money>>,
     /// Of its memory.
-    pub memory_price: Dollars,
+    pub memory_price: Spanned<Price<Money>>,
 }
 
 /// `[cost]`.
@@ -275,30 +395,30 @@ pub struct AnalysisNode {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Cost {
     /// What energy costs.
-    pub energy_price: DollarsPerJoule,
+    pub energy_price: Spanned<Price<MoneyPerJoule>>,
     /// Runs of each application that are paid for.
-    pub runs: Count,
+    pub runs: Count<RUNS_MAX>,
 }
 
 /// `[[application]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Application {
-    name: Spanned<String>,
+    name: Spanned<Name>,
     /// λ_a.
     pub analysis: BytesPerSecond,
     /// λ_c; none when it makes no checkpoints.
     pub checkpoint: Option<BytesPerSecond>,
     /// t_sim of this application.
-    pub duration: Option<Seconds>,
+    pub duration: Option<Spanned<Seconds>>,
     /// t_iter of this application.
-    pub output_interval: Option<Seconds>,
+    pub output_interval: Option<Spanned<Seconds>>,
 }
 
 impl Application {
     /// What it is called.
     pub fn name(&self) -> &str {
-        self.name.get_ref()
+        self.name.get_ref().get()
     }
 }
 
@@ -306,7 +426,7 @@ impl Application {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Kernel {
-    name: Spanned<String>,
+    name: Spanned<Name>,
     /// T_SSD,k: its throughput on a device.
     pub device: BytesPerSecond,
     /// Its throughput on one processor of a node.
@@ -318,7 +438,7 @@ pub struct Kernel {
 impl Kernel {
     /// What it is called.
     pub fn name(&self) -> &str {
-        self.name.get_ref()
+        self.name.get_ref().get()
     }
 }
 
@@ -362,12 +482,17 @@ impl Site {
         };
         let site: Self = toml::from_str(text).map_err(content)?;
         let tables: Tables = toml::from_str(text).map_err(content)?;
-        site.check(&tables, text, path)?;
+        site.check(&tables)
+            .map_err(|(span, fault)| SiteError::Fault {
+                path: path.to_owned(),
+                line: line_of(text, Some(span)),
+                fault,
+            })?;
         Ok(site)
     }
 
     /// What no single key can tell.
-    fn check(&self, tables: &Tables, text: &str, path: &Path) -> Result<(), SiteError> {
+    fn check(&self, tables: &Tables) -> Result<(), Located> {
         let network = &self.network;
         let idle_keys = [
             network.idle_bandwidth.is_some(),
@@ -376,45 +501,110 @@ impl Site {
         ];
         let wanted = network.busy_bandwidth.is_none();
         if idle_keys != [wanted; 3] {
-            return Err(SiteError::Network {
-                path: path.to_owned(),
-                line: line_of(text, Some(tables.network.span())),
-            });
+            return Err((tables.network.span(), Fault::Network));
         }
-        let lists = [
+        let counts = (self.applications.len(), self.kernels.len());
+        for (what, count, span) in [
+            ("application", counts.0, tables.application.span()),
+            ("kernel", counts.1, tables.kernel.span()),
+        ] {
+            match count {
+                0 => return Err((span, Fault::Empty(what))),
+                1..=ROWS_MAX => {}
+                _ => return Err((span, Fault::TooMany(what))),
+            }
+        }
+        let applications = self.applications.iter().map(|it| &it.name);
+        distinct("applications", applications)?;
+        distinct("kernels", self.kernels.iter().map(|it| &it.name))?;
+        self.check_powers()?;
+        self.check_times()?;
+        self.check_prices()?;
+        let ratio = &self.run.staging_ratio;
+        let fault = self.ratio_fault(ratio.get_ref().get());
+        fault.map_or(Ok(()), |fault| Err((ratio.span(), fault)))
+    }
+
+    fn check_powers(&self) -> Result<(), Located> {
+        let (device, node) = (&self.device, &self.analysis_node);
+        for (table, idle, busy) in [
+            ("device", &device.idle_power, device.busy_power),
+            ("analysis-node", &node.idle_power, node.busy_power),
+        ] {
+            let (span, idle) = (idle.span(), *idle.get_ref());
+            if idle > busy {
+                return Err((span, Fault::IdleAboveBusy { table, idle, busy }));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<(), Located> {
+        let (interval, duration) = (&self.run.output_interval, self.run.duration);
+        let long = |interval, duration| Fault::IntervalAboveDuration { interval, duration };
+        if *interval.get_ref() > duration {
+            return Err((interval.span(), long(*interval.get_ref(), duration)));
+        }
+        for application in &self.applications {
+            let run = self.run_of(application, None);
+            let own = [&application.output_interval, &application.duration];
+            let span = own.into_iter().flatten().map(Spanned::span).next();
+            if let Some(span) = span.filter(|_| run.interval > run.duration) {
+                return Err((span, long(run.interval, run.duration)));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_prices(&self) -> Result<(), Located> {
+        let (node, energy) = (&self.analysis_node, &self.cost.energy_price);
+        let others = [
+            (&node.price.get_ref().currency, node.price.span()),
             (
-                "application",
-                self.applications.is_empty(),
-                tables.application.span(),
+                &node.memory_price.get_ref().currency,
+                node.memory_price.span(),
             ),
-            ("kernel", self.kernels.is_empty(), tables.kernel.span()),
+            (&energy.get_ref().currency, energy.span()),
         ];
-        for (what, empty, span) in lists {
-            if empty {
-                return Err(SiteError::Empty {
-                    path: path.to_owned(),
-                    line: line_of(text, Some(span)),
-                    what,
-                });
+        let first = self.currency();
+        match others.into_iter().find(|(second, _)| *second != first) {
+            None => Ok(()),
+            Some((second, span)) => {
+                let (first, second) = (first.clone(), second.clone());
+                Err((span, Fault::Currencies { first, second }))
             }
         }
-        let names = |what, names: Vec<&Spanned<String>>| -> Result<(), SiteError> {
-            let mut seen = BTreeSet::new();
-            match names.into_iter().find(|name| !seen.insert(name.get_ref())) {
-                None => Ok(()),
-                Some(name) => Err(SiteError::Duplicate {
-                    path: path.to_owned(),
-                    line: line_of(text, Some(name.span())),
-                    what,
-                    name: name.get_ref().clone(),
-                }),
-            }
-        };
-        names(
-            "applications",
-            self.applications.iter().map(|it| &it.name).collect(),
-        )?;
-        names("kernels", self.kernels.iter().map(|it| &it.name).collect())
+    }
+
+    fn ratio_fault(&self, ratio: f64) -> Option<Fault> {
+        let nodes = self.machine.nodes.get();
+        if ratio > nodes {
+            return Some(Fault::RatioAboveNodes(ratio, nodes));
+        }
+        let below = ratio.is_nan() || ratio < 1.0;
+        below.then_some(Fault::RatioBelowOne(ratio))
+    }
+
+    /// R that feasibility, energy and cost are worked out for.
+    pub fn staging_ratio(&self) -> f64 {
+        self.run.staging_ratio.get_ref().get()
+    }
+
+    /// The same site at another staging ratio.
+    ///
+    /// # Errors
+    /// A ratio below 1 or above the number of nodes.
+    pub fn at_ratio(mut self, ratio: f64) -> Result<Self, Fault> {
+        if let Some(fault) = self.ratio_fault(ratio) {
+            return Err(fault);
+        }
+        *self.run.staging_ratio.get_mut() = Factor(ratio);
+        Ok(self)
+    }
+
+    /// The currency of all of its prices.
+    pub fn currency(&self) -> &Currency {
+        &self.device.price.get_ref().currency
     }
 
     /// BW_busylink, measured or computed (below Eq. 9).
@@ -448,8 +638,12 @@ impl Site {
             reduction: reduction.get(),
             interval: application
                 .output_interval
-                .unwrap_or(self.run.output_interval),
-            duration: application.duration.unwrap_or(self.run.duration),
+                .as_ref()
+                .map_or(*self.run.output_interval.get_ref(), |own| *own.get_ref()),
+            duration: application
+                .duration
+                .as_ref()
+                .map_or(self.run.duration, |own| *own.get_ref()),
             checkpoints_kept: self.run.checkpoints_kept.get(),
             overprovisioning: self.run.overprovisioning.get(),
             restart_fraction: self.run.restart_fraction.get(),
@@ -467,7 +661,7 @@ impl Site {
             bandwidth: device.bandwidth,
             internal: device.flash_to_controller.inverse() + device.controller_to_memory.inverse(),
             busy: device.busy_power,
-            idle: device.idle_power,
+            idle: *device.idle_power.get_ref(),
             endurance: Some(device.endurance),
             energy_to_stage: self.network.energy_to_staging,
         }
@@ -482,7 +676,7 @@ impl Site {
             bandwidth: node.memory_bandwidth,
             internal: SecondsPerByte::ZERO,
             busy: node.busy_power,
-            idle: node.idle_power,
+            idle: *node.idle_power.get_ref(),
             endurance: None,
             energy_to_stage: self.network.energy_to_staging,
         }
@@ -498,9 +692,32 @@ impl Site {
     }
 
     /// Price of an analysis node with its memory.
-    pub fn node_price(&self) -> Dollars {
-        self.analysis_node.price + self.analysis_node.memory_price
+    pub fn node_price(&self) -> Money {
+        let node = &self.analysis_node;
+        node.price.get_ref().amount + node.memory_price.get_ref().amount
     }
+
+    /// Price of a device.
+    pub fn device_price(&self) -> Money {
+        self.device.price.get_ref().amount
+    }
+}
+
+/// A fault and where in the text it is.
+type Located = (Range<usize>, Fault);
+
+fn distinct<'a>(
+    what: &'static str,
+    names: impl Iterator<Item = &'a Spanned<Name>>,
+) -> Result<(), Located> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if !seen.insert(name.get_ref()) {
+            let (span, name) = (name.span(), name.get_ref().get().to_owned());
+            return Err((span, Fault::Duplicate { what, name }));
+        }
+    }
+    Ok(())
 }
 
 fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
@@ -531,10 +748,10 @@ mod tests {
     #[test]
     fn the_example_is_a_site() {
         let site = Site::parse(JAGUAR, Path::new("jaguar.toml")).unwrap();
-        assert_eq!(site.name, "Jaguar");
+        assert_eq!(site.name.get(), "Jaguar");
         assert_eq!((site.applications.len(), site.kernels.len()), (6, 7));
-        assert_eq!(site.node_price(), Dollars::new(1010.0));
-        assert_eq!(site.busy_link(), "814 MB/s".parse().unwrap());
+        assert_eq!(site.node_price(), Money::new(1010.0));
+        assert_eq!(site.busy_link(), "814 MiB/s".parse().unwrap());
     }
 
     /// What is changed in the example, into what, and how the error starts.
@@ -542,40 +759,40 @@ mod tests {
         (
             "nodes = 18000",
             "nodes = 0",
-            "0 is not a whole number above zero",
+            "0 is not a whole number from 1 to 100000000",
         ),
         (
             "nodes = 18000",
             "nodes = 1.5",
-            "1.5 is not a whole number above zero",
+            "1.5 is not a whole number from 1 to 100000000",
         ),
         (
             "nodes = 18000",
             "nodes = \"many\"",
-            "invalid type: string \"many\", expected a whole number above zero",
+            "invalid type: string \"many\", expected a whole number from 1 to 100000000",
         ),
         (
-            "capacity = \"64 GB\"",
+            "capacity = \"64 GiB\"",
             "capacity = \"64 gigs\"",
             "unknown unit \"gigs\" in \"64 gigs\"; a size is in B",
         ),
         (
-            "capacity = \"64 GB\"",
-            "capacity = \"-64 GB\"",
-            "\"-64 GB\" is not above zero",
+            "capacity = \"64 GiB\"",
+            "capacity = \"-64 GiB\"",
+            "\"-64 GiB\" is not above zero",
         ),
         (
-            "capacity = \"64 GB\"",
-            "capacity = \"0 GB\"",
-            "\"0 GB\" is not above zero",
+            "capacity = \"64 GiB\"",
+            "capacity = \"0 GiB\"",
+            "\"0 GiB\" is not above zero",
         ),
         (
-            "capacity = \"64 GB\"",
+            "capacity = \"64 GiB\"",
             "capacity = \"64\"",
             "\"64\" has no unit",
         ),
         (
-            "capacity = \"64 GB\"",
+            "capacity = \"64 GiB\"",
             "capacity = 64",
             "invalid type: integer `64`, expected a size with its unit",
         ),
@@ -587,17 +804,17 @@ mod tests {
         (
             "staging-ratio = 10",
             "staging-ratio = 0.5",
-            "0.5 is not a number of at least 1",
+            "0.5 is not a number from 1 to 1e9",
         ),
         (
-            "endurance = \"300 TB\"",
-            "durability = \"300 TB\"",
+            "endurance = \"300 TiB\"",
+            "durability = \"300 TiB\"",
             "unknown field `durability`, expected one of",
         ),
         (
-            "analysis = \"170 KB/s\"",
-            "analysis = \"170 KB\"",
-            "unknown unit \"KB\" in \"170 KB\"; a rate is in",
+            "analysis = \"170 KiB/s\"",
+            "analysis = \"170 KiB\"",
+            "unknown unit \"KiB\" in \"170 KiB\"; a rate is in",
         ),
         (
             "name = \"GYRO\"",
@@ -610,13 +827,176 @@ mod tests {
             "there are two kernels named \"mean\"",
         ),
         ("flit = \"32 B\"", "flit = 32 B", ""),
+        (
+            "nodes = 18000",
+            "nodes = 1e300",
+            "1e300 is not a whole number from 1 to 100000000",
+        ),
+        (
+            "nodes = 18000",
+            "nodes = inf",
+            "inf is not a whole number from 1 to 100000000",
+        ),
+        (
+            "processors = 2",
+            "processors = 1000000",
+            "1000000 is not a whole number from 1 to 65536",
+        ),
+        (
+            "runs = 146",
+            "runs = 9000000000000000000",
+            "9e18 is not a whole number from 1 to 1000000000",
+        ),
+        (
+            "overprovisioning = 1.5",
+            "overprovisioning = 1e12",
+            "1000000000000 is not a number from 1 to 1e9",
+        ),
+        (
+            "capacity = \"64 GiB\"",
+            "capacity = \"1e40 GiB\"",
+            "\"1e40 GiB\" is too much for a size",
+        ),
+        (
+            "idle-power = \"0.09 W\"",
+            "idle-power = \"4 W\"",
+            "[device] draws 4 W when it is idle and 3 W when it is busy; idle-power can't be above",
+        ),
+        (
+            "busy-power = \"190 W\"\nidle-power = \"63 W\"",
+            "busy-power = \"60 W\"\nidle-power = \"63 W\"",
+            "[analysis-node] draws 63 W when it is idle and 60 W when it is busy",
+        ),
+        (
+            "output-interval = \"1 h\"",
+            "output-interval = \"25 h\"",
+            "an output every 1.042 d in a run of 1 d: there is none",
+        ),
+        (
+            "staging-ratio = 10",
+            "staging-ratio = 18001",
+            "a staging ratio of 18001 is above the 18000 nodes of the machine",
+        ),
+        ("name = \"Jaguar\"", "name = \"\"", "a name can't be empty"),
+        (
+            "name = \"Samsung PM830\"",
+            "name = \" \\t\"",
+            "a name can't be empty",
+        ),
+        ("name = \"GYRO\"", "name = \"\"", "a name can't be empty"),
+        (
+            "name = \"grep\"",
+            "name = \"gr\\nep\"",
+            "a name can't have control characters",
+        ),
+        (
+            "name = \"grep\"",
+            "name = \"mean \"",
+            "a name can't begin or end with white space",
+        ),
+        (
+            "memory-price = \"$400\"",
+            "memory-price = \"400 EUR\"",
+            "this price is in EUR, and that of [device] in $; give all in one currency",
+        ),
+        (
+            "energy-price = \"$0.30/kWh\"",
+            "energy-price = \"€0.30/kWh\"",
+            "this price is in €, and that of [device] in $",
+        ),
+        (
+            "price = \"$100\"",
+            "price = \"100\"",
+            "\"100\" has no currency; write a price as",
+        ),
+        (
+            "endurance = \"300 TiB\"",
+            "endurence = \"300 TiB\"",
+            "unknown field `endurence`",
+        ),
+        ("[device]", "[devise]", "unknown field `devise`"),
     ];
+
+    #[test]
+    fn a_misspelt_key_is_told_what_was_meant() {
+        for (right, wrong, meant) in [
+            ("endurance =", "endurence =", "endurance"),
+            ("[device]", "[devise]", "device"),
+            ("[[kernel]]", "[[kernal]]", "kernel"),
+            ("staging-ratio", "staging_ratio", "staging-ratio"),
+            ("energy-price", "energyprice", "energy-price"),
+        ] {
+            let error = error_after(right, wrong);
+            let expected = format!("site.toml:{}: unknown field", line_with(right));
+            assert!(error.starts_with(&expected), "{error}\nis not\n{expected}");
+            let meant = format!("; did you mean `{meant}`?");
+            assert!(error.ends_with(&meant), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_costs_nothing_and_draws_nothing_is_a_site_too() {
+        let text = JAGUAR
+            .replace("\"$100\"", "\"$0\"")
+            .replace("$0.30/kWh", "$0/kWh")
+            .replace("\"0.09 W\"", "\"0 W\"")
+            .replace("\"63 W\"", "\"0 W\"");
+        let site = Site::parse(&text, Path::new("site.toml")).unwrap();
+        assert_eq!(site.device_price(), Money::ZERO);
+        assert_eq!(site.node_stage().idle, Watts::ZERO);
+        let equal = JAGUAR.replacen("\"0.09 W\"", "\"3 W\"", 1);
+        assert!(Site::parse(&equal, Path::new("site.toml")).is_ok());
+        let once = JAGUAR.replacen("output-interval = \"1 h\"", "output-interval = \"24 h\"", 1);
+        assert!(Site::parse(&once, Path::new("site.toml")).is_ok());
+    }
+
+    #[test]
+    fn an_application_contradicts_the_run_where_it_says_something_else() {
+        let with = |more: &str| {
+            let analysis = "analysis = \"170 KiB/s\"";
+            let error = error_after(analysis, &format!("{analysis}\n{more}"));
+            let line = 1 + line_with(analysis);
+            assert!(
+                error.starts_with(&format!("site.toml:{line}: an output every")),
+                "{error}"
+            );
+        };
+        with("duration = \"30 min\"");
+        with("output-interval = \"2 d\"");
+    }
+
+    #[test]
+    fn another_ratio_is_checked_as_that_of_the_file() {
+        let at = |ratio| jaguar().at_ratio(ratio).map(|site| site.staging_ratio());
+        assert_eq!(at(300.0), Ok(300.0));
+        assert_eq!(at(18_000.0), Ok(18_000.0));
+        assert_eq!(
+            at(18_000.5),
+            Err(Fault::RatioAboveNodes(18_000.5, 18_000.0))
+        );
+        for none in [0.5, 0.0, -3.0, f64::NAN, f64::NEG_INFINITY] {
+            assert!(matches!(at(none), Err(Fault::RatioBelowOne(_))), "{none}");
+        }
+        assert!(at(f64::INFINITY).is_err());
+    }
+
+    #[test]
+    fn a_site_has_a_line_for_each_pair_and_so_a_bound() {
+        let kernel = "\n[[kernel]]\nname = \"k@\"\ndevice = \"1 MB/s\"\nprocessor = \"1 MB/s\"\n";
+        let more: String = (0..ROWS_MAX)
+            .map(|n| kernel.replace('@', &n.to_string()))
+            .collect();
+        let error = Site::parse(&(JAGUAR.to_owned() + &more), Path::new("site.toml"));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("more than 256 [[kernel]]"), "{error}");
+    }
 
     #[test]
     fn errors_name_file_and_line() {
         for &(old, new, message) in WRONG {
             let error = error_after(old, new);
-            let expected = format!("site.toml:{}: {message}", line_with(old));
+            let line = line_with(old.lines().next().unwrap()) + old.lines().count() - 1;
+            let expected = format!("site.toml:{line}: {message}");
             assert!(error.starts_with(&expected), "{error}\nis not\n{expected}");
         }
     }
@@ -624,10 +1004,10 @@ mod tests {
     #[test]
     fn a_missing_key_names_its_table() {
         for (table, key) in [
-            ("[device]", "endurance = \"300 TB\"\n"),
+            ("[device]", "endurance = \"300 TiB\"\n"),
             ("[run]", "duration = \"24 h\"\n"),
-            ("[[application]]", "analysis = \"4400 KB/s\"\n"),
-            ("[[kernel]]", "device = \"416 MB/s\"\n"),
+            ("[[application]]", "analysis = \"4400 KiB/s\"\n"),
+            ("[[kernel]]", "device = \"416 MiB/s\"\n"),
         ] {
             let error = error_after(key, "");
             let name = key.split(' ').next().unwrap();
@@ -643,8 +1023,8 @@ mod tests {
 
     #[test]
     fn a_busy_link_is_measured_or_computed() {
-        let idle = "idle-bandwidth = \"3 GB/s\"\nlinks = 54000\ndiameter = 30";
-        let text = JAGUAR.replacen("busy-bandwidth = \"814 MB/s\"", idle, 1);
+        let idle = "idle-bandwidth = \"3 GiB/s\"\nlinks = 54000\ndiameter = 30";
+        let text = JAGUAR.replacen("busy-bandwidth = \"814 MiB/s\"", idle, 1);
         let site = Site::parse(&text, Path::new("site.toml")).unwrap();
         assert_eq!(
             site.busy_link(),
@@ -653,9 +1033,9 @@ mod tests {
         let line = line_with("[network]");
         for text in [
             "links = 54000",
-            "busy-bandwidth = \"1 GB/s\"\nlinks = 54000",
+            "busy-bandwidth = \"1 GiB/s\"\nlinks = 54000",
         ] {
-            let error = error_after("busy-bandwidth = \"814 MB/s\"", text);
+            let error = error_after("busy-bandwidth = \"814 MiB/s\"", text);
             let expected = format!("site.toml:{line}: [network] needs either");
             assert!(error.starts_with(&expected), "{error}");
         }
@@ -686,13 +1066,13 @@ mod tests {
     fn an_application_or_kernel_may_have_its_own_ways() {
         let text = JAGUAR
             .replacen(
-                "analysis = \"170 KB/s\"\ncheckpoint = \"85 KB/s\"",
-                "analysis = \"170 KB/s\"\nduration = \"12 h\"",
+                "analysis = \"170 KiB/s\"\ncheckpoint = \"85 KiB/s\"",
+                "analysis = \"170 KiB/s\"\nduration = \"12 h\"",
                 1,
             )
             .replacen(
-                "device = \"416 MB/s\"",
-                "device = \"416 MB/s\"\nreduction = 0.01",
+                "device = \"416 MiB/s\"",
+                "device = \"416 MiB/s\"\nreduction = 0.01",
                 1,
             );
         let site = Site::parse(&text, Path::new("site.toml")).unwrap();

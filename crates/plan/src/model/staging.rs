@@ -121,21 +121,21 @@ mod tests {
     use crate::units::Bytes;
     use proptest::prelude::*;
 
-    /// By hand: 64 · 2^20 KB / (1.5 · (170 + 2 · 85) KB/s · 3600 s) = 67 108 864 / 1 836 000.
+    /// By hand: 64 · 2^20 KiB / (1.5 · (170 + 2 · 85) KiB/s · 3600 s) = 67 108 864 / 1 836 000.
     #[test]
     fn capacity_by_hand() {
         let ratio = capacity_ratio(&run(), &device());
         assert!((ratio - 67_108_864.0 / 1_836_000.0).abs() < 1e-9, "{ratio}");
     }
 
-    /// By hand: 400 MB/s · 18 000 / (240 · 1024 MB/s) = 29.296 875; 30 · 1024 · 18 000 / (240 · 1024) = 2250.
+    /// By hand: 400 MiB/s · 18 000 / (240 · 1024 MiB/s) = 29.296 875; 30 · 1024 · 18 000 / (240 · 1024) = 2250.
     #[test]
     fn bandwidth_by_hand() {
         assert!((bandwidth_ratio(&run(), &device()) - 29.296_875).abs() < 1e-9);
         assert!((bandwidth_ratio(&run(), &node()) - 2250.0).abs() < 1e-9);
     }
 
-    /// By hand: 0.05 · 409 600 KB/s / 85 KB/s.
+    /// By hand: 0.05 · 409 600 KiB/s / 85 KiB/s.
     #[test]
     fn restart_by_hand() {
         let ratio = restart_ratio(&run(), &device()).unwrap();
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(restart_ratio(&without, &device()), None);
     }
 
-    /// By hand: 300 · 2^30 KB / (255 KB/s · 63 072 000 s) = 20.0283.
+    /// By hand: 300 · 2^30 KiB / (255 KiB/s · 63 072 000 s) = 20.0283.
     #[test]
     fn endurance_by_hand() {
         let ratio = endurance_ratio(&run(), &device()).unwrap();
@@ -162,7 +162,7 @@ mod tests {
         let refused = allows(&run(), &device(), 21.0).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "endurance allows at most 20.03 nodes for each, and this is 21"
+            "endurance allows at most 20.02 nodes for each, and this is 21"
         );
         assert_eq!(
             largest_ratio(&run(), &node()).constraint,

@@ -1,51 +1,33 @@
-//! One element in virtual time: the labels that it has, its cores, and the objects that it pulled.
+//! One element in virtual time: the labels that it has, its cores and resources, and the objects that it pulled.
 //!
-//! Does what `tidemill-element` does: labels run first come, first served, but none before those it comes after;
-//! a core is taken from the first pull of a label to its last write; pulled objects are shared while in use and
-//! kept up to a bound, oldest out first.
+//! Does what `tidemill-element` does, with the same book of what is free: labels run first come, first served, but none
+//! before those it comes after, and none before all that it needs is free; that is taken from the first pull of a label to
+//! its last write; pulled objects are shared while in use and kept up to a bound, oldest out first.
 
 use super::platform::Element;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use tidemill_core::fabric::{self, Fabric};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidemill_core::id::ObjectId;
-use tidemill_core::time::Span;
-
-/// Run time that is reckoned with for a kernel that never ran.
-const UNKNOWN_RUN: Span = tidemill_core::dispatch::UNKNOWN_RUN;
+use tidemill_core::resources::{Ledger, Needs, first_to_start};
 
 /// An element's state. Labels are named by their index in the engine.
 #[derive(Debug)]
 pub(super) struct Node {
-    fabric: Box<dyn Fabric>,
-    /// Labels that may run and are bound to no core.
+    ledger: Ledger,
+    /// Labels that may run, and how many of them need no core.
     ready: BTreeSet<u32>,
-    cores: Vec<Core>,
-    view: Vec<fabric::Core>,
-    /// Runs and their times together, by the number of the kernel.
-    history: Vec<(u64, Span)>,
+    light: usize,
+    /// Cores that nobody has, by their numbers.
+    free: BTreeSet<u32>,
     pub(super) pulled: Pulled,
 }
 
-#[derive(Debug, Default)]
-struct Core {
-    running: Option<u32>,
-    bound: VecDeque<(u32, Span)>,
-}
-
 impl Node {
-    /// `kernels` are the names of the workflow's kernels, by their numbers.
-    pub(super) fn new(element: &Element, fabric: Box<dyn Fabric>, kernels: &[&str]) -> Self {
-        let history = kernels.iter().map(|&kernel| {
-            let known = element.history.get(kernel);
-            known.map_or((0, Span(0)), |known| (known.runs, Span(known.total_ns)))
-        });
-        let cores = element.cores.max(1) as usize;
+    pub(super) fn new(element: &Element) -> Self {
         Self {
-            fabric,
+            ledger: Ledger::new(element.offers()),
             ready: BTreeSet::new(),
-            cores: (0..cores).map(|_| Core::default()).collect(),
-            view: vec![fabric::Core::default(); cores],
-            history: history.collect(),
+            light: 0,
+            free: (0..element.cores.max(1)).collect(),
             pulled: Pulled {
                 bytes_max: element.pulled_bytes_max,
                 ..Pulled::default()
@@ -54,65 +36,34 @@ impl Node {
     }
 
     /// A label may run from now on.
-    pub(super) fn add(&mut self, label: u32) {
-        self.ready.insert(label);
+    pub(super) fn add(&mut self, label: u32, needs: &Needs) {
+        let new = self.ready.insert(label);
+        self.light += usize::from(new && needs.cores == 0);
     }
 
     /// A label that has not begun goes.
-    pub(super) fn remove(&mut self, label: u32) {
-        self.ready.remove(&label);
-        for (core, view) in self.cores.iter_mut().zip(&mut self.view) {
-            let Some(at) = core.bound.iter().position(|&(bound, _)| bound == label) else {
-                continue;
-            };
-            if let Some((_, expected)) = core.bound.remove(at) {
-                view.labels -= 1;
-                view.expected = Span(view.expected.0.saturating_sub(expected.0));
-            }
-        }
+    pub(super) fn remove(&mut self, label: u32, needs: &Needs) {
+        let removed = self.ready.remove(&label);
+        self.light -= usize::from(removed && needs.cores == 0);
     }
 
-    /// Binds labels to cores as far as the fabric scheduler will, and takes the next label that a core can
-    /// begin: the label and the core. `kernel` gives the kernel of a label.
-    pub(super) fn take(&mut self, kernel: impl Fn(u32) -> u32) -> Option<(u32, u32)> {
-        while let Some(&label) = self.ready.first() {
-            let Some(core) = self.fabric.pick(&self.view) else {
-                break;
-            };
-            self.ready.pop_first();
-            let expected = self.expected(kernel(label));
-            let view = &mut self.view[core];
-            view.labels += 1;
-            view.expected = view.expected + expected;
-            self.cores[core].bound.push_back((label, expected));
-            if self.cores[core].running.is_none() {
-                break;
-            }
+    /// Takes the next label that can begin, and the cores that it has. `needs` gives what a label needs.
+    pub(super) fn take<'a>(&mut self, needs: impl Fn(u32) -> &'a Needs) -> Option<(u32, Vec<u32>)> {
+        let ready = self.ready.iter().map(|&label| (label, needs(label)));
+        let label = first_to_start(&self.ledger, ready, self.light > 0, |_| true)?;
+        let needs = needs(label);
+        if !self.ledger.take(needs) {
+            return None;
         }
-        let can_begin = |core: &Core| core.running.is_none() && !core.bound.is_empty();
-        let core = self.cores.iter().position(can_begin)?;
-        let &(label, _) = self.cores[core].bound.front()?;
-        self.cores[core].running = Some(label);
-        Some((label, u32::try_from(core).unwrap_or(u32::MAX)))
+        self.remove(label, needs);
+        let cores = (0..needs.cores).map_while(|_| self.free.pop_first());
+        Some((label, cores.collect()))
     }
 
-    /// The label that a core ran has ended after this long.
-    pub(super) fn end(&mut self, core: u32, kernel: u32, run: Span) {
-        let index = core as usize;
-        self.cores[index].running = None;
-        if let Some((_, expected)) = self.cores[index].bound.pop_front() {
-            let view = &mut self.view[index];
-            view.labels -= 1;
-            view.expected = Span(view.expected.0.saturating_sub(expected.0));
-        }
-        let (runs, total) = &mut self.history[kernel as usize];
-        *runs += 1;
-        *total = *total + run;
-    }
-
-    fn expected(&self, kernel: u32) -> Span {
-        let (runs, total) = self.history[kernel as usize];
-        total.0.checked_div(runs).map_or(UNKNOWN_RUN, Span)
+    /// A label that had these cores has ended.
+    pub(super) fn end(&mut self, needs: &Needs, cores: &[u32]) {
+        self.ledger.give_back(needs);
+        self.free.extend(cores);
     }
 }
 
@@ -224,29 +175,35 @@ impl Pulled {
 mod tests {
     use super::*;
 
-    fn node(cores: u32, fabric: &str) -> Node {
+    #[test]
+    fn labels_go_to_whichever_cores_are_free_and_wait_for_as_many_as_they_need() {
         let element = Element {
-            cores,
+            cores: 2,
             ..Element::default()
         };
-        Node::new(&element, fabric::by_name(fabric).unwrap(), &["k"])
-    }
-
-    #[test]
-    fn labels_of_one_queue_go_to_whichever_core_is_free_and_bound_ones_wait_for_theirs() {
-        for (fabric, third) in [("first-free", 1), ("round-robin", 0)] {
-            let mut node = node(2, fabric);
-            (0..3).for_each(|label| node.add(label));
-            assert_eq!(node.take(|_| 0), Some((0, 0)));
-            assert_eq!(node.take(|_| 0), Some((1, 1)));
-            assert_eq!(node.take(|_| 0), None);
-            node.end(1, 0, Span(5));
-            let next = node.take(|_| 0);
-            assert_eq!(next, (third == 1).then_some((2, 1)), "{fabric}");
-            node.end(0, 0, Span(5));
-            let next = node.take(|_| 0);
-            assert_eq!(next, (third == 0).then_some((2, 0)), "{fabric}");
-        }
+        let mut node = Node::new(&element);
+        let cores = |cores| Needs {
+            cores,
+            ..Needs::default()
+        };
+        let all = [cores(1), cores(1), cores(2), cores(1), cores(0)];
+        let needs = |label: u32| &all[label as usize];
+        (0..5).for_each(|label| node.add(label, needs(label)));
+        assert_eq!(node.take(needs), Some((0, vec![0])));
+        assert_eq!(node.take(needs), Some((1, vec![1])));
+        assert_eq!(node.take(needs), Some((4, vec![])), "it needs no core");
+        assert_eq!(node.take(needs), None);
+        node.end(needs(1), &[1]);
+        assert_eq!(
+            node.take(needs),
+            None,
+            "the core is kept for the one with two"
+        );
+        node.end(needs(0), &[0]);
+        assert_eq!(node.take(needs), Some((2, vec![0, 1])));
+        node.end(needs(2), &[0, 1]);
+        assert_eq!(node.take(needs), Some((3, vec![0])));
+        assert_eq!(node.take(needs), None);
     }
 
     #[test]

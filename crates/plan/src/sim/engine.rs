@@ -11,10 +11,9 @@ use super::platform::{Element, Platform};
 use super::quantity::whole;
 use super::report::{EventCounts, Times};
 use super::workflow::Workflow;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tidemill_core::dispatch::Dispatcher;
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, Role};
-use tidemill_core::fabric::{self, UnknownFabric};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Sealed};
 use tidemill_core::policy::Memory;
@@ -68,7 +67,6 @@ struct Run {
 /// What a task has to do, in one place: the lists of the workflow are far apart.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    kernel: u32,
     inputs: u32,
     outputs: u32,
     input_bytes: u64,
@@ -118,33 +116,32 @@ impl<'a> Engine<'a> {
         platform: &'a Platform,
         workflow: &'a Workflow,
         dispatcher: Dispatcher,
-        fabric: &str,
-    ) -> Result<Self, UnknownFabric> {
-        let (works, kernels) = works(workflow);
+    ) -> Self {
+        let works = works(workflow);
         // The platform's elements in order, the host's last.
         let elements = platform.elements.iter().chain(&platform.host);
         let nodes = elements.clone();
-        let nodes = nodes.map(|element| Ok(Node::new(element, fabric::by_name(fabric)?, &kernels)));
+        let nodes = nodes.map(Node::new);
         let rates = elements.flat_map(|element| {
             let link = element.link_bandwidth;
             [element.read_bandwidth, element.write_bandwidth, link, link]
         });
         let processors = platform.processors;
         let processors = processors.map(|count| u64::from(count) * PROCESSOR_NS_PER_SEC);
-        Ok(Self {
+        Self {
             platform,
             workflow,
             works,
             dispatcher,
             clock: Clock::default(),
             network: Network::new(rates.chain([processors])),
-            nodes: nodes.collect::<Result<_, UnknownFabric>>()?,
+            nodes: nodes.collect(),
             runs: Vec::with_capacity(workflow.tasks.len()),
             mail: VecDeque::new(),
             actions: Vec::new(),
             counts: EventCounts::default(),
             ended: None,
-        })
+        }
     }
 
     /// Lets all elements come up, submits the job and runs until nothing is left to happen.
@@ -154,6 +151,7 @@ impl<'a> Engine<'a> {
             let (id, role) = id_of(platform, index);
             let view = view(element_at(platform, index), role);
             self.feed(Event::ElementUp { element: id, view });
+            self.tell_programs(index, &submitted);
         }
         self.resume(&submitted);
         self.feed(submitted);
@@ -185,6 +183,27 @@ impl<'a> Engine<'a> {
             times,
             counts: self.counts,
         }
+    }
+
+    /// An element says which of the job's programs it has.
+    fn tell_programs(&mut self, index: usize, submitted: &Event) {
+        let Event::Submitted(job) = submitted else {
+            return;
+        };
+        let wanted = job.tasks.iter().flat_map(|task| &task.programs);
+        let wanted: BTreeSet<String> = wanted.cloned().collect();
+        if wanted.is_empty() {
+            return;
+        }
+        let known = element_at(self.platform, index).programs.as_ref();
+        let has = |name: &String| known.is_none_or(|programs| programs.contains(name));
+        let (found, missing) = wanted.into_iter().partition(has);
+        let (element, _) = id_of(self.platform, index);
+        self.feed(Event::Programs {
+            element,
+            found,
+            missing,
+        });
     }
 
     /// What dispatcher and elements know from earlier jobs.
@@ -347,8 +366,15 @@ impl<'a> Engine<'a> {
         if orphan {
             self.give_up(index, FailureKind::Dependency);
         } else if missing == 0 {
-            self.nodes[node as usize].add(index);
+            self.add(index);
         }
+    }
+
+    /// A label may run from now on.
+    fn add(&mut self, label: u32) {
+        let run = &self.runs[label as usize];
+        let needs = &self.workflow.tasks[run.task as usize].needs;
+        self.nodes[run.node as usize].add(label, needs);
     }
 
     /// Reports that a label and those that come after it never began.
@@ -368,7 +394,8 @@ impl<'a> Engine<'a> {
                     .map(|id| (id, FailureKind::Dependency)),
             );
             let (element, node) = (run.times.element, run.node);
-            self.nodes[node as usize].remove(label);
+            let needs = &self.workflow.tasks[run.task as usize].needs;
+            self.nodes[node as usize].remove(label, needs);
             let message = String::new();
             let outcome = Outcome::at(self.clock.now(), Err(Failure { kind, message }));
             self.send(Message::Report(Event::Finished {
@@ -382,13 +409,13 @@ impl<'a> Engine<'a> {
     /// Begins labels of a node as long as it has cores for them.
     fn begin(&mut self, node: u32) {
         loop {
-            let task = |label: u32| self.runs[label as usize].task;
-            let kernel = |label: u32| self.works[task(label) as usize].kernel;
-            let Some((label, core)) = self.nodes[node as usize].take(kernel) else {
+            let (runs, tasks) = (&self.runs, &self.workflow.tasks);
+            let needs = |label: u32| &tasks[runs[label as usize].task as usize].needs;
+            let Some((label, cores)) = self.nodes[node as usize].take(needs) else {
                 break;
             };
             let run = &mut self.runs[label as usize];
-            run.times.core = core;
+            run.times.cores = cores;
             run.times.start = self.clock.now();
             run.phase = Phase::Fetch;
             run.since = self.clock.now();
@@ -465,9 +492,12 @@ impl<'a> Engine<'a> {
             return self.wait(label, span);
         }
         let machine = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX) * RESOURCES;
-        let one_processor = (label, PROCESSOR_NS_PER_SEC);
+        // One without a core has a little of one.
+        let cores = self.runs[label as usize].times.cores.len().max(1) as u64;
+        let processors = (label, cores.saturating_mul(PROCESSOR_NS_PER_SEC));
+        let work = span.0.saturating_mul(cores);
         self.network
-            .start(one_processor, span.0, &[machine], &mut self.clock)
+            .start(processors, work, &[machine], &mut self.clock)
     }
 
     /// Looks for the next input that is elsewhere; whether another label has to bring it first.
@@ -565,13 +595,13 @@ impl<'a> Engine<'a> {
             reused: self.workflow.tasks[task].reused.map(|_| TaskId(0)),
             ..Outcome::at(times.start, Ok(sealed.collect()))
         };
-        let ran = times.end.since(times.kernel_start);
-        self.nodes[node as usize].end(times.core, work.kernel, ran);
+        let needs = &self.workflow.tasks[task].needs;
+        self.nodes[node as usize].end(needs, &times.cores);
         for follower in followers {
             let run = &mut self.runs[follower as usize];
             run.missing -= 1;
             if run.missing == 0 {
-                self.nodes[node as usize].add(follower);
+                self.add(follower);
             }
         }
         self.send(Message::Report(Event::Finished {
@@ -635,7 +665,7 @@ fn id_of(platform: &Platform, node: usize) -> (ElementId, Role) {
 fn view(element: &Element, role: Role) -> ElementView {
     ElementView {
         role,
-        cores: element.cores,
+        offers: element.offers(),
         capacity_bytes: CAPACITY_BYTES,
         free_bytes: CAPACITY_BYTES,
         link_bytes_per_sec: element.link_assumed,
@@ -652,19 +682,11 @@ fn times(span: Span, count: u32) -> Span {
     Span(span.0.saturating_mul(count.into()))
 }
 
-/// What each task has to do, and the names of the kernels by their numbers.
-fn works(workflow: &Workflow) -> (Vec<Work>, Vec<&str>) {
-    let mut names = Vec::new();
-    let mut numbers = BTreeMap::new();
+/// What each task has to do.
+fn works(workflow: &Workflow) -> Vec<Work> {
     let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
         let ran = task.reused.is_none();
-        let name = task.kernel.name();
-        let kernel = *numbers.entry(name).or_insert_with(|| {
-            names.push(name);
-            count(names.len() - 1)
-        });
         Work {
-            kernel,
             inputs: count(task.inputs.len()),
             outputs: count(task.outputs.len()),
             input_bytes: if ran { workflow.input_bytes(index) } else { 0 },
@@ -672,7 +694,7 @@ fn works(workflow: &Workflow) -> (Vec<Work>, Vec<&str>) {
             compute: task.reused.map_or(task.compute, |reused| reused.time),
         }
     });
-    (works.collect(), names)
+    works.collect()
 }
 
 fn count(number: usize) -> u32 {

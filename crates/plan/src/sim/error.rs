@@ -1,6 +1,6 @@
 //! What can be wrong with the simulator's input, and with what it is asked to do.
 
-use tidemill_core::fabric::UnknownFabric;
+use crate::misspelt::perhaps;
 use tidemill_core::id::ElementId;
 use tidemill_core::policy::UnknownPolicy;
 
@@ -58,11 +58,12 @@ pub enum Problem {
     },
     /// A section that has no meaning.
     #[error(
-        "there is no section [{0}]; a platform has [AFE], [SERVER], [HOST] and classes of elements as [AFE:name]"
+        "there is no section [{}]{}; a platform has [AFE], [SERVER], [HOST] and classes of elements as [AFE:name]",
+        .0, perhaps(.0, &["AFE", "SERVER", "HOST"])
     )]
     UnknownSection(String),
     /// A setting that has no meaning.
-    #[error("{place} has no setting `{key}`; it may have: {}", known.join(", "))]
+    #[error("{place} has no setting `{key}`{}; it may have: {}", perhaps(.key, .known), known.join(", "))]
     UnknownKey {
         /// The section or table.
         place: String,
@@ -70,6 +71,93 @@ pub enum Problem {
         key: String,
         /// Those that mean something.
         known: Vec<&'static str>,
+    },
+    /// A key of JSON that means nothing, and seems to be meant for one that does.
+    #[error("{place} has no `{key}`; did you mean `{meant}`?")]
+    Misspelt {
+        /// The object.
+        place: &'static str,
+        /// The key.
+        key: String,
+        /// The one that was probably meant.
+        meant: String,
+    },
+    /// A name in a costs file that the job script does not have.
+    #[error("[{table}] has `{name}`, and the job has no such {what}{}", perhaps(.name, &.known.iter().map(String::as_str).collect::<Vec<_>>()))]
+    NotInJob {
+        /// The table.
+        table: &'static str,
+        /// What its names are.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// Those of the job that the table lacks.
+        known: Vec<String>,
+    },
+    /// A file with nothing in it.
+    #[error(
+        "it is empty; give a job script, a trace (`tidemill jobs ID --export-trace FILE`) or a workflow of WfCommons"
+    )]
+    EmptyFile,
+    /// JSON that is nothing to plan.
+    #[error(
+        "it is JSON, but neither a trace (which has `format`: \"tidemill-trace\") nor a workflow of WfCommons (which has \
+         `schemaVersion` and `workflow`){0}"
+    )]
+    NotPlanned(String),
+    /// A name without a letter.
+    #[error("{0} has no name: it is empty")]
+    NoName(String),
+    /// Two tasks of one name.
+    #[error("there is another task `{0}` before; give each its own name")]
+    TaskTwice(String),
+    /// A file that is listed twice.
+    #[error("file `{file}` is listed twice, first in line {first}; remove one")]
+    SameFile {
+        /// The file.
+        file: String,
+        /// The line where it stands first.
+        first: u32,
+    },
+    /// A file with two sizes.
+    #[error("file `{file}` has {size} bytes here and {other} in line {first}")]
+    TwoSizes {
+        /// The file.
+        file: String,
+        /// Its size here.
+        size: u64,
+        /// Its size elsewhere.
+        other: u64,
+        /// The line where that stands.
+        first: u32,
+    },
+    /// An element that is listed twice.
+    #[error("element {element} is listed twice, first in line {first}; remove one")]
+    SameElement {
+        /// The element.
+        element: u32,
+        /// The line where it stands first.
+        first: u32,
+    },
+    /// More than can be counted.
+    #[error("{what} together are more than {max}, which nobody can plan")]
+    Absurd {
+        /// What is added up.
+        what: &'static str,
+        /// The most, in words.
+        max: &'static str,
+    },
+    /// Waiting takes more than working.
+    #[error(
+        "{place} draws {idle} W when it is idle and {busy} W when it is busy; `power_idle` can't be above `power_busy`"
+    )]
+    IdleAboveBusy {
+        /// The section.
+        place: String,
+        /// Power with no core busy, in watts.
+        idle: String,
+        /// Power with all cores busy, in watts.
+        busy: String,
     },
     /// Something needed is not there.
     #[error("{place} needs `{key}`")]
@@ -124,9 +212,9 @@ pub enum Problem {
         "the platform has no elements; give `number_afes` in [SERVER] or in a class at least 1"
     )]
     NoElements,
-    /// No fabric scheduler has that name.
-    #[error(transparent)]
-    Fabric(#[from] UnknownFabric),
+    /// Named resources that can't be read: what is wrong with them.
+    #[error("{0}")]
+    Resources(String),
     /// Not JSON, or not of the right shape: what the reader said.
     #[error("{0}")]
     Json(String),
@@ -221,9 +309,14 @@ pub enum SimError {
     /// No policy has that name.
     #[error(transparent)]
     Policy(#[from] UnknownPolicy),
-    /// No fabric scheduler has that name.
-    #[error(transparent)]
-    Fabric(#[from] UnknownFabric),
+    /// No element of the platform can ever run a task.
+    #[error("no element can run task `{task}`: {why}")]
+    Nowhere {
+        /// The task.
+        task: String,
+        /// What it needs, and what there is.
+        why: String,
+    },
     /// A task or file is bound to an element that the platform does not have.
     #[error("{what} is bound to element {element}, which the platform does not have")]
     NoSuchElement {

@@ -1,4 +1,4 @@
-//! A simulation as a Gantt chart in SVG: a lane for every core, a bar for every task, coloured by kernel. The pale
+//! A simulation as a Gantt chart in SVG: a lane for every core, a bar for every task on each core that it has, coloured by kernel. The pale
 //! head of a bar is the pulling of inputs, its pale tail the writing of outputs, as the legend says. Bars have their task's
 //! name where it can be read, and tell more when pointed at.
 
@@ -71,7 +71,8 @@ pub fn svg(report: &Report) -> String {
         );
     }
     for task in &report.tasks {
-        if let Some(&top) = lanes.tops.get(&(task.element, task.core)) {
+        let tops = task.cores.iter().map(|core| (task.element, *core));
+        for &top in tops.filter_map(|lane| lanes.tops.get(&lane)) {
             let colour = colours.iter().find(|(kernel, _)| *kernel == task.kernel);
             let colour = colour.map_or(OTHER_COLOUR, |(_, colour)| *colour);
             bar(&mut svg, report, task, (top, lanes.height), colour);
@@ -217,11 +218,14 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     name(svg, report, task, lane);
     let _ = writeln!(
         svg,
-        "<title>{} ({}) on element {}, core {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}</title></g>",
+        "<title>{} ({}) on element {}, {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}</title></g>",
         escaped(&task.name),
         escaped(&task.kernel),
         task.element,
-        task.core,
+        match task.cores.as_slice() {
+            [core] => format!("core {core}"),
+            cores => format!("{} cores", cores.len()),
+        },
         time(task.start_ns),
         time(task.end_ns),
         bytes(task.moved_bytes),

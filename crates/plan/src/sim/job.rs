@@ -7,10 +7,12 @@
 use super::error::{InputError, Problem};
 use super::quantity::{self, Kind, whole};
 use super::workflow::{Fault, File, Task, Workflow};
+use crate::misspelt;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::job::{self, Job, KernelKind, Source};
 use tidemill_core::label::{Kernel, Stack, Stage};
+use tidemill_core::nearest::nearest;
 use tidemill_core::script::Position;
 use tidemill_core::time::Span;
 use toml::Spanned;
@@ -19,11 +21,11 @@ use toml::Spanned;
 #[serde(deny_unknown_fields)]
 struct Costs {
     #[serde(default)]
-    files: BTreeMap<String, Spanned<Amount>>,
+    files: BTreeMap<Spanned<String>, Spanned<Amount>>,
     #[serde(default)]
-    kernels: BTreeMap<String, Cost>,
+    kernels: BTreeMap<Spanned<String>, Cost>,
     #[serde(default)]
-    tasks: BTreeMap<String, Cost>,
+    tasks: BTreeMap<Spanned<String>, Cost>,
 }
 
 /// What a run costs and leaves.
@@ -65,7 +67,11 @@ pub fn parse(
     })?;
     let read = toml::from_str(costs).map_err(|error| {
         let line = error.span().map_or(0, |span| line_of(costs, span.start));
-        InputError::new(costs_file, line, Problem::Toml(error.message().to_owned()))
+        InputError::new(
+            costs_file,
+            line,
+            Problem::Toml(misspelt::told(error.message())),
+        )
     })?;
     let reader = Reader {
         job: &job,
@@ -91,6 +97,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn workflow(&self) -> Result<Workflow, InputError> {
+        self.check_names()?;
         let mut files = BTreeMap::new();
         let mut workflow = Workflow {
             name: self.job.name.clone(),
@@ -121,6 +128,7 @@ impl Reader<'_> {
                 outputs,
                 compute: self.compute(task, data_bytes)?,
                 element: task.element,
+                needs: task.needs.clone(),
                 reused: None,
             };
             tasks.insert(index, made);
@@ -130,6 +138,64 @@ impl Reader<'_> {
             self.script_error(self.job.tasks[task].at, problem)
         })?;
         Ok(workflow)
+    }
+
+    /// Costs of what the job does not have would do nothing: somebody has misspelt it. Kernels may be those of other
+    /// jobs, unless one that is missing was probably meant.
+    fn check_names(&self) -> Result<(), InputError> {
+        let tasks = &self.job.tasks;
+        let names = tasks.iter().map(|task| task.name.as_str()).collect();
+        self.check_table("tasks", "task", &self.costs.tasks, &names, &names)?;
+        let mut files = BTreeSet::new();
+        let mut paths = BTreeSet::new();
+        for task in tasks {
+            let stages = task.stages.iter().map(|stage| &stage.kernel);
+            let code = stages
+                .chain([&task.kernel])
+                .filter_map(|kernel| kernel.file.as_ref());
+            for input in task.inputs.iter().chain(code) {
+                files.insert(input.name.as_str());
+                paths.insert(input.path.as_str());
+            }
+            for output in &task.outputs {
+                files.insert(output.name.as_str());
+                paths.insert(output.path.as_str());
+            }
+        }
+        paths.extend(&files);
+        self.check_table("files", "file", &self.costs.files, &paths, &files)?;
+        let kernels = tasks.iter().map(|task| task.kernel.name.as_str());
+        let kernels: BTreeSet<&str> = kernels.collect();
+        let costs = self.costs.kernels.iter().filter(|(name, _)| {
+            let given = |kernel: &&&str| !self.costs.kernels.contains_key(**kernel);
+            let missing: Vec<&str> = kernels.iter().filter(given).copied().collect();
+            nearest(name.get_ref(), &missing).is_some()
+        });
+        let meant = costs.map(|(name, _)| (name.clone(), ())).collect();
+        self.check_table("kernels", "kernel", &meant, &kernels, &kernels)
+    }
+
+    fn check_table<T>(
+        &self,
+        table: &'static str,
+        what: &'static str,
+        given: &BTreeMap<Spanned<String>, T>,
+        valid: &BTreeSet<&str>,
+        shown: &BTreeSet<&str>,
+    ) -> Result<(), InputError> {
+        let mut names = given.keys();
+        let Some(name) = names.find(|name| !valid.contains(name.get_ref().as_str())) else {
+            return Ok(());
+        };
+        let left = shown.iter().filter(|name| !given.contains_key(**name));
+        let problem = Problem::NotInJob {
+            table,
+            what,
+            name: name.get_ref().clone(),
+            known: left.map(ToString::to_string).collect(),
+        };
+        let line = line_of(self.costs_text, name.span().start);
+        Err(InputError::new(self.costs_file, line, problem))
     }
 
     fn kernel(
@@ -198,8 +264,8 @@ impl Reader<'_> {
 
     /// What a task says of itself, or else its kernel.
     fn cost<'a, T>(&'a self, task: &job::Task, get: impl Fn(&'a Cost) -> Option<T>) -> Option<T> {
-        let own = self.costs.tasks.get(&task.name);
-        let kernel = self.costs.kernels.get(&task.kernel.name);
+        let own = self.costs.tasks.get(task.name.as_str());
+        let kernel = self.costs.kernels.get(task.kernel.name.as_str());
         own.into_iter().chain(kernel).find_map(get)
     }
 
@@ -383,6 +449,26 @@ time = 0.25
                 "times = 1",
                 "c.toml:8: unknown field `times`",
             ),
+            (
+                "[tasks.b]",
+                "[tasks.bb]",
+                "c.toml:7: [tasks] has `bb`, and the job has no such task; did you mean `b`?",
+            ),
+            (
+                "raw = ",
+                "rav = ",
+                "c.toml:2: [files] has `rav`, and the job has no such file; did you mean `raw`?",
+            ),
+            (
+                "sum = ",
+                "sums = ",
+                "c.toml:6: [kernels] has `sums`, and the job has no such kernel; did you mean `sum`?",
+            ),
+            (
+                "[kernels]",
+                "[kernel]",
+                "c.toml:4: unknown field `kernel`, expected one of `files`, `kernels`, `tasks`; did you",
+            ),
             ("[files]", "[files", "c.toml:1: "),
         ] {
             let costs = COSTS.replacen(from, to, 1);
@@ -390,6 +476,8 @@ time = 0.25
             let error = read(SCRIPT, &costs).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}\nexpected {expected}");
         }
+        let others = COSTS.replace("[tasks.b]", "wordcount = { time = 1 }\n[tasks.b]");
+        assert_eq!(read(SCRIPT, &others), read(SCRIPT, COSTS));
         let error = read("name = 1;", COSTS).unwrap_err().to_string();
         assert!(error.contains("j.conf:1:"), "{error}");
     }

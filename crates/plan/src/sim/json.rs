@@ -1,8 +1,23 @@
 //! JSON files with the line of every part of a list, for errors that only show once all is read.
 
 use super::error::{InputError, Problem};
+use crate::misspelt;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use tidemill_core::nearest::nearest;
+
+/// The keys of an object of a format that lets others stand beside its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keys {
+    /// What the object is, with its article.
+    pub(super) place: &'static str,
+    /// The keys that are read.
+    pub(super) read: &'static [&'static str],
+    /// Keys of the format that are not.
+    pub(super) others: &'static [&'static str],
+}
 
 /// Knows where in the text things stand.
 pub(super) struct Reader<'a> {
@@ -27,8 +42,35 @@ impl<'a> Reader<'a> {
     pub(super) fn json(&self, lines: u32, error: &serde_json::Error) -> InputError {
         let line = u32::try_from(error.line()).unwrap_or(u32::MAX);
         let full = error.to_string();
-        let text = full.split(" at line ").next().unwrap_or(&full).to_owned();
-        self.error(lines + line, Problem::Json(text))
+        let text = full.split(" at line ").next().unwrap_or(&full);
+        self.error(lines + line, Problem::Json(misspelt::told(text)))
+    }
+
+    /// Refuses a key that nothing reads if one that is read and not given was probably meant. Extensions of a format
+    /// are left alone.
+    pub(super) fn check_keys(&self, part: &RawValue, keys: Keys) -> Result<(), InputError> {
+        let Ok(given) = serde_json::from_str::<BTreeMap<String, IgnoredAny>>(part.get()) else {
+            // No object, or none that can be read: whoever reads it says so.
+            return Ok(());
+        };
+        let missing = keys.read.iter().filter(|key| !given.contains_key(**key));
+        let missing: Vec<&str> = missing.copied().collect();
+        let known = |key: &str| keys.read.contains(&key) || keys.others.contains(&key);
+        for key in given.keys().filter(|key| !known(key)) {
+            let Some(meant) = nearest(key, &missing) else {
+                continue;
+            };
+            let before = part.get().split(&format!("\"{key}\"")).next().unwrap_or("");
+            let breaks = before.bytes().filter(|&byte| byte == b'\n').count();
+            let line = self.line(part) + u32::try_from(breaks).unwrap_or(u32::MAX);
+            let problem = Problem::Misspelt {
+                place: keys.place,
+                key: key.clone(),
+                meant,
+            };
+            return Err(self.error(line, problem));
+        }
+        Ok(())
     }
 
     /// Reads a part.
@@ -40,6 +82,7 @@ impl<'a> Reader<'a> {
     pub(super) fn list<T: Deserialize<'a>>(
         &self,
         parts: &[&'a RawValue],
+        keys: Keys,
     ) -> Result<Vec<(u32, T)>, InputError> {
         let mut line = 1;
         let mut seen = self.text.as_ptr() as usize;
@@ -52,6 +95,7 @@ impl<'a> Reader<'a> {
             let breaks = between.iter().filter(|&&byte| byte == b'\n').count();
             line += u32::try_from(breaks).unwrap_or(u32::MAX);
             seen = start;
+            self.check_keys(part, keys)?;
             let value = serde_json::from_str(part.get()).map_err(|e| self.json(line - 1, &e))?;
             list.push((line, value));
         }

@@ -5,11 +5,12 @@
 use super::error::{InputError, Problem};
 use super::ini::{self, Key, Section};
 use super::quantity::{self, Kind, whole};
-use std::collections::BTreeMap;
+use crate::units::significant;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::event::History;
-use tidemill_core::fabric;
 use tidemill_core::id::ElementId;
+use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
 /// Most elements of a platform.
@@ -29,8 +30,6 @@ pub struct Platform {
     pub elements: Vec<Element>,
     /// The server's own cores, if work may run there.
     pub host: Option<Element>,
-    /// Name of the fabric scheduler of all elements.
-    pub fabric: String,
     /// From the server to an element and from an element to the server, for labels and reports.
     pub label_latency: Span,
     /// Processors of the one machine that all elements are on and share; `None`: each has its own.
@@ -42,8 +41,14 @@ pub struct Platform {
 pub struct Element {
     /// The class it is of: `AFE`, `AFE:name` or `HOST`.
     pub class: String,
-    /// Kernels it runs at once.
+    /// Its cores.
     pub cores: u32,
+    /// Memory for tasks that say how much they need, in bytes; `None`: as much as they want.
+    pub memory_bytes: Option<u64>,
+    /// Named resources.
+    pub resources: BTreeMap<String, u64>,
+    /// Programs of its host; `None`: all.
+    pub programs: Option<BTreeSet<String>>,
     /// Speed of a core; run times of workflows are divided by it.
     pub core_speed: f64,
     /// What its device reads in bytes per second, shared by all that read; `None`: without limit.
@@ -80,6 +85,9 @@ impl Default for Element {
         Self {
             class: "AFE".to_owned(),
             cores: 1,
+            memory_bytes: None,
+            resources: BTreeMap::new(),
+            programs: None,
             core_speed: 1.0,
             read_bandwidth: None,
             write_bandwidth: None,
@@ -98,7 +106,19 @@ impl Default for Element {
     }
 }
 
-const ELEMENT_KEYS: [&str; 13] = [
+impl Element {
+    /// What it has for labels that run at once.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        Offers {
+            cores: self.cores,
+            memory_bytes: self.memory_bytes.unwrap_or(0),
+            named: self.resources.clone(),
+        }
+    }
+}
+
+const ELEMENT_KEYS: [&str; 16] = [
     "cores_per_afe",
     "read_bandwidth",
     "write_bandwidth",
@@ -111,6 +131,9 @@ const ELEMENT_KEYS: [&str; 13] = [
     "pulled",
     "power_busy",
     "power_idle",
+    "memory",
+    "resources",
+    "programs",
     "number_afes",
 ];
 const NEEDED_KEYS: [&str; 5] = [
@@ -120,8 +143,8 @@ const NEEDED_KEYS: [&str; 5] = [
     "read_latency",
     "write_latency",
 ];
-const SERVER_KEYS: [&str; 4] = ["number_afes", "fabric", "label_latency", "processors"];
-const HOST_KEYS: [&str; 12] = [
+const SERVER_KEYS: [&str; 3] = ["number_afes", "label_latency", "processors"];
+const HOST_KEYS: [&str; 15] = [
     "cores",
     "read_bandwidth",
     "write_bandwidth",
@@ -134,6 +157,9 @@ const HOST_KEYS: [&str; 12] = [
     "pulled",
     "power_busy",
     "power_idle",
+    "memory",
+    "resources",
+    "programs",
 ];
 
 impl Platform {
@@ -143,7 +169,6 @@ impl Platform {
         Self {
             elements: vec![element.clone(); count],
             host: None,
-            fabric: fabric::DEFAULT.to_owned(),
             label_latency: Span(0),
             processors: None,
         }
@@ -165,12 +190,12 @@ impl Platform {
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
+        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..15])?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
             }
         }
-        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..12])?;
         let mut platform = Self::uniform(0, &base);
         let mut count = None;
         if let Some(server) = find("SERVER") {
@@ -204,10 +229,11 @@ impl Platform {
             return Err(InputError::new(file, line, Problem::NoElements));
         }
         if let Some(host) = find("HOST") {
+            let (element, _) = element(file, host, &Element::default(), &HOST_KEYS)?;
             if !host.keys.iter().any(|key| key.name == "cores") {
                 return Err(missing(file, host.line, "[HOST]", "cores"));
             }
-            platform.host = Some(element(file, host, &Element::default(), &HOST_KEYS)?.0);
+            platform.host = Some(element);
         }
         Ok(platform)
     }
@@ -218,10 +244,6 @@ impl Platform {
             let at = |problem| InputError::new(file, key.line, problem);
             match key.name.as_str() {
                 "number_afes" => count = Some(number_of_elements(key).map_err(at)?),
-                "fabric" => {
-                    fabric::by_name(&key.value).map_err(|error| at(error.into()))?;
-                    self.fabric.clone_from(&key.value);
-                }
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
@@ -288,11 +310,21 @@ fn element(
             "link_latency" => set(&mut element.link_latency),
             "pulled" => quantity::read(&key.name, &key.value, Kind::Size)
                 .map(|bytes| element.pulled_bytes_max = whole(bytes)),
+            "memory" => quantity::positive(&key.name, &key.value, Kind::Size)
+                .map(|bytes| element.memory_bytes = Some(whole(bytes))),
+            "resources" => resources::parse(&key.value)
+                .map(|named| element.resources = named)
+                .map_err(Problem::Resources),
+            "programs" => {
+                element.programs = Some(words(&key.value));
+                Ok(())
+            }
             "power_busy" => watts(key).map(|power| element.power_busy_watts = power),
             _ => watts(key).map(|power| element.power_idle_watts = power),
         }
         .map_err(at)?;
     }
+    check_powers(file, section, &element)?;
     let says_link = section.keys.iter().any(|key| key.name == "link_bandwidth");
     match assumed {
         Some(rate) => element.link_assumed = rate.unwrap_or(u64::MAX),
@@ -302,6 +334,23 @@ fn element(
         None => {}
     }
     Ok((element, count))
+}
+
+/// What is idle draws no more than what works. Told where one of both stands; a class may have the other of [AFE].
+fn check_powers(file: &str, section: &Section, element: &Element) -> Result<(), InputError> {
+    if element.power_idle_watts <= element.power_busy_watts {
+        return Ok(());
+    }
+    let powers = ["power_idle", "power_busy"];
+    let mut keys = section.keys.iter();
+    let line = keys.find(|key| powers.contains(&key.name.as_str()));
+    let problem = Problem::IdleAboveBusy {
+        place: format!("[{}]", section.name),
+        idle: significant(element.power_idle_watts),
+        busy: significant(element.power_busy_watts),
+    };
+    let line = line.map_or(section.line, |key| key.line);
+    Err(InputError::new(file, line, problem))
 }
 
 fn missing(file: &str, line: u32, place: &str, key: &str) -> InputError {
@@ -327,6 +376,13 @@ fn bandwidth(key: &Key) -> Result<Option<u64>, Problem> {
     }
     let rate = quantity::positive(&key.name, &key.value, Kind::Bandwidth)?;
     Ok(Some(whole(rate).max(1)))
+}
+
+/// What stands between commas.
+fn words(text: &str) -> BTreeSet<String> {
+    let words = text.split(',').map(str::trim);
+    let words = words.filter(|word| !word.is_empty());
+    words.map(str::to_owned).collect()
 }
 
 fn latency(key: &Key) -> Result<Span, Problem> {
@@ -403,7 +459,7 @@ number_afes       = 4      # AFEs in array
     #[test]
     fn classes_differ_from_the_plain_element_in_what_they_say() {
         let text = format!(
-            "{FIG_9} fabric = round-robin\n label_latency = 100 us\n
+            "{FIG_9} label_latency = 100 us\n
              [AFE:fast]\n number_afes = 2\n core_speed = 2.5\n read_bandwidth = unlimited\n
              link_bandwidth = 1 GB/s\n power_busy = 10 W\n
              [HOST]\n cores = 8\n link_assumed = 2 GB/s\n"
@@ -459,6 +515,17 @@ number_afes       = 4      # AFEs in array
                 replaced("= 4 ", "= 2000000 "),
                 "a.ini:9: number_afes can't be more than 1000000",
             ),
+            (
+                replaced("[SERVER]", "power_idle = 5 W\npower_busy = 4 W\n[SERVER]"),
+                "a.ini:8: [AFE] draws 5 W when it is idle and 4 W when it is busy",
+            ),
+            (
+                replaced(
+                    "[SERVER]",
+                    "power_idle = 5 W\npower_busy = 9 W\n[AFE:x]\nnumber_afes = 1\npower_busy = 4 W\n[SERVER]",
+                ),
+                "a.ini:12: [AFE:x] draws 5 W when it is idle and 4 W when it is busy",
+            ),
         ] {
             assert!(error.starts_with(expected), "{error}\nexpected {expected}");
         }
@@ -470,11 +537,19 @@ number_afes       = 4      # AFEs in array
         for (error, expected) in [
             (
                 replaced("read_latency ", "read_delay "),
+                "a.ini:5: [AFE] has no setting `read_delay`; it may have",
+            ),
+            (
+                replaced("read_latency ", "read_latenyc "),
+                "a.ini:5: [AFE] has no setting `read_latenyc`; did you mean `read_latency`?",
+            ),
+            (
+                replaced("read_latency       = 15", ""),
                 "a.ini:1: [AFE] needs `read_latency`",
             ),
             (
                 replaced("[SERVER]", "[SERVERS]"),
-                "a.ini:8: there is no section [SERVERS]",
+                "a.ini:8: there is no section [SERVERS]; did you mean `SERVER`?",
             ),
             (
                 replaced("[SERVER]", "[SERVER"),
@@ -489,8 +564,8 @@ number_afes       = 4      # AFEs in array
                 "a.ini:8: `read_latency` is given twice, first in line 5",
             ),
             (
-                replaced("number_afes ", "fabric = best #"),
-                "a.ini:9: there is no fabric scheduler `best`",
+                replaced("[AFE]\n", "[AFE]\nresources = gpu=x\n"),
+                "a.ini:2: `gpu=x` must be such as gpu=2",
             ),
             (
                 error("x = 1"),
@@ -504,6 +579,10 @@ number_afes       = 4      # AFEs in array
             (
                 error(&format!("{FIG_9}[HOST]\n")),
                 "a.ini:10: [HOST] needs `cores`",
+            ),
+            (
+                error(&format!("{FIG_9}[HOST]\ncore = 2\n")),
+                "a.ini:11: [HOST] has no setting `core`; did you mean `cores`?",
             ),
             (
                 error(&FIG_9[..FIG_9.find("[SERVER]").unwrap()]),

@@ -1,8 +1,9 @@
 //! Numbers with units as platform and costs files have them: `15`, `15 ms`, `550 MB/s`, `1.5 GiB`.
 //!
-//! Units of bytes are powers of 1000 (`MB`, as device makers count) or of 1024 (`MiB`).
+//! Units of bytes, rates and powers are those of [`crate::units`].
 
 use super::error::Problem;
+use crate::units::{Bytes, BytesPerSecond, Quantity, Unit, Watts};
 use tidemill_core::time::Span;
 
 /// What a number measures, and so which units it may have and which it has without one.
@@ -23,42 +24,36 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Units with what they stand for, in nanoseconds, bytes, bytes per second or watts; the first is taken
-    /// where none is written.
-    fn units(self) -> &'static [(&'static str, f64)] {
+    /// The unit of a number that has none.
+    fn usual(self) -> &'static str {
         match self {
-            Self::Bandwidth => &[
-                ("MB/s", 1e6),
-                ("B/s", 1.0),
-                ("KB/s", 1e3),
-                ("GB/s", 1e9),
-                ("KiB/s", 1024.0),
-                ("MiB/s", 1_048_576.0),
-                ("GiB/s", 1_073_741_824.0),
-            ],
-            Self::Latency => &[("ms", 1e6), ("ns", 1.0), ("us", 1e3), ("s", 1e9)],
-            Self::Duration => &[
-                ("s", 1e9),
+            Self::Bandwidth => "MB/s",
+            Self::Latency => "ms",
+            Self::Duration => "s",
+            Self::Size => "B",
+            Self::Power => "W",
+            Self::Factor => "",
+        }
+    }
+
+    /// Its units with what one of each is in nanoseconds, bytes, bytes per second or watts.
+    fn units(self) -> Vec<(&'static str, f64)> {
+        let of = |units: &'static [Unit]| units.iter().map(|unit| (unit.name, unit.factor));
+        match self {
+            Self::Bandwidth => of(BytesPerSecond::UNITS).collect(),
+            Self::Latency => vec![("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)],
+            Self::Duration => vec![
                 ("ns", 1.0),
                 ("us", 1e3),
                 ("ms", 1e6),
+                ("s", 1e9),
                 ("m", 60e9),
                 ("h", 3600e9),
                 ("d", 86_400e9),
             ],
-            Self::Size => &[
-                ("B", 1.0),
-                ("KB", 1e3),
-                ("MB", 1e6),
-                ("GB", 1e9),
-                ("TB", 1e12),
-                ("KiB", 1024.0),
-                ("MiB", 1_048_576.0),
-                ("GiB", 1_073_741_824.0),
-                ("TiB", 1_099_511_627_776.0),
-            ],
-            Self::Power => &[("W", 1.0), ("mW", 1e-3), ("kW", 1e3)],
-            Self::Factor => &[("", 1.0)],
+            Self::Size => of(Bytes::UNITS).collect(),
+            Self::Power => of(Watts::UNITS).collect(),
+            Self::Factor => vec![("", 1.0)],
         }
     }
 }
@@ -84,14 +79,9 @@ pub(super) fn read(what: &str, text: &str, kind: Kind) -> Result<f64, Problem> {
         })?;
     let unit = unit.trim();
     let units = kind.units();
-    let factor = match unit {
-        "" => units.first().map(|(_, factor)| *factor),
-        unit => units
-            .iter()
-            .find(|(name, _)| *name == unit)
-            .map(|(_, factor)| *factor),
-    };
-    let factor = factor.ok_or_else(|| Problem::Unit {
+    let wanted = if unit.is_empty() { kind.usual() } else { unit };
+    let known = units.iter().find(|(name, _)| *name == wanted);
+    let (_, factor) = known.ok_or_else(|| Problem::Unit {
         what: what.to_owned(),
         unit: unit.to_owned(),
         known: units.iter().map(|(name, _)| *name).collect(),
@@ -172,6 +162,9 @@ mod tests {
         assert_eq!(value("2", Kind::Duration), Some(2_000_000_000));
         assert_eq!(value("1e3 B", Kind::Size), Some(1000));
         assert_eq!(value("2.5e-1 KB", Kind::Size), Some(250));
+        assert_eq!(value("2 kB", Kind::Size), Some(2000));
+        assert_eq!(value("1 MiB", Kind::Size), Some(1_048_576));
+        assert_eq!(value("1 Gbit/s", Kind::Bandwidth), Some(125_000_000));
         assert_eq!(value("1_000", Kind::Size), Some(1000));
     }
 
@@ -182,7 +175,7 @@ mod tests {
             ("fast", "not a number"),
             ("1..2", "not a number"),
             ("1e999", "not a number"),
-            ("5 MB", "MB/s, B/s"),
+            ("5 MB", "B/s, kB/s, MB/s"),
             ("-5", "negative"),
         ] {
             let error = read("read_bandwidth", text, Kind::Bandwidth).unwrap_err();

@@ -13,7 +13,8 @@ use tidemill_core::time::{Span, Time};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Times {
     pub(super) element: ElementId,
-    pub(super) core: u32,
+    /// Numbers of the cores that it had.
+    pub(super) cores: Vec<u32>,
     pub(super) sent: Time,
     pub(super) start: Time,
     pub(super) kernel_start: Time,
@@ -31,8 +32,6 @@ pub struct Report {
     pub workflow: String,
     /// Name of the policy.
     pub policy: String,
-    /// Name of the fabric scheduler.
-    pub fabric: String,
     /// How the files were placed.
     pub placement: String,
     /// The seed.
@@ -89,8 +88,8 @@ pub struct TaskReport {
     pub kernel: String,
     /// Where it ran.
     pub element: u32,
-    /// On which of the element's cores.
-    pub core: u32,
+    /// On which of the element's cores; none if it needs none.
+    pub cores: Vec<u32>,
     /// When its element got it.
     pub sent_ns: u64,
     /// When it got a core and its inputs began to be pulled.
@@ -126,7 +125,6 @@ pub struct EventCounts {
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) policy: String,
-    pub(super) fabric: String,
     pub(super) placement: &'static str,
     pub(super) seed: u64,
 }
@@ -155,7 +153,7 @@ impl Report {
             name: task.name.clone(),
             kernel: task.kernel.name().to_owned(),
             element: times.element.0,
-            core: times.core,
+            cores: times.cores,
             sent_ns: times.sent.0,
             start_ns: times.start.0,
             kernel_start_ns: times.kernel_start.0,
@@ -168,7 +166,6 @@ impl Report {
         Self {
             workflow: workflow.name.clone(),
             policy: setup.policy,
-            fabric: setup.fabric,
             placement: setup.placement.to_owned(),
             seed: setup.seed,
             makespan_ns: end.0,
@@ -195,7 +192,7 @@ impl Report {
             "workflow",
             format!("{}, {} tasks", self.workflow, self.tasks.len()),
         );
-        line("policy", format!("{}, fabric {}", self.policy, self.fabric));
+        line("policy", self.policy.clone());
         line(
             "placement",
             format!("{}, seed {}", self.placement, self.seed),
@@ -279,7 +276,7 @@ fn elements(
         let index = (times.element.0 as usize).min(last);
         let report = &mut reports[index];
         report.tasks += 1;
-        report.busy_ns += times.end.since(times.start).0;
+        report.busy_ns += times.end.since(times.start).0 * times.cores.len() as u64;
         report.pulled_bytes += times.moved_bytes;
         report.written_bytes += workflow.output_bytes(task);
     }

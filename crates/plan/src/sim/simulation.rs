@@ -2,9 +2,10 @@
 
 use super::engine::Engine;
 use super::error::SimError;
-use super::platform::Platform;
+use super::platform::{Element, Platform};
 use super::report::{Report, Setup, Times};
-use super::workflow::Workflow;
+use super::workflow::{Task, Workflow};
+use std::collections::BTreeMap;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{
     Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskSpec,
@@ -14,6 +15,7 @@ use tidemill_core::label::{Limits, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::policy;
 use tidemill_core::random::Source;
+use tidemill_core::resources::{Place, Wants, why_nowhere};
 
 /// Where the files lie that are there before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,14 +50,12 @@ pub struct Simulation<'a> {
     platform: &'a Platform,
     workflow: &'a Workflow,
     policy: String,
-    fabric: String,
     placement: Placement,
     seed: u64,
 }
 
 impl<'a> Simulation<'a> {
-    /// With the workflow's policy or else the default of a running array, the platform's fabric scheduler,
-    /// files placed round-robin, seed 0.
+    /// With the workflow's policy or else the default of a running array, files placed round-robin, seed 0.
     #[must_use]
     pub fn new(platform: &'a Platform, workflow: &'a Workflow) -> Self {
         let policy = workflow.policy.as_deref().unwrap_or(policy::DEFAULT);
@@ -63,7 +63,6 @@ impl<'a> Simulation<'a> {
             platform,
             workflow,
             policy: policy.to_owned(),
-            fabric: platform.fabric.clone(),
             placement: Placement::RoundRobin,
             seed: 0,
         }
@@ -73,13 +72,6 @@ impl<'a> Simulation<'a> {
     #[must_use]
     pub fn policy(mut self, name: &str) -> Self {
         name.clone_into(&mut self.policy);
-        self
-    }
-
-    /// Chooses the fabric scheduler by name.
-    #[must_use]
-    pub fn fabric(mut self, name: &str) -> Self {
-        name.clone_into(&mut self.fabric);
         self
     }
 
@@ -110,7 +102,7 @@ impl<'a> Simulation<'a> {
         let objects = self.workflow.files.len() as u64 + 1;
         let ids = Counter { labels: 0, objects };
         let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
-        let engine = Engine::new(self.platform, self.workflow, dispatcher, &self.fabric)?;
+        let engine = Engine::new(self.platform, self.workflow, dispatcher);
         let finished = engine.run(submitted);
         let tasks = finished.times.len();
         let times: Vec<Times> = finished.times.into_iter().flatten().collect();
@@ -120,7 +112,6 @@ impl<'a> Simulation<'a> {
         }
         let setup = Setup {
             policy: self.policy.clone(),
-            fabric: self.fabric.clone(),
             placement: self.placement.name(),
             seed: self.seed,
         };
@@ -138,6 +129,7 @@ impl<'a> Simulation<'a> {
     /// copied with every label.
     fn submitted(&self) -> Result<Event, SimError> {
         let placed = self.place_files()?;
+        self.check_wants()?;
         let mut tasks = Vec::with_capacity(self.workflow.tasks.len());
         for (id, task) in (0..).zip(&self.workflow.tasks) {
             if let Some(element) = task.element {
@@ -173,6 +165,8 @@ impl<'a> Simulation<'a> {
                 stdout: None,
                 element: task.element,
                 retries: 0,
+                needs: task.needs.clone(),
+                programs: self.programs(task),
                 limits: Limits::default(),
                 ended: None,
             });
@@ -183,6 +177,61 @@ impl<'a> Simulation<'a> {
             policy: None,
             tasks,
         })))
+    }
+
+    /// The programs that a task must find; none where all elements have all.
+    fn programs(&self, task: &Task) -> Vec<String> {
+        let mut elements = self.platform.elements.iter().chain(&self.platform.host);
+        match elements.any(|element| element.programs.is_some()) {
+            true => task.kernel.programs(),
+            false => Vec::new(),
+        }
+    }
+
+    /// That every task can run somewhere: an array refuses a job with one that can't.
+    fn check_wants(&self) -> Result<(), SimError> {
+        let place = |element: ElementId, one: &Element, host: bool| Place {
+            element,
+            host,
+            offers: one.offers(),
+            programs: None,
+        };
+        let stores = (0..).zip(&self.platform.elements);
+        let mut places: Vec<Place> = stores
+            .map(|(id, one)| place(ElementId(id), one, false))
+            .collect();
+        let host = self.platform.host.as_ref();
+        places.extend(host.map(|one| place(self.platform.host_id(), one, true)));
+        let mut known = BTreeMap::new();
+        for task in &self.workflow.tasks {
+            let wants = Wants {
+                needs: task.needs.clone(),
+                programs: self.programs(task),
+            };
+            if wants == Wants::default() {
+                continue;
+            }
+            let why = known.entry((wants, task.element));
+            let why = why.or_insert_with_key(|(wants, pinned)| {
+                let open =
+                    |place: &&Place| pinned.is_some() || !place.host || self.policy == "advised";
+                let open = places.iter().filter(open).map(|place| {
+                    let element = self.platform.element(place.element);
+                    let has = element.and_then(|one| one.programs.clone());
+                    let all = || wants.programs.iter().cloned().collect();
+                    Place {
+                        programs: Some(has.unwrap_or_else(all)),
+                        ..place.clone()
+                    }
+                });
+                why_nowhere(wants, &open.collect::<Vec<_>>(), *pinned)
+            });
+            if let Some(why) = why {
+                let (task, why) = (task.name.clone(), why.clone());
+                return Err(SimError::Nowhere { task, why });
+            }
+        }
+        Ok(())
     }
 
     /// All files where they would lie if they were there before the job.

@@ -58,7 +58,7 @@ pub struct Point {
 }
 
 /// Runs a workflow on arrays of all shapes and gives the points by policy, elements, cores. The elements are like
-/// the first of `like`; its host, fabric scheduler and label latency are kept.
+/// the first of `like`; its host and label latency are kept.
 ///
 /// # Errors
 /// [`SimError`] of the first run that can't be run.

@@ -7,21 +7,23 @@ mod pulls;
 
 use super::error::{InputError, Problem};
 use super::json::Reader;
-use super::platform::{Element, Platform};
+use super::platform::{CORES_MAX, Element, Platform};
 use super::quantity::whole;
 use super::workflow::{Fault, File, Reused, Task, Workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::History;
 use tidemill_core::id::ElementId;
-use tidemill_core::label::Kernel;
+use tidemill_core::label::{Kernel, Stack};
+use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
 /// What `format` says.
 pub const FORMAT: &str = "tidemill-trace";
-/// The version that is written. One of version 1 says nothing of copies, turns and remembered results.
-pub const VERSION: u32 = 2;
+/// The version that is written. One of version 1 says nothing of copies, turns and remembered results, one of
+/// version 2 nothing of memory, resources and programs, and its tasks needed a core each.
+pub const VERSION: u32 = 3;
 
 /// A job as it went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +61,17 @@ pub struct TraceElement {
     /// Whether it is the host's element, which only lends cores.
     #[serde(default)]
     pub host: bool,
-    /// Kernels that it runs at once.
+    /// Its cores.
     pub cores: u32,
+    /// Its memory for tasks that say how much they need, in bytes; 0: as much as they want.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Its named resources.
+    #[serde(default)]
+    pub resources: BTreeMap<String, u64>,
+    /// Programs of the job's tasks that its host had; absent: all.
+    #[serde(default)]
+    pub programs: Option<BTreeSet<String>>,
     /// The rate of pulls that it reported, in bytes per second.
     pub link_bytes_per_sec: u64,
     /// Bytes of pulled objects that it keeps after their last use.
@@ -135,6 +146,15 @@ pub struct TraceTask {
     /// The element that the script bound it to.
     #[serde(default)]
     pub pinned: Option<u32>,
+    /// Cores that it needed.
+    #[serde(default = "one")]
+    pub cores: u32,
+    /// Memory that was set aside for it, in bytes.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Named resources that it needed.
+    #[serde(default)]
+    pub resources: BTreeMap<String, u64>,
     /// The element that ran it.
     pub element: u32,
     /// When it was sent there.
@@ -193,7 +213,7 @@ impl Trace {
             let problem = Problem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
-                known: "1 and 2",
+                known: "1, 2 and 3",
             };
             return Err(reader.error(0, problem));
         }
@@ -204,10 +224,49 @@ impl Trace {
         if trace.tasks.is_empty() {
             return Err(reader.error(0, Problem::NoTasks));
         }
+        trace.check_lists(&reader)?;
         match trace.build() {
             Ok(_) => Ok(trace),
-            Err(fault) => Err(reader.error(line(&reader, fault.task), fault.problem)),
+            Err(fault) => Err(reader.error(line(&reader, "tasks", fault.task), fault.problem)),
         }
+    }
+
+    /// Elements and files are listed once each, and are what they can be.
+    fn check_lists(&self, reader: &Reader<'_>) -> Result<(), InputError> {
+        if self.job.trim().is_empty() {
+            return Err(reader.error(0, Problem::NoName("the job".to_owned())));
+        }
+        let mut seen = BTreeMap::new();
+        for (at, one) in self.elements.iter().enumerate() {
+            let error = |problem| Err(reader.error(line(reader, "elements", at), problem));
+            if let Some(first) = seen.insert(one.element, at) {
+                let first = line(reader, "elements", first);
+                let element = one.element;
+                return error(Problem::SameElement { element, first });
+            }
+            let what = || format!("`cores` of element {}", one.element);
+            if one.cores > CORES_MAX {
+                let (what, max) = (what(), CORES_MAX.into());
+                return error(Problem::TooMany { what, max });
+            }
+            // The host's element of an array that lends no cores has none.
+            if one.cores == 0 && !one.host {
+                return error(Problem::Zero { what: what() });
+            }
+        }
+        let mut seen = BTreeMap::new();
+        for (at, one) in self.files.iter().enumerate() {
+            let error = |problem| Err(reader.error(line(reader, "files", at), problem));
+            if one.path.trim().is_empty() {
+                return error(Problem::NoName("a file".to_owned()));
+            }
+            if let Some(first) = seen.insert(&one.path, at) {
+                let first = line(reader, "files", first);
+                let file = one.path.clone();
+                return error(Problem::SameFile { file, first });
+            }
+        }
+        Ok(())
     }
 
     /// The job, to be simulated: files where they were, computing as long as it did.
@@ -289,6 +348,11 @@ impl Trace {
                 outputs,
                 compute: Span(task.compute_ns),
                 element: task.pinned.map(|element| self.planned_id(element)),
+                needs: Needs {
+                    cores: task.cores,
+                    memory_bytes: task.memory_bytes,
+                    named: task.resources.clone(),
+                },
                 reused: None,
             });
         }
@@ -328,6 +392,9 @@ impl Trace {
         let element = |one: &TraceElement| Element {
             class: if one.host { "HOST" } else { "AFE" }.to_owned(),
             cores: one.cores,
+            memory_bytes: Some(one.memory_bytes).filter(|bytes| *bytes > 0),
+            resources: one.resources.clone(),
+            programs: one.programs.clone(),
             read_bandwidth: read,
             write_bandwidth: write,
             link_bandwidth: pulls.bytes_per_sec.or(Some(one.link_bytes_per_sec.max(1))),
@@ -376,6 +443,9 @@ impl Trace {
                 inputs: task.inputs.clone(),
                 outputs: task.outputs.clone(),
                 pinned: task.pinned,
+                cores: task.cores,
+                memory_bytes: task.memory_bytes,
+                resources: task.resources.clone(),
                 kernel: task.kernel.clone(),
                 kernel_kind: task.kernel_kind,
                 reused_ns: task.reused_ns,
@@ -434,6 +504,11 @@ impl Trace {
     }
 }
 
+/// What a task of an earlier release needed.
+fn one() -> u32 {
+    1
+}
+
 /// Bytes per second of all that took time and moved bytes; `None` if nothing did.
 fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
     let moved = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
@@ -451,8 +526,12 @@ fn kernel(task: &TraceTask) -> Kernel {
         TraceKernelKind::Native => Kernel::Native { input: name },
         TraceKernelKind::Wasm => Kernel::Wasm { input: name },
         TraceKernelKind::Stored => Kernel::Stored { input: name },
+        TraceKernelKind::Program => Kernel::Program(name),
         // What the stages are is not traced, and nothing that is simulated asks for it.
-        TraceKernelKind::Program | TraceKernelKind::Stack => Kernel::Program(name),
+        TraceKernelKind::Stack => Kernel::Stack(Box::new(Stack {
+            text: name,
+            stages: Vec::new(),
+        })),
     }
 }
 
@@ -464,17 +543,27 @@ fn history(history: &TraceHistory) -> History {
     }
 }
 
-/// The line on which a task of a trace begins; 0 if it can't be told.
-fn line(reader: &Reader<'_>, task: usize) -> u32 {
+/// The line on which one of a list of the trace begins; 0 if it can't be told.
+fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
     #[derive(Deserialize)]
-    struct Tasks<'a> {
+    struct Lists<'a> {
+        #[serde(borrow)]
+        elements: Vec<&'a RawValue>,
+        #[serde(borrow)]
+        files: Vec<&'a RawValue>,
         #[serde(borrow)]
         tasks: Vec<&'a RawValue>,
     }
-    let tasks: Option<Tasks<'_>> = serde_json::from_str(reader.text).ok();
-    tasks
-        .and_then(|read| Some(reader.line(read.tasks.get(task)?)))
-        .unwrap_or(0)
+    let lists: Option<Lists<'_>> = serde_json::from_str(reader.text).ok();
+    let part = lists.and_then(|lists| {
+        let parts = match list {
+            "elements" => lists.elements,
+            "files" => lists.files,
+            _ => lists.tasks,
+        };
+        parts.get(at).copied()
+    });
+    part.map_or(0, |part| reader.line(part))
 }
 
 #[cfg(test)]
@@ -548,8 +637,8 @@ mod tests {
         for (from, to, expected) in [
             (
                 "\"version\": 1",
-                "\"version\": 3",
-                "t.json: version 3 of `tidemill-trace`",
+                "\"version\": 4",
+                "t.json: version 4 of `tidemill-trace`",
             ),
             (
                 "[\"/w/part\"]",
@@ -570,6 +659,52 @@ mod tests {
                 "\"pinned\"",
                 "\"pined\"",
                 "t.json:14: unknown field `pined`",
+            ),
+            (
+                "\"pinned\"",
+                "\"pined\"",
+                "t.json:14: unknown field `pined`, expected one of",
+            ),
+            (
+                "{ \"element\": 1, \"cores\": 1",
+                "{ \"element\": 3, \"cores\": 1",
+                "t.json:6: element 3 is listed twice, first in line 4",
+            ),
+            (
+                "{ \"element\": 1, \"cores\": 1",
+                "{ \"element\": 1, \"cores\": 0",
+                "t.json:6: `cores` of element 1 must be more than 0",
+            ),
+            (
+                "{ \"element\": 1, \"cores\": 1",
+                "{ \"element\": 1, \"cores\": 4000000000",
+                "t.json:6: `cores` of element 1 can't be more than 65536",
+            ),
+            (
+                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"element\": 3 } ]",
+                "[ { \"path\": \"/w/raw\", \"size_bytes\": 1000, \"element\": 3 },\n\
+                 { \"path\": \"/w/raw\", \"size_bytes\": 5, \"element\": 3 } ]",
+                "t.json:8: file `/w/raw` is listed twice, first in line 7",
+            ),
+            (
+                "\"name\": \"b\"",
+                "\"name\": \"a\"",
+                "t.json:13: there is another task `a` before",
+            ),
+            (
+                "\"name\": \"b\"",
+                "\"name\": \"\"",
+                "t.json:13: task number 2 has no name",
+            ),
+            (
+                "\"kernel\": \"sum\"",
+                "\"kernel\": \"\"",
+                "t.json:13: the kernel of task `b` has no name",
+            ),
+            (
+                "\"compute_ns\": 1000000000",
+                "\"compute_ns\": 18000000000000000000",
+                "t.json:13: the run times of all tasks together are more than 100 years",
             ),
             (
                 "\"moved_bytes\": 1000",

@@ -4,18 +4,101 @@
 //! (`execution`); in 1.4 tasks have their files and run times in them. Dependencies come from files and from
 //! `parents` and `children`; one that no file stands for gets an empty file of its own, so that the dispatcher,
 //! which knows dependencies by files only, sees it. Run times are those of the machine they were measured on and
-//! contain that machine's reading and writing. `coreCount` is not looked at: a task takes one core.
+//! contain that machine's reading and writing. A task needs as many
+//! cores as its `coreCount` says, one without.
 
 use super::error::{InputError, Problem};
-use super::json::Reader;
+use super::json::{Keys, Reader};
 use super::quantity;
 use super::workflow::{Fault, File, Task, Workflow};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::label::Kernel;
+use tidemill_core::resources::{CORES_MAX, Needs};
 
 const KNOWN: &str = "1.4, 1.5 and 1.6";
+
+const INSTANCE: Keys = Keys {
+    place: "the workflow's file",
+    read: &["name", "schemaVersion", "workflow"],
+    others: &["description", "createdAt", "author", "runtimeSystem"],
+};
+const SPLIT: Keys = Keys {
+    place: "`workflow`",
+    read: &["specification", "execution"],
+    others: &[],
+};
+const SPECIFICATION: Keys = Keys {
+    place: "`specification`",
+    read: &["tasks", "files"],
+    others: &[],
+};
+const EXECUTION: Keys = Keys {
+    place: "`execution`",
+    read: &["tasks"],
+    others: &["makespanInSeconds", "executedAt", "machines"],
+};
+const SPECIFIED_TASK: Keys = Keys {
+    place: "a task",
+    read: &[
+        "name",
+        "id",
+        "parents",
+        "children",
+        "inputFiles",
+        "outputFiles",
+    ],
+    others: &["type", "category"],
+};
+const SIZED_FILE: Keys = Keys {
+    place: "a file",
+    read: &["id", "sizeInBytes"],
+    others: &[],
+};
+const EXECUTED_TASK: Keys = Keys {
+    place: "a task",
+    read: &["id", "runtimeInSeconds", "command"],
+    others: MEASURED,
+};
+/// What is measured of a task and not asked for here.
+const MEASURED: &[&str] = &[
+    "executedAt",
+    "coreCount",
+    "cores",
+    "avgCPU",
+    "readBytes",
+    "writtenBytes",
+    "memoryInBytes",
+    "memory",
+    "energyInKWh",
+    "energy",
+    "avgPowerInW",
+    "avgPower",
+    "priority",
+    "machines",
+    "machine",
+    "type",
+    "category",
+];
+const WHOLE: Keys = Keys {
+    place: "`workflow`",
+    read: &["tasks"],
+    others: &["makespanInSeconds", "makespan", "executedAt", "machines"],
+};
+const WHOLE_TASK: Keys = Keys {
+    place: "a task",
+    read: &[
+        "name",
+        "id",
+        "runtimeInSeconds",
+        "command",
+        "parents",
+        "children",
+        "files",
+    ],
+    others: MEASURED,
+};
 
 #[derive(Deserialize)]
 struct Instance<'a> {
@@ -30,9 +113,9 @@ struct Instance<'a> {
 #[derive(Deserialize)]
 struct Split<'a> {
     #[serde(borrow)]
-    specification: Specification<'a>,
+    specification: &'a RawValue,
     #[serde(borrow)]
-    execution: Option<Execution<'a>>,
+    execution: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -77,6 +160,7 @@ struct ExecutedTask {
     id: String,
     runtime_in_seconds: f64,
     command: Option<Command>,
+    core_count: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -98,6 +182,7 @@ struct WholeTask {
     id: Option<String>,
     runtime_in_seconds: Option<f64>,
     command: Option<Command>,
+    core_count: Option<f64>,
     #[serde(default)]
     parents: Vec<String>,
     #[serde(default)]
@@ -128,6 +213,7 @@ struct Draft {
     name: String,
     kernel: String,
     seconds: Option<f64>,
+    cores: Option<f64>,
     parents: Vec<String>,
     children: Vec<String>,
     inputs: Vec<usize>,
@@ -141,10 +227,31 @@ struct Draft {
 /// named but not there, sizes and run times that are none, tasks that need each other in a circle.
 pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
     let reader = Reader { file, text };
+    let whole: &RawValue = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
+    reader.check_keys(whole, INSTANCE)?;
     let instance: Instance<'_> = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
+    if instance.name.trim().is_empty() {
+        return Err(reader.error(0, Problem::NoName("the workflow".to_owned())));
+    }
     let (drafts, files) = match instance.schema_version.as_str() {
-        "1.4" => reader.whole(reader.sub(instance.workflow)?)?,
-        "1.5" | "1.6" => reader.split(reader.sub(instance.workflow)?)?,
+        "1.4" => {
+            reader.check_keys(instance.workflow, WHOLE)?;
+            reader.whole(reader.sub(instance.workflow)?)?
+        }
+        "1.5" | "1.6" => {
+            reader.check_keys(instance.workflow, SPLIT)?;
+            let split: Split<'_> = reader.sub(instance.workflow)?;
+            reader.check_keys(split.specification, SPECIFICATION)?;
+            let specification = reader.sub(split.specification)?;
+            let execution = match split.execution {
+                Some(execution) => {
+                    reader.check_keys(execution, EXECUTION)?;
+                    Some(reader.sub(execution)?)
+                }
+                None => None,
+            };
+            reader.split(specification, execution)?
+        }
         _ => {
             let problem = Problem::Version {
                 format: "WfFormat",
@@ -183,6 +290,9 @@ impl Files {
 
 impl<'a> Reader<'a> {
     fn size(&self, line: u32, name: &str, bytes: i64) -> Result<u64, InputError> {
+        if name.trim().is_empty() {
+            return Err(self.error(line, Problem::NoName("a file".to_owned())));
+        }
         u64::try_from(bytes).map_err(|_| {
             let what = format!("the size of file `{name}`");
             let text = bytes.to_string();
@@ -190,20 +300,48 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn split(&self, split: Split<'a>) -> Result<(Vec<Draft>, Files), InputError> {
+    /// The files of 1.5, each of which is listed once.
+    fn sized(&self, parts: &[&'a RawValue]) -> Result<Files, InputError> {
         let mut files = Files::default();
-        for (line, one) in self.list::<SizedFile>(&split.specification.files)? {
+        let mut lines = BTreeMap::new();
+        for (line, one) in self.list::<SizedFile>(parts, SIZED_FILE)? {
             let size = self.size(line, &one.id, one.size_in_bytes)?;
+            if let Some(first) = lines.insert(one.id.clone(), line) {
+                let file = one.id;
+                return Err(self.error(line, Problem::SameFile { file, first }));
+            }
             files.add(&one.id, size);
         }
-        let mut executed = BTreeMap::new();
-        for part in split.execution.into_iter().map(|execution| execution.tasks) {
-            for (line, task) in self.list::<ExecutedTask>(&part)? {
-                executed.insert(task.id.clone(), (line, task));
+        Ok(files)
+    }
+
+    /// What was measured of the tasks of 1.5, by their ids.
+    fn executed(
+        &self,
+        execution: Option<Execution<'a>>,
+    ) -> Result<BTreeMap<String, (u32, ExecutedTask)>, InputError> {
+        let mut executed: BTreeMap<String, (u32, ExecutedTask)> = BTreeMap::new();
+        let parts = execution.map_or_else(Vec::new, |execution| execution.tasks);
+        for (line, task) in self.list::<ExecutedTask>(&parts, EXECUTED_TASK)? {
+            let id = task.id.clone();
+            if let Some((first, _)) = executed.insert(id, (line, task)) {
+                let task = executed.into_values().find(|(at, _)| *at == line);
+                let task = task.map_or_else(String::new, |(_, task)| task.id);
+                return Err(self.error(line, Problem::SameTask { task, first }));
             }
         }
-        let mut drafts = Vec::with_capacity(split.specification.tasks.len());
-        for (line, task) in self.list::<SpecifiedTask>(&split.specification.tasks)? {
+        Ok(executed)
+    }
+
+    fn split(
+        &self,
+        specification: Specification<'a>,
+        execution: Option<Execution<'a>>,
+    ) -> Result<(Vec<Draft>, Files), InputError> {
+        let files = self.sized(&specification.files)?;
+        let mut executed = self.executed(execution)?;
+        let mut drafts = Vec::with_capacity(specification.tasks.len());
+        for (line, task) in self.list::<SpecifiedTask>(&specification.tasks, SPECIFIED_TASK)? {
             let find = |name: &String| {
                 files.index.get(name).copied().ok_or_else(|| {
                     let (task, file) = (task.id.clone(), name.clone());
@@ -222,8 +360,10 @@ impl<'a> Reader<'a> {
                 .collect::<Result<_, _>>()?;
             let ran = executed.remove(&task.id).map(|(_, ran)| ran);
             let seconds = ran.as_ref().map(|ran| ran.runtime_in_seconds);
+            let cores = ran.as_ref().and_then(|ran| ran.core_count);
             drafts.push(Draft {
                 line,
+                cores,
                 kernel: kernel(&task.name, ran.and_then(|ran| ran.command)),
                 id: task.id,
                 name: task.name,
@@ -243,12 +383,25 @@ impl<'a> Reader<'a> {
 
     fn whole(&self, whole: Whole<'a>) -> Result<(Vec<Draft>, Files), InputError> {
         let mut files = Files::default();
+        let mut lines = BTreeMap::new();
         let mut drafts = Vec::with_capacity(whole.tasks.len());
-        for (line, task) in self.list::<WholeTask>(&whole.tasks)? {
+        for (line, task) in self.list::<WholeTask>(&whole.tasks, WHOLE_TASK)? {
             let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
             for one in &task.files {
                 let size = self.size(line, &one.name, one.size_in_bytes)?;
                 let index = files.add(&one.name, size);
+                let first = *lines.entry(index).or_insert(line);
+                let other = files.list[index].size;
+                if size != other {
+                    let file = one.name.clone();
+                    let problem = Problem::TwoSizes {
+                        file,
+                        size,
+                        other,
+                        first,
+                    };
+                    return Err(self.error(line, problem));
+                }
                 match one.link {
                     Link::Input => inputs.push(index),
                     Link::Output => outputs.push(index),
@@ -259,6 +412,7 @@ impl<'a> Reader<'a> {
                 kernel: kernel(&task.name, task.command),
                 id: task.id.unwrap_or_else(|| task.name.clone()),
                 name: task.name,
+                cores: task.core_count,
                 seconds: task.runtime_in_seconds,
                 parents: task.parents,
                 children: task.children,
@@ -290,7 +444,9 @@ impl<'a> Reader<'a> {
                 let text = seconds.to_string();
                 self.error(draft.line, Problem::Number { what, text })
             })?;
+            let needs = self.needs(&draft)?;
             tasks.push(Task {
+                needs,
                 name: draft.id,
                 kernel: Kernel::Program(draft.kernel),
                 inputs: unique(draft.inputs),
@@ -310,6 +466,32 @@ impl<'a> Reader<'a> {
             Ok(()) => Ok(workflow),
             Err(Fault { task, problem }) => Err(self.error(lines[task], problem)),
         }
+    }
+
+    /// What `coreCount` says, in whole cores.
+    fn needs(&self, draft: &Draft) -> Result<Needs, InputError> {
+        let Some(count) = draft.cores else {
+            return Ok(Needs::default());
+        };
+        let what = || format!("coreCount of task `{}`", draft.id);
+        if !(0.0..=f64::from(CORES_MAX)).contains(&count) {
+            let problem = match count < 0.0 {
+                true => Problem::Negative {
+                    what: what(),
+                    text: count.to_string(),
+                },
+                false => Problem::TooMany {
+                    what: what(),
+                    max: CORES_MAX.into(),
+                },
+            };
+            return Err(self.error(draft.line, problem));
+        }
+        let cores = u32::try_from(quantity::whole(count.ceil())).unwrap_or(CORES_MAX);
+        Ok(Needs {
+            cores,
+            ..Needs::default()
+        })
     }
 
     /// Gives dependencies that no file stands for an empty file: one per task that others wait for so.
@@ -369,12 +551,14 @@ impl<'a> Reader<'a> {
 fn kernel(name: &str, command: Option<Command>) -> String {
     let program = command.and_then(|command| command.program);
     // Some recorders put a whole script here.
-    let program = program.filter(|program| !program.is_empty() && !program.contains('\n'));
+    let program = program.filter(|program| !program.trim().is_empty() && !program.contains('\n'));
     program.unwrap_or_else(|| {
-        name.trim_end_matches(|c: char| c.is_ascii_digit())
+        let stem = name
+            .trim_end_matches(|c: char| c.is_ascii_digit())
             .trim_end_matches("_ID")
-            .trim_end_matches('_')
-            .to_owned()
+            .trim_end_matches('_');
+        // One that is nothing but a number is all that there is.
+        if stem.is_empty() { name } else { stem }.to_owned()
     })
 }
 

@@ -5,9 +5,10 @@
 
 use super::error::Problem;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Kernel;
+use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
 /// A job with all that its simulation needs. Tasks and files are named by their indices.
@@ -41,6 +42,8 @@ pub struct Task {
     pub compute: Span,
     /// The element it must run on.
     pub element: Option<ElementId>,
+    /// What must be free on its element for it to run. It computes as long as it does with all its cores.
+    pub needs: Needs,
     /// Its result is remembered, and it does not run.
     pub reused: Option<Reused>,
 }
@@ -67,6 +70,11 @@ pub struct File {
     pub home: Option<ElementId>,
 }
 
+/// Most time of all tasks together, in nanoseconds: 100 years.
+const TIME_NS_MAX: u64 = 100 * 365 * 86_400 * 1_000_000_000;
+/// Most bytes of all inputs and outputs of all tasks together.
+const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
+
 /// What is wrong with a graph, and the task at which it shows.
 #[derive(Debug)]
 pub(super) struct Fault {
@@ -75,8 +83,11 @@ pub(super) struct Fault {
 }
 
 impl Workflow {
-    /// Notes who makes which file, and checks that tasks can be brought into an order.
+    /// Notes who makes which file, and checks that names are names, that all together can be counted and that tasks can
+    /// be brought into an order.
     pub(super) fn link(&mut self) -> Result<(), Fault> {
+        self.check_names()?;
+        self.check_sums()?;
         for (index, task) in self.tasks.iter().enumerate() {
             for (number, &output) in task.outputs.iter().enumerate() {
                 let file = &mut self.files[output];
@@ -107,6 +118,52 @@ impl Workflow {
             }
         }
         self.order().map(drop)
+    }
+
+    fn check_names(&self) -> Result<(), Fault> {
+        let mut seen = BTreeSet::new();
+        for (task, one) in self.tasks.iter().enumerate() {
+            let fault = |problem| Err(Fault { task, problem });
+            if one.name.trim().is_empty() {
+                return fault(Problem::NoName(format!("task number {}", task + 1)));
+            }
+            if !seen.insert(one.name.as_str()) {
+                return fault(Problem::TaskTwice(one.name.clone()));
+            }
+            let files = one.inputs.iter().chain(&one.outputs);
+            let mut names = files.map(|&file| &self.files[file].name);
+            if names.any(|name| name.trim().is_empty()) {
+                let what = format!("a file of task `{}`", one.name);
+                return fault(Problem::NoName(what));
+            }
+            if one.kernel.name().trim().is_empty() {
+                return fault(Problem::NoName(format!(
+                    "the kernel of task `{}`",
+                    one.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Moments and counts are 64 bits, and what is added up along a simulation must stay within.
+    fn check_sums(&self) -> Result<(), Fault> {
+        let (mut time, mut bytes) = (0_u64, 0_u64);
+        for (task, one) in self.tasks.iter().enumerate() {
+            time = time.saturating_add(one.compute.0);
+            bytes = bytes.saturating_add(self.input_bytes(task));
+            bytes = bytes.saturating_add(self.output_bytes(task));
+            let (what, max) = if time > TIME_NS_MAX {
+                ("the run times of all tasks", "100 years")
+            } else if bytes > BYTES_MAX {
+                ("the files that all tasks read and write", "1 EB")
+            } else {
+                continue;
+            };
+            let problem = Problem::Absurd { what, max };
+            return Err(Fault { task, problem });
+        }
+        Ok(())
     }
 
     /// The tasks whose outputs a task reads, ascending, each once.

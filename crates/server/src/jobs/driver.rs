@@ -314,6 +314,7 @@ impl Driver {
         }
         self.jobs.insert(job.spec.job, memo);
         self.feed(Event::Submitted(Box::new(job.spec)), steps, outbox);
+        self.ask_for_programs(outbox);
     }
 
     fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -325,6 +326,20 @@ impl Driver {
                 };
                 self.feed(Event::ElementUp { element: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
+                self.ask_for_programs(outbox);
+            }
+            Report::Programs {
+                element,
+                found,
+                missing,
+            } => {
+                let element = ElementId(element);
+                let programs = Event::Programs {
+                    element,
+                    found,
+                    missing,
+                };
+                self.feed(programs, steps, outbox);
             }
             Report::Down { element } => {
                 self.feed(
@@ -356,6 +371,16 @@ impl Driver {
                 }
                 Err(error) => tracing::warn!(element, label, %error, "an outcome makes no sense"),
             },
+        }
+    }
+
+    /// Asks elements for the programs of jobs of which they have not said whether they have them.
+    fn ask_for_programs(&self, outbox: &mut Outbox) {
+        for (element, names) in self.dispatcher.unknown_programs() {
+            let question = v1::FindPrograms { request: 0, names };
+            outbox
+                .messages
+                .push((element.0, To::FindPrograms(question)));
         }
     }
 

@@ -1,12 +1,14 @@
 //! The stored form of a task: JSON in the column `task.spec`, described in `docs/formats-server.md`.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, TaskSpec};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Kernel, Limits, Stack, Stage};
 use tidemill_core::object::Placed;
+use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
 /// A task as it is stored.
@@ -28,6 +30,13 @@ pub(crate) struct StoredTask {
     time_ns_max: u64,
     memory_bytes_max: u64,
     output_bytes_max: u64,
+    /// What the task says that it needs; one of an earlier release says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cores: Option<u32>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    memory_bytes: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
 }
 
@@ -38,6 +47,11 @@ pub(crate) fn shown(path: String, name: &str) -> String {
     } else {
         path
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -113,6 +127,9 @@ impl StoredTask {
             time_ns_max: task.limits.time.0,
             memory_bytes_max: task.limits.memory_bytes,
             output_bytes_max: task.limits.output_bytes,
+            cores: task.limits.cores,
+            memory_bytes: task.needs.memory_bytes,
+            resources: task.needs.named.clone(),
             lifetime: match lifetime {
                 Lifetime::Keep => StoredLifetime::Keep,
                 Lifetime::Used => StoredLifetime::Used,
@@ -138,6 +155,9 @@ impl StoredTask {
             time_ns_max: 0,
             memory_bytes_max: 0,
             output_bytes_max: 0,
+            cores: None,
+            memory_bytes: 0,
+            resources: BTreeMap::new(),
             lifetime: StoredLifetime::Keep,
         }
     }
@@ -153,6 +173,15 @@ impl StoredTask {
             StoredLifetime::Keep => Lifetime::Keep,
             StoredLifetime::Used => Lifetime::Used,
             StoredLifetime::AfterNs(ns) => Lifetime::After(Span(ns)),
+        }
+    }
+
+    /// What must be free for it to run.
+    pub(crate) fn needs(&self) -> Needs {
+        Needs {
+            cores: self.cores.unwrap_or(1),
+            memory_bytes: self.memory_bytes,
+            named: self.resources.clone(),
         }
     }
 
@@ -177,6 +206,8 @@ impl StoredTask {
             single(&self.kernel_kind, &self.kernel)?
         };
         Some(TaskSpec {
+            needs: self.needs(),
+            programs: kernel.programs(),
             task,
             name: self.name.clone(),
             kernel,
@@ -195,6 +226,7 @@ impl StoredTask {
                 time: Span(self.time_ns_max),
                 memory_bytes: self.memory_bytes_max,
                 output_bytes: self.output_bytes_max,
+                cores: self.cores,
             },
             ended,
         })

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tidemill_core::event::{JobSpec, OutputSpec};
+use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
@@ -23,6 +23,7 @@ use tidemill_core::job::{
 };
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
+use tidemill_core::resources::Place;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
@@ -115,15 +116,9 @@ pub(crate) async fn submit(
             "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"
         )));
     }
-    let programs = ask_for_programs(array, &job).await;
-    let elements = array
-        .elements()
-        .into_iter()
-        .map(|element| ElementId(element.element))
-        .collect();
+    let places = places(array, &job).await;
     let issued = reserve(names, &job).await?;
-    let view = View { programs, elements };
-    let found = resolved((names, recalls), &job, &caller, &view, owner, issued).await?;
+    let found = resolved((names, recalls), &job, &caller, &places, owner, issued).await?;
     let (mut accepted, waits) = found.map_err(Refused::Script)?;
     accepted.groups.clone_from(&what.caller.groups);
     let claim = claim(&names.shared().claims, &job, &accepted.spec).map_err(Refused::Script)?;
@@ -192,7 +187,7 @@ async fn resolved(
     (names, recalls): (&SqliteNames, &Recalls),
     job: &Job,
     caller: &Caller,
-    view: &View,
+    places: &[Place],
     owner: Owner,
     issued: Issued,
 ) -> Result<Result<(Accepted, Waits), Vec<String>>, Fault> {
@@ -202,7 +197,7 @@ async fn resolved(
             let tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
             let seen = Seen {
                 tx: &tx,
-                view,
+                places,
                 writing: RefCell::default(),
             };
             let resolved = look_around(job, &seen, owner, &mut issued);
@@ -332,12 +327,8 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     names.database().write(work).await
 }
 
-/// Asks elements for what may be programs. `None` if no element is up: then nobody can say, and the job
-/// waits for one.
-async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> {
-    if array.up().is_empty() {
-        return None;
-    }
+/// The elements of the array, up or down, and which of what may be programs each of those that answer has.
+async fn places(array: &Array, job: &Job) -> Vec<Place> {
     let names: BTreeSet<String> = job
         .tasks
         .iter()
@@ -351,14 +342,23 @@ async fn ask_for_programs(array: &Array, job: &Job) -> Option<BTreeSet<String>> 
         })
         .map(|kernel| kernel.name.clone())
         .collect();
-    if names.is_empty() {
-        return Some(names);
+    let mut found: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    if !names.is_empty() {
+        let names = names.into_iter().collect();
+        found = array.find_programs(names, PROGRAMS_WAIT).await;
     }
-    let found: BTreeMap<u32, Vec<String>> = array
-        .find_programs(names.into_iter().collect(), PROGRAMS_WAIT)
-        .await;
-    // None answered: again nobody can say.
-    (!found.is_empty()).then(|| found.into_values().flatten().collect())
+    let places = array.elements().into_iter().filter_map(|element| {
+        let view = ElementView::try_from(&element).ok()?;
+        Some(Place {
+            element: ElementId(element.element),
+            host: view.role == Role::Host,
+            offers: view.offers,
+            programs: found
+                .remove(&element.element)
+                .map(|names| names.into_iter().collect()),
+        })
+    });
+    places.collect()
 }
 
 /// The folders that a job's owner may list, each as it is when it is looked at.
@@ -383,16 +383,10 @@ impl Files for Folders<'_> {
     }
 }
 
-/// What elements there are and what they can run.
-struct View {
-    programs: Option<BTreeSet<String>>,
-    elements: BTreeSet<ElementId>,
-}
-
 /// The array as the owner of a job sees it.
 struct Seen<'a> {
     tx: &'a Tx<'a>,
-    view: &'a View,
+    places: &'a [Place],
     /// Files that were looked at and are being written.
     writing: RefCell<BTreeMap<u64, String>>,
 }
@@ -426,15 +420,8 @@ impl Outside for Seen<'_> {
         checked.err().map(|error| error.to_string())
     }
 
-    fn has_program(&self, name: &str) -> bool {
-        self.view
-            .programs
-            .as_ref()
-            .is_none_or(|programs| programs.contains(name))
-    }
-
-    fn has_element(&self, element: ElementId) -> bool {
-        self.view.elements.is_empty() || self.view.elements.contains(&element)
+    fn places(&self) -> &[Place] {
+        self.places
     }
 }
 

@@ -73,7 +73,10 @@ fn known(
             element: element.element.0,
             role: role_name(view.role).into(),
             up: true,
-            cores: view.cores,
+            cores: view.offers.cores,
+            memory_bytes: view.offers.memory_bytes,
+            resources: view.offers.named,
+            programs: element.programs,
             capacity_bytes: view.capacity_bytes,
             free_bytes: view.free_bytes,
             link_bytes_per_sec: view.link_bytes_per_sec,
@@ -122,6 +125,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
         let sizes = store::outputs(&stored, &store::files(db, TaskId(id))?);
         tasks.push(v1::TracedTask {
+            needs: Some(v1::Needs::from(&stored.needs())),
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
             kernel_kind: stored.kernel_kind,
             pinned: stored.element,

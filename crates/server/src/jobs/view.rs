@@ -1,7 +1,7 @@
 //! Jobs and tasks as clients see them, read from the database.
 
 use super::spec::{SPEC, StoredOrigin, StoredTask, shown};
-use super::store::parse;
+use super::store::{parse, state_number};
 use crate::names::Fault;
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -11,6 +11,8 @@ use tidemill_wire::v1::{self, State};
 
 /// Inputs that a job is shown to wait for.
 const AWAITED_MAX: u32 = 3;
+/// Other reasons for which its tasks are shown to wait.
+const HELD_UP_MAX: usize = 3;
 
 const JOB: &str =
     "SELECT job, name, source, workdir, uid, policy, state, submitted, ended FROM job";
@@ -91,6 +93,9 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
             .prepare_cached(total)?
             .query_row([id], |row| row.get(0))?;
     }
+    if job.state() == State::Running {
+        held_up(db, &mut job)?;
+    }
     if job.awaited_total > 0 {
         let some = "SELECT DISTINCT path FROM awaited WHERE job = ?1 AND object = -1 ORDER BY path LIMIT ?2";
         let mut some = db.prepare_cached(some)?;
@@ -100,6 +105,22 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
         job.awaited = rows.collect::<Result<_, _>>()?;
     }
     Ok(job)
+}
+
+/// Why tasks of a job wait that no element has, where there is something to tell.
+fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
+    let sql = "SELECT error, count(*) FROM task WHERE job = ?1 AND state IN (?2, ?3) AND error <> '' \
+               GROUP BY error ORDER BY min(task)";
+    let states = [State::Waiting, State::Ready].map(state_number);
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(params![job.job.cast_signed(), states[0], states[1]])?;
+    while let Some(row) = rows.next()? {
+        job.held_up_total += row.get::<_, u32>(1)?;
+        if job.held_up.len() < HELD_UP_MAX {
+            job.held_up.push(row.get(0)?);
+        }
+    }
+    Ok(())
 }
 
 /// Tasks of a job that changed after `after`, in the script's order, and the number of the last change.

@@ -150,6 +150,8 @@ pub fn status(id: u32) -> v1::Element {
         host: "test".into(),
         folder: format!("/none/{id}"),
         cores: 2,
+        memory_bytes: 4 << 30,
+        resources: [("gpu".to_owned(), u64::from(id))].into(),
         capacity_bytes: 1 << 40,
         free_bytes: 1 << 39,
         ..v1::Element::default()
@@ -318,14 +320,14 @@ impl FakeElement {
     }
 
     pub async fn answer(&self, question: v1::FindPrograms) {
-        let found = question
-            .names
-            .into_iter()
-            .filter(|name| !name.contains("missing"))
-            .collect();
+        let names = question.names.into_iter();
+        let own = format!("only-on-{}", self.id);
+        let others = |name: &str| name.contains("only-on-") && name != own;
+        let (missing, found) = names.partition(|name| name.contains("missing") || others(name));
         self.send(From::Programs(v1::Programs {
             request: question.request,
             found,
+            missing,
         }))
         .await;
     }

@@ -3,7 +3,11 @@
 use anyhow::Context as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::{Path, PathBuf};
-use tidemill_plan::sim::{Placement, Platform, Simulation, Workflow, job, trace::Trace, wfformat};
+use tidemill_core::job::Job;
+use tidemill_plan::sim::trace::Trace;
+use tidemill_plan::sim::{
+    Placement, Platform, Simulation, Source, Workflow, job, source, wfformat,
+};
 
 /// Flags that say which job, on what, and how.
 #[derive(Debug, clap::Args)]
@@ -60,15 +64,11 @@ impl Of {
     pub(crate) fn read(&self) -> anyhow::Result<Planned> {
         let text = text(&self.job)?;
         let file = self.job.display().to_string();
-        let trace = if is_trace(&text) {
-            Some(Trace::parse(&file, &text)?)
-        } else {
-            None
-        };
-        let workflow = match &trace {
-            Some(trace) => trace.workflow()?,
-            None if is_json(&text) => wfformat::parse(&file, &text)?,
-            None => self.script(&file, &text)?,
+        let mut trace = None;
+        let workflow = match source(&file, &text)? {
+            Source::Trace => trace.insert(Trace::parse(&file, &text)?).workflow()?,
+            Source::WfFormat => wfformat::parse(&file, &text)?,
+            Source::Script => self.script(&file, &text)?,
         };
         let given = self.platform.as_deref().map(platform).transpose()?;
         let platform = given
@@ -89,9 +89,11 @@ impl Of {
     }
 
     fn script(&self, file: &str, script: &str) -> anyhow::Result<Workflow> {
+        // What is no job script at all lacks more than costs.
+        Job::parse(file, script.as_bytes()).map_err(|errors| anyhow::anyhow!("{errors}"))?;
         let costs = self.costs.as_deref().with_context(|| {
             format!(
-                "{file} is taken for a job script, which does not say how large files are and how long kernels run: \
+                "{file} is a job script, which does not say how large files are and how long kernels run: \
                  give --costs FILE; start from examples/planning/getmax.toml"
             )
         })?;
@@ -125,15 +127,10 @@ pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))
-}
-
-fn is_json(text: &str) -> bool {
-    text.trim_start().starts_with('{')
-}
-
-/// Whether a JSON file says that it is a trace. A damaged one may be cut off anywhere, so its beginning counts.
-fn is_trace(text: &str) -> bool {
-    let begin = &text.as_bytes()[..text.len().min(1024)];
-    is_json(text) && String::from_utf8_lossy(begin).contains("tidemill-trace")
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("can't read {}", path.display()))?;
+    // Some editors put it before everything.
+    Ok(text
+        .strip_prefix('\u{feff}')
+        .map_or(text.clone(), str::to_owned))
 }

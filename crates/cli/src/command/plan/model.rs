@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::output::{Said, table, write_table};
+use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use serde_json::Value;
@@ -12,7 +13,7 @@ use tidemill_plan::model::{Corrections, Part, Section, Site, SiteReport, jaguar,
 const EXAMPLES: &str = "Examples:
   tidemill plan model all
   tidemill plan model feasible --site site.toml
-  tidemill plan model cost --site site.toml
+  tidemill plan model cost --site site.toml --ratio 30
   tidemill plan model energy --without drain-over-link --without overload-infeasible
   tidemill --json plan model staging | jq '.staging[] | {application, approach, largest_ratio}'
 
@@ -50,6 +51,10 @@ struct OfSite {
     /// Compute without this correction of the printed equations; give the flag again for more
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Corrections::NAMES))]
     without: Vec<String>,
+    /// Simulation nodes for each device or analysis node that feasibility, energy and cost are worked out for
+    /// [default: the site's staging-ratio]
+    #[arg(long, value_name = "RATIO")]
+    ratio: Option<f64>,
 }
 
 impl OfSite {
@@ -82,6 +87,10 @@ fn site(of: &OfSite, sections: &[Section], context: &Context) -> anyhow::Result<
             "no --site FILE: this is the site of the Active Flash paper, examples/site/jaguar.toml",
         );
         jaguar()
+    };
+    let site = match of.ratio {
+        Some(ratio) => site.at_ratio(ratio).context("--ratio")?,
+        None => site,
     };
     let report = report(&site, &of.corrections());
     let said = Said::new(text(&report.parts(sections))?, json(&report, sections)?);

@@ -6,7 +6,7 @@ use crate::output::plan::ReportView;
 use clap::builder::PossibleValuesParser;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_core::{fabric, policy};
+use tidemill_core::policy;
 use tidemill_plan::sim::gantt;
 
 const EXAMPLES: &str = "Examples:
@@ -28,9 +28,6 @@ pub(crate) struct Args {
     /// Who chooses elements [default: the job's, else min-wait]
     #[arg(long, value_parser = PossibleValuesParser::new(policy::NAMES))]
     policy: Option<String>,
-    /// Who chooses the core within an element [default: the platform's, else first-free]
-    #[arg(long, value_parser = PossibleValuesParser::new(fabric::NAMES))]
-    fabric: Option<String>,
     /// Also show every task
     #[arg(long)]
     tasks: bool,
@@ -44,9 +41,6 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let mut simulation = planned.simulation(&args.of);
     if let Some(policy) = &args.policy {
         simulation = simulation.policy(policy);
-    }
-    if let Some(fabric) = &args.fabric {
-        simulation = simulation.fabric(fabric);
     }
     let report = simulation.run()?;
     if let Some(path) = &args.gantt {

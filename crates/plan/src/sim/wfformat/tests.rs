@@ -157,9 +157,116 @@ fn what_is_wrong_is_told_with_its_line() {
             error(WHOLE, "\"sum_02\"], \"f", "\"sum_03\"], \"f"),
             "w.json:6: task `01` names task `sum_03`",
         ),
-        (error(WHOLE, "\"workflow\"", "\"workflows\""), "w.json:1"),
+        (
+            error(WHOLE, "\"workflow\"", "\"workflows\""),
+            "w.json:3: the workflow's file has no `workflows`; did you mean `workflow`?",
+        ),
+        (
+            error(
+                SPLIT,
+                "\"inputFiles\": [\"part\"]",
+                "\"inputFile\": [\"part\"]",
+            ),
+            "w.json:9: a task has no `inputFile`; did you mean `inputFiles`?",
+        ),
+        (
+            error(
+                SPLIT,
+                "\"runtimeInSeconds\": 1 }",
+                "\"runtimeInSecond\": 1 }",
+            ),
+            "w.json:22: a task has no `runtimeInSecond`; did you mean `runtimeInSeconds`?",
+        ),
+        (
+            error(SPLIT, "\"execution\"", "\"exekution\""),
+            "w.json:18: `workflow` has no `exekution`; did you mean `execution`?",
+        ),
+        (
+            error(SPLIT, "\"files\"", "\"fils\""),
+            "w.json:12: `specification` has no `fils`; did you mean `files`?",
+        ),
+        (
+            error(SPLIT, "{ \"id\": \"part\"", "{ \"id\": \"raw\""),
+            "w.json:14: file `raw` is listed twice, first in line 13",
+        ),
+        (
+            error(SPLIT, "{ \"id\": \"part\"", "{ \"id\": \"\""),
+            "w.json:14: a file has no name",
+        ),
+        (
+            error(SPLIT, "{ \"id\": \"sum_ID02\"", "{ \"id\": \"cut_ID01\""),
+            "w.json:22: task `cut_ID01` is there twice, first in line 21",
+        ),
+        (
+            error(SPLIT, "\"tiny\"", "\" \""),
+            "w.json: the workflow has no name",
+        ),
+        (
+            error(WHOLE, "\"id\": \"02\"", "\"id\": \"\""),
+            "w.json:10: task number 2 has no name",
+        ),
+        (
+            error(
+                WHOLE,
+                "\"part\", \"sizeInBytes\": 100 } ] }\n",
+                "\"part\", \"sizeInBytes\": 7 } ] }\n",
+            ),
+            "w.json:10: file `part` has 7 bytes here and 100 in line 6",
+        ),
+        (
+            error(SPLIT, "1000 }", "9000000000000000000 }"),
+            "w.json:6: the files that all tasks read and write together are more than 1 EB",
+        ),
+        (
+            error(SPLIT, "1.5, \"c", "9e9, \"c"),
+            "w.json:6: the run times of all tasks together are more than 100 years",
+        ),
     ] {
         assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn what_a_format_is_extended_by_is_left_alone() {
+    let more = SPLIT.replacen(
+        "\"schemaVersion\"",
+        "\"author\": {}, \"note\": 1, \"schemaVersion\"",
+        1,
+    );
+    let more = more.replacen(
+        "\"inputFiles\"",
+        "\"inputFile\": 1, \"colour\": 2, \"inputFiles\"",
+        1,
+    );
+    assert_eq!(parse("w.json", &more), parse("w.json", SPLIT));
+    let number = SPLIT.replace("\"name\": \"say_ID03\"", "\"name\": \"42\"");
+    assert_eq!(
+        parse("w.json", &number).unwrap().tasks[2].kernel.name(),
+        "42"
+    );
+}
+
+#[test]
+fn a_task_needs_as_many_cores_as_its_core_count_says() {
+    let counted = |text: &str, from: &str, to: &str| {
+        let text = text.replacen(from, to, 1);
+        let workflow = parse("w.json", &text).unwrap();
+        let cores: Vec<u32> = workflow.tasks.iter().map(|task| task.needs.cores).collect();
+        cores
+    };
+    let runtime = "\"runtimeInSeconds\": 1.5";
+    for (count, expected) in [("4", 4), ("2.0", 2), ("1.5", 2), ("0", 0)] {
+        let with = format!("\"coreCount\": {count}, {runtime}");
+        assert_eq!(counted(SPLIT, runtime, &with), [expected, 1, 1]);
+        assert_eq!(counted(WHOLE, runtime, &with), [expected, 1]);
+    }
+    for count in ["-1", "1e9"] {
+        let with = format!("\"coreCount\": {count}, {runtime}");
+        let error = error(SPLIT, runtime, &with);
+        assert!(
+            error.starts_with("w.json:") && error.contains("coreCount of task `cut_ID01`"),
+            "{error}"
+        );
     }
 }
 

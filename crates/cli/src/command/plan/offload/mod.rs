@@ -103,7 +103,13 @@ fn powers(text: &str) -> Result<(Watts, Watts), String> {
         .split_once(',')
         .ok_or("two powers with a comma between them, as 20 W,5 W")?;
     let power = |text: &str| text.parse().map_err(|error| format!("{error}"));
-    Ok((power(busy)?, power(idle)?))
+    let (busy, idle): (Watts, Watts) = (power(busy)?, power(idle)?);
+    if idle > busy {
+        return Err(format!(
+            "{idle} when idle is above {busy} when busy; first comes the busy one"
+        ));
+    }
+    Ok((busy, idle))
 }
 
 /// Built-in kernels whose results of parts make the result of the whole: the greatest, the least, sums.
@@ -277,6 +283,7 @@ mod tests {
             Ok((Watts::new(20.0), Watts::new(0.5)))
         );
         assert!(powers("20 W").is_err() && powers("20 J,3 W").is_err());
+        assert!(powers("3 W,20 W").is_err() && powers("3 W,0 W").is_ok());
     }
 
     #[test]

@@ -1,0 +1,294 @@
+//! Which elements can run a task at all: those that offer what it needs and have its programs.
+//!
+//! Tasks that want the same are a class. Which elements it bars is found out once and again only when an element comes,
+//! goes, offers something else, or gains or loses a program; so most tasks, which want a core and nothing else, cost
+//! nothing here.
+
+use super::elements::Elements;
+use super::{Dispatcher, Line, Turn};
+use crate::event::{Role, TaskState};
+use crate::id::{ElementId, JobId, TaskId};
+use crate::label::{Failure, FailureKind};
+use crate::resources::{Needs, Offers, Wants};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A class, by the order in which they were heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ClassNumber(u32);
+
+impl ClassNumber {
+    pub(super) const MIN: Self = Self(0);
+    pub(super) const MAX: Self = Self(u32::MAX);
+}
+
+/// All classes that some task is of, and what is known of programs.
+#[derive(Debug, Default)]
+pub(super) struct Classes {
+    numbers: BTreeMap<Wants, ClassNumber>,
+    known: BTreeMap<ClassNumber, Class>,
+    next: u32,
+    /// What elements that are up said of programs.
+    programs: BTreeMap<ElementId, BTreeMap<String, bool>>,
+    /// Counts what may change who can run what.
+    news: u64,
+}
+
+#[derive(Debug)]
+struct Class {
+    wants: Wants,
+    tasks: usize,
+    /// Elements that are up and can't run it, in order, as of these news.
+    barred: Vec<ElementId>,
+    /// Whether a storage element that is up can.
+    open: bool,
+    news: Option<u64>,
+}
+
+impl Classes {
+    /// The class of one more task.
+    pub(super) fn enter(&mut self, wants: Wants) -> ClassNumber {
+        let number = *self.numbers.entry(wants).or_insert_with_key(|wants| {
+            let number = ClassNumber(self.next);
+            self.next = self.next.wrapping_add(1);
+            let class = Class {
+                wants: wants.clone(),
+                tasks: 0,
+                barred: Vec::new(),
+                open: false,
+                news: None,
+            };
+            self.known.insert(number, class);
+            number
+        });
+        if let Some(class) = self.known.get_mut(&number) {
+            class.tasks += 1;
+        }
+        number
+    }
+
+    /// A task of a class is forgotten, and the class with its last.
+    pub(super) fn leave(&mut self, number: ClassNumber) {
+        let Some(class) = self.known.get_mut(&number) else {
+            return;
+        };
+        class.tasks -= 1;
+        if class.tasks == 0
+            && let Some(class) = self.known.remove(&number)
+        {
+            self.numbers.remove(&class.wants);
+        }
+    }
+
+    /// The programs that an element said it has.
+    pub(super) fn programs_on(&self, element: ElementId) -> Vec<String> {
+        let known = self.programs.get(&element).into_iter().flatten();
+        let has = known.filter(|(_, has)| **has);
+        has.map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(super) fn wants(&self, number: ClassNumber) -> Option<&Wants> {
+        self.known.get(&number).map(|class| &class.wants)
+    }
+
+    /// Finds out anew which elements a class bars, if that may be others now.
+    fn renew(&mut self, number: ClassNumber, elements: &Elements) {
+        let (programs, news) = (&self.programs, self.news);
+        let Some(class) = self.known.get_mut(&number) else {
+            return;
+        };
+        if class.news.replace(news) == Some(news) {
+            return;
+        }
+        class.barred.clear();
+        class.open = false;
+        for (id, element) in elements.iter().filter(|(_, element)| element.up()) {
+            if !can(&class.wants, &element.view.offers, programs.get(&id)) {
+                class.barred.push(id);
+            } else if element.view.role == Role::Store {
+                class.open = true;
+            }
+        }
+    }
+
+    /// Elements that are up and can't run tasks of a class, in order.
+    pub(super) fn barred(&mut self, number: ClassNumber, elements: &Elements) -> &[ElementId] {
+        self.renew(number, elements);
+        let class = self.known.get(&number);
+        class.map_or(&[], |class| class.barred.as_slice())
+    }
+
+    /// As it was found out last.
+    fn bars(&self, number: ClassNumber, element: ElementId) -> bool {
+        let class = self.known.get(&number);
+        class.is_some_and(|class| class.barred.binary_search(&element).is_ok())
+    }
+}
+
+fn can(wants: &Wants, offers: &Offers, programs: Option<&BTreeMap<String, bool>>) -> bool {
+    let has = |name: &String| programs.is_some_and(|known| known.get(name) == Some(&true));
+    offers.lacks(&wants.needs).is_none() && wants.programs.iter().all(has)
+}
+
+impl Dispatcher {
+    /// What a task needs; one that is not known needs a core.
+    pub(super) fn needs(&self, id: TaskId) -> Needs {
+        let task = self.tasks.get(&id);
+        task.map_or_else(Needs::default, |task| task.spec.needs.clone())
+    }
+
+    /// Whether no storage element that is up can run tasks of a class, though some are up: otherwise there is nothing to
+    /// tell but that none is.
+    pub(super) fn has_nowhere(&mut self, class: ClassNumber) -> bool {
+        self.classes.renew(class, &self.elements);
+        let open = self
+            .classes
+            .known
+            .get(&class)
+            .is_some_and(|class| class.open);
+        !open && !self.elements.stores().is_empty()
+    }
+
+    /// Whether an element that is up can't run tasks of a class.
+    pub(super) fn is_barred(&mut self, class: ClassNumber, element: ElementId) -> bool {
+        let barred = self.classes.barred(class, &self.elements);
+        barred.binary_search(&element).is_ok()
+    }
+
+    /// Whether a task of a class could run on an element that is up, for checks.
+    pub(super) fn could_run(&self, class: ClassNumber, id: TaskId) -> bool {
+        let pinned = self.task(id).spec.element;
+        let up = self.elements.iter().filter(|(_, element)| element.up());
+        let mut mine = up.filter(|(element, known)| match pinned {
+            Some(pinned) => *element == pinned,
+            None => known.view.role == Role::Store,
+        });
+        mine.any(|(element, known)| {
+            let wants = self.classes.wants(class);
+            let programs = self.classes.programs.get(&element);
+            wants.is_some_and(|wants| can(wants, &known.view.offers, programs))
+        })
+    }
+
+    /// Programs that tasks want and of which elements that are up have not said whether they have them.
+    #[must_use]
+    pub fn unknown_programs(&self) -> Vec<(ElementId, Vec<String>)> {
+        let classes = self.classes.known.values();
+        let wanted: BTreeSet<&String> = classes.flat_map(|class| &class.wants.programs).collect();
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let up = self.elements.iter().filter(|(_, element)| element.up());
+        up.filter_map(|(id, _)| {
+            let known = self.classes.programs.get(&id);
+            let unknown = wanted
+                .iter()
+                .filter(|name| !known.is_some_and(|known| known.contains_key(**name)));
+            let names: Vec<String> = unknown.map(|&name| name.clone()).collect();
+            (!names.is_empty()).then_some((id, names))
+        })
+        .collect()
+    }
+
+    pub(super) fn on_programs(
+        &mut self,
+        element: ElementId,
+        found: Vec<String>,
+        missing: Vec<String>,
+    ) {
+        if !self.up(element) {
+            return;
+        }
+        let known = self.classes.programs.entry(element).or_default();
+        let mut changed = false;
+        let found = found.into_iter().map(|name| (name, true));
+        for (name, has) in found.chain(missing.into_iter().map(|name| (name, false))) {
+            changed |= known.insert(name, has) != Some(has);
+        }
+        if changed {
+            self.offers_changed(element);
+        }
+    }
+
+    /// An element came up: what it said of programs before may have changed since.
+    pub(super) fn forget_programs(&mut self, element: ElementId) {
+        self.classes.programs.remove(&element);
+    }
+
+    /// An element came, went, or has other things to offer: tasks that wait for what it has or had are looked at again.
+    pub(super) fn offers_changed(&mut self, id: ElementId) {
+        self.classes.news += 1;
+        let classes: BTreeSet<ClassNumber> = self
+            .lines
+            .keys()
+            .filter_map(|line| match line {
+                Line::Any(class) | Line::Barred(class) => Some(*class),
+                Line::Fresh | Line::Pinned(_) | Line::At(_) => None,
+            })
+            .collect();
+        for class in classes {
+            self.classes.renew(class, &self.elements);
+            let up = self.up(id);
+            let can = up && !self.classes.bars(class, id);
+            let open = self
+                .classes
+                .known
+                .get(&class)
+                .is_some_and(|class| class.open);
+            if can {
+                self.freshen(Line::Barred(class), |_| true);
+            }
+            if !open {
+                self.freshen(Line::Any(class), |_| true);
+            }
+        }
+        for line in [Line::At(id), Line::Pinned(id)] {
+            let members = self.lines.get(&line).into_iter().flatten();
+            let classes: BTreeSet<ClassNumber> =
+                members.map(|&(_, task)| self.task(task).class).collect();
+            let barring = classes
+                .into_iter()
+                .filter(|&class| self.is_barred(class, id));
+            let barring: BTreeSet<ClassNumber> = barring.collect();
+            if !barring.is_empty() {
+                self.freshen(line, |class| barring.contains(&class));
+            }
+        }
+        self.touch(id);
+    }
+
+    /// Has tasks of a line asked for anew.
+    fn freshen(&mut self, line: Line, wanted: impl Fn(ClassNumber) -> bool) {
+        let members = self.lines.get(&line).into_iter().flatten();
+        let members = members.filter(|(_, task)| wanted(self.task(*task).class));
+        let members: Vec<(JobId, TaskId)> = members.copied().collect();
+        for (_, task) in members {
+            self.join_line(Line::Fresh, task);
+        }
+    }
+
+    /// Puts a ready task aside that no element which is up can run, and says so once.
+    pub(super) fn put_aside(&mut self, id: TaskId, turn: &mut Turn<'_>) {
+        let class = self.task(id).class;
+        self.join_line(Line::Barred(class), id);
+        if std::mem::replace(&mut self.task_mut(id).aside, true) {
+            return;
+        }
+        let who = match self.task(id).spec.element {
+            Some(element) => format!("element {element}"),
+            None => "an element".to_owned(),
+        };
+        let wants = self.classes.wants(class).map(ToString::to_string);
+        let message = format!(
+            "no element that is up can run it; it waits for {who} with {}",
+            wants.unwrap_or_default()
+        );
+        self.tell(
+            id,
+            Failure {
+                kind: FailureKind::Unfit,
+                message,
+            },
+        );
+        self.set_state(id, TaskState::Ready, turn);
+    }
+}

@@ -1,0 +1,617 @@
+//! Cores, memory and named resources: what a task needs of an element while it runs, what an element offers, and the
+//! book of what is free. Elements and the simulator keep the same book, so that what is planned is what happens.
+//!
+//! **Order.** Labels start in the order of their arrival. One that does not find all it needs keeps what is free of it from
+//! those behind it ([`first_to_start`]): nobody overtakes it on a thing that it waits for, so it starts at the latest
+//! when all that ran before has ended. What it does not need is not held.
+
+use crate::id::ElementId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Most cores that a task may need.
+pub const CORES_MAX: u32 = 4096;
+/// Tasks without a core that an element runs at once.
+pub const LIGHT_MAX: u32 = 8;
+/// Most names of resources of a task or of an element.
+pub const NAMES_MAX: usize = 64;
+/// Most of one named resource.
+pub const AMOUNT_MAX: u64 = 1_000_000_000;
+/// Longest name of a resource, in bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Labels that are looked at for one that can start beside those that can't.
+pub const LOOKS_MAX: usize = 256;
+
+/// Whether a resource may be called so: letters, digits, `-`, `_` and single dots between them; `cores` and `memory`
+/// are the names of other things.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    let part = |part: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        part.starts_with(|c: char| c.is_ascii_alphabetic()) && part.chars().all(plain)
+    };
+    let taken = matches!(name, "cores" | "memory");
+    !taken && name.len() <= NAME_BYTES_MAX && name.split('.').all(part)
+}
+
+/// Reads named resources as flags and platform files say them: `gpu=2,licence.x=1`.
+///
+/// # Errors
+/// What is wrong with the text, for people.
+pub fn parse(text: &str) -> Result<BTreeMap<String, u64>, String> {
+    let mut all = BTreeMap::new();
+    for part in text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        let (name, amount) = part.split_once('=').unwrap_or((part, "1"));
+        let (name, amount) = (name.trim(), amount.trim());
+        if !is_name(name) {
+            return Err(format!(
+                "`{name}` can't be the name of a resource: use letters, digits, `-` and `_`, with single dots between words"
+            ));
+        }
+        let amount = amount.parse().ok().filter(|amount| *amount <= AMOUNT_MAX);
+        let amount = amount.ok_or_else(|| {
+            format!("`{part}` must be such as {name}=2, with a whole number up to {AMOUNT_MAX}")
+        })?;
+        if all.insert(name.to_owned(), amount).is_some() {
+            return Err(format!("the resource `{name}` is given twice"));
+        }
+    }
+    if all.len() > NAMES_MAX {
+        return Err(format!("{} resources; the most is {NAMES_MAX}", all.len()));
+    }
+    Ok(all)
+}
+
+/// What a task takes up of its element while it runs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Needs {
+    /// Cores; 0 for one that computes next to nothing.
+    pub cores: u32,
+    /// Bytes of memory; 0: it does not say, and none is set aside for it.
+    pub memory_bytes: u64,
+    /// Of each named resource so much; none is 0.
+    pub named: BTreeMap<String, u64>,
+}
+
+impl Default for Needs {
+    fn default() -> Self {
+        Self {
+            cores: 1,
+            memory_bytes: 0,
+            named: BTreeMap::new(),
+        }
+    }
+}
+
+impl Needs {
+    /// Whether it needs nothing but cores.
+    #[must_use]
+    pub fn only_cores(&self) -> bool {
+        self.memory_bytes == 0 && self.named.is_empty()
+    }
+}
+
+impl fmt::Display for Needs {
+    /// As a job script says it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cores = {}", self.cores)?;
+        if self.memory_bytes > 0 {
+            let memory = crate::shown::bytes(self.memory_bytes);
+            write!(f, ", memory = {memory}")?;
+        }
+        for (name, amount) in &self.named {
+            write!(f, ", {name} = {amount}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What an element has for the tasks that it runs at once.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Offers {
+    /// Cores.
+    pub cores: u32,
+    /// Bytes of memory; 0: it does not say, and no task is kept from it for want of memory.
+    pub memory_bytes: u64,
+    /// Of each named resource so much.
+    pub named: BTreeMap<String, u64>,
+}
+
+impl Offers {
+    /// So many cores and nothing else that is counted.
+    #[must_use]
+    pub fn of_cores(cores: u32) -> Self {
+        Self {
+            cores,
+            ..Self::default()
+        }
+    }
+
+    /// The first thing that a task needs more of than there is at all.
+    #[must_use]
+    pub fn lacks(&self, needs: &Needs) -> Option<Lack> {
+        if needs.cores > self.cores {
+            return Some(Lack {
+                what: "cores".to_owned(),
+                needs: needs.cores.into(),
+                offered: self.cores.into(),
+            });
+        }
+        if self.memory_bytes > 0 && needs.memory_bytes > self.memory_bytes {
+            return Some(Lack {
+                what: "memory".to_owned(),
+                needs: needs.memory_bytes,
+                offered: self.memory_bytes,
+            });
+        }
+        let offered = |name: &String| self.named.get(name).copied().unwrap_or(0);
+        let mut named = needs.named.iter();
+        let (name, amount) = named.find(|(name, amount)| offered(name) < **amount)?;
+        Some(Lack {
+            what: name.clone(),
+            needs: *amount,
+            offered: offered(name),
+        })
+    }
+}
+
+/// What there is too little of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// `cores`, `memory` or the name of a resource.
+    pub what: String,
+    /// How much is needed.
+    pub needs: u64,
+    /// How much there is.
+    pub offered: u64,
+}
+
+impl Lack {
+    /// An amount of it for people.
+    #[must_use]
+    pub fn shown(&self, amount: u64) -> String {
+        match self.what.as_str() {
+            "memory" => format!("{amount} bytes ({})", crate::shown::bytes(amount)),
+            _ => amount.to_string(),
+        }
+    }
+}
+
+/// The book of one element: what it offers and what of that is free.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    offers: Offers,
+    free: Free,
+}
+
+/// What is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Free {
+    cores: u32,
+    light: u32,
+    /// `None`: it is not counted.
+    memory_bytes: Option<u64>,
+    named: BTreeMap<String, u64>,
+}
+
+impl Free {
+    fn of(offers: &Offers) -> Self {
+        Self {
+            cores: offers.cores,
+            light: LIGHT_MAX,
+            memory_bytes: (offers.memory_bytes > 0).then_some(offers.memory_bytes),
+            named: offers.named.clone(),
+        }
+    }
+
+    fn has(&self, needs: &Needs) -> bool {
+        let free = |name: &String| self.named.get(name).copied().unwrap_or(0);
+        self.cores >= needs.cores
+            && (needs.cores > 0 || self.light > 0)
+            && self
+                .memory_bytes
+                .is_none_or(|free| free >= needs.memory_bytes)
+            && needs
+                .named
+                .iter()
+                .all(|(name, amount)| free(name) >= *amount)
+    }
+
+    /// Takes what there is of what is needed.
+    fn keep(&mut self, needs: &Needs) {
+        self.cores = self.cores.saturating_sub(needs.cores);
+        self.light = self.light.saturating_sub(u32::from(needs.cores == 0));
+        if let Some(free) = &mut self.memory_bytes {
+            *free = free.saturating_sub(needs.memory_bytes);
+        }
+        for (name, amount) in &needs.named {
+            if let Some(free) = self.named.get_mut(name) {
+                *free = free.saturating_sub(*amount);
+            }
+        }
+    }
+}
+
+/// What is free once an amount is given back: never more than there is in all.
+fn back<N: TryFrom<u64> + Default>(free: u64, amount: u64, all: u64) -> N {
+    let free = free.saturating_add(amount);
+    debug_assert!(free <= all, "more is given back than was taken");
+    N::try_from(free.min(all)).unwrap_or_default()
+}
+
+impl Ledger {
+    /// With nothing taken.
+    #[must_use]
+    pub fn new(offers: Offers) -> Self {
+        let free = Free::of(&offers);
+        Self { offers, free }
+    }
+
+    /// What there is in all.
+    #[must_use]
+    pub fn offers(&self) -> &Offers {
+        &self.offers
+    }
+
+    /// Whether all that is needed is free.
+    #[must_use]
+    pub fn has(&self, needs: &Needs) -> bool {
+        self.free.has(needs)
+    }
+
+    /// Takes what is needed; nothing unless all of it is free, and whether that was so.
+    #[must_use]
+    pub fn take(&mut self, needs: &Needs) -> bool {
+        let has = self.has(needs);
+        if has {
+            self.free.keep(needs);
+        }
+        has
+    }
+
+    /// Gives back what was taken.
+    pub fn give_back(&mut self, needs: &Needs) {
+        let Self { offers, free } = self;
+        free.cores = back(free.cores.into(), needs.cores.into(), offers.cores.into());
+        let light = u64::from(needs.cores == 0);
+        free.light = back(free.light.into(), light, LIGHT_MAX.into());
+        if let Some(free) = &mut free.memory_bytes {
+            *free = back(*free, needs.memory_bytes, offers.memory_bytes);
+        }
+        for (name, amount) in &needs.named {
+            if let (Some(free), Some(all)) = (free.named.get_mut(name), offers.named.get(name)) {
+                *free = back(*free, *amount, *all);
+            }
+        }
+    }
+
+    /// Whether nothing is taken.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.free == Free::of(&self.offers)
+    }
+
+    fn cores_free(&self) -> bool {
+        self.free.cores > 0
+    }
+}
+
+/// The first of the labels, in their order, that is wanted and that can start with what is free and is not kept for
+/// those before it. `light` says whether some of them may need no core: without, the search ends where cores do.
+pub fn first_to_start<'a, K>(
+    ledger: &Ledger,
+    labels: impl Iterator<Item = (K, &'a Needs)>,
+    light: bool,
+    wanted: impl Fn(&K) -> bool,
+) -> Option<K> {
+    if !light && !ledger.cores_free() {
+        return None;
+    }
+    let mut left: Option<Free> = None;
+    for (label, needs) in labels.take(LOOKS_MAX) {
+        let free = left.as_ref().unwrap_or(&ledger.free);
+        if free.has(needs) && wanted(&label) {
+            return Some(label);
+        }
+        let left = left.get_or_insert_with(|| ledger.free.clone());
+        left.keep(needs);
+        if !light && left.cores == 0 {
+            return None;
+        }
+    }
+    None
+}
+
+/// What a task must find on an element beyond its inputs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Wants {
+    /// Cores, memory and named resources.
+    pub needs: Needs,
+    /// Programs of the host, in order, each once.
+    pub programs: Vec<String>,
+}
+
+impl fmt::Display for Wants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.needs)?;
+        for program in &self.programs {
+            write!(f, ", the program `{program}`")?;
+        }
+        Ok(())
+    }
+}
+
+/// An element as far as it matters whether a task can ever run there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which.
+    pub element: ElementId,
+    /// Whether it is the host's, to which most policies send nothing.
+    pub host: bool,
+    /// What it has.
+    pub offers: Offers,
+    /// Those of the programs asked for that it has; `None`: it did not say.
+    pub programs: Option<BTreeSet<String>>,
+}
+
+/// Why no element can ever run a task, for people; `None` if one can, or nobody can say.
+#[must_use]
+pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -> Option<String> {
+    let mine = |place: &&Place| pinned.is_none_or(|element| place.element == element);
+    let mine: Vec<&Place> = places.iter().filter(mine).collect();
+    if mine.is_empty() {
+        return None;
+    }
+    let told = mine.iter().any(|place| place.programs.is_some());
+    let lacked = |place: &Place| match &place.programs {
+        Some(programs) => wants.programs.iter().find(|name| !programs.contains(*name)),
+        // One that is away may have it, but does not count while others can be asked.
+        None => wants.programs.first().filter(|_| told),
+    };
+    let can =
+        |place: &&Place| place.offers.lacks(&wants.needs).is_none() && lacked(place).is_none();
+    if mine.iter().any(can) {
+        return None;
+    }
+    // If all lack the same, that is what is wrong.
+    let lacks = mine.iter().map(|place| place.offers.lacks(&wants.needs));
+    if let Some(lacks) = lacks.collect::<Option<Vec<Lack>>>()
+        && let Some(most) = lacks.iter().max_by_key(|lack| lack.offered)
+        && lacks.iter().all(|lack| lack.what == most.what)
+    {
+        let (needs, offered) = (most.shown(most.needs), most.shown(most.offered));
+        let what = &most.what;
+        return Some(match pinned {
+            Some(element) => {
+                format!("it needs {what} = {needs}, and element {element} offers {offered}")
+            }
+            None => format!(
+                "it needs {what} = {needs}, and the most that an element offers is {offered}"
+            ),
+        });
+    }
+    let missing = lacked(mine[0]);
+    if let Some(program) = missing
+        && mine.iter().all(|place| lacked(place) == missing)
+    {
+        let has = |place: &&Place| {
+            place
+                .programs
+                .as_ref()
+                .is_some_and(|all| all.contains(program))
+        };
+        let others = places
+            .iter()
+            .filter(has)
+            .map(|place| place.element.to_string());
+        let others: Vec<String> = others.collect();
+        let on = match others.as_slice() {
+            [] => String::new(),
+            some => format!("; element {} does", some.join(", ")),
+        };
+        return Some(match pinned {
+            Some(element) => format!("element {element} does not have the program `{program}`{on}"),
+            None => format!("no storage element has the program `{program}`{on}"),
+        });
+    }
+    let who = pinned.map_or_else(
+        || "no element".to_owned(),
+        |id| format!("element {id} does not"),
+    );
+    let has = pinned.map_or("has", |_| "have");
+    Some(format!(
+        "it needs {wants}, and {who} {has} all of that together"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn needs(cores: u32, memory_bytes: u64, gpu: u64) -> Needs {
+        let gpu = (gpu > 0).then(|| ("gpu".to_owned(), gpu));
+        Needs {
+            cores,
+            memory_bytes,
+            named: gpu.into_iter().collect(),
+        }
+    }
+
+    fn offers() -> Offers {
+        Offers {
+            cores: 4,
+            memory_bytes: 100,
+            named: BTreeMap::from([("gpu".to_owned(), 2)]),
+        }
+    }
+
+    #[test]
+    fn names_of_resources_are_words_with_single_dots() {
+        for name in ["gpu", "licence.x", "a-b_c.d1"] {
+            assert!(is_name(name), "{name}");
+        }
+        let long = "a".repeat(NAME_BYTES_MAX + 1);
+        for name in [
+            "", ".", "a.", ".a", "a..b", "1a", "a b", "ä", "cores", "memory", &long,
+        ] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn resources_are_read_as_flags_say_them() {
+        let expected = [("gpu".to_owned(), 2), ("licence.x".to_owned(), 1)];
+        assert_eq!(parse(" gpu=2, licence.x "), Ok(BTreeMap::from(expected)));
+        assert_eq!(parse(""), Ok(BTreeMap::new()));
+        for wrong in [
+            "gpu=",
+            "gpu=-1",
+            "gpu=1.5",
+            "=1",
+            "g p=1",
+            "gpu=1,gpu=2",
+            "gpu=1000000001",
+            "memory=1",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_an_element_lacks_is_named_with_both_amounts() {
+        let lack = |needs: Needs| {
+            offers()
+                .lacks(&needs)
+                .map(|lack| (lack.what, lack.needs, lack.offered))
+        };
+        assert_eq!(lack(needs(4, 100, 2)), None);
+        assert_eq!(lack(needs(5, 0, 0)), Some(("cores".into(), 5, 4)));
+        assert_eq!(lack(needs(0, 101, 0)), Some(("memory".into(), 101, 100)));
+        assert_eq!(lack(needs(1, 0, 3)), Some(("gpu".into(), 3, 2)));
+        let other = Needs {
+            named: BTreeMap::from([("licence".into(), 1)]),
+            ..Needs::default()
+        };
+        assert_eq!(lack(other), Some(("licence".into(), 1, 0)));
+        let unsaid = Offers::of_cores(1);
+        assert_eq!(
+            unsaid.lacks(&needs(1, u64::MAX, 0)),
+            None,
+            "it does not say how much it has"
+        );
+    }
+
+    #[test]
+    fn one_that_waits_keeps_what_it_needs_and_nothing_else_from_those_behind() {
+        let mut ledger = Ledger::new(offers());
+        assert!(ledger.take(&needs(2, 0, 1)));
+        // Needs a third core; the two that are free stay for it.
+        let waiting = [
+            needs(3, 0, 0),
+            needs(1, 0, 0),
+            needs(0, 0, 1),
+            needs(0, 0, 1),
+        ];
+        let first = |ledger: &Ledger, skip: usize| {
+            let labels = waiting.iter().enumerate().skip(skip);
+            first_to_start(ledger, labels, true, |_| true)
+        };
+        assert_eq!(first(&ledger, 0), Some(2), "a light one with a GPU passes");
+        assert!(ledger.take(&waiting[2]));
+        assert_eq!(
+            first(&ledger, 0),
+            None,
+            "no GPU is left, and the cores are kept"
+        );
+        assert_eq!(first(&ledger, 1), Some(1), "nobody waits before it");
+        ledger.give_back(&needs(2, 0, 1));
+        assert_eq!(first(&ledger, 0), Some(0));
+    }
+
+    fn place(element: u32, cores: u32, programs: Option<&[&str]>) -> Place {
+        Place {
+            element: ElementId(element),
+            host: false,
+            offers: Offers::of_cores(cores),
+            programs: programs.map(|all| all.iter().map(|&name| name.to_owned()).collect()),
+        }
+    }
+
+    #[test]
+    fn why_nowhere_says_what_is_missing_and_who_has_it() {
+        let wants = |cores, programs: &[&str]| Wants {
+            needs: needs(cores, 0, 0),
+            programs: programs.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let all = [
+            place(0, 2, Some(&["awk"])),
+            place(1, 8, Some(&[])),
+            place(2, 16, None),
+        ];
+        let why = |wants: &Wants, pinned: Option<u32>| {
+            why_nowhere(wants, &all, pinned.map(ElementId)).unwrap_or_default()
+        };
+        assert_eq!(why(&wants(8, &[]), None), "");
+        assert_eq!(why(&wants(2, &["awk"]), None), "");
+        assert_eq!(
+            why(&wants(17, &[]), None),
+            "it needs cores = 17, and the most that an element offers is 16"
+        );
+        assert_eq!(
+            why(&wants(4, &["awk"]), Some(0)),
+            "it needs cores = 4, and element 0 offers 2"
+        );
+        assert_eq!(
+            why(&wants(1, &["awk"]), Some(1)),
+            "element 1 does not have the program `awk`; element 0 does"
+        );
+        assert_eq!(
+            why(&wants(4, &["awk"]), None),
+            "it needs cores = 4, the program `awk`, and no element has all of that together"
+        );
+        assert_eq!(why(&wants(1, &["awk"]), Some(2)), "", "it did not say");
+        assert_eq!(
+            why_nowhere(&wants(9, &["x"]), &[], None),
+            None,
+            "nobody can say"
+        );
+    }
+
+    proptest! {
+        /// Whatever is taken and given back in whatever order: never more than there is, and all of it in the end.
+        #[test]
+        fn nothing_is_lost_and_nothing_is_lent_twice(
+            steps in proptest::collection::vec((any::<bool>(), 0_u32..6, 0_u64..150, 0_u64..4), 0..100),
+        ) {
+            let mut ledger = Ledger::new(offers());
+            let mut taken: Vec<Needs> = Vec::new();
+            for (take, cores, memory, gpu) in steps {
+                if take || taken.is_empty() {
+                    let needs = needs(cores, memory, gpu);
+                    let could = offers().lacks(&needs).is_none();
+                    let took = ledger.take(&needs);
+                    prop_assert!(could || !took);
+                    taken.extend(took.then_some(needs));
+                } else {
+                    let needs = taken.swap_remove(usize::try_from(gpu).unwrap() % taken.len());
+                    ledger.give_back(&needs);
+                }
+                prop_assert!(taken.iter().map(|one| one.cores).sum::<u32>() <= 4);
+                prop_assert!(taken.iter().filter(|one| one.cores == 0).count() <= LIGHT_MAX as usize);
+                prop_assert!(taken.iter().map(|one| one.memory_bytes).sum::<u64>() <= 100);
+                let gpus = taken.iter().filter_map(|one| one.named.get("gpu"));
+                prop_assert!(gpus.sum::<u64>() <= 2);
+                prop_assert_eq!(ledger.is_whole(), taken.is_empty());
+            }
+            for needs in taken {
+                ledger.give_back(&needs);
+            }
+            prop_assert!(ledger.is_whole());
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The programs of this host that the server has asked for: it is told again when one of them comes or goes, so that
+//! tasks go only where their program is.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use tidemill_wire::v1;
+
+/// Names that are looked at again. What is asked for beyond is answered once.
+const NAMES_MAX: usize = 4096;
+
+/// What was asked for, and what was answered.
+#[derive(Debug, Default)]
+pub struct Programs {
+    known: Mutex<BTreeMap<String, bool>>,
+}
+
+impl Programs {
+    /// Answers a question. `has` looks whether there is a program. What is told last is what is known here, whoever else
+    /// tells something.
+    pub fn answer(
+        &self,
+        question: v1::FindPrograms,
+        has: impl Fn(&str) -> bool,
+        tell: impl FnOnce(v1::Programs),
+    ) {
+        let (found, missing) = question.names.into_iter().partition(|name| has(name));
+        let answer = v1::Programs {
+            request: question.request,
+            found,
+            missing,
+        };
+        let mut known = self.known.lock();
+        for (names, there) in [(&answer.found, true), (&answer.missing, false)] {
+            for name in names {
+                if known.len() < NAMES_MAX || known.contains_key(name) {
+                    known.insert(name.clone(), there);
+                }
+            }
+        }
+        tell(answer);
+    }
+
+    /// Looks at all of them again and tells what is different now, if anything is.
+    pub fn look(&self, has: impl Fn(&str) -> bool, tell: impl FnOnce(v1::Programs)) {
+        let names: Vec<String> = self.known.lock().keys().cloned().collect();
+        // Not under the lock: folders of programs may be slow.
+        let now: Vec<(String, bool)> = names
+            .into_iter()
+            .map(|name| {
+                let there = has(&name);
+                (name, there)
+            })
+            .collect();
+        let mut known = self.known.lock();
+        let mut news = v1::Programs::default();
+        for (name, there) in now {
+            if known.insert(name.clone(), there) == Some(there) {
+                continue;
+            }
+            if there {
+                news.found.push(name);
+            } else {
+                news.missing.push(name);
+            }
+        }
+        if !news.found.is_empty() || !news.missing.is_empty() {
+            tell(news);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is told when programs are looked at again.
+    fn news(programs: &Programs, has: impl Fn(&str) -> bool) -> Option<(Vec<String>, Vec<String>)> {
+        let mut told = None;
+        programs.look(has, |news| {
+            assert_eq!(news.request, 0);
+            told = Some((news.found, news.missing));
+        });
+        told
+    }
+
+    fn names(all: &[&str]) -> Vec<String> {
+        all.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn what_was_asked_for_is_told_again_when_it_comes_or_goes() {
+        let programs = Programs::default();
+        let question = v1::FindPrograms {
+            request: 7,
+            names: names(&["a", "b"]),
+        };
+        programs.answer(
+            question,
+            |name| name == "a",
+            |answer| {
+                assert_eq!(answer.request, 7);
+                assert_eq!(
+                    (answer.found, answer.missing),
+                    (names(&["a"]), names(&["b"]))
+                );
+            },
+        );
+        assert_eq!(news(&programs, |name| name == "a"), None);
+        let changed = news(&programs, |name| name == "b");
+        assert_eq!(changed, Some((names(&["b"]), names(&["a"]))));
+        assert_eq!(news(&programs, |name| name == "b"), None);
+    }
+
+    #[test]
+    fn however_much_is_asked_for_it_keeps_a_bounded_number_of_names() {
+        let programs = Programs::default();
+        let names = (0..2 * NAMES_MAX).map(|n| n.to_string()).collect();
+        let question = v1::FindPrograms { request: 1, names };
+        programs.answer(
+            question,
+            |_| true,
+            |answer| {
+                assert_eq!(answer.found.len(), 2 * NAMES_MAX);
+            },
+        );
+        let (_, missing) = news(&programs, |_| false).unwrap();
+        assert_eq!(missing.len(), NAMES_MAX);
+    }
+}

@@ -1,0 +1,53 @@
+//! Keys that nothing has a use for: what readers of TOML and JSON say of them, with the key that was probably meant.
+
+use tidemill_core::nearest::nearest;
+
+/// What a reader said, with the key that was probably meant if it is about one that is not known: "unknown field `a`,
+/// expected one of `b`, `c`" is what derived readers say.
+pub(crate) fn told(message: &str) -> String {
+    let unknown = ["unknown field `", "unknown variant `"];
+    let rest = unknown.iter().find_map(|start| message.strip_prefix(start));
+    let meant = rest.and_then(|rest| {
+        let (key, known) = rest.split_once("`, expected ")?;
+        let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+        nearest(key, &known)
+    });
+    match meant {
+        Some(meant) => format!("{message}; did you mean `{meant}`?"),
+        None => message.to_owned(),
+    }
+}
+
+/// `; did you mean …?`, or nothing.
+pub(crate) fn perhaps(key: &str, known: &[&str]) -> String {
+    nearest(key, known).map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only ever refused")]
+    struct Three {
+        time: u32,
+        rate: u32,
+        output: u32,
+    }
+
+    /// What the readers say is theirs to change, so both are asked.
+    #[test]
+    fn the_key_that_was_meant_is_told() {
+        let toml = toml::from_str::<Three>("tiem = 1").unwrap_err();
+        assert!(told(toml.message()).ends_with("; did you mean `time`?"));
+        let json = serde_json::from_str::<Three>(r#"{ "ouptut": 1 }"#).unwrap_err();
+        let json = json.to_string();
+        let json = json.split(" at line ").next().unwrap();
+        assert!(told(json).ends_with("; did you mean `output`?"), "{json}");
+        let far = toml::from_str::<Three>("colour = 1").unwrap_err();
+        assert!(!told(far.message()).contains("did you mean"));
+        assert_eq!(told("unknown field `"), "unknown field `");
+    }
+}

@@ -1,0 +1,110 @@
+//! What a file that is to be planned is: a job script, a trace or a workflow of WfCommons. Its content tells.
+
+use super::error::{InputError, Problem};
+use super::json::Reader;
+use super::trace;
+use serde::de::IgnoredAny;
+use std::collections::BTreeMap;
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A job script, for [`super::job::parse`].
+    Script,
+    /// A trace, for [`trace::Trace::parse`].
+    Trace,
+    /// A workflow, for [`super::wfformat::parse`].
+    WfFormat,
+}
+
+/// Tells what a file is. `file` is the name that errors give.
+///
+/// # Errors
+/// It is empty, or JSON that is neither a trace nor a workflow. What else is wrong is for the reader to say.
+pub fn source(file: &str, text: &str) -> Result<Source, InputError> {
+    /// A trace that is cut off anywhere is still one, so its beginning counts.
+    const BEGIN: usize = 1024;
+    let reader = Reader { file, text };
+    if text.trim().is_empty() {
+        return Err(reader.error(0, Problem::EmptyFile));
+    }
+    // No job script begins so, and none is a single word or number.
+    let is_json = text.trim_start().starts_with(['{', '[', '"'])
+        || serde_json::from_str::<IgnoredAny>(text).is_ok();
+    if !is_json {
+        return Ok(Source::Script);
+    }
+    let begin = &text.as_bytes()[..text.len().min(BEGIN)];
+    if String::from_utf8_lossy(begin).contains(trace::FORMAT) {
+        return Ok(Source::Trace);
+    }
+    if !text.trim_start().starts_with('{') {
+        return Err(reader.error(1, Problem::NotPlanned(String::new())));
+    }
+    let keys: BTreeMap<String, IgnoredAny> =
+        serde_json::from_str(text).map_err(|error| reader.json(0, &error))?;
+    if keys.contains_key("schemaVersion") || keys.contains_key("workflow") {
+        return Ok(Source::WfFormat);
+    }
+    let mut meant = keys.keys().map(|key| {
+        let perhaps = crate::misspelt::perhaps(key, &["schemaVersion", "workflow", "format"]);
+        (key, perhaps)
+    });
+    let meant = meant.find(|(key, perhaps)| !perhaps.is_empty() && *key != "format");
+    let meant = meant.map_or_else(String::new, |(key, perhaps)| format!(": `{key}`{perhaps}"));
+    Err(reader.error(1, Problem::NotPlanned(meant)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_tells_what_a_file_is() {
+        for (text, expected) in [
+            ("name = \"x\"; workdir = \"/\";", Source::Script),
+            ("# a comment only", Source::Script),
+            ("", Source::Script),
+            (
+                "{ \"format\": \"tidemill-trace\", \"version\": 1,",
+                Source::Trace,
+            ),
+            (
+                "{ \"name\": \"w\", \"schemaVersion\": \"1.5\" }",
+                Source::WfFormat,
+            ),
+            ("{ \"workflow\": {} }", Source::WfFormat),
+        ] {
+            match source("f", text) {
+                Ok(found) => assert_eq!(found, expected, "{text}"),
+                Err(error) => assert_eq!((text, error.problem), ("", Problem::EmptyFile)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_json_and_nothing_to_plan_is_not_taken_for_a_job_script() {
+        for text in ["{}", "[]", "null", "42", "\"x\"", " [ { } ]", "true\n"] {
+            let error = source("f.json", text).unwrap_err().to_string();
+            assert!(
+                error.starts_with("f.json:1: it is JSON, but neither"),
+                "{text}: {error}"
+            );
+        }
+        for text in ["", " \n\t"] {
+            let error = source("f.json", text).unwrap_err().to_string();
+            assert!(error.starts_with("f.json: it is empty"), "{error}");
+        }
+        let error = source("f.json", "{ \"name\": 1,\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("f.json:2: EOF"), "{error}");
+        let error = source("f.json", "{ \"schemaversion\": 1 }")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.ends_with("`schemaversion`; did you mean `schemaVersion`?"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! Cores, memory and named resources of tasks, from the script to the kernel.
+
+use crate::array::{Array, Options};
+use serde_json::Value;
+
+fn array() -> Option<Array> {
+    Array::with(Options {
+        element_args: ["--memory", "1GiB", "--resources", "gpu=1,licence.x=2"]
+            .map(str::to_owned)
+            .into(),
+        ..Options::default()
+    })
+}
+
+/// A job of these tasks, which write files of their names.
+fn script(tasks: &[(&str, &str)]) -> String {
+    let tasks = tasks.iter().map(|(name, rest)| {
+        format!("{{ name = \"{name}\"; output = [ \"{name}\" ]; stdout = \"{name}\"; type = \"program\"; {rest} }}")
+    });
+    let tasks: Vec<String> = tasks.collect();
+    format!(
+        "name = \"j\"; workdir = \"/w\"; cache = false; tasks = ( {} );",
+        tasks.join(", ")
+    )
+}
+
+#[test]
+fn what_elements_offer_is_shown_and_what_no_element_has_is_refused_at_submit() {
+    let Some(array) = array() else { return };
+    array.sh("mkdir w");
+    let status = array.json(&["status"]);
+    let element = &status["elements"][0];
+    assert_eq!(element["memory_bytes"], 1 << 30);
+    assert_eq!(element["resources"]["licence.x"], 2);
+    let shown = array.run(&["status"]).out;
+    assert!(shown.contains("gpu=1,licence.x=2"), "{shown}");
+    for (rest, why) in [
+        (
+            "cores = 3;",
+            "it needs cores = 3, and the most that an element offers is 2",
+        ),
+        ("memory = \"2 GiB\";", "it needs memory = 2147483648 bytes"),
+        (
+            "resources = { gpu = 2; };",
+            "it needs gpu = 2, and the most that an element offers is 1",
+        ),
+        (
+            "resources = { fpga = 1; };",
+            "it needs fpga = 1, and the most that an element offers is 0",
+        ),
+        (
+            "resources = { gpu = 1; }; element = 9;",
+            "the array has no element 9",
+        ),
+    ] {
+        let refused = array.try_submit(&script(&[("a", &format!("kernel = \"true\"; {rest}"))]));
+        assert!(!refused.ok && refused.err.contains(why), "{}", refused.err);
+    }
+    for flags in [&["--resources", "gpu=x"], &["--resources", "cores=1"]] {
+        let wrong = array.run(&[&["element", "--id", "7"][..], flags].concat());
+        assert!(
+            !wrong.ok && wrong.err.contains(flags[1].split('=').next().unwrap()),
+            "{}",
+            wrong.err
+        );
+    }
+}
+
+/// Whether two tasks of a trace were at work at once on one element.
+fn overlap(one: &Value, other: &Value) -> bool {
+    let at = |task: &Value, name: &str| task[name].as_u64().unwrap();
+    one["element"] == other["element"]
+        && at(one, "start_ns") < at(other, "end_ns")
+        && at(other, "start_ns") < at(one, "end_ns")
+}
+
+#[test]
+fn tasks_share_what_there_is_and_know_what_they_have() {
+    let Some(array) = array() else { return };
+    array.sh("mkdir w");
+    let gpu = "kernel = \"sleep\"; args = [ \"0.2\" ]; resources = { gpu = 1; };";
+    let large = "kernel = \"sleep\"; args = [ \"0.2\" ]; memory = \"600 MiB\"; cores = 0;";
+    let both = "kernel = \"sh\"; args = [ \"-c\", \"echo $TIDEMILL_CORES $TIDEMILL_MEMORY_BYTES\" ]; \
+                cores = 2; memory = \"64 MiB\";";
+    let tasks = [
+        ("g1", gpu),
+        ("m1", large),
+        ("g2", gpu),
+        ("both", both),
+        ("m2", large),
+        ("g3", gpu),
+        ("m3", large),
+        ("g4", gpu),
+    ];
+    let job = array.submit(&script(&tasks));
+    array.done(job);
+    assert_eq!(array.sh("cat w/both"), "2 67108864\n");
+    let trace = array.path("trace.json");
+    let exported = [
+        "jobs",
+        &job.to_string(),
+        "--export-trace",
+        trace.to_str().unwrap(),
+    ];
+    assert!(array.run(&exported).ok);
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let all = trace["tasks"].as_array().unwrap();
+    for (index, one) in all.iter().enumerate() {
+        for other in &all[index + 1..] {
+            let names = [one, other].map(|task| task["name"].as_str().unwrap());
+            let contend = ["g", "m"]
+                .iter()
+                .any(|kind| names.iter().all(|name| name.starts_with(kind)));
+            let alone = names.contains(&"both") && !names.iter().any(|name| name.starts_with('m'));
+            assert!(!(contend || alone) || !overlap(one, other), "{one} {other}");
+        }
+    }
+    let simulated = array.run(&["plan", "run", array.path("trace.json").to_str().unwrap()]);
+    assert!(simulated.ok, "{}", simulated.err);
+}
+
+#[test]
+fn a_task_gets_no_more_memory_than_it_asked_for() {
+    let Some(array) = array() else { return };
+    array.sh("mkdir w");
+    let hungry = "kernel = \"python3\"; args = [ \"-c\", \"data = b'x' * (300 << 20)\" ]; memory = \"128 MiB\"; retries = 0;";
+    let job = array.submit(&script(&[("a", hungry)]));
+    let ended = array.ended(job);
+    assert_eq!(ended["state"], "failed");
+    let error = ended["tasks"][0]["error"].as_str().unwrap();
+    assert!(error.contains("memory limit of 134217728 bytes"), "{error}");
+}

@@ -99,7 +99,7 @@ impl Operation {
                 let outputs = analysis.outputs.iter();
                 outputs.map(Output::objects).collect()
             }
-            Self::Copy { to, .. } => Vec::from([to.0..to.0 + 1]),
+            Self::Copy { to, .. } => std::iter::once(to.0..to.0 + 1).collect(),
             Self::Remove { .. } => Vec::new(),
         }
     }

@@ -72,10 +72,10 @@ def tls(lines):
         yield f"{line['what']} inside TLS", "plain", line["tls"], line["plain"], line["tls_to_plain"], None
 
 
-def offload(lines):
+def advisor(lines):
     for line in lines:
-        yield f"advice for {line['name']}, {line['element_cores']:g} cores", "both run", line["advice"], line["fastest"], (
-            "right" if line["right"] else "wrong"), "right"
+        what = f"advice for {line['kernel']} over {line['mib']} MiB, {line['programs']} programs and {line['jobs']} jobs beside it"
+        yield what, "all ways", line["advice"], line["best"], line["verdict"], "right or near"
 
 
 def simulator(lines):
@@ -154,6 +154,7 @@ def claims():
     simgrid = os.path.exists("/usr/include/simgrid")
     no_simgrid = [] if simgrid else [("SimGrid", "it is not here (apt-get install g++ libsimgrid-dev)")]
     peers, no_peers = peers_of_tasks()
+    short_advisor = os.path.join(OUT, "short-advisor")
     short_testbed, short_truth = os.path.join(OUT, "short-testbed"), os.path.join(OUT, "short-truth")
     return [
         Claim("mount", ["mount.py", "--rounds", "3", "--size-mib", "256", "--files", "3000"], needs=[root, fuse]),
@@ -161,7 +162,8 @@ def claims():
         Claim("tasks", ["tasks.py", "--tasks", "300", "--rounds", "3", "--peers", peers], tasks,
               needs=[("no make", lambda: shutil.which("make"))], left_out=no_peers),
         Claim("maximum", ["maximum.py", "--gib", "0.25", "--rounds", "3"], maximum, needs=[root, fuse]),
-        Claim("offload", ["offload.py", "--runs", "1", "--element-cores", "1", "--kernels", "max,base64"], offload, needs=[root]),
+        Claim("advisor", ["advisor.py", "--rounds", "1", "--kernels", "max,base64", "--situations", "2,4,7,9", "--out", short_advisor],
+              advisor, needs=[root], results=os.path.join(short_advisor, "advisor.jsonl")),
         Claim("foreground", ["foreground.py", "--rounds", "1", "--seconds", "0.7"], foreground, needs=[root, fuse]),
         Claim("tls", ["tls.py", "--rounds", "3", "--mib", "256"], tls, needs=[root]),
         Claim("kernels", ["kernels/kernels.py", "--mib", "128", "--rounds", "3", "--python", PYTHON], modules=("numpy", "polars")),

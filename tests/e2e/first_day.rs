@@ -136,7 +136,19 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
     (&["report", "9"], &["no job 9", "tidemill jobs"]),
     (
         &["cat", "/w/dta"],
-        &["/w/dta", "no such file", "tidemill ls"],
+        &["/w/dta", "no such file", "did you mean /w/data?"],
+    ),
+    (
+        &["ls", "/ww/dta"],
+        &["/ww/dta", "no such file", "did you mean /w/data?"],
+    ),
+    (
+        &["get", "/w/daat", "x"],
+        &["/w/daat", "no such file", "did you mean /w/data?"],
+    ),
+    (
+        &["lineage", "/w/dat"],
+        &["/w/dat", "no such file", "did you mean /w/data?"],
     ),
     (&["cat", "/w"], &["/w", "get -r"]),
     (
@@ -149,6 +161,7 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
         &["put", LOCAL, "/none/x"],
         &["/none", "no such", "tidemill ls"],
     ),
+    (&["put", LOCAL, "/ww/x"], &["/ww", "did you mean /w?"]),
     (&["put", LOCAL, "/../x"], &["/../x", "full path"]),
     (&["ls", "/none"], &["/none", "no such", "tidemill ls"]),
     (&["rm", "/w"], &["/w", "-r"]),
@@ -160,7 +173,10 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
     (&["mkdir", "/x/y"], &["/x", "no such", "tidemill ls"]),
     (&["mkdir", "/w"], &["/w", "exists"]),
     (&["submit", "no.conf"], &["no.conf", "local file"]),
-    (&["lineage", "/w/none"], &["/w/none", "no such"]),
+    (
+        &["lineage", "/w/none"],
+        &["/w/none", "no such", "tidemill ls /w"],
+    ),
     (
         &["kernel", "add", "./none.py"],
         &["./none.py", "this machine"],

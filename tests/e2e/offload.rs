@@ -73,7 +73,7 @@ fn close(value: &Value, expected: f64) {
 
 const ALONE: [&str; 5] = [
     "--size",
-    "100000000 B",
+    "1000000000 B",
     "--element-speed",
     "0.25",
     "--no-load",
@@ -94,16 +94,16 @@ fn without_an_array_the_calibration_and_flags_are_enough() {
     );
     close(
         &choice(&reduces, "element")["seconds"],
-        0.01 + 0.4 + 1_800.0 / 125e6,
+        0.01 + 4.0 + 18_000.0 / 125e6,
     );
-    close(&choice(&reduces, "host")["seconds"], 0.8 + 0.01 + 0.1);
-    close(&choice(&reduces, "host")["moved_bytes"], 1e8);
+    close(&choice(&reduces, "host")["seconds"], 8.0 + 0.01 + 1.0);
+    close(&choice(&reduces, "host")["moved_bytes"], 1e9);
     let split = &choice(&reduces, "split")["seconds"];
     assert!(split.as_f64() <= choice(&reduces, "element")["seconds"].as_f64());
 
     let expands = ask(&["od"]);
     assert_eq!(expands["best"], "host");
-    close(&choice(&expands, "element")["seconds"], 0.01 + 0.4 + 2.4);
+    close(&choice(&expands, "element")["seconds"], 0.01 + 4.0 + 24.0);
     assert_eq!(choice(&expands, "split")["feasible"], false);
     assert!(
         choice(&expands, "split")["why"]
@@ -194,6 +194,10 @@ fn kernels_are_measured_on_host_and_elements_and_a_file_is_advised_on() {
     );
     bench(&["base64"]);
 
+    a_file_is_advised_on(&array, file, &measured);
+}
+
+fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
     let local = array.path("text");
     std::fs::write(&local, "tide and mill\n".repeat(10_000)).unwrap();
     assert!(
@@ -205,12 +209,20 @@ fn kernels_are_measured_on_host_and_elements_and_a_file_is_advised_on() {
         |kernel: &str| array.json(&["plan", "offload", kernel, "/text", "--calibration", file]);
     let known = ask("grep");
     close(&known["input_bytes"], 140_000.0);
-    let rate = |all: &Value| all["kernel"][0]["bytes_per_sec"].as_f64().unwrap();
+    let rate = |all: &Value| {
+        let kernel = &all["kernel"][0];
+        kernel["bytes_per_sec"].as_f64().unwrap() / kernel["share"].as_f64().unwrap()
+    };
     close(
         &known["element_bytes_per_sec"],
         rate(&measured["element"][1]),
     );
-    close(&known["host_bytes_per_sec"], rate(&measured));
+    // Both are on this machine.
+    close(&known["host_bytes_per_sec"], rate(&measured["element"][1]));
+    for share in ["host_processor_share", "element_processor_share"] {
+        let share = known[share].as_f64().unwrap();
+        assert!(share > 0.0 && share <= 1.0, "{share}");
+    }
     for one in known["choices"].as_array().unwrap() {
         assert_eq!(one["feasible"], true, "{one}");
     }
@@ -223,6 +235,71 @@ fn kernels_are_measured_on_host_and_elements_and_a_file_is_advised_on() {
     wait("the element's history", || {
         choice(&ask("base64"), "element")["feasible"] == true
     });
+}
+
+/// Kernels of an element on the same machine: they make the element wait, and not the host.
+#[test]
+fn what_an_element_runs_and_has_queued_is_charged_to_it() {
+    let Some(array) = Array::with(Options {
+        mount: false,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    let calibration = array.path("calibration.toml");
+    std::fs::write(&calibration, CALIBRATION).unwrap();
+    let local = array.path("data");
+    std::fs::write(&local, [0; 8000]).unwrap();
+    assert!(
+        array
+            .run(&["put", "--element", "1", local.to_str().unwrap(), "/data"])
+            .ok
+    );
+    let ask = |rest: &[&str]| {
+        let calibration = calibration.to_str().unwrap();
+        let fixed = ["--element-speed", "1", "--link", "1 GB/s", "--calibration"];
+        array.json(
+            &[
+                &["plan", "offload", "max", "/data"],
+                &fixed[..],
+                &[calibration],
+                rest,
+            ]
+            .concat(),
+        )
+    };
+    let waits = |advice: &Value, side| choice(advice, side)["waiting_seconds"].as_f64().unwrap();
+    let idle = ask(&[]);
+    assert_eq!((waits(&idle, "element"), waits(&idle, "host")), (0.0, 0.0));
+    let sleep = |n: u32| {
+        format!(
+            "{{ name = \"s{n}\"; kernel = \"sleep\"; args = [ \"600\" ]; output = [ \"o{n}\" ]; \
+             stdout = \"o{n}\"; element = 1; }}"
+        )
+    };
+    let tasks: Vec<String> = (0..20).map(sleep).collect();
+    let tasks = tasks.join(", ");
+    let job = array.submit(&format!(
+        "name = \"busy\"; workdir = \"/\"; tasks = ( {tasks} );"
+    ));
+    wait("a kernel that runs", || {
+        array.json(&["jobs", &job.to_string()])["tasks"][0]["state"] == "running"
+    });
+    let busy = ask(&[]);
+    // Nobody knows how long they take: a minute each.
+    assert!(waits(&busy, "element") > 60.0, "{busy}");
+    assert!(waits(&busy, "host") == 0.0, "{busy}");
+    assert_eq!(busy["best"], "host");
+    assert!(
+        busy["reason"]
+            .as_str()
+            .unwrap()
+            .contains("waiting for a core"),
+        "{busy}"
+    );
+    assert!(busy.to_string().contains("wait for its"), "{busy}");
+    assert_eq!(waits(&ask(&["--no-load"]), "element"), 0.0);
+    assert!(array.run(&["cancel", &job.to_string()]).ok);
 }
 
 #[test]

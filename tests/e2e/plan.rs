@@ -65,7 +65,18 @@ fn a_site_is_reported_by_section() {
     assert_eq!(k_means(&all)["infeasible"]["reason"], "kernel-too-slow");
     let printed = of_mine("energy", &["--without", "overload-infeasible"]);
     assert!(k_means(&printed)["feasible"].is_object());
+}
 
+#[test]
+fn a_kernel_keeps_up_at_the_largest_ratio_that_it_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let jaguar = include_str!("../../examples/site/jaguar.toml");
+    std::fs::write(folder.path().join("mine.toml"), jaguar).unwrap();
+    let of_mine = |section: &str, more: &[&str]| {
+        let args = ["--json", "plan", "model", section, "--site", "mine.toml"];
+        json(folder.path(), &[&args, more].concat())
+    };
+    let all = of_mine("all", &[]);
     // At the largest ratio that a kernel is told, it keeps up; at the next one it does not.
     let feasible = |report: &Value| {
         let rows = report["feasibility"].as_array().unwrap().clone();

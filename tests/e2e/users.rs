@@ -231,6 +231,7 @@ fn a_right_that_was_given_ends_with_a_change_of_the_files_mode() {
         let resolve = Op::Resolve(v1::Resolve {
             path: b"/file".to_vec(),
             follow: true,
+            advise: false,
         });
         let found = runtime.block_on(server.one(&bob, resolve))?;
         let Answer::Entry(entry) = found else {

@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// Version of the format. A file of another one is refused: measuring again takes a minute.
-pub(crate) const VERSION: u32 = 1;
+/// Version of the format. Files of later ones are refused: measuring again takes a minute. Those of version 1 say
+/// nothing of what starting a command takes.
+pub(crate) const VERSION: u32 = 2;
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +18,9 @@ pub(crate) struct Calibration {
     pub(crate) host: String,
     /// Its cores.
     pub(crate) cores: u32,
+    /// What starting a command takes there, in nanoseconds: the median; 0 if it was not measured.
+    #[serde(default)]
+    pub(crate) command_ns: u64,
     /// Kernels on it.
     #[serde(default, rename = "kernel")]
     pub(crate) kernels: Vec<KernelSpeed>,
@@ -49,9 +53,24 @@ pub(crate) struct KernelSpeed {
     pub(crate) start_ns: u64,
     /// Bytes of input per second on one core in the fastest run, the start not counted.
     pub(crate) bytes_per_sec: f64,
+    /// The share of a processor that a kernel got right before.
+    #[serde(default = "whole")]
+    pub(crate) share: f64,
     /// The same on all cores together, one run on each; only of the machine that measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) all_cores_bytes_per_sec: Option<f64>,
+}
+
+/// What files of version 1 don't say.
+fn whole() -> f64 {
+    1.0
+}
+
+impl KernelSpeed {
+    /// Bytes of input per second on a processor of its own.
+    pub(crate) fn alone_bytes_per_sec(&self) -> f64 {
+        self.bytes_per_sec / self.share
+    }
 }
 
 /// An element as seen from the machine that measured.
@@ -66,7 +85,11 @@ pub(crate) struct ElementSpeed {
     pub(crate) link_bytes_per_sec: f64,
     /// Until a small file was read, in nanoseconds.
     pub(crate) link_latency_ns: u64,
-    /// Kernels on it. `start_ns` of these is from submission to the job's end.
+    /// Until a command is connected with the array, in nanoseconds: the median; 0 if it was not measured.
+    #[serde(default)]
+    pub(crate) connect_ns: u64,
+    /// Kernels on it. `start_ns` of these is from submission until whoever watches the job
+    /// knows that it ended.
     #[serde(default, rename = "kernel")]
     pub(crate) kernels: Vec<KernelSpeed>,
 }
@@ -94,7 +117,7 @@ pub(crate) enum CalibrationError {
         source: toml::de::Error,
     },
     /// It is of another version.
-    #[error("{} is of version {found}, this program reads {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
+    #[error("{} is of version {found}, this program reads 1 to {VERSION}; remove it and measure again with `tidemill bench kernel`", path.display())]
     Version {
         /// Which.
         path: PathBuf,
@@ -102,7 +125,7 @@ pub(crate) enum CalibrationError {
         found: i64,
     },
     /// A measurement that can't be.
-    #[error("{}: kernel {kernel}: `{field}` is not above zero; measure again with `tidemill bench kernel {kernel}`", path.display())]
+    #[error("{}: kernel {kernel}: `{field}` can't be that; measure again with `tidemill bench kernel {kernel}`", path.display())]
     NotPositive {
         /// Which.
         path: PathBuf,
@@ -120,6 +143,7 @@ impl Calibration {
             version: VERSION,
             host,
             cores,
+            command_ns: 0,
             kernels: Vec::new(),
             elements: Vec::new(),
         }
@@ -148,7 +172,7 @@ impl Calibration {
         let table: toml::Table = toml::from_str(text).map_err(wrong)?;
         let found = table.get("version").and_then(toml::Value::as_integer);
         match found {
-            Some(found) if found != i64::from(VERSION) => {
+            Some(found) if !(1..=i64::from(VERSION)).contains(&found) => {
                 return Err(CalibrationError::Version {
                     path: path.into(),
                     found,
@@ -156,14 +180,19 @@ impl Calibration {
             }
             _ => {}
         }
-        let read: Self = toml::from_str(text).map_err(wrong)?;
+        let mut read: Self = toml::from_str(text).map_err(wrong)?;
+        read.version = VERSION;
         let on_elements = read.elements.iter().flat_map(|element| &element.kernels);
         for kernel in read.kernels.iter().chain(on_elements) {
-            let rate = kernel.bytes_per_sec;
-            let field = match (rate > 0.0 && rate.is_finite(), kernel.input_bytes) {
-                (false, _) => "bytes_per_sec",
-                (true, 0) => "input_bytes",
-                _ => continue,
+            let (rate, share) = (kernel.bytes_per_sec, kernel.share);
+            let field = if !(rate > 0.0 && rate.is_finite()) {
+                "bytes_per_sec"
+            } else if !(share > 0.0 && share <= 1.0) {
+                "share"
+            } else if kernel.input_bytes == 0 {
+                "input_bytes"
+            } else {
+                continue;
             };
             return Err(CalibrationError::NotPositive {
                 path: path.into(),
@@ -213,6 +242,7 @@ impl Calibration {
         if let Some(old) = self.elements.iter_mut().find(same) {
             old.link_bytes_per_sec = new.link_bytes_per_sec;
             old.link_latency_ns = new.link_latency_ns;
+            old.connect_ns = new.connect_ns;
             for kernel in new.kernels {
                 keep(&mut old.kernels, kernel);
             }
@@ -234,19 +264,21 @@ mod tests {
     use super::*;
 
     const OLD: &str = include_str!("../tests/calibration-v1.toml");
+    const NOW: &str = include_str!("../tests/calibration-v2.toml");
 
     fn parse(text: &str) -> Result<Calibration, CalibrationError> {
         Calibration::parse(text, Path::new("c.toml"))
     }
 
     #[test]
-    fn a_file_of_version_1_is_read_and_written_the_same() {
+    fn a_file_of_version_1_is_read_and_one_of_version_2_is_written_as_it_was() {
         let read = parse(OLD).unwrap();
+        assert_eq!((read.version, read.command_ns), (VERSION, 0));
         assert_eq!(read.kernel("max").unwrap().start_ns, 900_000);
         let element = read.element("00000000000000aa", 2).unwrap();
         assert_eq!(element.kernels[0].name, "max");
         assert!(read.element("00000000000000ab", 2).is_none());
-        assert_eq!(toml::to_string(&read).unwrap(), OLD);
+        assert_eq!(toml::to_string(&parse(NOW).unwrap()).unwrap(), NOW);
     }
 
     #[test]
@@ -262,6 +294,8 @@ mod tests {
             error.contains("c.toml: kernel max: `bytes_per_sec`"),
             "{error}"
         );
+        let error = parse(&NOW.replace("share = 0.5", "share = 1.5")).unwrap_err();
+        assert!(error.to_string().contains("`share`"), "{error}");
         let error = parse("version = 1\nhost = 3\n").unwrap_err();
         let error = format!("{:#}", anyhow::Error::from(error));
         assert!(

@@ -9,9 +9,10 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 
 /// What the file may say. A key that is not here is an error.
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Config {
     /// Folder of the array that `tidemill up` makes.
@@ -28,6 +29,8 @@ pub(crate) struct Config {
     pub(crate) mount: Mount,
     /// `tidemill up`.
     pub(crate) up: Up,
+    /// `tidemill submit`.
+    pub(crate) submit: Submit,
 }
 
 /// Whether TCP connections use TLS.
@@ -128,6 +131,18 @@ pub(crate) struct Mount {
     pub(crate) in_place: Option<bool>,
     pub(crate) allow_other: Option<bool>,
     pub(crate) attr_ttl: Option<u64>,
+}
+
+/// What elements draw and what energy costs, which no machine tells by itself.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(crate) struct Submit {
+    /// Of an element with all cores busy.
+    pub(crate) busy_power: Option<Watts>,
+    /// Of an element with no core busy.
+    pub(crate) idle_power: Option<Watts>,
+    /// Of energy.
+    pub(crate) energy_price: Option<Price<MoneyPerJoule>>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

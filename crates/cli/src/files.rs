@@ -45,14 +45,32 @@ pub(crate) fn split(path: &str) -> anyhow::Result<(&str, &str)> {
     }
 }
 
-/// Looks a path up.
+/// Looks a path up that should be there.
+///
+/// # Errors
+/// If nothing is there; with what may have been meant.
+pub(crate) async fn resolve(server: &Server, path: &str, follow: bool) -> Result<v1::Entry, Error> {
+    look_up(server, path, follow, true).await
+}
+
+/// Looks a path up that need not be there.
 ///
 /// # Errors
 /// If nothing is there.
-pub(crate) async fn resolve(server: &Server, path: &str, follow: bool) -> Result<v1::Entry, Error> {
+pub(crate) async fn find(server: &Server, path: &str, follow: bool) -> Result<v1::Entry, Error> {
+    look_up(server, path, follow, false).await
+}
+
+async fn look_up(
+    server: &Server,
+    path: &str,
+    follow: bool,
+    advise: bool,
+) -> Result<v1::Entry, Error> {
     let resolve = v1::Resolve {
         path: path.as_bytes().to_vec(),
         follow,
+        advise,
     };
     match server.one(&credentials(), Op::Resolve(resolve)).await? {
         Answer::Entry(entry) => Ok(entry),
@@ -104,7 +122,7 @@ pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Er
 /// # Errors
 /// If it is there, or may not be made.
 pub(crate) async fn make_folder(server: &Server, path: &str, parents: bool) -> anyhow::Result<()> {
-    if parents && let Ok(entry) = resolve(server, path, true).await {
+    if parents && let Ok(entry) = find(server, path, true).await {
         let is_folder = entry
             .attr
             .is_some_and(|attr| attr.kind() == v1::Kind::Directory);

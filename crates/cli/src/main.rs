@@ -59,7 +59,7 @@ fn told(error: &anyhow::Error) -> String {
             }
             text.push_str(&said);
         }
-        advice = advice.or_else(|| remedy(cause));
+        advice = advice.or_else(|| of_this_machine(cause));
     }
     match advice {
         Some(advice) if !text.contains(';') => format!("{text}; {advice}"),
@@ -67,16 +67,9 @@ fn told(error: &anyhow::Error) -> String {
     }
 }
 
-fn remedy(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
-    let array = cause.downcast_ref::<tidemill_client::Error>();
-    if array.is_some_and(|error| error.is(rustix::io::Errno::NOENT)) {
-        return Some("`tidemill ls FOLDER` tells what there is in the array");
-    }
-    if array.is_some_and(|error| error.is(rustix::io::Errno::ISDIR)) {
-        return Some("name the files in that folder, or copy it with `tidemill get -r`");
-    }
-    let local = cause.downcast_ref::<std::io::Error>()?;
-    match local.kind() {
+/// What the system says of a path has no hint that it is one of this machine; what the array says tells itself what to do.
+fn of_this_machine(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    match cause.downcast_ref::<std::io::Error>()?.kind() {
         std::io::ErrorKind::NotFound => {
             Some("that is a path of this machine; `tidemill ls` tells what there is in the array")
         }

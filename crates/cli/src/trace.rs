@@ -29,7 +29,11 @@ pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
     trace(reply).with_context(|| format!("job {job} has no trace"))
 }
 
-fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
+/// The trace that an answer of the server tells.
+///
+/// # Errors
+/// If it is not whole.
+pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
     let job = reply.job.context("the server's answer is not whole")?;
     anyhow::ensure!(
         !reply.elements.is_empty(),

@@ -243,6 +243,7 @@ impl Transfer {
         let resolve = v1::Resolve {
             path: path.as_bytes().to_vec(),
             follow: true,
+            advise: true,
         };
         match self
             .server

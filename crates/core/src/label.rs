@@ -288,7 +288,7 @@ pub struct Outcome {
     pub start: Time,
     /// When its kernel began to run, by the element's clock.
     pub kernel_start: Time,
-    /// When its outputs were sealed, by the element's clock.
+    /// When its outputs were sealed and its inputs hashed, where that pays, by the element's clock: its core is free.
     pub end: Time,
     /// Bytes pulled from other elements.
     pub moved_bytes: u64,

@@ -5,6 +5,7 @@
 //! under a virtual clock.
 
 pub mod attribute;
+pub mod content;
 pub mod flash;
 pub mod folder;
 pub mod id;

@@ -13,7 +13,9 @@ pub fn nearest(name: &str, valid: &[&str]) -> Option<String> {
         .iter()
         .map(|&candidate| (distance(name, candidate), candidate));
     let (edits, best) = scored.min()?;
-    (edits <= 1 + best.len() / 4).then(|| best.to_owned())
+    // Names of one letter are a letter apart, and have nothing in common.
+    let common = edits < name.chars().count().max(best.chars().count());
+    (common && edits <= 1 + best.len() / 4).then(|| best.to_owned())
 }
 
 /// As [`nearest`], of files: `part-2` is not `part-1` misspelt.
@@ -26,6 +28,50 @@ pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
         .filter(|file| plain(file) != plain(name))
         .collect();
     nearest(name, &likely)
+}
+
+/// Misspelt parts of one path that are mended together.
+const MENDED_MAX: usize = 3;
+
+/// Parts of a path that is looked at: each takes a look at all those before it.
+pub const PARTS_MAX: usize = 64;
+
+/// The path that was probably meant by one that leads nowhere: each part that is not there is taken for the nearest name in
+/// its folder. `there` says whether something is at a full path, `beside` lists the names in the folder that a full path lies
+/// in; both as whoever asks may see it. `None` if nothing is near, or all of it is there, or it has more than [`PARTS_MAX`]
+/// parts.
+#[must_use]
+pub fn nearest_path(
+    path: &str,
+    there: impl Fn(&str) -> bool,
+    beside: impl Fn(&str) -> Vec<String>,
+) -> Option<String> {
+    let mut meant = path.trim_end_matches('/').to_owned();
+    if meant.matches('/').count() > PARTS_MAX {
+        return None;
+    }
+    for mended in 0..=MENDED_MAX {
+        let ends = meant
+            .match_indices('/')
+            .map(|(at, _)| at)
+            .filter(|&at| at > 0);
+        let mut ends = ends.chain([meant.len()]);
+        let Some(end) = ends.find(|&end| !there(&meant[..end])) else {
+            return (mended > 0).then_some(meant);
+        };
+        let (folder, name) = meant[..end].rsplit_once('/')?;
+        let names = beside(&meant[..end]);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let nearest = nearest_file(name, &names);
+        let nearest = nearest.filter(|_| mended < MENDED_MAX);
+        meant = match nearest {
+            Some(nearest) => format!("{folder}/{nearest}{}", &meant[end..]),
+            // The folder that was meant is found, and what is in it is not.
+            None if mended > 0 && !folder.is_empty() => return Some(folder.to_owned()),
+            None => return None,
+        };
+    }
+    None
 }
 
 /// Insertions, removals and replacements that make one name of the other, case aside.
@@ -49,12 +95,51 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_part_of_a_path_is_mended() {
+        let tree = [
+            "/raw",
+            "/raw/values.f64",
+            "/raw/2024",
+            "/raw/2024/part-1.fits",
+            "/sw",
+        ];
+        let there = |path: &str| path.is_empty() || tree.contains(&path);
+        let beside = |path: &str| {
+            let (folder, _) = path.rsplit_once('/').unwrap();
+            let inside = tree.iter().filter_map(|path| path.rsplit_once('/'));
+            let names = inside.filter(|(above, _)| *above == folder);
+            names.map(|(_, name)| name.to_owned()).collect()
+        };
+        let meant = |path: &str| nearest_path(path, there, beside);
+        for (path, expected) in [
+            ("/raw/vlaues.f64", Some("/raw/values.f64")),
+            ("/raww/values.f64", Some("/raw/values.f64")),
+            ("/raww/valuse.f64", Some("/raw/values.f64")),
+            ("/raww/", Some("/raw")),
+            ("/raww/nothing-like-it", Some("/raw")),
+            ("/raw/nothing-like-it", None),
+            ("/raw/2024/part-2.fits", None),
+            ("/raw/2023", None),
+            ("/raw/values.f64", None),
+            ("/raw", None),
+            ("/", None),
+            ("", None),
+            ("/nothing/like/it", None),
+            ("/raww".repeat(PARTS_MAX + 1).as_str(), None),
+        ] {
+            assert_eq!(meant(path).as_deref(), expected, "{path}");
+        }
+    }
+
+    #[test]
     fn the_nearest_name_is_near() {
         let valid = ["input", "output", "kernel", "lifetime"];
         assert_eq!(nearest("inputs", &valid).as_deref(), Some("input"));
         assert_eq!(nearest("Kernal", &valid).as_deref(), Some("kernel"));
         assert_eq!(nearest("livetime", &valid).as_deref(), Some("lifetime"));
         assert_eq!(nearest("colour", &valid), None);
+        assert_eq!(nearest("x", &["w"]), None);
+        assert_eq!(nearest("ww", &["w"]).as_deref(), Some("w"));
         let files = ["part-1.fits", "access.log"];
         assert_eq!(nearest_file("part-2.fits", &files), None);
         assert_eq!(

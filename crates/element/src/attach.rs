@@ -143,6 +143,14 @@ fn on_message(node: &Arc<Node>, message: Message) {
                 });
             });
         }
+        Message::Probe(probe) => {
+            let node = Arc::clone(node);
+            tokio::task::spawn_blocking(move || {
+                let probed = node.probe(&probe);
+                let reports = &node.parts().reports;
+                reports.send(from_element::Message::Probed(probed));
+            });
+        }
         Message::Notes(notes) => {
             let node = Arc::clone(node);
             let put = move |db: &rusqlite::Connection| crate::notes::put(db, &notes.notes);

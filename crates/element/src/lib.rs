@@ -11,7 +11,6 @@
 mod attach;
 mod bytes_out;
 pub mod config;
-mod content;
 pub mod db;
 pub mod error;
 pub mod executor;

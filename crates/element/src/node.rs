@@ -10,6 +10,7 @@ use crate::revoked::Revoked;
 use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_core::label::Owner;
 use tidemill_wire::capability::Key;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
@@ -228,6 +229,30 @@ impl Node {
         parts.counters.report(&mut element);
         element.flash_model = parts.flash.report();
         Ok(element)
+    }
+
+    /// What share of a processor a kernel of that user would have now. Blocks for a moment.
+    #[must_use]
+    pub fn probe(&self, probe: &v1::Probe) -> v1::Probed {
+        let parts = self.parts();
+        let (uid, gid) = (probe.uid, probe.gid);
+        let folder = parts.folder.join("run");
+        let folder = folder.join(format!("probe-{}", probe.request));
+        let share = parts.runner.probe(folder, Owner { uid, gid });
+        let share = share.inspect_err(
+            |error| tracing::warn!(%error, "the load of the processors can't be told"),
+        );
+        let processors = std::thread::available_parallelism().map_or(0, |count| count.get());
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share is between 0 and 1"
+        )]
+        v1::Probed {
+            request: probe.request,
+            share_milli: share.map_or(0, |share| (share * 1000.0).round() as u32),
+            processors: u32::try_from(processors).unwrap_or(u32::MAX),
+        }
     }
 
     /// Takes what was written since into the model of the device.

@@ -10,8 +10,8 @@ use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_B
 use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
 use tidemill_kernel::{
-    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, Run, RunInput, Settings,
-    SetupError, SpawnError, Stage, Tail, Together, User,
+    Code, End, Exit, InputsAs, Launcher, Limits, PrepareError, Prepared, ProbeError, Run, RunInput,
+    Settings, SetupError, SpawnError, Stage, Tail, Together, User,
 };
 
 /// Processes and threads that all kernels may have together: a bound on what hostile ones of many users can do.
@@ -163,6 +163,16 @@ impl Runner {
     #[must_use]
     pub fn has_program(&self, name: &str) -> bool {
         self.launcher.find_program(name).is_some()
+    }
+
+    /// What share of a processor a kernel of that user would have now. `folder` is to be its private one.
+    ///
+    /// # Errors
+    /// If none can be run.
+    pub fn probe(&self, folder: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
+        let Owner { uid, gid } = owner;
+        self.launcher
+            .probe(folder, self.root.then_some(User { uid, gid }))
     }
 
     /// Takes the private folder of a kernel that has ended back, for the next one of its user; `false` if

@@ -4,7 +4,6 @@
 //! transaction that records the outcome. A label that is run again after the element was killed puts its
 //! outputs in the place of those of its first run, which nobody can have seen.
 
-use crate::content;
 use crate::executor::Parts;
 use crate::flash_model::FlashModel;
 use crate::folder::keep_from;
@@ -17,6 +16,7 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tidemill_core::content;
 use tidemill_core::folder;
 use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
 use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
@@ -117,9 +117,10 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         run.discard();
     }
     run.outcome.result = result;
+    // The core is held until then: who waits for it, and who plans, must see that time.
+    run.hash_inputs();
     run.outcome.end = now();
     run.count();
-    run.hash_inputs();
     Work {
         outcome: run.outcome,
         label: Some(std::sync::Arc::clone(&live.label)),

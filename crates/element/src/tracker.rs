@@ -142,6 +142,8 @@ pub(crate) fn status_json(element: &v1::Element) -> Value {
         "role": element.role,
         "url": element.url,
         "cores": element.cores,
+        "memory_bytes": element.memory_bytes,
+        "resources": element.resources,
         "running": element.running,
         "queued": element.queued,
         "capacity_bytes": element.capacity_bytes,

@@ -171,7 +171,8 @@ mod tests {
             }
             // Whoever made them has taken their own rights away.
             for closed in ["z", "a/b"] {
-                fs::set_permissions(output.join(closed), fs::Permissions::from_mode(0)).unwrap();
+                fs::set_permissions(output.join(closed), fs::Permissions::from_mode(0o000))
+                    .unwrap();
             }
         });
         let expected = [

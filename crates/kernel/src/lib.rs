@@ -43,6 +43,7 @@ pub mod memory;
 mod modules;
 mod prepare;
 mod private;
+mod probe;
 mod program;
 mod run;
 mod running;
@@ -62,6 +63,7 @@ pub use folder::FolderBounds;
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
 pub use private::{Made, remove_folder};
+pub use probe::{PROBE_TIME, ProbeError};
 pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{
     Code, End, Exit, InputsAs, Limits, Part, Run, RunInput, Stage, TAIL_BYTES_MAX, Tail, Usage,

@@ -43,6 +43,21 @@ fn a_program_sees_its_inputs_and_leaves_its_outputs() {
 }
 
 #[test]
+fn the_share_of_a_processor_is_found_and_nothing_is_left() {
+    let place = Place::new();
+    for user in users() {
+        let folder = place.run(Code::Builtin("count".into()), &[]).folder;
+        let share = LAUNCHER.probe(folder.clone(), user).unwrap();
+        assert!(share > 0.0 && share <= 1.0, "{share}");
+        assert!(!folder.exists());
+        // What is in its place is somebody else's.
+        fs::create_dir(&folder).unwrap();
+        LAUNCHER.probe(folder.clone(), user).unwrap_err();
+        assert!(folder.exists());
+    }
+}
+
+#[test]
 fn code_is_known_before_its_inputs_are_there() {
     let place = Place::new();
     let program = Path::new("/bin/sh");

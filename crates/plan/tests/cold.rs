@@ -17,10 +17,8 @@ fn platform((elements, cores): (usize, u32), label_latency: Span) -> Platform {
         ..Element::default()
     };
     Platform {
-        elements: vec![element; elements],
-        host: None,
         label_latency,
-        processors: None,
+        ..Platform::uniform(elements, &element)
     }
 }
 

@@ -7,7 +7,9 @@ use tidemill_core::label::Kernel;
 use tidemill_core::policy;
 use tidemill_core::resources::{LIGHT_MAX, Needs};
 use tidemill_core::time::Span;
-use tidemill_plan::sim::{Element, File, Placement, Platform, Report, Simulation, Task, Workflow};
+use tidemill_plan::sim::{
+    Element, File, Placement, Platform, Report, SimError, Simulation, Task, Workflow,
+};
 
 /// (run time in ms, sizes of outputs, inputs: task or file before it by a number that is cut down, pinned, needs:
 /// cores, memory, a named resource)
@@ -122,6 +124,7 @@ fn platform() -> impl Strategy<Value = Platform> {
             host,
             label_latency,
             processors,
+            ..Platform::uniform(0, &Element::default())
         },
     )
 }
@@ -131,7 +134,7 @@ fn check_order(workflow: &Workflow, report: &Report) -> Result<(), TestCaseError
     let mut cores: BTreeMap<(u32, u32), Vec<(u64, u64)>> = BTreeMap::new();
     for (task, ran) in workflow.tasks.iter().zip(&report.tasks) {
         prop_assert!(ran.sent_ns <= ran.start_ns && ran.start_ns <= ran.kernel_start_ns);
-        let phases = ran.read_ns + ran.compute_ns + ran.write_ns;
+        let phases = ran.read_ns + ran.compute_ns + ran.write_ns + ran.hash_ns;
         prop_assert_eq!(ran.kernel_start_ns + phases, ran.end_ns);
         for &input in &task.inputs {
             if let Some((maker, _)) = workflow.files[input].maker {
@@ -262,6 +265,168 @@ proptest! {
         check_bounds(&platform, &workflow, &report)?;
         prop_assert_eq!(simulation.run().unwrap(), report);
     }
+
+    /// Runs that fail, devices that fill, inputs that are hashed and decisions that are kept: the job ends well with all
+    /// that holds of others, or says what went wrong.
+    #[test]
+    fn trouble_is_survived_or_told(
+        drafts in drafts(),
+        sources in prop::collection::vec(0_u64..20_000_000, 1..8),
+        mut platform in platform(),
+        policy in prop::sample::select(&policy::NAMES[..]),
+        (rate, capacity) in (prop_oneof![Just(0.0), 0.0..0.3_f64], prop::option::of(0_u64..100_000_000)),
+        (hash, commit, retries) in (prop::option::of(1_u64..5_000_000), 0_u64..30, 0_u32..20),
+        seed in any::<u64>(),
+    ) {
+        let elements = u32::try_from(platform.elements.len()).unwrap();
+        let workflow = workflow(&drafts, &sources, elements);
+        for (index, element) in platform.elements.iter_mut().enumerate() {
+            (element.failure_rate, element.hash_bandwidth) = (rate, hash);
+            // The others always have room.
+            element.capacity = capacity.filter(|_| index % 2 == 0);
+        }
+        (platform.commit_latency, platform.retries) = (Span::from_millis(commit), retries);
+        let simulation = Simulation::new(&platform, &workflow).policy(policy).seed(seed);
+        let report = match simulation.run() {
+            Ok(report) => report,
+            Err(SimError::Unfinished { why: Some(why), .. }) => {
+                let failed = rate > 0.0 && why.contains("again and again");
+                let full = capacity.is_some() && why.contains("is full");
+                prop_assert!(failed || full, "{why}");
+                return Ok(());
+            }
+            Err(error) => return Err(TestCaseError::fail(error.to_string())),
+        };
+        check_order(&workflow, &report)?;
+        check_bounds(&platform, &workflow, &report)?;
+        prop_assert_eq!(report.events.failed, report.elements.iter().map(|one| one.failed).sum::<u64>());
+        if rate == 0.0 && capacity.is_none() {
+            prop_assert_eq!(report.events.failed, 0);
+        }
+        for (one, element) in report.elements.iter().zip(&platform.elements) {
+            prop_assert!(element.capacity.is_none_or(|capacity| one.written_bytes <= capacity));
+        }
+        prop_assert_eq!(simulation.run().unwrap(), report);
+    }
+}
+
+#[test]
+fn runs_that_fail_are_tried_again_and_cost_what_they_took() {
+    let drafts: Vec<Draft> = (0..40)
+        .map(|_| (1000, vec![1], vec![], None, PLAIN))
+        .collect();
+    let workflow = workflow(&drafts, &[], 2);
+    let mut platform = plain(1, 2);
+    platform.retries = 20;
+    let run = |platform: &Platform| Simulation::new(platform, &workflow).run();
+    assert_eq!(run(&platform).unwrap().makespan_ns, 20_000_000_000);
+    let set = |platform: &mut Platform, rate| {
+        for element in &mut platform.elements {
+            element.failure_rate = rate;
+        }
+    };
+    set(&mut platform, 0.2);
+    let report = run(&platform).unwrap();
+    let failed = report.events.failed;
+    assert!((4..20).contains(&failed), "{failed}");
+    let busy: u64 = report.elements.iter().map(|one| one.busy_ns).sum();
+    assert_eq!(busy, (40 + failed) * 1_000_000_000);
+    assert!(report.makespan_ns >= busy / 2);
+    assert!(report.text().contains("failed runs"), "{}", report.text());
+    set(&mut platform, 1.0);
+    let error = run(&platform).unwrap_err().to_string();
+    assert!(
+        error.contains("40 of 40 tasks undone") && error.contains("failed again and again"),
+        "{error}"
+    );
+    set(&mut platform, 0.2);
+    platform.retries = 0;
+    assert!(
+        run(&platform).is_err(),
+        "one of 40 fails, and nobody tries again"
+    );
+}
+
+#[test]
+fn a_full_device_takes_no_more_and_others_do() {
+    const MIB: u64 = 1 << 20;
+    let drafts: Vec<Draft> = (0..8)
+        .map(|_| (5000, vec![10 * MIB], vec![0], None, PLAIN))
+        .collect();
+    let mut workflow = workflow(&drafts, &[30 * MIB], 2);
+    workflow.files[0].home = Some(ElementId(0));
+    let mut platform = plain(1, 2);
+    platform.elements[0].capacity = Some(55 * MIB);
+    let run = |platform: &Platform| {
+        let simulation = Simulation::new(platform, &workflow).policy("input-locality");
+        simulation.placement(Placement::Recorded).run()
+    };
+    let report = run(&platform).unwrap();
+    let written: Vec<u64> = report
+        .elements
+        .iter()
+        .map(|one| one.written_bytes)
+        .collect();
+    assert!(written[0] <= 25 * MIB && written[1] > 0, "{written:?}");
+    assert_eq!(written.iter().sum::<u64>(), 80 * MIB);
+    // One with room for nothing but a copy of the input.
+    platform.elements[1].capacity = Some(35 * MIB);
+    let error = run(&platform).unwrap_err().to_string();
+    assert!(
+        error.contains("the device of element") && error.contains("is full"),
+        "{error}"
+    );
+}
+
+/// The rule is that of an element: hashing pays from four times its time on.
+#[test]
+fn inputs_of_dear_runs_are_hashed_while_the_core_is_held() {
+    let drafts = [
+        (5000, vec![1], vec![0], None, PLAIN),
+        (5000, vec![1], vec![0], None, PLAIN),
+    ];
+    let mut workflow = workflow(&drafts, &[1_000_000_000], 1);
+    let mut platform = plain(1, 1);
+    let run = |platform: &Platform, workflow: &Workflow| {
+        Simulation::new(platform, workflow).run().unwrap()
+    };
+    assert_eq!(run(&platform, &workflow).makespan_ns, 10_000_000_000);
+    platform.elements[0].hash_bandwidth = Some(500_000_000);
+    let report = run(&platform, &workflow);
+    let hash_ns = 2_000_000_000 + 50_000;
+    assert!(report.tasks.iter().all(|task| task.hash_ns == hash_ns));
+    assert_eq!(report.makespan_ns, 10_000_000_000 + 2 * hash_ns);
+    for task in &mut workflow.tasks {
+        task.compute = Span::from_millis(1000);
+    }
+    assert_eq!(
+        run(&platform, &workflow).makespan_ns,
+        2_000_000_000,
+        "it does not pay"
+    );
+}
+
+#[test]
+fn every_decision_is_kept_before_an_element_hears_of_it() {
+    // A chain across two elements: nothing can be sent ahead.
+    let drafts = [
+        (100, vec![1], vec![0], Some(0), PLAIN),
+        (100, vec![1], vec![1], Some(1), PLAIN),
+        (100, vec![1], vec![2], Some(0), PLAIN),
+    ];
+    let workflow = workflow(&drafts, &[1], 2);
+    let mut platform = plain(1, 2);
+    let run = |platform: &Platform| {
+        Simulation::new(platform, &workflow)
+            .run()
+            .unwrap()
+            .makespan_ns
+    };
+    let before = run(&platform);
+    platform.commit_latency = Span::from_millis(7);
+    assert_eq!(run(&platform), before + 3 * 7_000_000);
+    platform.label_latency = Span::from_millis(2);
+    assert_eq!(run(&platform), before + 3 * 7_000_000 + 5 * 2_000_000);
 }
 
 fn plain(cores: u32, elements: usize) -> Platform {

@@ -1,4 +1,5 @@
 //! Sites other than the paper's: whatever a user writes is an error with its line, or a report of finite numbers.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use proptest::prelude::*;
 use serde_json::Value;

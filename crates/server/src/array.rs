@@ -18,12 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
+use tidemill_core::dispatch::ElementLoad;
 use tidemill_core::id::ElementId;
+use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
 use tidemill_wire::capability::rights;
 use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, from_element::Message as From, to_element::Message as To};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
 /// Messages that wait for one element; an element that reads slower loses its connection and comes back.
@@ -34,6 +36,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// How long an element may take to seal what it is asked to in one go: it may have to copy objects.
 const SEAL_MAX: Duration = Duration::from_secs(120);
+
+/// How long whoever asks for load waits: for decisions that are being kept, and for others who ask, too.
+const LOAD_WAIT: Duration = Duration::from_millis(500);
+const PROBE_WAIT: Duration = Duration::from_secs(2);
 
 /// What an element reported, for the dispatcher's driver.
 #[derive(Debug)]
@@ -98,6 +104,9 @@ pub(crate) struct Array {
     authority: Arc<Authority>,
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
+    probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
+    /// Held by whoever has an element compute for a moment: one after the other.
+    probing: tokio::sync::Mutex<()>,
     noted: Noted,
 }
 
@@ -160,6 +169,8 @@ impl Array {
             authority: settings.authority,
             next_question: AtomicU64::new(1),
             questions: Mutex::default(),
+            probes: Mutex::default(),
+            probing: tokio::sync::Mutex::default(),
             noted: Noted::default(),
         })
     }
@@ -422,6 +433,12 @@ impl Array {
                 });
             }
             From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
+            From::Probed(probed) => {
+                if let Some(asker) = self.probes.lock().remove(&probed.request) {
+                    // Whoever asked may have given up.
+                    let _ = asker.send(probed);
+                }
+            }
             From::Programs(programs) => {
                 if self.epoch(element) != Some(epoch) {
                     return;
@@ -593,6 +610,48 @@ impl Array {
         }
         self.questions.lock().remove(&request);
         found
+    }
+
+    /// What elements have to do; nothing if decisions can't be kept at this moment.
+    pub(crate) async fn loads(&self) -> Vec<ElementLoad> {
+        let (sender, answer) = oneshot::channel();
+        // The driver is gone only when the server shuts down.
+        let _ = self.reports.send(Incoming::Load(sender));
+        let answer = tokio::time::timeout(LOAD_WAIT, answer).await;
+        answer.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// Has an element find out what share of a processor one more kernel of this user would have there; `None` if it is
+    /// not up or does not answer in time. Users can't keep an array's processors busy so: one asks after the other.
+    pub(crate) async fn probe(&self, element: u32, owner: Owner) -> Option<v1::Probed> {
+        let probed = async {
+            let _turn = self.probing.lock().await;
+            let request = self.next_question.fetch_add(1, Ordering::Relaxed);
+            let (sender, answer) = oneshot::channel();
+            self.probes.lock().insert(request, sender);
+            let asked = Asked(self, request);
+            let Owner { uid, gid } = owner;
+            let probe = v1::Probe { request, uid, gid };
+            let answer = match self.send(element, To::Probe(probe)) {
+                true => answer.await.ok(),
+                false => None,
+            };
+            drop(asked);
+            answer
+        };
+        tokio::time::timeout(PROBE_WAIT, probed)
+            .await
+            .ok()
+            .flatten()
+    }
+}
+
+/// A probe whose answer is waited for.
+struct Asked<'a>(&'a Array, u64);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.probes.lock().remove(&self.1);
     }
 }
 

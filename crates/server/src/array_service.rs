@@ -11,6 +11,7 @@ use crate::session::Sessions;
 use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
 use std::sync::Arc;
+use tidemill_core::label::Owner;
 use tidemill_kernel::is_builtin;
 use tidemill_wire::v1::{self, from_element::Message as From};
 use tonic::{Request, Response, Status, Streaming};
@@ -74,6 +75,35 @@ impl v1::array_server::Array for ArrayService {
             mounts: self.sessions.mounts(),
             unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
             trouble: self.trouble(),
+        }))
+    }
+
+    async fn load(
+        &self,
+        request: Request<v1::LoadRequest>,
+    ) -> Result<Response<v1::LoadReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let owner = Owner {
+            uid: caller.uid,
+            gid: caller.gid,
+        };
+        let element = request.get_ref().element;
+        let probed = self.array.probe(element, owner).await.unwrap_or_default();
+        let loads = self.array.loads().await;
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let elements = loads.into_iter().map(|load| v1::ElementLoad {
+            element: load.element.0,
+            running: count(load.running),
+            queued: count(load.queued),
+            waiting: count(load.waiting),
+            wait_ns: load.wait.0,
+            left_ns: load.left.0,
+        });
+        Ok(Response::new(v1::LoadReply {
+            elements: elements.collect(),
+            share_milli: probed.share_milli,
+            processors: probed.processors,
         }))
     }
 

@@ -124,6 +124,9 @@ fn versions_at(tx: &Tx<'_>, viewer: &Caller, path: &[u8]) -> Result<Walked, Faul
             .extend((!version.hidden && version.task != 0).then_some(version.task));
     }
     if walked.objects.is_empty() {
+        if let Err(fault) = tx.resolve(path, true) {
+            return Err(tx.advised(path, fault));
+        }
         let path = String::from_utf8_lossy(path);
         return Err(Fault::NotFound(format!(
             "{path} has no versions that are yours to see"
@@ -215,7 +218,9 @@ fn kernel_word(kernel: &str) -> &str {
 }
 
 fn object_at(tx: &Tx<'_>, path: &[u8]) -> Result<u64, Fault> {
-    let node = tx.resolve(path, true)?;
+    let node = tx
+        .resolve(path, true)
+        .map_err(|fault| tx.advised(path, fault))?;
     tx.need(&node, READ, &String::from_utf8_lossy(path))?;
     if node.object == 0 {
         let path = String::from_utf8_lossy(path);

@@ -293,6 +293,7 @@ fn resolve(path: &str) -> Op {
     Op::Resolve(v1::Resolve {
         path: path.as_bytes().to_vec(),
         follow: true,
+        advise: false,
     })
 }
 

@@ -442,6 +442,143 @@ async fn an_output_that_came_into_being_is_not_touched() {
     assert_eq!(element.removed().await, [analyse.outputs[0].object]);
 }
 
+async fn dry_run(
+    client: &tidemill_client::Server,
+    script: &str,
+    change: impl FnOnce(&mut v1::SubmitRequest),
+) -> v1::SubmitReply {
+    let mut request = v1::SubmitRequest {
+        credentials: Some(array::user(1000)),
+        script: script.into(),
+        source: "test.job".into(),
+        dry_run: true,
+        ..v1::SubmitRequest::default()
+    };
+    change(&mut request);
+    client.jobs().submit(request).await.unwrap().into_inner()
+}
+
+async fn jobs(client: &tidemill_client::Server) -> usize {
+    let list = v1::ListJobsRequest {
+        credentials: Some(root()),
+        everyone: true,
+        ..v1::ListJobsRequest::default()
+    };
+    client
+        .jobs()
+        .list(list)
+        .await
+        .unwrap()
+        .into_inner()
+        .jobs
+        .len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_tells_what_a_job_would_find_and_leaves_all_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, element, client) = with_input(dir.path()).await;
+    let first = dry_run(&client, CHAIN, |_| {}).await;
+    assert_eq!((first.job, &first.errors), (0, &Vec::new()));
+    let planned = first.planned.unwrap();
+    let job = planned.job.unwrap();
+    assert_eq!(
+        (job.name.as_str(), job.policy.as_str()),
+        ("chain", "min-wait")
+    );
+    assert_eq!(job.tasks[1].inputs, ["/w/mid"]);
+    assert!(job.tasks.iter().all(|task| task.reused_task == 0));
+    // Nobody ran it: nobody knows how large outputs are.
+    assert!(
+        planned
+            .tasks
+            .iter()
+            .all(|task| task.output_sizes.is_empty())
+    );
+    let input = stat(&client, "/w/in").await.unwrap();
+    let file = &planned.files[0];
+    assert_eq!(
+        (file.path.as_str(), file.size, file.object),
+        ("/w/in", 100, input.object)
+    );
+    assert_eq!(planned.elements.len(), 1);
+    assert_eq!(jobs(&client).await, 0);
+    assert_eq!(stat(&client, "/w/mid").await.map(|attr| attr.size), None);
+
+    // Nothing was claimed or counted.
+    let worker = element.serve();
+    let reply = submit(&client, 1000, CHAIN).await;
+    assert_eq!((reply.job, reply.errors), (1, Vec::new()));
+    ended(&client, reply.job).await;
+    // As a submission is refused, so is a dry run.
+    let refused = submit(&client, 1000, CHAIN).await.errors;
+    assert!(refused[0].contains("/w/mid"), "{refused:?}");
+    let dry = dry_run(&client, CHAIN, |_| {}).await;
+    assert_eq!((dry.errors, dry.planned), (refused, None));
+
+    let again = dry_run(&client, CHAIN, |request| request.replace = true).await;
+    let planned = again.planned.unwrap();
+    let tasks = planned.job.unwrap().tasks;
+    let reused: Vec<u64> = tasks.iter().map(|task| task.reused_job).collect();
+    assert_eq!(reused, [1, 1], "both results are remembered");
+    let anew = |request: &mut v1::SubmitRequest| {
+        request.replace = true;
+        request.no_cache = true;
+    };
+    let planned = dry_run(&client, CHAIN, anew).await.planned.unwrap();
+    assert!(
+        planned
+            .job
+            .unwrap()
+            .tasks
+            .iter()
+            .all(|task| task.reused_task == 0)
+    );
+    assert!(
+        planned
+            .tasks
+            .iter()
+            .all(|task| task.output_sizes.len() == 1),
+        "as they were before"
+    );
+    assert_eq!(jobs(&client).await, 1);
+    assert_eq!(stat(&client, "/w/out").await.unwrap().version, 1);
+    drop(worker);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_what_a_job_would_wait_for_and_claims_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_running, _element, client) = with_input(dir.path()).await;
+    let dry = dry_run(&client, WAITING, |_| {}).await;
+    assert_eq!(
+        (dry.awaited_total, dry.awaited[0].nearest.as_str()),
+        (1, "/w/in")
+    );
+    let planned = dry.planned.unwrap();
+    assert_eq!(planned.job.unwrap().tasks[0].awaited, ["/w/inn"]);
+    let file = &planned.files[0];
+    assert_eq!((file.path.as_str(), file.object), ("/w/inn", 0));
+    let strict = dry_run(&client, WAITING, |request| request.strict = true).await;
+    assert!(
+        strict.errors[0].contains("did you mean \"/w/in\"?"),
+        "{:?}",
+        strict.errors
+    );
+
+    let first = submit(&client, 1000, WAITING).await;
+    assert_eq!((first.job, first.errors), (1, Vec::new()));
+    let taken = dry_run(&client, WAITING, |_| {}).await.errors;
+    assert_eq!(taken, submit(&client, 1000, WAITING).await.errors);
+    assert!(taken[0].contains("an output of job 1"), "{taken:?}");
+    let other = dry_run(&client, WAITING, |request| {
+        request.credentials = Some(array::user(1001));
+        request.script = WAITING.replace("[\"out\"]", "[\"theirs\"]");
+    });
+    let errors = other.await.errors;
+    assert!(errors[0].contains("permission denied"), "{errors:?}");
+}
+
 /// A job that waits for a file that nobody writes.
 const WAITING: &str = r#"
 name = "waiting"; workdir = "/w";

@@ -123,6 +123,7 @@ fn resolve(path: &str) -> Op {
     Op::Resolve(v1::Resolve {
         path: bytes(path),
         follow: true,
+        advise: false,
     })
 }
 
@@ -348,6 +349,7 @@ async fn names_and_paths_have_limits() {
     let unfollowed = Op::Resolve(v1::Resolve {
         path: bytes("/self"),
         follow: false,
+        advise: false,
     });
     assert_eq!(tree.errno(&by, unfollowed).await, None);
 }

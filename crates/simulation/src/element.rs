@@ -244,7 +244,7 @@ impl Element {
                     }
                 });
             }
-            To::FindPrograms(_) | To::Peers(_) | To::Revoke(_) => {}
+            To::FindPrograms(_) | To::Probe(_) | To::Peers(_) | To::Revoke(_) => {}
         }
     }
 

@@ -28,6 +28,7 @@ fn brief(message: &To) -> String {
         To::Peers(_) => "peers".into(),
         To::Revoke(_) => "rights that ended".into(),
         To::FindPrograms(_) => "a question for programs".into(),
+        To::Probe(_) => "a question for load".into(),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
 }

@@ -158,6 +158,7 @@ impl Client {
         let resolve = v1::Resolve {
             path: path.as_bytes().to_vec(),
             follow: true,
+            advise: false,
         };
         match self.one(Op::Resolve(resolve)).await? {
             Named::Entry(entry) => entry.attr.ok_or(0),

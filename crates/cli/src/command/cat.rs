@@ -46,6 +46,9 @@ pub(crate) async fn to_stdout(
         .await;
     match copied {
         Err(tidemill_client::Error::Local { source, .. }) => Err(source.into()),
+        Err(error) if error.is(rustix::io::Errno::ISDIR) => Err(anyhow::anyhow!(
+            "{error}; name the files in it, or copy it with `tidemill get -r {path} FOLDER`"
+        )),
         other => Ok(other?),
     }
 }

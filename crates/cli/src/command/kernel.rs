@@ -220,7 +220,12 @@ fn input(path: &Path) -> anyhow::Result<RunInput> {
 
 fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(Settings::default())?;
-    let folder = tempfile::tempdir().context("can't make a folder for the run")?;
+    // Beside where outputs are kept, so that they need not be copied there.
+    let folder = match &test.keep {
+        Some(keep) => fs::create_dir_all(keep).and_then(|()| tempfile::tempdir_in(keep)),
+        None => tempfile::tempdir(),
+    };
+    let folder = folder.context("can't make a folder for the run")?;
     let mut run = Run::new(code(&test.kernel, &launcher)?, folder.path().join("run"));
     run.inputs = test
         .inputs
@@ -288,7 +293,10 @@ fn outputs(
                 fs::create_dir_all(parent)
                     .with_context(|| format!("can't make {}", parent.display()))?;
             }
-            fs::copy(&path, &to).with_context(|| format!("can't write {}", to.display()))?;
+            let moved = fs::rename(&path, &to);
+            // Another device, as where `to` leads through a link: then it is copied.
+            let kept = moved.or_else(|_| fs::copy(&path, &to).map(drop));
+            kept.with_context(|| format!("can't write {}", to.display()))?;
         }
         written.push(Written {
             name: name.clone(),

@@ -6,6 +6,7 @@ pub(crate) mod cat;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod down;
+mod dry_run;
 pub(crate) mod element;
 pub(crate) mod explain;
 pub(crate) mod get;

@@ -29,7 +29,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let (folder, name) = files::split(&from)?;
     // So that what is missing is told by its whole path.
     files::resolve(&server, &from, false).await?;
-    let target = files::resolve(&server, &to, true).await;
+    let target = files::find(&server, &to, true).await;
     if target.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory) {
         to = files::join(&to, name);
     }

@@ -143,7 +143,7 @@ async fn plan(
     recursive: bool,
 ) -> anyhow::Result<Vec<Step>> {
     let path = files::path(target)?;
-    let found = files::resolve(server, &path, true).await;
+    let found = files::find(server, &path, true).await;
     let is_folder = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
     anyhow::ensure!(
         is_folder || (sources.len() == 1 && !target.ends_with('/')),

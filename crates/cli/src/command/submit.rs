@@ -1,6 +1,7 @@
 //! `tidemill submit`: hands a job script to the array.
 
-use super::watch;
+use super::{dry_run, watch};
+use crate::config::Submit;
 use crate::context::{Context, credentials};
 use crate::output::Said;
 use anyhow::Context as _;
@@ -9,11 +10,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_core::shown::line;
+use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
   tidemill submit job.conf                      prints the job's id and returns
   tidemill submit --watch job.conf              follows it to its end
+  tidemill submit --dry-run job.conf            where its tasks would go, and what they would take; submits nothing
   tidemill submit --policy hybrid job.conf      another policy than the script's
   tidemill submit --replace job.conf            once more after a change: what is unchanged is not run again
   make-script | tidemill submit -               the script from standard input
@@ -41,6 +44,19 @@ pub(crate) struct Args {
     /// Follow the job until it ends, as `tidemill watch` does
     #[arg(long, short)]
     watch: bool,
+    /// Submit nothing: tell where tasks would go, what they would take by what the array remembers, and what they would
+    /// wait for
+    #[arg(long, conflicts_with = "watch")]
+    dry_run: bool,
+    /// For --dry-run: what an element draws with all cores busy, as '190 W'
+    #[arg(long, env = "TIDEMILL_SUBMIT_BUSY_POWER", value_name = "POWER")]
+    busy_power: Option<Watts>,
+    /// For --dry-run: what an element draws with no core busy
+    #[arg(long, env = "TIDEMILL_SUBMIT_IDLE_POWER", value_name = "POWER")]
+    idle_power: Option<Watts>,
+    /// For --dry-run: what energy costs, as '0.30 EUR/kWh'
+    #[arg(long, env = "TIDEMILL_SUBMIT_ENERGY_PRICE", value_name = "PRICE")]
+    energy_price: Option<Price<MoneyPerJoule>>,
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
@@ -54,6 +70,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         replace: args.replace,
         no_cache: args.no_cache,
         strict: args.strict,
+        dry_run: args.dry_run,
     };
     let reply = server.jobs().submit(request).await;
     let reply = reply.map_err(|status| server.explain(status))?.into_inner();
@@ -69,6 +86,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
         return Ok(ExitCode::from(crate::FAILED));
     }
+    if args.dry_run {
+        let told = context.config.submit.clone();
+        let prices = Submit {
+            busy_power: args.busy_power.or(told.busy_power),
+            idle_power: args.idle_power.or(told.idle_power),
+            energy_price: args.energy_price.or(told.energy_price),
+        };
+        return dry_run::show(reply, &prices, context);
+    }
     let job = reply.job;
     let told = Said::new(
         format!("job {job} submitted"),
@@ -83,26 +109,30 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says which inputs are not there yet: a job may be submitted before its data, and a name may be wrong.
-fn tell_awaited(reply: &v1::SubmitReply, context: &Context) {
-    for awaited in &reply.awaited {
+/// Which inputs are not there yet, a line each: a job may be submitted before its data, and a name may be wrong.
+pub(super) fn awaited(reply: &v1::SubmitReply) -> Vec<String> {
+    let told = reply.awaited.iter().map(|awaited| {
         let perhaps = match awaited.nearest.as_str() {
             "" => String::new(),
             nearest => format!("; did you mean {nearest}?"),
         };
-        context.note(format_args!(
-            "task {} waits for {}",
-            line(&awaited.task),
-            line(&format!(
-                "{}, which is not there yet{perhaps}",
-                awaited.path
-            ))
-        ));
-    }
+        let (task, path) = (&awaited.task, &awaited.path);
+        line(&format!(
+            "task {task} waits for {path}, which is not there yet{perhaps}"
+        ))
+    });
+    let mut told: Vec<String> = told.collect();
     let more = usize::try_from(reply.awaited_total).unwrap_or(usize::MAX);
     match more.saturating_sub(reply.awaited.len()) {
         0 => {}
-        more => context.note(format_args!("and for {more} more files")),
+        more => told.push(format!("and for {more} more files")),
+    }
+    told
+}
+
+fn tell_awaited(reply: &v1::SubmitReply, context: &Context) {
+    for told in awaited(reply) {
+        context.note(told);
     }
     if !reply.awaited.is_empty() {
         context.note(format_args!(
@@ -112,7 +142,7 @@ fn tell_awaited(reply: &v1::SubmitReply, context: &Context) {
     }
 }
 
-fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
+pub(super) fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
     let awaited = reply.awaited.iter().map(|one| {
         let nearest = (!one.nearest.is_empty()).then_some(&one.nearest);
         json!({ "path": one.path, "task": one.task, "nearest": nearest })

@@ -174,12 +174,24 @@ impl Up<'_> {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ];
-        if self.context.config.element.memory.is_none() {
-            // Elements of one machine must not promise all of its memory each.
-            let memory = tidemill_element::config::machine_memory_bytes() / elements.max(1) as u64;
-            flags.extend(["--memory".into(), memory.to_string().into()]);
-        }
+        flags.extend(self.memory_of_each(elements));
         self.start(&format!("element-{id}"), flags)
+    }
+
+    /// Elements of one machine must not promise all of its memory each; what an administrator says counts as said.
+    fn memory_of_each(&self, elements: usize) -> Vec<OsString> {
+        let file = &self.context.config.element;
+        let variables = ["TIDEMILL_ELEMENT_MEMORY", "TIDEMILL_ELEMENT_KERNELS_MEMORY"];
+        let said = file.memory.is_some() || file.kernels_memory.is_some();
+        if said
+            || variables
+                .iter()
+                .any(|name| std::env::var_os(name).is_some())
+        {
+            return Vec::new();
+        }
+        let memory = tidemill_element::config::machine_memory_bytes() / elements.max(1) as u64;
+        vec!["--memory".into(), memory.to_string().into()]
     }
 
     fn mount(&mut self, path: &Path) -> anyhow::Result<()> {

@@ -58,6 +58,9 @@ impl Dispatcher {
             let element = self.elements.get(&issued.element);
             let queued = element.is_some_and(|element| element.outstanding.contains_key(label));
             assert!(queued, "{label:?} of {id:?} is in no queue");
+            let follows = element.is_some_and(|element| element.follows(label));
+            let waits = task.state == TaskState::Sent && self.before_its_turn(label);
+            assert_eq!(follows, waits, "{label:?} of {id:?} can run, or can't");
             for (input, used) in task.spec.inputs.iter().zip(&issued.inputs) {
                 let flying = self.flying(input.origin, issued.element);
                 let follows = flying.is_some_and(|flying| flying.object == used.object);
@@ -173,10 +176,13 @@ impl Dispatcher {
             let queued = || element.outstanding.values();
             let sum: u64 = queued().map(|queued| queued.work().0).sum();
             assert_eq!(sum, element.backlog.0, "backlog of {id:?}");
-            let cores: u64 = queued().map(|queued| u64::from(queued.cores)).sum();
+            let counted = element.outstanding.entries();
+            let counted = counted.filter(|(label, _)| !element.follows(*label));
+            let counted: Vec<u32> = counted.map(|(_, queued)| queued.cores).collect();
+            let cores: u64 = counted.iter().map(|&cores| u64::from(cores)).sum();
             let running = element.running.values();
             let running: u64 = running.map(|(_, queued)| u64::from(queued.cores)).sum();
-            let light = queued().filter(|queued| queued.cores == 0).count();
+            let light = counted.iter().filter(|&&cores| cores == 0).count();
             assert_eq!(
                 element.counted(),
                 (cores, running, light),

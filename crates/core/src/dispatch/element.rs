@@ -36,6 +36,9 @@ pub(super) struct Element {
     light: usize,
     /// What those of `outstanding` need that need more than cores.
     choosy: BTreeMap<LabelId, Needs>,
+    /// Those of `outstanding` that can't begin before another of them has ended, and what they need then: nothing of it is
+    /// counted before.
+    following: BTreeMap<LabelId, Needs>,
     spent: Spent,
 }
 
@@ -93,6 +96,7 @@ impl Element {
             running_cores: 0,
             light: 0,
             choosy: BTreeMap::new(),
+            following: BTreeMap::new(),
             spent: Spent::default(),
         }
     }
@@ -105,13 +109,14 @@ impl Element {
         usize::try_from(self.view.offers.cores.max(1)).unwrap_or(usize::MAX)
     }
 
-    /// Whether its queue takes another label: a few per core, more while all that is queued is short.
+    /// Whether its queue takes another label: a few per core, more while all that is queued is short or a core is free
+    /// beside labels that wait for others.
     pub(super) fn room(&self) -> bool {
         let count = self.outstanding.len();
         let cores = self.cores();
         let few = count < cores.saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN);
         let short = self.backlog.0 / (cores as u64) < QUEUE_TARGET.0;
-        self.up() && (few || (short && count < self.bound()))
+        self.up() && (few || ((short || self.has_free_core()) && count < self.bound()))
     }
 
     /// Labels that its queue never exceeds.
@@ -295,6 +300,12 @@ impl Element {
         Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.cores() as u64)
     }
 
+    /// Until all that it has is done, each of the cores that are needed for it doing a like part.
+    pub(super) fn all_left(&self, now: Time) -> Span {
+        let cores = self.cores().min(self.outstanding.len().max(1));
+        Span(self.backlog.0.saturating_sub(self.spent_now(now)) / cores as u64)
+    }
+
     fn spent_now(&self, now: Time) -> u64 {
         let running = self.running.values();
         let spent = running.map(|(start, queued)| queued.spent(*start, now));
@@ -303,6 +314,7 @@ impl Element {
 
     /// A label began to run.
     pub(super) fn start(&mut self, label: LabelId, now: Time) {
+        self.follows_no_more(label);
         let queued = self.outstanding.get(label).copied().unwrap_or_default();
         if let Some((_, old)) = self.running.insert(label, (now, queued)) {
             self.running_cores -= u64::from(old.cores);
@@ -311,17 +323,39 @@ impl Element {
         self.spent.from = Time(u64::MAX);
     }
 
-    pub(super) fn add(&mut self, label: LabelId, expected: Span, needs: &Needs) {
+    /// Puts a label into the queue. One that `follows` another of it takes nothing before that has ended.
+    pub(super) fn add(&mut self, label: LabelId, expected: Span, needs: Needs, follows: bool) {
         let cores = needs.cores;
         let queued = Queued { expected, cores };
-        if self.outstanding.insert(label, queued).is_none() {
-            self.backlog = self.backlog + queued.work();
-            self.load += u64::from(cores);
-            self.light += usize::from(cores == 0);
-            if !needs.only_cores() {
-                self.choosy.insert(label, needs.clone());
-            }
+        if self.outstanding.insert(label, queued).is_some() {
+            return;
         }
+        self.backlog = self.backlog + queued.work();
+        if follows {
+            self.following.insert(label, needs);
+        } else {
+            self.count(label, needs);
+        }
+    }
+
+    /// Counts what a label needs.
+    fn count(&mut self, label: LabelId, needs: Needs) {
+        self.load += u64::from(needs.cores);
+        self.light += usize::from(needs.cores == 0);
+        if !needs.only_cores() {
+            self.choosy.insert(label, needs);
+        }
+    }
+
+    /// What a label followed has ended: it runs as soon as what it needs is free. Whether it had followed anything.
+    pub(super) fn follows_no_more(&mut self, label: LabelId) -> bool {
+        let needs = self.following.remove(&label);
+        needs.map(|needs| self.count(label, needs)).is_some()
+    }
+
+    /// Whether a label waits for another of the queue.
+    pub(super) fn follows(&self, label: LabelId) -> bool {
+        self.following.contains_key(&label)
     }
 
     /// A label is expected to take another time than was thought.
@@ -348,9 +382,11 @@ impl Element {
         let removed = self.outstanding.remove(label);
         if let Some(queued) = removed {
             self.backlog = Span(self.backlog.0.saturating_sub(queued.work().0));
-            self.load -= u64::from(queued.cores);
-            self.light -= usize::from(queued.cores == 0);
-            self.choosy.remove(&label);
+            if self.following.remove(&label).is_none() {
+                self.load -= u64::from(queued.cores);
+                self.light -= usize::from(queued.cores == 0);
+                self.choosy.remove(&label);
+            }
         }
         removed.is_some()
     }
@@ -369,7 +405,8 @@ fn spendable(expected: Span) -> Span {
 /// How long a run over `input_bytes` should take: the mean of past runs, scaled by the size of the
 /// inputs within a factor of four, since a kernel's start does not shrink with its input and few grow
 /// faster than it. `None` without a history.
-pub(super) fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
+#[must_use]
+pub fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
     Some(Mean::of(history)?.scaled(input_bytes))
 }
 

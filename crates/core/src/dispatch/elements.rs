@@ -489,7 +489,7 @@ mod tests {
     enum Step {
         Up(u32, u64, bool),
         Down,
-        Add(u64, u32),
+        Add(u64, u32, bool),
         Start(usize),
         Remove(usize),
         Pass(u64),
@@ -502,7 +502,7 @@ mod tests {
         prop_oneof![
             1 => (1_u32..3, 0_u64..2, any::<bool>()).prop_map(|(c, l, s)| Step::Up(c, l, s)),
             1 => Just(Step::Down),
-            12 => (0_u64..40, 0_u32..4).prop_map(|(time, cores)| Step::Add(time, cores)),
+            12 => (0_u64..40, 0_u32..4, any::<bool>()).prop_map(|(t, c, f)| Step::Add(t, c, f)),
             6 => (0_usize..8).prop_map(Step::Start),
             3 => (0_usize..8).prop_map(Step::Remove),
             6 => (0_u64..30).prop_map(Step::Pass),
@@ -541,12 +541,12 @@ mod tests {
                 };
             }
             Step::Down => element.presence = Presence::Down,
-            Step::Add(expected, cores) => {
+            Step::Add(expected, cores, follows) => {
                 let needs = Needs {
                     cores,
                     ..Needs::default()
                 };
-                element.add(label, Span(expected), &needs);
+                element.add(label, Span(expected), needs, follows);
             }
             Step::Start(index) => {
                 if let Some(label) = element.outstanding.nth_key(index) {

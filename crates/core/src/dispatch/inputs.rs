@@ -282,8 +282,11 @@ impl Dispatcher {
         while let Some(other) = self.next_dependent(id, &mut dependents) {
             let task = self.task_mut(other);
             let last = task.missing.remove(id).is_some() && task.missing.is_empty();
-            if last && task.idle() {
+            let (idle, current) = (task.idle(), task.current);
+            if last && idle {
                 self.settle(other, turn);
+            } else if let Some(label) = current.filter(|&label| !self.before_its_turn(label)) {
+                self.follow_no_more(label);
             }
         }
     }

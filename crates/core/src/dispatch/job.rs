@@ -149,6 +149,8 @@ impl Dispatcher {
                 .map(|(index, input)| self.input(id, index).or_else(|| made(input.origin)))
                 .collect();
             let known = inputs.is_some();
+            let count = self.task(id).spec.inputs.len();
+            let follows = known && (0..count).any(|index| self.input(id, index).is_none());
             if known {
                 flying.insert(id, (element, objects.clone()));
             }
@@ -165,7 +167,8 @@ impl Dispatcher {
             };
             self.labels.insert(label, issued);
             let needs = self.needs(id);
-            self.element_mut(element).add(label, UNKNOWN_RUN, &needs);
+            self.element_mut(element)
+                .add(label, UNKNOWN_RUN, needs, follows);
             self.count_idle(element);
             if known {
                 let task = self.task_mut(id);

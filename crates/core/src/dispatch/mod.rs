@@ -44,7 +44,8 @@ mod table;
 mod task;
 
 pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
-pub use query::{ElementStatus, JobStatus, TaskStatus};
+pub use element::expected_run;
+pub use query::{ElementLoad, ElementStatus, JobStatus, TaskStatus};
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};

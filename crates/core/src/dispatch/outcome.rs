@@ -21,6 +21,7 @@ impl Dispatcher {
         let task = issued.task;
         if self.live(label) && self.task(task).state == TaskState::Sent {
             self.element_mut(element).start(label, turn.now);
+            self.count_idle(element);
             self.set_state(task, TaskState::Running, turn);
         }
     }
@@ -79,7 +80,7 @@ impl Dispatcher {
     }
 
     /// Whether a label read an output of another that has not been heard of yet.
-    fn before_its_turn(&self, label: LabelId) -> bool {
+    pub(super) fn before_its_turn(&self, label: LabelId) -> bool {
         let Some(issued) = self.labels.get(&label).filter(|issued| issued.chained) else {
             return false;
         };
@@ -93,6 +94,16 @@ impl Dispatcher {
             let flying = self.flying(input.origin, issued.element);
             flying.is_some_and(|flying| flying.object == used.object)
         })
+    }
+
+    /// Counts what a label needs that was sent along with others, which have ended.
+    pub(super) fn follow_no_more(&mut self, label: LabelId) {
+        let Some(element) = self.labels.get(&label).map(|issued| issued.element) else {
+            return;
+        };
+        if self.element_mut(element).follows_no_more(label) {
+            self.count_idle(element);
+        }
     }
 
     /// The object that an input will be when a label that is outstanding on `element` has ended well.

@@ -452,7 +452,8 @@ impl Dispatcher {
         let wait = cost.map_or(Span::default(), |one| Span(one.estimate.wait_ns));
         let expected = cost.map_or(UNKNOWN_RUN, |one| cost_of(&one.estimate));
         let needs = self.needs(id);
-        self.element_mut(element).add(label, expected, &needs);
+        self.element_mut(element)
+            .add(label, expected, needs, chained);
         self.count_idle(element);
         self.set_state(id, TaskState::Sent, turn);
         let policy = self.commit(job, &choice);

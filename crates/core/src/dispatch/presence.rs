@@ -217,7 +217,9 @@ impl Dispatcher {
         let (id, element) = (issued.task, issued.element);
         let expected = self.expected_of(label);
         let needs = self.needs(id);
-        self.element_mut(element).add(label, expected, &needs);
+        let follows = self.before_its_turn(label);
+        self.element_mut(element)
+            .add(label, expected, needs, follows);
         self.count_idle(element);
         self.stranded.remove(&id);
         let task = self.task_mut(id);

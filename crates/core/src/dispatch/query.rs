@@ -1,6 +1,6 @@
 //! What status pages and the driver may ask. Nothing here changes anything.
 
-use super::Dispatcher;
+use super::{Dispatcher, Line};
 use crate::event::{ElementView, JobState, Role, TaskState};
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::Owner;
@@ -8,7 +8,7 @@ use crate::object::Placed;
 use crate::policy;
 use crate::resources::Offers;
 use crate::time::{Span, Time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A job at a glance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,23 @@ pub struct ElementStatus {
     pub waiting: usize,
     /// Programs of tasks that it said it has.
     pub programs: Vec<String>,
+}
+
+/// What an element that is up has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ElementLoad {
+    /// Which.
+    pub element: ElementId,
+    /// Labels that run.
+    pub running: usize,
+    /// Labels in its queue that do not run yet.
+    pub queued: usize,
+    /// Ready tasks that wait in the dispatcher for room on it.
+    pub waiting: usize,
+    /// Expected time until it has a core for another label, after all that came before.
+    pub wait: Span,
+    /// Expected time until all that it has to do is done.
+    pub left: Span,
 }
 
 /// The view of an element that has not come yet.
@@ -133,14 +150,37 @@ impl Dispatcher {
         })
     }
 
+    /// Ready tasks that wait for room on an element.
+    fn waiting_for(&self, id: ElementId) -> usize {
+        let lines = [Line::At(id), Line::Pinned(id)].map(|line| self.lines.get(&line));
+        lines.into_iter().flatten().map(BTreeSet::len).sum()
+    }
+
+    /// What the elements that are up have to do. Tasks that wait here count for as long, in the mean, as those that
+    /// were sent.
+    pub fn loads(&self, now: Time) -> impl Iterator<Item = ElementLoad> + '_ {
+        let up = self.elements.iter().filter(|(_, element)| element.up());
+        up.map(move |(id, element)| {
+            let (outstanding, running) = (element.outstanding.len(), element.running.len());
+            let waiting = self.waiting_for(id);
+            let all = |span: Span| {
+                let sent = outstanding.max(1) as u128;
+                let all = u128::from(span.0) * (sent + waiting as u128) / sent;
+                Span(u64::try_from(all).unwrap_or(u64::MAX))
+            };
+            ElementLoad {
+                element: id,
+                running,
+                queued: outstanding.saturating_sub(running),
+                waiting,
+                wait: all(element.wait(now)),
+                left: all(element.all_left(now)),
+            }
+        })
+    }
+
     /// All elements that were ever heard of.
     pub fn elements(&self, now: Time) -> impl Iterator<Item = ElementStatus> + '_ {
-        use super::Line;
-        let line = |line| {
-            self.lines
-                .get(&line)
-                .map_or(0, std::collections::BTreeSet::len)
-        };
         self.elements
             .iter()
             .map(move |(id, element)| ElementStatus {
@@ -154,7 +194,7 @@ impl Dispatcher {
                 running: element.running.len(),
                 bound: element.bound(),
                 wait: element.wait(now),
-                waiting: line(Line::At(id)) + line(Line::Pinned(id)),
+                waiting: self.waiting_for(id),
                 programs: self.classes.programs_on(id),
             })
     }
@@ -162,6 +202,12 @@ impl Dispatcher {
     /// The copies of others' objects that an element should have, oldest first: what transfers are reckoned with.
     pub fn copies_on(&self, element: ElementId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
         self.copies.on(element)
+    }
+
+    /// The policy of jobs that name none.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.config.policy
     }
 
     /// What the policy of that name, or the array's own, goes on from.

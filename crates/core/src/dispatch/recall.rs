@@ -112,7 +112,7 @@ impl Dispatcher {
         let needs = self.needs(task);
         self.element_mut(element).remove(label);
         let answer = self.ask(task, Span::default(), None, now);
-        self.element_mut(element).add(label, expected, &needs);
+        self.element_mut(element).add(label, expected, needs, false);
         self.spare_reads = answer.reads.emptied();
         let choice = answer.choice?.element;
         let waited_for = self.recalled.values().any(|&idle| idle == choice);

@@ -30,6 +30,8 @@ use error::Errors;
 
 /// Most tasks of one job.
 pub const MAX_TASKS: usize = 1_000_000;
+/// Most different amounts of cores, memory and resources that its tasks may need: each is looked for by itself.
+pub const MAX_KINDS: usize = 1000;
 /// Most inputs of one task.
 pub const MAX_INPUTS: usize = 100_000;
 /// Most outputs of one task.

@@ -5,8 +5,8 @@ use super::path;
 use super::stack;
 use super::{
     DEFAULT_RETRIES, Dag, Input, Job, KernelKind, KernelName, Lifetime, MAX_ARG_BYTES, MAX_ARGS,
-    MAX_INPUTS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source, StageName,
-    Task, quantity,
+    MAX_INPUTS, MAX_KINDS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source,
+    StageName, Task, quantity,
 };
 use crate::folder;
 use crate::id::ElementId;
@@ -16,7 +16,7 @@ use crate::policy;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
 use crate::script::{Data, Group, Position, Value};
 use crate::time::Span;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const JOB_SETTINGS: [&str; 13] = [
     "name",
@@ -172,6 +172,15 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
             task: name,
         };
         tasks.extend(task(&fields, defaults, errors));
+    }
+    let kinds: BTreeSet<&Needs> = tasks.iter().map(|task| &task.needs).collect();
+    if kinds.len() > MAX_KINDS {
+        let problem = Problem::TooMany {
+            what: "different things that tasks need",
+            count: kinds.len(),
+            max: MAX_KINDS,
+        };
+        fields.error(value.at, problem, errors);
     }
     tasks
 }

@@ -8,10 +8,10 @@ use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
-use crate::nearest::nearest_file;
+use crate::nearest::nearest_path;
 use crate::object::Placed;
 use crate::resources::{Place, Wants, why_nowhere};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The array as the job's owner sees it at submission.
 pub trait Outside {
@@ -274,22 +274,34 @@ pub fn awaited(
     (shown.collect(), first.len())
 }
 
-/// A file in the same folder, there already or to be made by the job, that was probably meant.
+/// The path that was probably meant: of a file that is there already, or that the job makes.
 fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
-    let (folder, name) = path.rsplit_once('/')?;
-    let in_folder = |path: &'_ str| {
-        let (above, name) = path.rsplit_once('/')?;
-        (above == folder).then(|| name.to_owned())
+    let made: BTreeSet<&str> = job
+        .tasks
+        .iter()
+        .flat_map(|task| &task.outputs)
+        .map(|output| output.path.as_str())
+        .collect();
+    let makes = |path: &str| {
+        let inside = format!("{path}/");
+        let mut below = made.range(inside.as_str()..);
+        made.contains(path) || below.next().is_some_and(|one| one.starts_with(&inside))
     };
-    let made = job.tasks.iter().flat_map(|task| &task.outputs);
-    let made = made.filter_map(|output| in_folder(&output.path));
-    let files: Vec<String> = outside.beside(path).into_iter().chain(made).collect();
-    if files.iter().any(|file| file == name) {
-        // It is there, and still being written.
-        return None;
-    }
-    let files: Vec<&str> = files.iter().map(String::as_str).collect();
-    Some(format!("{folder}/{}", nearest_file(name, &files)?))
+    let there = |path: &str| makes(path) || outside.look(path) != Look::Nothing;
+    let beside = |path: &str| {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let in_folder = |path: &&str| {
+            let (above, name) = path.rsplit_once('/')?;
+            (above == folder).then(|| name.to_owned())
+        };
+        let mut names = outside.beside(path);
+        names.extend(made.iter().filter_map(in_folder));
+        names
+    };
+    let meant = nearest_path(path, there, beside)?;
+    // A job reads files: that a folder was meant is no help.
+    let file = made.contains(meant.as_str()) || outside.look(&meant) != Look::Folder;
+    file.then_some(meant)
 }
 
 /// A task's code, and the files of it that are kept in the array.

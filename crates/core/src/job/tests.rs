@@ -91,7 +91,10 @@ fn file(object: u64, executable: bool) -> Look {
 
 impl Outside for Array {
     fn look(&self, path: &str) -> Look {
-        self.files.get(path).copied().unwrap_or(Look::Nothing)
+        let inside = format!("{path}/");
+        let folder = self.files.keys().any(|file| file.starts_with(&inside));
+        let otherwise = if folder { Look::Folder } else { Look::Nothing };
+        self.files.get(path).copied().unwrap_or(otherwise)
     }
     fn beside(&self, path: &str) -> Vec<String> {
         let (folder, _) = path.rsplit_once('/').unwrap();
@@ -518,9 +521,9 @@ fn only_kernels_with_files_of_their_own_make_folders() {
         let message = format!("output \"/w/o/\" is a folder, which {what} can't write");
         assert!(said.contains(&message), "{said}");
     }
-    array.files.insert("/w/o".into(), Look::Folder);
+    array.files.insert("/w/o", Look::Folder);
     assert!(resolve_in(&script("kernel = \"sort\";"), &array).is_ok());
-    array.files.insert("/w/o/x".into(), Look::Unsealed);
+    array.files.insert("/w/o/x", Look::Unsealed);
     let said = errors_in(&script("kernel = \"sort\";"), &array);
     assert!(
         said.contains("output \"/w/o/\" exists already; remove it"),
@@ -528,7 +531,7 @@ fn only_kernels_with_files_of_their_own_make_folders() {
     );
     let replacing = script("kernel = \"sort\";").replace("workdir", "replace = true; workdir");
     assert!(resolve_in(&replacing, &array).is_ok());
-    array.files.insert("/w/o".into(), Look::Unsealed);
+    array.files.insert("/w/o", Look::Unsealed);
     let said = errors_in(&replacing, &array);
     assert!(
         said.contains("\"/w/o/\" is a folder, but \"/w/o\" is there and is none"),
@@ -1430,6 +1433,26 @@ fn needs_that_make_no_sense_are_told_with_their_place() {
         "{{ name = \"a\"; kernel = \"mean\"; output = [ \"p\" ]; resources = {{ {many} }}; }}"
     ));
     assert!(error.contains("65 resources; the most is 64"), "{error}");
+}
+
+#[test]
+fn tasks_of_a_job_need_a_bounded_number_of_different_things() {
+    let tasks = |count: usize| {
+        let tasks: Vec<String> = (1..=count)
+            .map(|n| {
+                format!(
+                    "{{ name = \"t{n}\"; kernel = \"mean\"; output = [ \"o{n}\" ]; memory = {n}; }}"
+                )
+            })
+            .collect();
+        with_tasks(&tasks.join(", "))
+    };
+    assert!(parse(&tasks(MAX_KINDS)).is_ok());
+    let all = errors(&tasks(MAX_KINDS + 1));
+    assert!(
+        all[0].contains("1001 different things that tasks need; the most is 1000"),
+        "{all:?}"
+    );
 }
 
 const NAMES: usize = crate::resources::NAMES_MAX;

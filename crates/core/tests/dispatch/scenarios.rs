@@ -4,12 +4,13 @@ use crate::array::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{
-    Config, ERRANDS_MAX, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN,
+    Config, ERRANDS_MAX, LOSSES_MAX, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, UNKNOWN_RUN,
 };
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
 use tidemill_core::object::Placed;
+use tidemill_core::time::Span;
 
 /// An array of storage elements 0.. with one core each, all up.
 fn array(elements: u32) -> World {
@@ -517,6 +518,29 @@ fn short_tasks_fill_a_queue_further_but_not_without_limit() {
 }
 
 #[test]
+fn what_an_element_has_to_do_is_told_with_what_waits_for_room_there() {
+    let mut world = array(1);
+    let loads = |world: &World| world.dispatcher.loads(world.now).collect::<Vec<_>>();
+    assert_eq!(
+        (loads(&world)[0].queued, loads(&world)[0].left),
+        (0, Span(0))
+    );
+    let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
+    world.submit(job(1, "min-wait", tasks));
+    world.begin(1);
+    let full = loads(&world)[0];
+    assert_eq!((full.running, full.queued), (1, QUEUE_MIN - 1));
+    assert_eq!(full.running + full.queued + full.waiting, 20);
+    assert_eq!([full.wait, full.left], [Span(20 * UNKNOWN_RUN.0); 2]);
+    world.now = world.now + Span::from_secs(30);
+    assert!(loads(&world)[0].left < full.left);
+    world.on(Event::ElementDown {
+        element: ElementId(0),
+    });
+    assert_eq!(loads(&world), [], "one that is away has nothing to tell");
+}
+
+#[test]
 fn an_idle_element_is_offered_what_waits_for_a_full_one() {
     let mut world = array(1);
     let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
@@ -681,6 +705,38 @@ fn queue_beside_an_idle_element(policy: &str) -> World {
     world.begin(11);
     world.gain(1);
     world
+}
+
+/// Labels that follow others have nothing of their element before those have ended, however many there are.
+#[test]
+fn cores_beside_a_chain_are_free() {
+    let mut world = with_nodes(&[(0, Role::Store, 2), (1, Role::Store, 2)]);
+    let raw = world.file(ElementId(0), 1 << 20);
+    let link = |id: u64| match id {
+        1 => task(id, "link", vec![Origin::File(raw)]),
+        _ => task(id, "link", vec![from(id - 1)]),
+    };
+    world.submit(job(1, "min-wait", (1..=8).map(link).collect()));
+    assert!((1..=8).all(|id| world.sent(id).unwrap().0 == 0));
+    world.begin(1);
+    let free = |world: &World| -> Vec<u32> {
+        let elements = world.dispatcher.elements(world.now);
+        let waits = elements.filter(|element| element.wait.0 == 0);
+        waits.map(|element| element.element.0).collect()
+    };
+    assert_eq!(free(&world), [0, 1]);
+    let others = (11..=13).map(|id| task(id, "other", vec![]));
+    world.submit(job(2, "min-wait", others.collect()));
+    let mut places: Vec<u32> = (11..=13).map(|id| world.sent(id).unwrap().0).collect();
+    places.sort_unstable();
+    assert_eq!(places, [0, 1, 1], "one beside the chain");
+    assert_eq!(free(&world), [0; 0]);
+    // The next of the chain takes the place of the one before.
+    world.finish(1, Ok(10));
+    assert_eq!(free(&world), [0; 0]);
+    world.finish(11, Ok(10));
+    world.begin(2);
+    assert_eq!(free(&world), [world.sent(11).unwrap().0]);
 }
 
 fn recalled(world: &World) -> Vec<u64> {

@@ -74,6 +74,10 @@ impl Array for Service {
         }))
     }
 
+    async fn load(&self, _: Request<v1::LoadRequest>) -> Result<Response<v1::LoadReply>, Status> {
+        Err(Status::unimplemented("an element asks for no load"))
+    }
+
     type CheckStream = tokio_stream::Empty<Result<v1::CheckReply, Status>>;
 
     async fn check(

@@ -1,5 +1,6 @@
 //! What the advisor is asked: a kernel, an input, both sides and the link between them.
 
+use super::Load;
 use super::{ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Infeasible};
 use crate::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts};
 use serde::Serialize;
@@ -22,65 +23,6 @@ impl fmt::Display for Place {
             Self::Element => "element",
             Self::Host => "host",
         })
-    }
-}
-
-/// What else a side has to do.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Load {
-    /// Kernels take cores one after the other, as on an element.
-    Queue {
-        /// Kernels that run at once.
-        cores: u32,
-        /// Kernels that run.
-        running: u32,
-        /// Kernels that wait.
-        queued: u32,
-        /// What each of them is expected to take.
-        mean: Seconds,
-    },
-    /// An operating system shares cores among all that wants to run, as on a host.
-    Shared {
-        /// Its cores.
-        cores: u32,
-        /// How many programs want to run, on average.
-        busy: f64,
-    },
-}
-
-impl Load {
-    /// Nothing else to do.
-    pub const fn none(cores: u32) -> Self {
-        Self::Shared { cores, busy: 0.0 }
-    }
-
-    fn cores(self) -> u32 {
-        match self {
-            Self::Queue { cores, .. } | Self::Shared { cores, .. } => cores,
-        }
-    }
-
-    /// Until a core is free (A1): AnalyzeThis §3.2's expected free time, with kernels that run half done.
-    pub fn wait(self) -> Seconds {
-        match self {
-            Self::Queue {
-                cores,
-                running,
-                queued,
-                mean,
-            } if running.saturating_add(queued) >= cores => {
-                mean * ((f64::from(queued) + f64::from(running) / 2.0) / f64::from(cores.max(1)))
-            }
-            Self::Queue { .. } | Self::Shared { .. } => Seconds::ZERO,
-        }
-    }
-
-    /// Share of a core that one more kernel gets (A2).
-    pub fn share(self) -> f64 {
-        match self {
-            Self::Queue { .. } => 1.0,
-            Self::Shared { cores, busy } => (f64::from(cores) / (busy + 1.0)).min(1.0),
-        }
     }
 }
 
@@ -123,13 +65,22 @@ impl Side {
         }
     }
 
-    /// Starting and running over `input` (A3).
+    /// Starting and running over `input` (A3), if the other side works on nothing.
     pub(super) fn run(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
-        if self.load.cores() == 0 {
+        Ok(self.start + self.load.run(self.work(place, input)?))
+    }
+
+    /// The same while the other side works, too.
+    pub(super) fn run_beside(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
+        Ok(self.start + self.work(place, input)? / self.load.share_beside)
+    }
+
+    /// What it takes on a processor of its own.
+    fn work(&self, place: Place, input: Bytes) -> Result<Seconds, Infeasible> {
+        if self.load.cores == 0 {
             return Err(Infeasible::NoCores(place));
         }
-        let rate = self.rate.ok_or(Infeasible::NotMeasured(place))?;
-        Ok(self.start + input / (rate * self.load.share()))
+        Ok(input / self.rate.ok_or(Infeasible::NotMeasured(place))?)
     }
 
     /// Whether there is space.
@@ -205,6 +156,14 @@ pub enum CaseError {
         /// What it was, in its SI unit.
         value: f64,
     },
+    /// Shares of a processor that can't be.
+    #[error(
+        "the shares of a processor on the {place} are not between 0 and 1, or grow with what else runs"
+    )]
+    Share {
+        /// Where.
+        place: Place,
+    },
     /// A core that takes more when it waits.
     #[error("a core of the {place} takes {idle} when it waits and {busy} when it works: swap them")]
     IdlePower {
@@ -250,9 +209,17 @@ fn side_makes_sense(place: Place, side: &Side) -> Result<(), CaseError> {
     not_negative("the time to start", side.start.get())?;
     not_negative("the power of a core that waits", side.idle.get())?;
     not_negative("the power of a core at work", side.busy.get())?;
-    match side.load {
-        Load::Queue { mean, .. } => not_negative("the time of a queued kernel", mean.get())?,
-        Load::Shared { busy, .. } => not_negative("the load", busy)?,
+    not_negative("the wait for a core", side.load.wait.get())?;
+    not_negative("the time that kernels go on", side.load.crowded.get())?;
+    let Load {
+        share,
+        share_later,
+        share_beside,
+        ..
+    } = side.load;
+    let in_order = share_beside <= share && share <= share_later && share_later <= 1.0;
+    if !in_order || positive("the share", share_beside).is_err() {
+        return Err(CaseError::Share { place });
     }
     if let Some(free) = side.free {
         not_negative("the free space", free.get())?;

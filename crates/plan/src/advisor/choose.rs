@@ -1,12 +1,18 @@
 //! What each way of running takes, and which is best.
 
-use super::{Case, CaseError, Infeasible, Place, Prediction};
+use super::{Case, CaseError, Infeasible, Place, Prediction, Side};
 use crate::units::{Bytes, Joules, Seconds, significant};
 use serde::Serialize;
 use std::fmt;
 
 /// Times that differ by less than this share count as equal; then the energy decides.
 pub const TIE: f64 = 0.01;
+
+/// The same for times that differ by no more than the start of commands scatters.
+pub const TIE_SECONDS: Seconds = Seconds::new(0.005);
+
+/// A split must save as much as this: nobody cuts a file and joins results for less.
+pub const SPLIT_SAVED_MIN: Seconds = Seconds::new(0.25);
 
 /// A split must be faster by this share than the better side alone: cutting the input, joining results, and what the
 /// element's cores do to send the host its part while the kernel runs are not in the equations.
@@ -64,7 +70,7 @@ impl Advice {
 }
 
 /// Predicts all ways of running and chooses: the fastest; among those within [`TIE`] of it the one with the least
-/// energy; a split only from [`SPLIT_GAIN_MIN`] on.
+/// energy; a split only from [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`] on.
 ///
 /// # Errors
 /// A number of the case that makes no sense, or that neither side can run the kernel.
@@ -92,6 +98,7 @@ pub fn advise(case: &Case) -> Result<Advice, CaseError> {
     let fastest = fastest.fold(f64::INFINITY, f64::min);
     if let Ok(split) = split
         && split.time.get() < fastest * (1.0 - SPLIT_GAIN_MIN)
+        && split.time.get() < fastest - SPLIT_SAVED_MIN.get()
     {
         advice.best = Choice::Split;
     }
@@ -101,7 +108,8 @@ pub fn advise(case: &Case) -> Result<Advice, CaseError> {
 
 fn tied(one: &Prediction, other: &Prediction) -> bool {
     let (one, other) = (one.time.get(), other.time.get());
-    one.max(other) <= one.min(other) * (1.0 + TIE)
+    let (less, more) = (one.min(other), one.max(other));
+    more <= less * (1.0 + TIE) || more - less <= TIE_SECONDS.get()
 }
 
 fn better(element: &Prediction, host: &Prediction) -> Choice {
@@ -136,10 +144,18 @@ impl Case {
             moved: there,
             energy: Joules::ZERO,
         };
+        let both = here > Bytes::ZERO && there > Bytes::ZERO;
+        let run = |side: &Side, place, input| {
+            if both {
+                side.run_beside(place, input)
+            } else {
+                side.run(place, input)
+            }
+        };
         let mut link_free = Seconds::ZERO;
         if there > Bytes::ZERO {
-            prediction.on_host = self.host.run(Place::Host, there)?;
-            let wait = self.host.load.wait();
+            prediction.on_host = run(&self.host, Place::Host, there)?;
+            let wait = self.host.load.wait;
             prediction.waiting = prediction.waiting + wait;
             link_free = wait + self.link.time(there);
             let back = self.returned(Place::Host, there);
@@ -148,8 +164,8 @@ impl Case {
             prediction.time = link_free + prediction.on_host + self.link.time(back);
         }
         if here > Bytes::ZERO {
-            prediction.on_element = self.element.run(Place::Element, here)?;
-            let wait = self.element.load.wait();
+            prediction.on_element = run(&self.element, Place::Element, here)?;
+            let wait = self.element.load.wait;
             prediction.waiting = prediction.waiting + wait;
             let back = self.returned(Place::Element, here);
             prediction.moved = prediction.moved + back;
@@ -161,9 +177,8 @@ impl Case {
             }
             prediction.time = later(prediction.time, end);
         }
-        let core = |side: &super::Side, run: Seconds| {
-            side.busy * run + side.idle * (prediction.time - run)
-        };
+        let core =
+            |side: &Side, run: Seconds| side.busy * run + side.idle * (prediction.time - run);
         prediction.energy = core(&self.element, prediction.on_element)
             + core(&self.host, prediction.on_host)
             + self.link.energy * prediction.moved;
@@ -188,7 +203,8 @@ impl Case {
     }
 
     /// The share with the least time (A6). Time over the share is the greatest of straight lines, so its least value
-    /// is at an end or where two of them cross.
+    /// is at an end or where two of them cross; at the ends it is less than that, since a side that is alone has no
+    /// smaller share of a processor.
     fn best_split(&self) -> Result<Prediction, Infeasible> {
         if !self.splittable {
             return Err(Infeasible::NotSplittable);
@@ -219,8 +235,14 @@ impl Case {
     /// When the host ends, when the element ends if the link is free by then, and if it is not: over the element's
     /// share, between all and nothing.
     fn branches(&self) -> Vec<Line> {
-        let on_host = |share: f64| self.host.run(Place::Host, self.input * (1.0 - share));
-        let on_element = |share: f64| self.element.run(Place::Element, self.input * share);
+        let on_host = |share: f64| {
+            let input = self.input * (1.0 - share);
+            self.host.run_beside(Place::Host, input)
+        };
+        let on_element = |share: f64| {
+            let input = self.input * share;
+            self.element.run_beside(Place::Element, input)
+        };
         let moved = |data: Bytes| data / self.link.bandwidth;
         let latency = |place: Place| {
             if self.returned(place, self.input) > Bytes::ZERO {
@@ -233,12 +255,12 @@ impl Case {
             latency(place) + moved(self.returned(place, self.input * part))
         };
         let link_free = |share: f64| {
-            self.host.load.wait() + self.link.latency + moved(self.input * (1.0 - share))
+            self.host.load.wait + self.link.latency + moved(self.input * (1.0 - share))
         };
         let host =
             |share: f64| Ok(link_free(share) + on_host(share)? + back(Place::Host, 1.0 - share));
         let element = |share: f64| {
-            Ok(self.element.load.wait() + on_element(share)? + back(Place::Element, share))
+            Ok(self.element.load.wait + on_element(share)? + back(Place::Element, share))
         };
         let delayed = |share: f64| Ok(link_free(share) + back(Place::Element, share));
         [
@@ -303,7 +325,7 @@ fn whole_reason(
 ) -> String {
     if tied(this, that) {
         return format!(
-            "both take {} within {} %, and the {best} takes {} against {}",
+            "both take {} within {} % or {TIE_SECONDS}, and the {best} takes {} against {}",
             this.time,
             TIE * 100.0,
             this.energy,

@@ -7,11 +7,13 @@
 
 mod case;
 mod choose;
+mod load;
 #[cfg(test)]
 mod tests;
 
-pub use case::{Case, CaseError, Link, Load, Place, Side};
-pub use choose::{Advice, Choice, SPLIT_GAIN_MIN, TIE, advise};
+pub use case::{Case, CaseError, Link, Place, Side};
+pub use choose::{Advice, Choice, SPLIT_GAIN_MIN, SPLIT_SAVED_MIN, TIE, TIE_SECONDS, advise};
+pub use load::{Load, Machine, Queue};
 
 use crate::units::{Bytes, Joules, Seconds, Watts};
 use serde::Serialize;

@@ -5,6 +5,15 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tidemill_core::time::Time;
 
+/// A way of messages: they stay in order on each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Direction {
+    /// From the server to elements.
+    Down,
+    /// From elements to the server.
+    Up,
+}
+
 /// What a moment was planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wake {
@@ -12,8 +21,8 @@ pub(super) enum Wake {
     Step(u32),
     /// A flow may have ended.
     Flow(FlowId),
-    /// The oldest message on its way arrives.
-    Mail,
+    /// The oldest message on its way in this direction arrives.
+    Mail(Direction),
 }
 
 /// The clock.

@@ -4,6 +4,7 @@
 //! before those it comes after, and none before all that it needs is free; that is taken from the first pull of a label to
 //! its last write; pulled objects are shared while in use and kept up to a bound, oldest out first.
 
+use super::faults::Room;
 use super::platform::Element;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidemill_core::id::ObjectId;
@@ -19,6 +20,7 @@ pub(super) struct Node {
     /// Cores that nobody has, by their numbers.
     free: BTreeSet<u32>,
     pub(super) pulled: Pulled,
+    pub(super) room: Room,
 }
 
 impl Node {
@@ -32,6 +34,7 @@ impl Node {
                 bytes_max: element.pulled_bytes_max,
                 ..Pulled::default()
             },
+            room: Room::of(element),
         }
     }
 
@@ -60,6 +63,11 @@ impl Node {
         Some((label, cores.collect()))
     }
 
+    /// What is free on its device; `None`: there is no bound.
+    pub(super) fn free(&self) -> Option<u64> {
+        self.room.free(self.pulled.bytes)
+    }
+
     /// A label that had these cores has ended.
     pub(super) fn end(&mut self, needs: &Needs, cores: &[u32]) {
         self.ledger.give_back(needs);
@@ -71,6 +79,8 @@ impl Node {
 #[derive(Debug, Default)]
 pub(super) struct Pulled {
     bytes_max: u64,
+    /// Of all that is here or on its way.
+    bytes: u64,
     slots: HashMap<ObjectId, Slot>,
     /// Objects that no label uses, longest first.
     idle: BTreeMap<u64, ObjectId>,
@@ -110,8 +120,19 @@ impl Pulled {
             idle: 0,
             waiting: Vec::new(),
         };
+        self.bytes += size;
         self.slots.insert(object, slot);
         self.give_back(object);
+    }
+
+    /// Bytes of all that is here or on its way.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it is here or on its way.
+    pub(super) fn has(&self, object: ObjectId) -> bool {
+        self.slots.contains_key(&object)
     }
 
     /// Asks for an object. A label that waited asks again.
@@ -124,6 +145,7 @@ impl Pulled {
                 idle: 0,
                 waiting: Vec::new(),
             };
+            self.bytes += size;
             self.slots.insert(object, slot);
             return Share::Pull;
         };
@@ -167,6 +189,7 @@ impl Pulled {
             };
             let size = self.slots.remove(&oldest).map_or(0, |slot| slot.size);
             self.idle_bytes -= size;
+            self.bytes -= size;
         }
     }
 }

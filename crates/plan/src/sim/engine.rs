@@ -1,17 +1,23 @@
 //! Carries out in virtual time what the dispatcher decides.
 //!
 //! A label goes through the phases of [`Phase`], as on a running element: it holds its core while its inputs are
-//! pulled one after the other, while its kernel reads, computes and writes, and until its outputs are sealed.
-//! Messages between server and elements take the platform's label latency and stay in order.
+//! pulled one after the other, while its kernel reads, computes and writes, until its outputs are sealed and, where that
+//! pays, its inputs hashed. A run may fail once it has computed ([`super::faults`]), or because the device is full.
+//! Messages between server and elements take the platform's label latency, those to elements also what it takes to keep
+//! the decision, and stay in order.
 
-use super::clock::{Clock, Wake};
+mod trouble;
+
+use super::clock::{Clock, Direction, Wake};
 use super::element::{Node, Share};
+use super::faults::Dice;
 use super::flow::Network;
 use super::platform::{Element, Platform};
 use super::quantity::whole;
-use super::report::{EventCounts, Times};
+use super::report::{EventCounts, Lost, Times};
 use super::workflow::Workflow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tidemill_core::content;
 use tidemill_core::dispatch::Dispatcher;
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, Role};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
@@ -19,7 +25,7 @@ use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Seal
 use tidemill_core::policy::Memory;
 use tidemill_core::time::{Span, Time};
 
-/// What elements say that they hold and have free: the simulator does not fill devices.
+/// What elements say that they hold and have free if their devices have no bound.
 const CAPACITY_BYTES: u64 = 1 << 60;
 
 /// Where a label is. Each phase begins when the one before has ended, those that take no time are passed.
@@ -38,7 +44,11 @@ enum Phase {
     Compute,
     WriteDelay,
     Write,
+    /// Its inputs are hashed, if that pays.
+    Hash,
     Ended,
+    /// It began and did not end well.
+    Failed,
     /// It went back before it began.
     GivenUp,
 }
@@ -61,12 +71,16 @@ struct Run {
     /// How many of them were looked for.
     fetched: usize,
     outputs: Vec<ObjectId>,
+    /// How it failed, if it did.
+    kind: FailureKind,
     times: Times,
 }
 
 /// What a task has to do, in one place: the lists of the workflow are far apart.
 #[derive(Clone, Copy, Debug)]
 struct Work {
+    /// Whether it is not only given a remembered result.
+    ran: bool,
     inputs: u32,
     outputs: u32,
     input_bytes: u64,
@@ -89,11 +103,19 @@ pub(super) struct Engine<'a> {
     workflow: &'a Workflow,
     works: Vec<Work>,
     dispatcher: Dispatcher,
+    dice: Dice,
     clock: Clock,
     network: Network,
     nodes: Vec<Node>,
     runs: Vec<Run>,
-    mail: VecDeque<Message>,
+    /// Messages that are there at once, and those on their way down and up.
+    instant: VecDeque<Message>,
+    mail: [VecDeque<Message>; 2],
+    /// When each node said last what is free on its device.
+    told: Vec<Time>,
+    /// What failed last, and all that did on each node.
+    why: Option<String>,
+    lost: Vec<Lost>,
     actions: Vec<Action>,
     counts: EventCounts,
     ended: Option<JobState>,
@@ -109,6 +131,9 @@ pub(super) struct Finished {
     /// How each task went, by its index; `None`: it did not run.
     pub(super) times: Vec<Option<Times>>,
     pub(super) counts: EventCounts,
+    /// What failed last, and all that did on each node.
+    pub(super) why: Option<String>,
+    pub(super) lost: Vec<Lost>,
 }
 
 impl<'a> Engine<'a> {
@@ -116,10 +141,12 @@ impl<'a> Engine<'a> {
         platform: &'a Platform,
         workflow: &'a Workflow,
         dispatcher: Dispatcher,
+        seed: u64,
     ) -> Self {
         let works = works(workflow);
         // The platform's elements in order, the host's last.
         let elements = platform.elements.iter().chain(&platform.host);
+        let elements_count = elements.clone().count();
         let nodes = elements.clone();
         let nodes = nodes.map(Node::new);
         let rates = elements.flat_map(|element| {
@@ -133,11 +160,16 @@ impl<'a> Engine<'a> {
             workflow,
             works,
             dispatcher,
+            dice: Dice::new(seed),
             clock: Clock::default(),
             network: Network::new(rates.chain([processors])),
             nodes: nodes.collect(),
             runs: Vec::with_capacity(workflow.tasks.len()),
-            mail: VecDeque::new(),
+            instant: VecDeque::new(),
+            mail: Default::default(),
+            told: vec![Time(0); elements_count],
+            why: None,
+            lost: vec![Lost::default(); elements_count],
             actions: Vec::new(),
             counts: EventCounts::default(),
             ended: None,
@@ -154,18 +186,22 @@ impl<'a> Engine<'a> {
             self.tell_programs(index, &submitted);
         }
         self.resume(&submitted);
+        for node in 0..count(self.nodes.len()) {
+            if let Some(status) = self.status(node) {
+                self.feed(status);
+            }
+        }
         self.feed(submitted);
         loop {
-            if self.platform.label_latency == Span(0) {
-                while let Some(message) = self.mail.pop_front() {
-                    self.on_message(message);
-                }
+            while let Some(message) = self.instant.pop_front() {
+                self.on_message(message);
             }
             let Some(wake) = self.clock.next() else {
                 break;
             };
             self.on_wake(wake);
         }
+        let why = self.why.take().or_else(|| self.first_full());
         // What it knows is of no use any more, and room for the report is.
         drop(self.dispatcher);
         let mut times = vec![None; self.workflow.tasks.len()];
@@ -182,6 +218,8 @@ impl<'a> Engine<'a> {
             state: self.ended,
             times,
             counts: self.counts,
+            why,
+            lost: self.lost,
         }
     }
 
@@ -219,6 +257,10 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+        for placed in objects.values() {
+            let node = self.node_index(placed.element) as usize;
+            self.nodes[node].room.holds(placed.size);
+        }
         let mut memory = Memory {
             last: None,
             source: None,
@@ -255,9 +297,9 @@ impl<'a> Engine<'a> {
                     self.step(label);
                 }
             }
-            Wake::Mail => {
+            Wake::Mail(direction) => {
                 self.counts.clock += 1;
-                if let Some(message) = self.mail.pop_front() {
+                if let Some(message) = self.mail[direction as usize].pop_front() {
                     self.on_message(message);
                 }
             }
@@ -265,11 +307,19 @@ impl<'a> Engine<'a> {
     }
 
     fn send(&mut self, message: Message) {
-        self.mail.push_back(message);
-        if self.platform.label_latency > Span(0) {
-            let at = self.clock.now() + self.platform.label_latency;
-            self.clock.plan(at, Wake::Mail);
+        let way = self.platform.label_latency;
+        let (direction, latency) = match message {
+            Message::Labels(..) | Message::Recall(_) => {
+                (Direction::Down, way + self.platform.commit_latency)
+            }
+            Message::Report(_) => (Direction::Up, way),
+        };
+        if latency == Span(0) {
+            return self.instant.push_back(message);
         }
+        self.mail[direction as usize].push_back(message);
+        let at = self.clock.now() + latency;
+        self.clock.plan(at, Wake::Mail(direction));
     }
 
     fn on_message(&mut self, message: Message) {
@@ -301,9 +351,9 @@ impl<'a> Engine<'a> {
                 Action::Send { element, labels } => self.send(Message::Labels(element, labels)),
                 Action::Recall { label, .. } => self.send(Message::Recall(label)),
                 Action::Job { state, .. } => self.ended = Some(state),
-                // Names, explanations and states are the server's to keep. Nothing fails or is cancelled here, so
-                // nothing is discarded, and only what comes after a label that was taken back is aborted: its
-                // element has given that up already.
+                // Names, explanations and states are the server's to keep. Nothing is cancelled here and no element is
+                // lost, so nothing is discarded, and only what comes after a label that was taken back or failed is
+                // aborted: its element has given that up already.
                 Action::Abort { .. }
                 | Action::Decided(_)
                 | Action::Publish { .. }
@@ -335,7 +385,7 @@ impl<'a> Engine<'a> {
         let mut orphan = false;
         for before in label.after {
             let before = &mut self.runs[index_of(before.0) as usize];
-            orphan |= before.phase == Phase::GivenUp;
+            orphan |= matches!(before.phase, Phase::GivenUp | Phase::Failed);
             if before.phase != Phase::Ended {
                 before.followers.push(index);
                 missing += 1;
@@ -438,8 +488,10 @@ impl<'a> Engine<'a> {
     fn go_on(&mut self, label: u32) {
         while !self.takes_time(label) {
             self.leave_phase(label);
-            if self.runs[label as usize].phase == Phase::Ended {
-                return self.on_ended(label);
+            match self.runs[label as usize].phase {
+                Phase::Ended => return self.on_ended(label),
+                Phase::Failed => return self.on_failed(label),
+                _ => {}
             }
         }
     }
@@ -451,7 +503,7 @@ impl<'a> Engine<'a> {
         let work = self.works[run.task as usize];
         let here = run.node * RESOURCES;
         match run.phase {
-            Phase::Queued | Phase::Ended | Phase::GivenUp => false,
+            Phase::Queued | Phase::Ended | Phase::Failed | Phase::GivenUp => false,
             Phase::Fetch => self.fetch(label),
             Phase::PullDelay => {
                 let (_, holder, _) = run.remote[run.fetched];
@@ -470,6 +522,7 @@ impl<'a> Engine<'a> {
             Phase::Compute => self.compute(label, slowed(work.compute, element.core_speed)),
             Phase::WriteDelay => self.wait(label, times(element.write_latency, work.outputs)),
             Phase::Write => self.flow(label, work.output_bytes, &[here + WRITE]),
+            Phase::Hash => self.compute(label, hashing(element, &work)),
         }
     }
 
@@ -503,9 +556,14 @@ impl<'a> Engine<'a> {
     /// Looks for the next input that is elsewhere; whether another label has to bring it first.
     fn fetch(&mut self, label: u32) -> bool {
         let run = &mut self.runs[label as usize];
-        let pulled = &mut self.nodes[run.node as usize].pulled;
+        let node = &mut self.nodes[run.node as usize];
         while let Some(&(object, _, size)) = run.remote.get(run.fetched) {
-            match pulled.share(object, size, label) {
+            if !node.pulled.has(object) && node.free().is_some_and(|free| size > free) {
+                run.phase = Phase::Failed;
+                self.why = Some(trouble::full(run.times.element, size));
+                return false;
+            }
+            match node.pulled.share(object, size, label) {
                 Share::Waits => return true,
                 Share::Here => run.fetched += 1,
                 Share::Pull => {
@@ -557,15 +615,32 @@ impl<'a> Engine<'a> {
                 for (object, ..) in std::mem::take(&mut run.remote) {
                     node.pulled.give_back(object);
                 }
-                Phase::WriteDelay
+                let work = self.works[run.task as usize];
+                let element = element_at(self.platform, run.node as usize);
+                if work.ran && self.dice.fails(element) {
+                    run.kind = FailureKind::Exit(1);
+                    let task = &self.workflow.tasks[run.task as usize].name;
+                    self.why = Some(format!("task `{task}` failed again and again"));
+                    Phase::Failed
+                } else if !node.room.take(work.output_bytes, node.pulled.bytes()) {
+                    self.why = Some(trouble::full(run.times.element, work.output_bytes));
+                    Phase::Failed
+                } else {
+                    Phase::WriteDelay
+                }
             }
             Phase::WriteDelay => {
                 times.write = spent;
                 Phase::Write
             }
             Phase::GivenUp => Phase::GivenUp,
-            Phase::Write | Phase::Ended => {
+            Phase::Failed => Phase::Failed,
+            Phase::Write => {
                 times.write = times.write + spent;
+                Phase::Hash
+            }
+            Phase::Hash | Phase::Ended => {
+                times.hash = times.hash + spent;
                 times.end = now;
                 Phase::Ended
             }
@@ -609,6 +684,7 @@ impl<'a> Engine<'a> {
             label: LabelId(label.into()),
             outcome: Box::new(outcome),
         }));
+        self.tell_room(node);
         self.begin(node);
     }
 
@@ -643,6 +719,7 @@ impl Default for Run {
             remote: Vec::new(),
             fetched: 0,
             outputs: Vec::new(),
+            kind: FailureKind::Device,
             times: Times::default(),
         }
     }
@@ -687,6 +764,7 @@ fn works(workflow: &Workflow) -> Vec<Work> {
     let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
         let ran = task.reused.is_none();
         Work {
+            ran,
             inputs: count(task.inputs.len()),
             outputs: count(task.outputs.len()),
             input_bytes: if ran { workflow.input_bytes(index) } else { 0 },
@@ -699,6 +777,20 @@ fn works(workflow: &Workflow) -> Vec<Work> {
 
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// How long hashing the inputs of a run takes; nothing where it does not pay.
+fn hashing(element: &Element, work: &Work) -> Span {
+    let cpu = slowed(work.compute, element.core_speed);
+    let files = work.inputs as usize;
+    match element.hash_bandwidth {
+        Some(rate) if work.ran && content::pays(cpu, files, work.input_bytes) => {
+            let reading = u128::from(work.input_bytes) * 1_000_000_000 / u128::from(rate.max(1));
+            let all = reading + files as u128 * u128::from(content::FILE_NS);
+            Span(u64::try_from(all).unwrap_or(u64::MAX))
+        }
+        _ => Span(0),
+    }
 }
 
 #[expect(

@@ -331,14 +331,16 @@ pub enum SimError {
         /// The file.
         file: String,
     },
-    /// The dispatcher did not bring the job to a good end although nothing failed.
-    #[error(
-        "the job ended with {left} of {tasks} tasks undone; this is a fault of the simulator or the dispatcher"
-    )]
+    /// The dispatcher did not bring the job to a good end.
+    #[error("the job ended with {left} of {tasks} tasks undone: {}", why.as_deref().unwrap_or(
+        "nothing failed, so this is a fault of the simulator or the dispatcher"
+    ))]
     Unfinished {
         /// Tasks that were not done.
         left: usize,
         /// Tasks of the workflow.
         tasks: usize,
+        /// What failed last.
+        why: Option<String>,
     },
 }

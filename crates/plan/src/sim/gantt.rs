@@ -23,6 +23,7 @@ const OTHER_COLOUR: &str = "#8b929b";
 const PULLING: (&str, f64) = ("pulling inputs", 0.35);
 const RUNNING: (&str, f64) = ("running", 1.0);
 const WRITING: (&str, f64) = ("writing outputs", 0.6);
+const HASHING: (&str, f64) = ("hashing inputs", 0.2);
 /// Letters that a name is cut down to at least; with fewer it says nothing.
 const LETTERS_MIN: usize = 5;
 
@@ -187,11 +188,13 @@ fn axis(svg: &mut String, report: &Report, lanes: &Lanes) {
 
 fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), colour: &str) {
     let (top, height) = lane;
-    let write_start = task.end_ns.saturating_sub(task.write_ns);
+    let written = task.end_ns.saturating_sub(task.hash_ns);
+    let write_start = written.saturating_sub(task.write_ns);
     let parts = [
         (task.start_ns, task.kernel_start_ns, PULLING.1),
         (task.kernel_start_ns, write_start, RUNNING.1),
-        (write_start, task.end_ns, WRITING.1),
+        (write_start, written, WRITING.1),
+        (written, task.end_ns, HASHING.1),
     ];
     let _ = write!(svg, "<g fill=\"{colour}\">");
     for (start, end, opacity) in parts {
@@ -218,7 +221,7 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
     name(svg, report, task, lane);
     let _ = writeln!(
         svg,
-        "<title>{} ({}) on element {}, {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}</title></g>",
+        "<title>{} ({}) on element {}, {}\n{} to {}: pulled {} in {}, read {}, computed {}, wrote {}, hashed {}</title></g>",
         escaped(&task.name),
         escaped(&task.kernel),
         task.element,
@@ -232,7 +235,8 @@ fn bar(svg: &mut String, report: &Report, task: &TaskReport, lane: (f64, f64), c
         time(task.kernel_start_ns - task.start_ns),
         time(task.read_ns),
         time(task.compute_ns),
-        time(task.write_ns)
+        time(task.write_ns),
+        time(task.hash_ns)
     );
 }
 
@@ -276,7 +280,8 @@ fn legend(colours: &[(&str, &str)]) -> (String, f64) {
     let kernels = colours
         .iter()
         .map(|&(kernel, colour)| (kernel, colour, 1.0));
-    let parts = [PULLING, RUNNING, WRITING].map(|(part, opacity)| (part, OTHER_COLOUR, opacity));
+    let parts =
+        [PULLING, RUNNING, WRITING, HASHING].map(|(part, opacity)| (part, OTHER_COLOUR, opacity));
     let mut legend = String::new();
     let mut y = 0.0;
     for row in [kernels.collect::<Vec<_>>(), parts.to_vec()] {

@@ -38,6 +38,7 @@ pub mod compare;
 mod element;
 mod engine;
 mod error;
+mod faults;
 mod flow;
 pub mod gantt;
 mod ini;

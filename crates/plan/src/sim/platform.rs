@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::event::History;
 use tidemill_core::id::ElementId;
+use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
 use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
@@ -32,6 +33,10 @@ pub struct Platform {
     pub host: Option<Element>,
     /// From the server to an element and from an element to the server, for labels and reports.
     pub label_latency: Span,
+    /// What keeping a decision takes before elements are told.
+    pub commit_latency: Span,
+    /// How often a task is tried again after a run that failed.
+    pub retries: u32,
     /// Processors of the one machine that all elements are on and share; `None`: each has its own.
     pub processors: Option<u32>,
 }
@@ -67,6 +72,12 @@ pub struct Element {
     pub link_assumed: u64,
     /// Bytes of pulled objects that it keeps after their last use.
     pub pulled_bytes_max: u64,
+    /// Bytes that its device has room for: files, outputs and copies; `None`: without limit.
+    pub capacity: Option<u64>,
+    /// Share of runs that fail once they have computed, from 0 to 1.
+    pub failure_rate: f64,
+    /// Bytes of inputs that are hashed in a second after runs that are dear enough, on their core; `None`: in no time.
+    pub hash_bandwidth: Option<u64>,
     /// Power with all cores busy, in watts.
     pub power_busy_watts: f64,
     /// Power with no core busy, in watts.
@@ -97,6 +108,9 @@ impl Default for Element {
             link_latency: Span(0),
             link_assumed: LINK_ASSUMED_BYTES_PER_SEC,
             pulled_bytes_max: COPIES_BYTES_MAX,
+            capacity: None,
+            failure_rate: 0.0,
+            hash_bandwidth: None,
             power_busy_watts: 0.0,
             power_idle_watts: 0.0,
             history: BTreeMap::new(),
@@ -118,7 +132,7 @@ impl Element {
     }
 }
 
-const ELEMENT_KEYS: [&str; 16] = [
+const ELEMENT_KEYS: [&str; 19] = [
     "cores_per_afe",
     "read_bandwidth",
     "write_bandwidth",
@@ -129,6 +143,9 @@ const ELEMENT_KEYS: [&str; 16] = [
     "link_latency",
     "link_assumed",
     "pulled",
+    "capacity",
+    "failure_rate",
+    "hash_bandwidth",
     "power_busy",
     "power_idle",
     "memory",
@@ -143,8 +160,14 @@ const NEEDED_KEYS: [&str; 5] = [
     "read_latency",
     "write_latency",
 ];
-const SERVER_KEYS: [&str; 3] = ["number_afes", "label_latency", "processors"];
-const HOST_KEYS: [&str; 15] = [
+const SERVER_KEYS: [&str; 5] = [
+    "number_afes",
+    "label_latency",
+    "commit_latency",
+    "retries",
+    "processors",
+];
+const HOST_KEYS: [&str; 18] = [
     "cores",
     "read_bandwidth",
     "write_bandwidth",
@@ -155,6 +178,9 @@ const HOST_KEYS: [&str; 15] = [
     "link_latency",
     "link_assumed",
     "pulled",
+    "capacity",
+    "failure_rate",
+    "hash_bandwidth",
     "power_busy",
     "power_idle",
     "memory",
@@ -170,6 +196,8 @@ impl Platform {
             elements: vec![element.clone(); count],
             host: None,
             label_latency: Span(0),
+            commit_latency: Span(0),
+            retries: DEFAULT_RETRIES,
             processors: None,
         }
     }
@@ -190,7 +218,12 @@ impl Platform {
         }
         let find = |name: &str| sections.iter().find(|section| section.name == name);
         let plain = find("AFE").ok_or_else(|| missing(file, 0, "the platform", "[AFE]"))?;
-        let (base, _) = element(file, plain, &Element::default(), &ELEMENT_KEYS[..15])?;
+        let (base, _) = element(
+            file,
+            plain,
+            &Element::default(),
+            &ELEMENT_KEYS[..ELEMENT_KEYS.len() - 1],
+        )?;
         for key in NEEDED_KEYS {
             if !plain.keys.iter().any(|given| given.name == key) {
                 return Err(missing(file, plain.line, "[AFE]", key));
@@ -245,6 +278,8 @@ impl Platform {
             match key.name.as_str() {
                 "number_afes" => count = Some(number_of_elements(key).map_err(at)?),
                 "processors" => self.processors = Some(cores(key).map_err(at)?),
+                "commit_latency" => self.commit_latency = latency(key).map_err(at)?,
+                "retries" => self.retries = integer(key, MAX_RETRIES).map_err(at)?,
                 "label_latency" => self.label_latency = latency(key).map_err(at)?,
                 _ => return Err(at(unknown(section, key, &SERVER_KEYS))),
             }
@@ -310,6 +345,10 @@ fn element(
             "link_latency" => set(&mut element.link_latency),
             "pulled" => quantity::read(&key.name, &key.value, Kind::Size)
                 .map(|bytes| element.pulled_bytes_max = whole(bytes)),
+            "capacity" => quantity::read(&key.name, &key.value, Kind::Size)
+                .map(|bytes| element.capacity = Some(whole(bytes))),
+            "failure_rate" => share(key).map(|rate| element.failure_rate = rate),
+            "hash_bandwidth" => bandwidth(key).map(|rate| element.hash_bandwidth = rate),
             "memory" => quantity::positive(&key.name, &key.value, Kind::Size)
                 .map(|bytes| element.memory_bytes = Some(whole(bytes))),
             "resources" => resources::parse(&key.value)
@@ -389,6 +428,16 @@ fn latency(key: &Key) -> Result<Span, Problem> {
     quantity::read(&key.name, &key.value, Kind::Latency).map(|ns| Span(whole(ns)))
 }
 
+/// From nothing to all.
+fn share(key: &Key) -> Result<f64, Problem> {
+    let rate = quantity::read(&key.name, &key.value, Kind::Factor)?;
+    if rate > 1.0 {
+        let what = key.name.clone();
+        return Err(Problem::TooMany { what, max: 1 });
+    }
+    Ok(rate)
+}
+
 fn watts(key: &Key) -> Result<f64, Problem> {
     quantity::read(&key.name, &key.value, Kind::Power)
 }
@@ -460,8 +509,10 @@ number_afes       = 4      # AFEs in array
     fn classes_differ_from_the_plain_element_in_what_they_say() {
         let text = format!(
             "{FIG_9} label_latency = 100 us\n
+             commit_latency = 2 ms\n retries = 5\n
              [AFE:fast]\n number_afes = 2\n core_speed = 2.5\n read_bandwidth = unlimited\n
-             link_bandwidth = 1 GB/s\n power_busy = 10 W\n
+             link_bandwidth = 1 GB/s\n power_busy = 10 W\n capacity = 2 GB\n failure_rate = 0.01\n
+             hash_bandwidth = 2 GB/s\n
              [HOST]\n cores = 8\n link_assumed = 2 GB/s\n"
         );
         let platform = Platform::parse("a.ini", &text).unwrap();
@@ -478,6 +529,13 @@ number_afes       = 4      # AFEs in array
             (1_000_000_000, 125_000_000)
         );
         assert_eq!(platform.label_latency, Span(100_000));
+        assert_eq!(
+            (platform.commit_latency, platform.retries),
+            (Span::from_millis(2), 5)
+        );
+        assert_eq!((fast.capacity, plain.capacity), (Some(2_000_000_000), None));
+        assert_eq!(fast.hash_bandwidth, Some(2_000_000_000));
+        assert!((fast.failure_rate - 0.01).abs() < 1e-12);
         let host = platform.element(ElementId(1000)).unwrap();
         assert_eq!((host.cores, host.link_assumed), (8, 2_000_000_000));
         assert_eq!(platform.element(ElementId(6)), None);
@@ -487,6 +545,18 @@ number_afes       = 4      # AFEs in array
     fn a_wrong_number_is_told_with_its_line() {
         let replaced = |from: &str, to: &str| error(&FIG_9.replace(from, to));
         for (error, expected) in [
+            (
+                replaced("[SERVER]", "failure_rate = 1.5\n[SERVER]"),
+                "a.ini:8: failure_rate can't be more than 1",
+            ),
+            (
+                replaced("[SERVER]", "failure_rate = -0.1\n[SERVER]"),
+                "a.ini:8: failure_rate can't be negative",
+            ),
+            (
+                replaced("number_afes ", "retries = 1000 #"),
+                "a.ini:9: retries can't be more than 100",
+            ),
             (
                 replaced("= 550 ", "= 550 MiB"),
                 "a.ini:3: read_bandwidth can't be measured in `MiB`",

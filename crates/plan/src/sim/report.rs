@@ -22,6 +22,7 @@ pub(super) struct Times {
     pub(super) read: Span,
     pub(super) compute: Span,
     pub(super) write: Span,
+    pub(super) hash: Span,
     pub(super) moved_bytes: u64,
 }
 
@@ -67,6 +68,9 @@ pub struct ElementReport {
     pub cores: u32,
     /// Tasks that it ran.
     pub tasks: u64,
+    /// Runs that failed on it.
+    #[serde(default)]
+    pub failed: u64,
     /// Time in which cores were taken, all cores together.
     pub busy_ns: u64,
     /// Time in which they were not, until the job's end.
@@ -96,7 +100,7 @@ pub struct TaskReport {
     pub start_ns: u64,
     /// When all its inputs were on the element.
     pub kernel_start_ns: u64,
-    /// When its outputs were written.
+    /// When its outputs were written and its inputs hashed.
     pub end_ns: u64,
     /// Time it read its inputs from the device.
     pub read_ns: u64,
@@ -104,6 +108,9 @@ pub struct TaskReport {
     pub compute_ns: u64,
     /// Time it wrote its outputs.
     pub write_ns: u64,
+    /// Time its inputs were hashed, its core still held.
+    #[serde(default)]
+    pub hash_ns: u64,
     /// Bytes that it pulled.
     pub moved_bytes: u64,
 }
@@ -119,6 +126,17 @@ pub struct EventCounts {
     /// Labels that elements were sent and gave back before they began them.
     #[serde(default)]
     pub given_up: u64,
+    /// Runs that failed and were tried again.
+    #[serde(default)]
+    pub failed: u64,
+}
+
+/// Runs of one element that failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lost {
+    pub(super) runs: u64,
+    /// Time of cores that they took.
+    pub(super) time: Span,
 }
 
 /// How a simulation was set up.
@@ -136,14 +154,14 @@ impl Report {
         setup: Setup,
         end: Time,
         times: Vec<Times>,
-        events: EventCounts,
+        (events, failed): (EventCounts, &[Lost]),
     ) -> Self {
         let all = 0..workflow.tasks.len();
         let sum = |bytes: &dyn Fn(usize) -> u64| all.clone().map(bytes).sum();
         let input_bytes = sum(&|task| workflow.input_bytes(task));
         let output_bytes = sum(&|task| workflow.output_bytes(task));
         let moved_bytes = times.iter().map(|one| one.moved_bytes).sum();
-        let elements = elements(platform, workflow, end, &times);
+        let elements = elements(platform, workflow, end, &times, failed);
         let powered = platform.elements.iter().chain(&platform.host);
         let powered = powered
             .into_iter()
@@ -161,6 +179,7 @@ impl Report {
             read_ns: times.read.0,
             compute_ns: times.compute.0,
             write_ns: times.write.0,
+            hash_ns: times.hash.0,
             moved_bytes: times.moved_bytes,
         });
         Self {
@@ -204,6 +223,9 @@ impl Report {
             "write amplification",
             format!("{:.3}", self.write_amplification),
         );
+        if self.events.failed > 0 {
+            line("failed runs", self.events.failed.to_string());
+        }
         let powered = self.energy_joules.is_some();
         if let Some(joules) = self.energy_joules {
             line("energy", format!("{joules:.1} J"));
@@ -251,12 +273,14 @@ fn elements(
     workflow: &Workflow,
     end: Time,
     times: &[Times],
+    failed: &[Lost],
 ) -> Vec<ElementReport> {
     let blank = |id: u32, element: &Element| ElementReport {
         element: id,
         class: element.class.clone(),
         cores: element.cores,
         tasks: 0,
+        failed: 0,
         busy_ns: 0,
         idle_ns: 0,
         pulled_bytes: 0,
@@ -279,6 +303,10 @@ fn elements(
         report.busy_ns += times.end.since(times.start).0 * times.cores.len() as u64;
         report.pulled_bytes += times.moved_bytes;
         report.written_bytes += workflow.output_bytes(task);
+    }
+    for (report, lost) in reports.iter_mut().zip(failed) {
+        report.failed = lost.runs;
+        report.busy_ns += lost.time.0;
     }
     for (report, element) in reports
         .iter_mut()

@@ -102,13 +102,14 @@ impl<'a> Simulation<'a> {
         let objects = self.workflow.files.len() as u64 + 1;
         let ids = Counter { labels: 0, objects };
         let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
-        let engine = Engine::new(self.platform, self.workflow, dispatcher);
+        let engine = Engine::new(self.platform, self.workflow, dispatcher, self.seed);
         let finished = engine.run(submitted);
         let tasks = finished.times.len();
         let times: Vec<Times> = finished.times.into_iter().flatten().collect();
         if times.len() < tasks || finished.state != Some(JobState::Done) {
             let left = tasks - times.len();
-            return Err(SimError::Unfinished { left, tasks });
+            let why = finished.why;
+            return Err(SimError::Unfinished { left, tasks, why });
         }
         let setup = Setup {
             policy: self.policy.clone(),
@@ -121,7 +122,7 @@ impl<'a> Simulation<'a> {
             setup,
             finished.end,
             times,
-            finished.counts,
+            (finished.counts, &finished.lost),
         ))
     }
 
@@ -164,7 +165,7 @@ impl<'a> Simulation<'a> {
                 stdin: None,
                 stdout: None,
                 element: task.element,
-                retries: 0,
+                retries: self.platform.retries,
                 needs: task.needs.clone(),
                 programs: self.programs(task),
                 limits: Limits::default(),

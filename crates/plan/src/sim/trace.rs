@@ -666,6 +666,22 @@ mod tests {
                 "t.json:14: unknown field `pined`, expected one of",
             ),
             (
+                "\"moved_bytes\": 1000",
+                "\"moved_bytes\": -1",
+                "t.json:12: invalid value",
+            ),
+        ] {
+            let text = TRACE.replacen(from, to, 1);
+            assert_ne!(text, TRACE, "nothing was replaced");
+            let error = Trace::parse("t.json", &text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+        }
+    }
+
+    #[test]
+    fn what_is_twice_empty_or_absurd_is_told_with_its_line() {
+        for (from, to, expected) in [
+            (
                 "{ \"element\": 1, \"cores\": 1",
                 "{ \"element\": 3, \"cores\": 1",
                 "t.json:6: element 3 is listed twice, first in line 4",
@@ -705,11 +721,6 @@ mod tests {
                 "\"compute_ns\": 1000000000",
                 "\"compute_ns\": 18000000000000000000",
                 "t.json:13: the run times of all tasks together are more than 100 years",
-            ),
-            (
-                "\"moved_bytes\": 1000",
-                "\"moved_bytes\": -1",
-                "t.json:12: invalid value",
             ),
         ] {
             let text = TRACE.replacen(from, to, 1);

@@ -235,6 +235,19 @@ impl Workflow {
         }
     }
 
+    /// The same job behind other work: tasks without files, which the dispatcher is given first. They are the first of
+    /// the tasks then.
+    #[must_use]
+    pub fn behind(mut self, others: Vec<Task>) -> Self {
+        for file in &mut self.files {
+            if let Some((maker, _)) = &mut file.maker {
+                *maker += others.len();
+            }
+        }
+        self.tasks.splice(0..0, others);
+        self
+    }
+
     /// Bytes of all inputs of a task.
     #[must_use]
     pub fn input_bytes(&self, task: usize) -> u64 {

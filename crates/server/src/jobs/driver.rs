@@ -15,6 +15,7 @@ use super::inbox::{Inbox, Stopped};
 use super::memo::{Memo, Owners};
 use super::outbox::{self, Posted};
 use super::persist::{self, Batch, Step};
+use super::plan::Sight;
 use super::publish::{self, Publishing};
 use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
@@ -274,9 +275,22 @@ impl Driver {
                 steps.push(Step::Elements { job: id, elements });
                 self.take(*job, steps, outbox);
             }
+            Incoming::Plan(job, answer) => {
+                let policy = job.spec.policy.as_deref();
+                let sight = Sight {
+                    policy: policy.unwrap_or(self.dispatcher.policy()).to_owned(),
+                    elements: trace::elements(&job, &self.dispatcher, clock::now()),
+                };
+                // Who asked may have gone away.
+                let _ = answer.send(sight);
+            }
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
             Incoming::Garbage => self.sweep = true,
+            Incoming::Load(asker) => {
+                // Whoever asked may have given up.
+                let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
+            }
             Incoming::Stop => {}
         }
     }
@@ -576,7 +590,7 @@ impl Driver {
             && analysis.inputs.iter().any(|one| is_folder(&one.name))
             && let Some(memo) = self.jobs.get(&analysis.job)
         {
-            analysis.inputs = memo.unfold(&analysis.inputs);
+            analysis.inputs = memo.folders.unfold(&analysis.inputs);
         }
         label
     }

@@ -62,13 +62,19 @@ impl Inbox {
             match self.incoming.recv_timeout(left) {
                 Ok(Incoming::Stop) | Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
                 Ok(message) => {
-                    self.waiting.retain(|known| !supersedes(&message, known));
+                    self.waiting
+                        .retain(|known| !supersedes(&message, known) && !is_given_up(known));
                     self.waiting.push_back(message);
                 }
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
             }
         }
     }
+}
+
+/// Whether nobody waits for the answer any more.
+fn is_given_up(message: &Incoming) -> bool {
+    matches!(message, Incoming::Plan(_, answer) if answer.is_closed())
 }
 
 /// Whether the later message says all that the earlier one did.
@@ -160,6 +166,43 @@ mod tests {
         }
         assert_eq!(told.len(), 6, "{told:#?}");
         assert!(told[0].contains("free_bytes: 999"), "{}", told[0]);
+    }
+
+    #[test]
+    fn plans_that_nobody_waits_for_any_more_are_not_kept() {
+        let (sender, incoming) = std::sync::mpsc::channel();
+        let mut inbox = Inbox::new(incoming);
+        let mut answers = Vec::new();
+        for _ in 0..3 {
+            let (answer, answered) = tokio::sync::oneshot::channel();
+            let job = Box::new(crate::jobs::Accepted {
+                spec: tidemill_core::event::JobSpec {
+                    job: tidemill_core::id::JobId(0),
+                    owner: tidemill_core::label::Owner::default(),
+                    policy: None,
+                    tasks: Vec::new(),
+                },
+                groups: Vec::new(),
+                replace: false,
+                cache: true,
+                lifetimes: Vec::new(),
+                files: std::collections::BTreeMap::new(),
+            });
+            sender.send(Incoming::Plan(job, answer)).unwrap();
+            answers.push(answered);
+        }
+        inbox.rest(Duration::ZERO).unwrap();
+        answers.truncate(1);
+        sender.send(finished(1)).unwrap();
+        inbox.rest(Duration::ZERO).unwrap();
+        let mut left = 0;
+        while let Ok(Some(_)) = inbox.next(Duration::ZERO) {
+            left += 1;
+        }
+        assert_eq!(
+            left, 2,
+            "the plan that is waited for, and what an element says"
+        );
     }
 
     #[test]

@@ -23,9 +23,13 @@ pub(crate) struct Memo {
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
     /// Objects that must stay until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
-    /// What lies in the folders that its tasks have made, by what stands for each: names in there, and objects.
-    folders: BTreeMap<ObjectId, Vec<(String, Placed)>>,
+    /// What lies in the folders that its tasks have made.
+    pub(crate) folders: Folders,
 }
+
+/// What lies in folders that tasks have made, by what stands for each: names in there, and objects.
+#[derive(Debug, Default)]
+pub(crate) struct Folders(BTreeMap<ObjectId, Vec<(String, Placed)>>);
 
 /// One task of it.
 #[derive(Debug)]
@@ -52,7 +56,7 @@ impl Memo {
             replace: accepted.replace,
             tasks: BTreeMap::new(),
             pins: Vec::new(),
-            folders: BTreeMap::new(),
+            folders: Folders::default(),
         };
         for (task, lifetime) in spec.tasks.iter().zip(&accepted.lifetimes) {
             let mut makers = Vec::new();
@@ -139,18 +143,34 @@ impl Memo {
         self.pins
             .extend(files.iter().map(|(_, placed)| placed.object));
         for output in outputs.iter().filter(|output| output.is_folder()) {
-            let within = files.iter().filter_map(|(file, placed)| {
-                let name = file.name.strip_prefix(&output.name)?;
-                Some((name.to_owned(), *placed))
-            });
-            let within: Vec<_> = within.collect();
-            if let Some((_, first)) = within.first() {
-                self.folders.insert(ObjectId(first.object.0 - 1), within);
+            let within = files
+                .iter()
+                .filter(|(file, _)| file.name.starts_with(&output.name));
+            if let Some((_, first)) = within.clone().next() {
+                let files = within.map(|(file, placed)| (file.name.as_str(), *placed));
+                let folder = ObjectId(first.object.0 - 1);
+                self.folders.put(folder, &output.name, files);
             }
         }
         let made = files.iter();
         made.map(|(file, placed)| (file.inode.0, placed.object))
             .collect()
+    }
+}
+
+impl Folders {
+    /// Takes note of what lies in a folder of this name: of files with its name and their own.
+    pub(crate) fn put<'a>(
+        &mut self,
+        folder: ObjectId,
+        name: &str,
+        files: impl Iterator<Item = (&'a str, Placed)>,
+    ) {
+        let within = files.filter_map(|(file, placed)| {
+            let name = file.strip_prefix(name)?;
+            Some((name.to_owned(), placed))
+        });
+        self.0.insert(folder, within.collect());
     }
 
     /// A label's inputs with what lies in folders in place of these. One with more than a label may read keeps them, and
@@ -159,7 +179,7 @@ impl Memo {
         let mut all = Vec::with_capacity(inputs.len());
         let mut name_bytes = 0;
         for input in inputs {
-            let folder = self.folders.get(&input.object);
+            let folder = self.0.get(&input.object);
             let Some(files) = folder.filter(|_| is_folder(&input.name)) else {
                 all.push(input.clone());
                 continue;

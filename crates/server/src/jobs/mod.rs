@@ -13,6 +13,7 @@ pub(crate) mod inbox;
 mod memo;
 pub(crate) mod outbox;
 mod persist;
+mod plan;
 mod publish;
 mod results;
 pub(crate) mod service;
@@ -24,6 +25,7 @@ mod view;
 
 use crate::array::Report;
 use std::collections::BTreeMap;
+use tidemill_core::dispatch::ElementLoad;
 use tidemill_core::event::{JobSpec, OutputSpec};
 use tidemill_core::id::{JobId, TaskId};
 use tidemill_core::object::Placed;
@@ -35,12 +37,16 @@ pub(crate) enum Incoming {
     Report(Box<Report>),
     /// A job was accepted and is in the database.
     Submitted(Box<Accepted>),
+    /// Somebody asks what a job would find that is not in the database.
+    Plan(Box<Accepted>, tokio::sync::oneshot::Sender<plan::Sight>),
     /// The owner cancels a job.
     Cancel(JobId),
     /// Names changed: files that jobs wait for may have come into being.
     NamesChanged,
     /// There are objects to be removed.
     Garbage,
+    /// Somebody asks what elements have to do.
+    Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
     /// The server stops.
     Stop,
 }

@@ -1,9 +1,9 @@
 //! The gRPC service of jobs.
 
 use super::driver::Signals;
-use super::submit::{Refused, Submission, submit};
+use super::submit::{Refused, Submission, Waits, dry_run, submit};
 use super::view::Wanted;
-use super::{Incoming, finished, trace, view};
+use super::{Incoming, finished, plan, trace, view};
 use crate::access::Access;
 use crate::array::Array;
 use crate::names::{Caller, Fault, SqliteNames};
@@ -19,10 +19,14 @@ use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 use tonic::{Request, Response, Status};
 
-/// Events of one watched job are at least this far apart.
+/// Events of one watched job are at least this far apart, the first ones less, each twice as far as the one before: who
+/// watches a short job does not wait for longer than it takes.
 const WATCH_PERIOD: Duration = Duration::from_millis(100);
+const WATCH_PERIOD_FIRST: Duration = Duration::from_millis(2);
 /// Tasks whose logs are read at once.
 const LOGS_MAX: u32 = 64;
+/// How long the driver of jobs is waited for when a job is planned.
+const PLAN_WAIT: Duration = Duration::from_secs(10);
 /// Jobs in one list.
 const JOBS_MAX: u32 = 10_000;
 
@@ -49,31 +53,41 @@ impl JobService {
     /// Keeps a job and has it taken up.
     async fn accept(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
         match submit(&self.names, &self.recalls, &self.array, submission).await {
-            Ok((accepted, (awaited, total))) => {
+            Ok((accepted, waits)) => {
                 let job = accepted.spec.job.0;
                 self.tell(Incoming::Submitted(Box::new(accepted)))?;
-                let awaited = awaited.into_iter().map(|one| v1::AwaitedInput {
-                    path: one.path,
-                    task: one.task,
-                    nearest: one.nearest.unwrap_or_default(),
-                });
-                Ok(v1::SubmitReply {
-                    job,
-                    errors: Vec::new(),
-                    awaited: awaited.collect(),
-                    awaited_total: u32::try_from(total).unwrap_or(u32::MAX),
-                })
+                Ok(replied(job, waits))
             }
-            Err(Refused::Script(errors)) => {
-                let lines = errors.iter().flat_map(|text| text.lines());
-                let errors = lines.map(str::to_owned).collect();
-                Ok(v1::SubmitReply {
-                    errors,
-                    ..v1::SubmitReply::default()
-                })
-            }
-            Err(Refused::Fault(fault)) => Err(refused(&fault)),
+            Err(why) => not_accepted(why),
         }
+    }
+
+    /// Looks at a job as [`Self::accept`] does, and leaves all as it is.
+    async fn plan(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
+        let read = match dry_run(&self.names, &self.recalls, &self.array, submission).await {
+            Ok(read) => read,
+            Err(why) => return not_accepted(why),
+        };
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        self.tell(Incoming::Plan(Box::new(read.accepted.clone()), answer))?;
+        let sight = tokio::time::timeout(PLAN_WAIT, answered).await;
+        let sight = sight.ok().and_then(Result::ok).ok_or_else(|| {
+            Status::unavailable("the server has too much to do to plan a job; try again")
+        })?;
+        let up = self.array.up();
+        let names = self.names.clone();
+        // A large job takes a while.
+        let plan = move || {
+            let planned = names
+                .database()
+                .read(|db| plan::planned(db, &read, sight, &up));
+            let mut reply = replied(0, read.waits);
+            reply.planned = Some(planned?);
+            Ok(reply)
+        };
+        let planned = tokio::task::spawn_blocking(plan).await;
+        let planned = planned.map_err(|_| refused(&Fault::Closed))?;
+        planned.map_err(|fault: Fault| refused(&fault))
     }
 
     /// The job, if the caller may see it.
@@ -116,6 +130,35 @@ impl JobService {
     }
 }
 
+fn replied(job: u64, (awaited, total): Waits) -> v1::SubmitReply {
+    let awaited = awaited.into_iter().map(|one| v1::AwaitedInput {
+        path: one.path,
+        task: one.task,
+        nearest: one.nearest.unwrap_or_default(),
+    });
+    v1::SubmitReply {
+        job,
+        errors: Vec::new(),
+        awaited: awaited.collect(),
+        awaited_total: u32::try_from(total).unwrap_or(u32::MAX),
+        planned: None,
+    }
+}
+
+fn not_accepted(why: Refused) -> Result<v1::SubmitReply, Status> {
+    match why {
+        Refused::Script(errors) => {
+            let lines = errors.iter().flat_map(|text| text.lines());
+            let errors = lines.map(str::to_owned).collect();
+            Ok(v1::SubmitReply {
+                errors,
+                ..v1::SubmitReply::default()
+            })
+        }
+        Refused::Fault(fault) => Err(refused(&fault)),
+    }
+}
+
 fn may_see(caller: &Caller, job: &v1::Job) -> bool {
     caller.uid == 0 || caller.uid == job.uid
 }
@@ -146,6 +189,7 @@ impl v1::jobs_server::Jobs for JobService {
             replace,
             no_cache,
             strict,
+            dry_run,
             ..
         } = request.into_inner();
         let bounded = !self.access.is_operator(caller.uid);
@@ -168,7 +212,11 @@ impl v1::jobs_server::Jobs for JobService {
         let service = self.clone();
         // Whoever asked may go away before the job is kept; it is taken up all the same.
         let accepted = tokio::spawn(async move {
-            let reply = service.accept(submission).await;
+            let reply = if dry_run {
+                service.plan(submission).await
+            } else {
+                service.accept(submission).await
+            };
             drop(turn);
             reply
         });
@@ -260,6 +308,7 @@ impl v1::jobs_server::Jobs for JobService {
         let mut changes = self.signals.changes.subscribe();
         tokio::spawn(async move {
             let mut after = -1;
+            let mut period = WATCH_PERIOD_FIRST;
             loop {
                 changes.borrow_and_update();
                 let event = service.event(id, after).map_err(|fault| refused(&fault));
@@ -281,7 +330,8 @@ impl v1::jobs_server::Jobs for JobService {
                 if news && sender.send(Ok(event)).await.is_err() || over {
                     return;
                 }
-                tokio::time::sleep(WATCH_PERIOD).await;
+                tokio::time::sleep(period).await;
+                period = (period * 2).min(WATCH_PERIOD);
                 tokio::select! {
                     changed = changes.changed() => if changed.is_err() { return },
                     () = sender.closed() => return,

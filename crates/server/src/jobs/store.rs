@@ -231,6 +231,16 @@ pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<
     all
 }
 
+/// The job of a task; 0 if it is not known any more.
+pub(crate) fn job_of(db: &Connection, task: TaskId) -> Result<u64, Fault> {
+    let mut statement = db.prepare_cached("SELECT job FROM task WHERE task = ?1")?;
+    let mut rows = statement.query([task.0.cast_signed()])?;
+    let Some(row) = rows.next()? else {
+        return Ok(0);
+    };
+    Ok(row.get::<_, i64>(0)?.cast_unsigned())
+}
+
 fn placed(row: &rusqlite::Row<'_>) -> rusqlite::Result<Placed> {
     Ok(Placed {
         object: ObjectId(row.get::<_, i64>(0)?.cast_unsigned()),

@@ -1,5 +1,5 @@
 //! From a script to an accepted job: parsed, resolved against the namespace as its owner sees it, and
-//! written to the database.
+//! written to the database. A dry run goes the same way, but for the last step.
 
 use super::store::{self, Heading};
 use super::{Accepted, publish};
@@ -33,8 +33,8 @@ const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
 const JOBS_EACH_MAX: i64 = 1000;
 /// Inputs that a reply names which are not there yet.
 const AWAITED_SHOWN_MAX: usize = 20;
-/// Names in a folder among which the one is looked for that was probably meant.
-const BESIDE_MAX: u32 = 4096;
+/// The first id of what is only looked at: the database counts from 1, and never gets there.
+pub(super) const PRETENDED: u64 = 1 << 62;
 /// Names of a folder that patterns are held against.
 const LISTED_MAX: u32 = 1_000_000;
 
@@ -70,6 +70,16 @@ pub(crate) struct Submission {
 /// Inputs that a job waits for: some of them, and how many there are.
 pub(crate) type Waits = (Vec<Awaited>, usize);
 
+/// A job that could be taken on.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) job: Job,
+    pub(crate) accepted: Accepted,
+    pub(crate) waits: Waits,
+    /// What errors and the job list call the script.
+    pub(crate) source: String,
+}
+
 /// Accepts a job: when this returns it is in the database.
 pub(crate) async fn submit(
     names: &SqliteNames,
@@ -77,56 +87,20 @@ pub(crate) async fn submit(
     array: &Array,
     what: Submission,
 ) -> Result<(Accepted, Waits), Refused> {
-    let one = |text: String| Refused::Script(vec![text]);
-    if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
-        return Err(one(format!(
-            "{}: the script has more than {USER_SCRIPT_BYTES_MAX} bytes; split the job",
-            what.source
-        )));
-    }
-    let source = if what.source.is_empty() {
-        "job".to_owned()
-    } else {
-        what.source.clone()
-    };
-    let owner = Owner {
-        uid: what.caller.uid,
-        gid: what.caller.gid,
-    };
-    // Credentials that a mount has checked say nothing about the files that a script names.
-    let caller = publish::caller(owner, &what.caller.groups);
-    let folders = Folders {
-        names,
-        caller: &caller,
-    };
-    let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
-    let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
-    job.cache &= !what.no_cache;
-    job.replace |= what.replace;
-    job.strict |= what.strict;
-    if !what.policy.is_empty() {
-        job.policy = Some(what.policy.clone());
-    }
-    if let Some(policy) = &job.policy {
-        tidemill_core::policy::by_name(policy, 0)
-            .map_err(|error| one(format!("{source}: {error}")))?;
-    }
-    if what.bounded && !has_room(names, what.caller.uid)? {
-        return Err(one(format!(
-            "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"
-        )));
-    }
-    let places = places(array, &job).await;
-    let issued = reserve(names, &job).await?;
-    let found = resolved((names, recalls), &job, &caller, &places, owner, issued).await?;
-    let (mut accepted, waits) = found.map_err(Refused::Script)?;
-    accepted.groups.clone_from(&what.caller.groups);
+    let (script, issued) = (what.script.clone(), Issue::Reserved);
+    let read = read(names, recalls, array, what, issued).await?;
+    let Read {
+        job,
+        accepted,
+        waits,
+        source,
+    } = read;
     let claim = claim(&names.shared().claims, &job, &accepted.spec).map_err(Refused::Script)?;
     let heading = Heading {
         name: job.name.clone(),
         source,
         workdir: job.workdir.clone(),
-        script: what.script,
+        script,
         submitted: clock::now_ns(),
     };
     let write = move |db: &rusqlite::Connection| {
@@ -139,35 +113,136 @@ pub(crate) async fn submit(
     Ok((accepted, waits))
 }
 
+/// What [`submit`] would accept, or why it would not. Nothing is written, reserved or claimed.
+pub(crate) async fn dry_run(
+    names: &SqliteNames,
+    recalls: &Recalls,
+    array: &Array,
+    what: Submission,
+) -> Result<Read, Refused> {
+    let read = read(names, recalls, array, what, Issue::Pretended).await?;
+    let paths = outputs(&read.accepted.spec);
+    let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
+    let taken = names.shared().claims.taken(&borrowed);
+    if !taken.is_empty() {
+        return Err(Refused::Script(claimed(&read.job, &paths, &taken)));
+    }
+    Ok(read)
+}
+
+/// Whether ids are issued for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Issue {
+    /// They are never given again.
+    Reserved,
+    /// Nothing has them, and nothing that is kept ever sees them.
+    Pretended,
+}
+
+async fn read(
+    names: &SqliteNames,
+    recalls: &Recalls,
+    array: &Array,
+    what: Submission,
+    issue: Issue,
+) -> Result<Read, Refused> {
+    let one = |text: String| Refused::Script(vec![text]);
+    if what.bounded && what.script.len() > USER_SCRIPT_BYTES_MAX {
+        return Err(one(format!(
+            "{}: the script has more than {USER_SCRIPT_BYTES_MAX} bytes; split the job",
+            what.source
+        )));
+    }
+    let owner = Owner {
+        uid: what.caller.uid,
+        gid: what.caller.gid,
+    };
+    // Credentials that a mount has checked say nothing about the files that a script names.
+    let caller = publish::caller(owner, &what.caller.groups);
+    let (job, source) = parsed(names, &caller, &what)?;
+    if what.bounded && !has_room(names, what.caller.uid)? {
+        return Err(one(format!(
+            "{source}: you have {JOBS_EACH_MAX} jobs under way already: wait until some have ended, or cancel some"
+        )));
+    }
+    let places = places(array, &job).await;
+    let issued = match issue {
+        Issue::Reserved => reserve(names, &job).await?,
+        Issue::Pretended => Issued::pretended(),
+    };
+    let found = resolved((names, recalls), &job, &caller, &places, owner, issued).await?;
+    let (mut accepted, waits) = found.map_err(Refused::Script)?;
+    accepted.groups.clone_from(&what.caller.groups);
+    Ok(Read {
+        job,
+        accepted,
+        waits,
+        source,
+    })
+}
+
+/// The job that a script describes with what its submission changes of it, and what the script is called.
+fn parsed(
+    names: &SqliteNames,
+    caller: &Caller,
+    what: &Submission,
+) -> Result<(Job, String), Refused> {
+    let one = |text: String| Refused::Script(vec![text]);
+    let source = if what.source.is_empty() {
+        "job".to_owned()
+    } else {
+        what.source.clone()
+    };
+    let folders = Folders { names, caller };
+    let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
+    let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
+    job.cache &= !what.no_cache;
+    job.replace |= what.replace;
+    job.strict |= what.strict;
+    if !what.policy.is_empty() {
+        job.policy = Some(what.policy.clone());
+    }
+    if let Some(policy) = &job.policy {
+        tidemill_core::policy::by_name(policy, 0)
+            .map_err(|error| one(format!("{source}: {error}")))?;
+    }
+    Ok((job, source))
+}
+
+/// What a job claims, in the order of its outputs.
+fn outputs(spec: &JobSpec) -> Vec<String> {
+    let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
+    paths.map(OutputSpec::claimed).collect()
+}
+
 /// Notes that a job is going to write its outputs; refused if another one is.
 fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>, Vec<String>> {
-    let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
-    let paths: Vec<String> = paths.map(OutputSpec::claimed).collect();
-    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-    let taken = match claims.claim(spec.job, &paths) {
-        Ok(claim) => return Ok(claim),
-        Err(taken) => taken,
-    };
+    let paths = outputs(spec);
+    let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
+    let claimed_by = |taken| claimed(job, &paths, &taken);
+    claims.claim(spec.job, &borrowed).map_err(claimed_by)
+}
+
+/// Outputs that other jobs are to write, a line each.
+fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<String> {
     let outputs = job.tasks.iter().flat_map(|task| {
         let outputs = task.outputs.iter();
         outputs.map(move |output| (task, output))
     });
-    let errors = outputs
-        .zip(&paths)
-        .filter_map(|((task, output), &claimed)| {
-            let other = *taken.get(claimed)?;
-            let error = JobError {
-                file: job.file.clone(),
-                at: output.at,
-                task: Some(task.name.clone()),
-                problem: Problem::ClaimedOutput {
-                    path: claimed.to_owned(),
-                    job: other,
-                },
-            };
-            Some(error.to_string())
-        });
-    Err(errors.collect())
+    let errors = outputs.zip(paths).filter_map(|((task, output), claimed)| {
+        let other = *taken.get(claimed)?;
+        let error = JobError {
+            file: job.file.clone(),
+            at: output.at,
+            task: Some(task.name.clone()),
+            problem: Problem::ClaimedOutput {
+                path: claimed.clone(),
+                job: other,
+            },
+        };
+        Some(error.to_string())
+    });
+    errors.collect()
 }
 
 /// Whether a user may have one job more under way.
@@ -290,6 +365,17 @@ struct Issued {
     inodes: std::ops::Range<u64>,
 }
 
+impl Issued {
+    /// Ids that are nobody's: the first of those that would come after all that can ever be issued.
+    fn pretended() -> Self {
+        Self {
+            job: JobId(0),
+            tasks: PRETENDED..u64::MAX,
+            inodes: PRETENDED..u64::MAX,
+        }
+    }
+}
+
 impl Ids for Issued {
     fn task(&mut self) -> TaskId {
         TaskId(self.tasks.next().expect("one was reserved for each task"))
@@ -401,10 +487,7 @@ impl Outside for Seen<'_> {
     }
 
     fn beside(&self, path: &str) -> Vec<String> {
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let names = self.tx.names_in(folder, BESIDE_MAX);
-        let names = names.unwrap_or_default().into_iter();
-        names.map(|(name, _)| name).collect()
+        self.tx.beside(path)
     }
 
     fn own_kernels(&self, uid: u32) -> Vec<String> {

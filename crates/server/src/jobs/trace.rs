@@ -29,7 +29,9 @@ pub(crate) fn elements(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Ve
     for (index, element) in all.iter_mut().enumerate() {
         let id = ElementId(element.element);
         let copies = dispatcher.copies_on(id).map(|(object, _)| object);
+        let wait_ns = element.traced.as_ref().map_or(0, |state| state.wait_ns);
         element.traced = Some(v1::TracedState {
+            wait_ns,
             copies: copies
                 .filter(|object| read.contains(object))
                 .map(|object| object.0)
@@ -81,10 +83,20 @@ fn known(
             free_bytes: view.free_bytes,
             link_bytes_per_sec: view.link_bytes_per_sec,
             history: history.collect(),
+            running: count(element.running),
+            queued: count(element.outstanding.saturating_sub(element.running)),
+            traced: Some(v1::TracedState {
+                wait_ns: element.wait.0,
+                ..v1::TracedState::default()
+            }),
             ..v1::Element::default()
         }
     };
     up.map(element)
+}
+
+fn count(labels: usize) -> u32 {
+    u32::try_from(labels).unwrap_or(u32::MAX)
 }
 
 /// Keeps what [`elements`] gave.
@@ -165,7 +177,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
 }
 
 /// How long the run took that made the result which a task was given; 0 if it ran itself or that is not known.
-fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
+pub(super) fn remembered_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
     let mut next = task.map_or(0, |task| task.reused_task);
     let sql = "SELECT reused, end - kernel_start FROM task WHERE task = ?1";
     let mut statement = db.prepare_cached(sql)?;

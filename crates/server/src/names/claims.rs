@@ -12,17 +12,15 @@ use tidemill_core::id::JobId;
 pub(crate) struct Claims(Mutex<BTreeMap<String, JobId>>);
 
 impl Claims {
-    /// Notes that a job writes these files, and folders with all below them (with a slash at the end), or tells which of them others write; then nothing was noted.
+    /// Notes that a job writes these files, and folders (with a slash at the end) with all below them, or tells which
+    /// of them others write; then nothing was noted.
     pub(crate) fn claim(
         &self,
         job: JobId,
         paths: &[&str],
     ) -> Result<Claim<'_>, BTreeMap<String, JobId>> {
         let mut claims = self.0.lock();
-        let taken = paths
-            .iter()
-            .filter_map(|&path| Some((path.to_owned(), holder(&claims, path)?)));
-        let taken: BTreeMap<_, _> = taken.collect();
+        let taken = taken(&claims, paths);
         if !taken.is_empty() {
             return Err(taken);
         }
@@ -32,6 +30,11 @@ impl Claims {
             job,
             paths: paths.iter().map(|&path| path.to_owned()).collect(),
         })
+    }
+
+    /// Those of these files and folders that jobs write.
+    pub(crate) fn taken(&self, paths: &[&str]) -> BTreeMap<String, JobId> {
+        taken(&self.0.lock(), paths)
     }
 
     /// Notes that a job writes a file, unless it is another's: of a job that was taken on before.
@@ -68,6 +71,13 @@ fn holder(claims: &BTreeMap<String, JobId>, path: &str) -> Option<JobId> {
     found.or_else(below)
 }
 
+fn taken(claims: &BTreeMap<String, JobId>, paths: &[&str]) -> BTreeMap<String, JobId> {
+    let taken = paths
+        .iter()
+        .filter_map(|&path| Some((path.to_owned(), holder(claims, path)?)));
+    taken.collect()
+}
+
 /// What a job that is being taken on is to write. Given back when dropped, unless it was kept.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
@@ -101,6 +111,7 @@ mod tests {
         claims.claim(first, &["/a", "/b"]).unwrap().keep();
         let taken = claims.claim(second, &["/b", "/c"]).unwrap_err();
         assert_eq!(taken, BTreeMap::from([("/b".to_owned(), first)]));
+        assert_eq!(claims.taken(&["/b", "/c"]), taken);
         drop(claims.claim(second, &["/c"]).unwrap());
         claims.again(first, "/a");
         claims.release(second, ["/a"].into_iter());

@@ -11,6 +11,9 @@ pub enum Fault {
     /// No such name or inode.
     #[error("{0}: no such file or directory")]
     NotFound(String),
+    /// No such name, and what may help.
+    #[error("{0}: no such file or directory; {1}")]
+    Misspelt(String, String),
     /// The name is taken.
     #[error("{0}: exists already; choose another name or remove it first")]
     Exists(String),
@@ -124,7 +127,7 @@ impl Fault {
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
-            Self::NotFound(_) | Self::VersionGone(..) => Errno::NOENT,
+            Self::NotFound(_) | Self::Misspelt(..) | Self::VersionGone(..) => Errno::NOENT,
             Self::Exists(_) | Self::AttributeExists(_) => Errno::EXIST,
             Self::NotDirectory(_) => Errno::NOTDIR,
             Self::IsDirectory(_) => Errno::ISDIR,

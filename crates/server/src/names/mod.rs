@@ -16,6 +16,7 @@ pub(crate) mod ids;
 mod kernels;
 pub(crate) mod lent;
 pub(crate) mod lineage;
+mod meant;
 pub(crate) mod node;
 pub(crate) mod notes;
 pub(crate) mod schema;

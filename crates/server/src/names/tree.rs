@@ -19,7 +19,11 @@ impl Tx<'_> {
     }
 
     pub(crate) fn resolve_path(&self, op: &v1::Resolve) -> Result<Answer, Fault> {
-        let node = self.resolve(&op.path, op.follow)?;
+        let node = self.resolve(&op.path, op.follow);
+        let node = node.map_err(|fault| match op.advise {
+            true => self.advised(&op.path, fault),
+            false => fault,
+        })?;
         let name = op
             .path
             .rsplit(|&byte| byte == b'/')
@@ -105,7 +109,9 @@ impl Tx<'_> {
         if op.make_parents {
             self.make_dirs(dir, self.owner_of(op))?;
         }
-        let parent = self.resolve(dir, true)?;
+        let parent = self
+            .resolve(dir, true)
+            .map_err(|fault| self.advised(dir, fault))?;
         let parent = self.writable_dir(parent.ino, name)?;
         Ok((parent, name.to_vec()))
     }

@@ -420,6 +420,7 @@ pub async fn stat(client: &Client, path: &str) -> Option<v1::Attr> {
     let resolve = v1::Resolve {
         path: path.as_bytes().to_vec(),
         follow: true,
+        advise: false,
     };
     match client.one(&root(), Op::Resolve(resolve)).await {
         Ok(Answer::Entry(entry)) => entry.attr,

@@ -16,9 +16,6 @@ use tidemill_client::transfer::Transfer;
 use tidemill_core::id::ElementId;
 use tidemill_wire::v1::{self, name_op::Op};
 
-/// How often a job is asked whether it has ended. Its times are the array's own, so this is in none of them.
-const PERIOD: Duration = Duration::from_millis(5);
-
 /// Size of the file that the rate of the link is measured with.
 const LINK_BYTES: u64 = 32 << 20;
 
@@ -59,7 +56,7 @@ struct Bench<'a> {
 
 /// A job of one task.
 struct Ran {
-    /// From submission to its end.
+    /// From submission until it is known to have ended.
     job: Duration,
     /// The kernel alone.
     kernel: Duration,
@@ -76,10 +73,12 @@ impl Bench<'_> {
         let stores = status.elements.iter();
         let stores = stores.filter(|element| element.up && element.role == "store");
         let mut measured = Vec::new();
+        let connected = self.connect(context).await?;
         for element in stores {
             context.note(format_args!("element {}", element.element));
             let mut speed = self.element(element.element, subjects).await?;
             speed.array = format!("{:016x}", status.array_id);
+            speed.connect_ns = connected;
             measured.push(speed);
         }
         ensure!(
@@ -87,6 +86,17 @@ impl Bench<'_> {
             "no storage element is up: `tidemill status` shows them"
         );
         Ok(measured)
+    }
+
+    /// Until a command is connected with the array.
+    async fn connect(&self, context: &Context) -> anyhow::Result<u64> {
+        let mut times = Vec::new();
+        for _ in 0..self.inputs.runs {
+            let start = Instant::now();
+            context.transfer().await?;
+            times.push(start.elapsed());
+        }
+        Ok(u64::try_from(median(&mut times).as_nanos())?)
     }
 
     async fn element(&self, id: u32, subjects: &[Subject]) -> anyhow::Result<ElementSpeed> {
@@ -110,6 +120,7 @@ impl Bench<'_> {
             id,
             link_bytes_per_sec,
             link_latency_ns,
+            connect_ns: 0,
             kernels,
         })
     }
@@ -132,6 +143,7 @@ impl Bench<'_> {
 
     async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
         self.run(id, subject, subject.bytes).await?;
+        let share = self.share(id).await?;
         let (mut times, mut starts) = (Times::default(), Vec::new());
         let mut output_bytes = 0;
         for _ in 0..self.inputs.runs {
@@ -142,10 +154,25 @@ impl Bench<'_> {
             times.large.push(large.kernel);
             output_bytes = large.output_bytes;
         }
+        let share = share.max(self.share(id).await?);
         let mut speed = times.speed(subject, self.inputs)?;
         speed.start_ns = u64::try_from(median(&mut starts).as_nanos())?;
-        speed.output_bytes = output_bytes;
+        (speed.output_bytes, speed.share) = (output_bytes, share);
         Ok(speed)
+    }
+
+    /// What share of a processor a kernel gets there now.
+    async fn share(&self, element: u32) -> anyhow::Result<f64> {
+        let request = v1::LoadRequest {
+            credentials: Some(credentials()),
+            element,
+        };
+        let reply = self.server.array().load(request).await;
+        let reply = reply.map_err(|status| self.server.explain(status))?;
+        Ok(match reply.into_inner().share_milli {
+            0 => 1.0,
+            milli => f64::from(milli.min(1000)) / 1000.0,
+        })
     }
 
     /// Runs one job to its end.
@@ -159,18 +186,24 @@ impl Bench<'_> {
             no_cache: true,
             ..v1::SubmitRequest::default()
         };
+        let start = Instant::now();
         let reply = self.server.jobs().submit(request).await;
         let reply = reply
             .map_err(|status| self.server.explain(status))?
             .into_inner();
         ensure!(reply.errors.is_empty(), "{}", reply.errors.join("; "));
-        let job = loop {
-            let job = jobs::get(&self.server, reply.job).await?;
-            if has_ended(&job) {
-                break job;
-            }
-            tokio::time::sleep(PERIOD).await;
-        };
+        let events = self.server.jobs().watch(jobs::request(reply.job)).await;
+        let mut events = events
+            .map_err(|status| self.server.explain(status))?
+            .into_inner();
+        while events.message().await?.is_some() {}
+        let took = start.elapsed();
+        let job = jobs::get(&self.server, reply.job).await?;
+        ensure!(
+            has_ended(&job),
+            "job {} can't be watched to its end",
+            job.job
+        );
         let Some(task) = job.tasks.first() else {
             bail!("job {} has no task", job.job)
         };
@@ -195,20 +228,23 @@ impl Bench<'_> {
         self.server.one(&credentials(), Op::Unlink(output)).await?;
         let span = |from: i64, to: i64| Duration::from_nanos(u64::try_from(to - from).unwrap_or(0));
         Ok(Ran {
-            job: span(job.submitted, job.ended),
+            job: took,
             kernel: span(task.kernel_start, task.end),
             output_bytes: task.written_bytes,
         })
     }
 
-    /// Rate and latency of reading from an element.
+    /// Rate and latency of getting a file from an element.
     async fn link(&self, id: u32) -> anyhow::Result<(f64, u64)> {
+        let folder = tempfile::tempdir().context("can't make a folder for the data")?;
+        let local = folder.path().join("got");
         let read = async |bytes: u64| -> anyhow::Result<Duration> {
             let start = Instant::now();
-            self.transfer
-                .read(&self.path(id, Data::Numbers, bytes), |_| Ok(()))
-                .await?;
-            Ok(start.elapsed())
+            let path = self.path(id, Data::Numbers, bytes);
+            self.transfer.get(&path, &local, |_| ()).await?;
+            let took = start.elapsed();
+            std::fs::remove_file(&local)?;
+            Ok(took)
         };
         let (mut small, mut large) = (Vec::new(), Vec::new());
         for _ in 0..self.inputs.runs {

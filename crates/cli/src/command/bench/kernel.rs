@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use tidemill_kernel::{Launcher, Settings, builtin_names};
 
@@ -122,6 +122,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         seed: args.seed,
         runs: args.runs,
     };
+    let command = tokio::task::block_in_place(|| command(&inputs, &launcher))?;
+    let command = u64::try_from(command.as_nanos())?;
+    (measured.command_ns, all.command_ns) = (command, command);
     for subject in &mut subjects {
         context.note(format_args!("{} on this machine", subject.name));
         let speed = tokio::task::block_in_place(|| {
@@ -214,23 +217,57 @@ fn here(
 ) -> anyhow::Result<KernelSpeed> {
     let at_once = |bytes: u64, count: u32| at_once(subject, inputs, launcher, bytes, count);
     at_once(subject.bytes, 1)?;
+    let share = launcher.probe(inputs.folder.path().join("probe"), None)?;
     let mut times = Times::default();
-    let (mut all_cores, mut output_bytes) = (Vec::new(), 0);
+    let (mut starts, mut all_cores, mut output_bytes) = (Vec::new(), Vec::new(), 0);
     for _ in 0..inputs.runs {
+        starts.push(cold(subject, inputs)?);
         times.small.push(at_once(SMALL_BYTES, 1)?.0);
         let (wall, bytes) = at_once(subject.bytes, 1)?;
         times.large.push(wall);
         output_bytes = bytes;
         all_cores.push(at_once(subject.bytes, cores)?.0);
     }
+    // Less than a whole processor is what goes on, not what was there for a moment.
+    let share = share.max(launcher.probe(inputs.folder.path().join("probe"), None)?);
     let start = least(&times.small);
     let mut speed = times.speed(subject, inputs)?;
-    speed.output_bytes = output_bytes;
+    speed.start_ns = u64::try_from(median(&mut starts).as_nanos())?;
+    (speed.output_bytes, speed.share) = (output_bytes, share);
     let work = least(&all_cores).saturating_sub(start).as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let bytes = (subject.bytes - SMALL_BYTES) as f64 * f64::from(cores);
     speed.all_cores_bytes_per_sec = (work > 0.0).then(|| bytes / work);
     Ok(speed)
+}
+
+/// A run over next to nothing by a launcher that is just made, as a command does it.
+fn cold(subject: &Subject, inputs: &Inputs) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    let launcher = Launcher::new(Settings::default())?;
+    let made = start.elapsed();
+    Ok(made + at_once(subject, inputs, &launcher, SMALL_BYTES, 1)?.0)
+}
+
+/// What a command takes beside what it does: a kernel tried out by one, less the same run here.
+fn command(inputs: &Inputs, launcher: &Launcher) -> anyhow::Result<Duration> {
+    let program = std::env::current_exe()?;
+    let subject = Subject::new("count", &[], None, launcher)?;
+    let data = inputs.file(subject.data, SMALL_BYTES)?;
+    let (mut outside, mut inside) = (Vec::new(), Vec::new());
+    for _ in 0..inputs.runs {
+        let start = Instant::now();
+        let mut command = Command::new(&program);
+        command
+            .args(["--quiet", "kernel", "test", "count"])
+            .arg(&data);
+        command.args(["--output", RESULT]).stdout(Stdio::null());
+        let ended = command.status()?;
+        ensure!(ended.success(), "{} can't try a kernel", program.display());
+        outside.push(start.elapsed());
+        inside.push(cold(&subject, inputs)?);
+    }
+    Ok(median(&mut outside).saturating_sub(median(&mut inside)))
 }
 
 /// Runs a kernel `count` times at once: how long until the last has ended, and the size of the result.
@@ -277,8 +314,8 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// The start is the median, since it is paid as it comes. The work is the difference of the least times: other
-    /// programs only ever add to a run, and their share is asked for when it matters.
+    /// The work is the difference of the least times: other programs only ever add to a run, and their share is asked for
+    /// when it matters. The start is the median, since it is paid as it comes.
     ///
     /// # Errors
     /// If the input was too small to tell them apart.
@@ -306,6 +343,7 @@ impl Times {
             runs: inputs.runs,
             start_ns: u64::try_from(start.as_nanos())?,
             bytes_per_sec: bytes / work.as_secs_f64(),
+            share: 1.0,
             all_cores_bytes_per_sec: None,
         })
     }

@@ -203,7 +203,7 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
 async fn make_folder(server: &Server) -> anyhow::Result<u64> {
     let me = credentials();
     let path = format!("{}/{}", own::FOLDER, me.uid);
-    let found = match files::resolve(server, &path, false).await {
+    let found = match files::find(server, &path, false).await {
         Err(error) if error.is(Errno::NOENT) => {
             let (ino, _) = server.reserve(1, 0).await?;
             let create = v1::Create {

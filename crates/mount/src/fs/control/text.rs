@@ -96,6 +96,10 @@ pub(super) fn element_status(element: &v1::Element) -> String {
     let _ = writeln!(text, "url            {}", element.url);
     let _ = writeln!(text, "folder         {}", element.folder);
     let _ = writeln!(text, "cores          {}", element.cores);
+    let _ = writeln!(text, "memory         {} bytes", element.memory_bytes);
+    for (name, amount) in &element.resources {
+        let _ = writeln!(text, "resource       {name} = {amount}");
+    }
     let _ = writeln!(text, "running        {}", element.running);
     let _ = writeln!(text, "queued         {}", element.queued);
     let _ = writeln!(text, "capacity       {} bytes", element.capacity_bytes);

@@ -157,6 +157,14 @@ fn what_is_wrong_is_told_with_its_line() {
             error(WHOLE, "\"sum_02\"], \"f", "\"sum_03\"], \"f"),
             "w.json:6: task `01` names task `sum_03`",
         ),
+    ] {
+        assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn what_is_misspelt_is_told_with_what_was_meant() {
+    for (error, expected) in [
         (
             error(WHOLE, "\"workflow\"", "\"workflows\""),
             "w.json:3: the workflow's file has no `workflows`; did you mean `workflow`?",
@@ -189,6 +197,14 @@ fn what_is_wrong_is_told_with_its_line() {
             error(SPLIT, "{ \"id\": \"part\"", "{ \"id\": \"raw\""),
             "w.json:14: file `raw` is listed twice, first in line 13",
         ),
+    ] {
+        assert!(error.starts_with(expected), "{error}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn what_is_twice_empty_or_absurd_is_told_with_its_line() {
+    for (error, expected) in [
         (
             error(SPLIT, "{ \"id\": \"part\"", "{ \"id\": \"\""),
             "w.json:14: a file has no name",

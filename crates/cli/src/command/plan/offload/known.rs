@@ -1,22 +1,28 @@
 //! Where the advisor's numbers come from: flags first, then the calibration, then what the array knows of itself.
 
+use super::load::Loads;
 use super::{Args, per_second};
 use crate::calibration::{Calibration, KernelSpeed};
 use crate::context::{Context, credentials};
 use crate::files;
 use anyhow::{Context as _, ensure};
-use std::time::Duration;
+use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;
 use tidemill_kernel::builtin_hash;
-use tidemill_plan::advisor::{ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Link, Load, Side};
-use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds, significant};
+use tidemill_plan::advisor::{
+    ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Link, Load, Queue, Side,
+};
+use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
 /// The element in question, of an array that is up.
 #[derive(Debug)]
 pub(super) struct Array {
     id: String,
-    element: v1::Element,
+    pub(super) server: Server,
+    pub(super) element: v1::Element,
+    /// All of them.
+    pub(super) elements: Vec<v1::Element>,
     /// Size of the file, if one was named.
     size: Option<u64>,
 }
@@ -41,14 +47,17 @@ impl Array {
             "{path} is empty: there is nothing to run over"
         );
         let status = server.status().await?;
-        let mut elements = status.elements.into_iter();
+        let mut elements = status.elements.iter();
         let element = elements.find(|element| element.element == attr.element);
         let element = element
             .filter(|element| element.up)
+            .cloned()
             .with_context(|| format!("element {} that holds {path} is down", attr.element))?;
         Ok(Self {
             id: format!("{:016x}", status.array_id),
+            server,
             element,
+            elements: status.elements,
             size: Some(attr.size),
         })
     }
@@ -61,29 +70,51 @@ impl Array {
         context: &Context,
         id: Option<u32>,
     ) -> anyhow::Result<Option<Self>> {
-        let status = context.connect().await?.status().await?;
-        let stores = status.elements.into_iter();
+        let server = context.connect().await?;
+        let status = server.status().await?;
+        let stores = status.elements.iter();
         let element = stores
             .filter(|element| element.up && element.role == "store")
             .filter(|element| id.is_none_or(|id| id == element.element))
             .min_by_key(|element| (element.running + element.queued, element.element));
-        Ok(element.map(|element| Self {
+        Ok(element.cloned().map(|element| Self {
             id: format!("{:016x}", status.array_id),
+            server,
             element,
+            elements: status.elements,
             size: None,
         }))
     }
 
-    /// What its queue holds. A queued kernel is expected to take the mean of all that ran there.
-    fn load(&self) -> Load {
+    /// What people call it.
+    pub(super) fn name(&self) -> String {
+        format!("element {}", self.element.element)
+    }
+
+    /// Whether it is on this machine.
+    pub(super) fn is_here(&self) -> bool {
+        self.element.host == tidemill_client::host::id()
+    }
+
+    /// What its queue holds, as it told last. A kernel is expected to take the mean of all that ran there, and those that
+    /// run are half done.
+    pub(super) fn queue(&self) -> Queue {
         let (runs, total_ns) = self.element.history.values().fold((0, 0), |sum, history| {
             (sum.0 + history.runs, sum.1 + history.total_ns)
         });
-        Load::Queue {
-            cores: self.element.cores,
-            running: self.element.running,
-            queued: self.element.queued,
-            mean: nanos(total_ns.checked_div(runs).unwrap_or(0)),
+        let v1::Element {
+            cores,
+            running,
+            queued,
+            ..
+        } = self.element;
+        let kernels = f64::from(queued) + f64::from(running) / 2.0;
+        let mean = nanos(total_ns.checked_div(runs).unwrap_or(0));
+        Queue {
+            cores,
+            running,
+            queued,
+            left: mean * (kernels / f64::from(cores.max(1))),
         }
     }
 }
@@ -110,6 +141,7 @@ impl Known {
         measured: &KernelSpeed,
         calibration: &Calibration,
         array: Option<&Array>,
+        loads: &Loads,
     ) -> anyhow::Result<Self> {
         let mut sources = Vec::new();
         if builtin_hash(&args.kernel).is_some_and(|hash| hash != measured.hash) {
@@ -118,9 +150,17 @@ impl Known {
                 args.kernel
             ));
         }
-        let element = element(args, measured, calibration, array, &mut sources);
-        let host = host(args, measured, calibration, &mut sources);
-        let link = link(args, calibration, array, &mut sources)?;
+        let mut element = element(args, measured, calibration, array, &mut sources);
+        let mut host = host(args, measured, calibration, &mut sources);
+        let mut link = link(args, calibration, array, &mut sources)?;
+        (element.load, host.load) = (loads.element, loads.host);
+        if array.is_some_and(Array::is_here) && args.element_speed.is_none() {
+            // The same processors: what two measurements of them differ by is chance, and real jobs tell more.
+            host.rate = element.rate.or(host.rate);
+        }
+        // On one machine copying is its processors' work.
+        link.bandwidth = link.bandwidth * loads.copying;
+        sources.extend(loads.sources.iter().cloned());
         #[expect(clippy::cast_precision_loss, reason = "a ratio")]
         let ratio = measured.output_bytes as f64 / measured.input_bytes as f64;
         let size = array.and_then(|array| array.size).map(bytes);
@@ -145,28 +185,18 @@ fn host(
     calibration: &Calibration,
     sources: &mut Vec<String>,
 ) -> Side {
-    let rate = BytesPerSecond::new(measured.bytes_per_sec);
+    let rate = BytesPerSecond::new(measured.alone_bytes_per_sec());
     let (busy, idle) = args.host_power.unwrap_or((HOST_BUSY, HOST_IDLE));
-    let programs = if args.no_load {
-        0.0
-    } else {
-        running_programs()
-    };
     sources.push(format!(
-        "host: {}, measured {} on {}; {} other programs run on its {} cores",
+        "host: {}, measured {} on {}",
         per_second(rate),
         measured.measured,
-        calibration.host,
-        significant(programs),
-        calibration.cores
+        calibration.host
     ));
     Side {
         rate: Some(rate),
-        start: nanos(measured.start_ns),
-        load: Load::Shared {
-            cores: calibration.cores,
-            busy: programs,
-        },
+        start: nanos(measured.start_ns.saturating_add(calibration.command_ns)),
+        load: Load::none(calibration.cores),
         busy,
         idle,
         free: free_here(),
@@ -181,52 +211,41 @@ fn element(
     sources: &mut Vec<String>,
 ) -> Side {
     let (busy, idle) = args.element_power.unwrap_or((ELEMENT_BUSY, ELEMENT_IDLE));
+    let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
+    let connect = known.map_or(0, |known| known.connect_ns);
+    let command = connect.saturating_add(calibration.command_ns);
     let mut side = Side {
         rate: None,
-        start: nanos(measured.start_ns),
+        start: nanos(measured.start_ns.saturating_add(command)),
         load: Load::none(1),
         busy,
         idle,
         free: array.map(|array| bytes(array.element.free_bytes)),
     };
-    let name = array.map_or_else(
-        || "element".to_owned(),
-        |array| format!("element {}", array.element.element),
-    );
-    if array.is_some_and(|array| array.element.host == tidemill_client::host::id()) {
+    let name = array.map_or_else(|| "element".to_owned(), Array::name);
+    if array.is_some_and(Array::is_here) {
         sources.push(format!(
             "{name} is on this machine: both sides share its cores"
         ));
     }
-    if let Some(array) = array
-        && !args.no_load
-    {
-        side.load = array.load();
-        let element = &array.element;
-        sources.push(format!(
-            "{name}: {} kernels run and {} wait for its {} cores",
-            element.running, element.queued, element.cores
-        ));
-    }
-    let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
     let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel));
     let history = array.and_then(|array| array.element.history.get(&args.kernel));
     if let Some(factor) = args.element_speed {
-        let rate = BytesPerSecond::new(measured.bytes_per_sec * factor);
+        let rate = BytesPerSecond::new(measured.alone_bytes_per_sec() * factor);
         side.rate = Some(rate);
         sources.push(format!(
             "{name}: {}, {factor} of the host's as --element-speed says",
             per_second(rate)
         ));
     } else if let Some(known) = known {
-        let rate = BytesPerSecond::new(known.bytes_per_sec);
-        (side.rate, side.start) = (Some(rate), nanos(known.start_ns));
+        let rate = BytesPerSecond::new(known.alone_bytes_per_sec());
+        (side.rate, side.start) = (Some(rate), nanos(known.start_ns.saturating_add(command)));
         let rate = per_second(rate);
         sources.push(format!("{name}: {rate}, measured {}", known.measured));
     } else if let Some(history) = history.filter(|one| one.total_ns > 0 && one.input_bytes > 0) {
         let rate = bytes(history.input_bytes) / nanos(history.total_ns);
         // A history counts whole runs: the start is in its rate.
-        (side.rate, side.start) = (Some(rate), Seconds::ZERO);
+        (side.rate, side.start) = (Some(rate), nanos(command));
         sources.push(format!(
             "{name}: {}, the mean of its {} runs so far",
             per_second(rate),
@@ -262,7 +281,9 @@ fn link(
         ),
         (None, None, None) => anyhow::bail!("nothing tells the rate of the link: give --link"),
     };
-    let measured = known.map_or(Seconds::ZERO, |known| nanos(known.link_latency_ns));
+    let measured = known.map_or(Seconds::ZERO, |known| {
+        nanos(known.link_latency_ns) + nanos(known.connect_ns) + nanos(calibration.command_ns)
+    });
     let latency = args.latency.unwrap_or(measured);
     let rate = per_second(bandwidth);
     sources.push(format!("link: {rate}, {from}; latency {latency}"));
@@ -271,23 +292,6 @@ fn link(
         latency,
         energy: args.link_energy,
     })
-}
-
-/// How often the system is asked what runs, and how long between: one look tells of chance, not of load.
-const LOOKS: u32 = 20;
-const LOOK_PERIOD: Duration = Duration::from_millis(10);
-
-/// Programs that run or want to, this one not counted: the mean of some looks.
-fn running_programs() -> f64 {
-    let mut others = 0;
-    for _ in 0..LOOKS {
-        std::thread::sleep(LOOK_PERIOD);
-        let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let running = text.split_whitespace().nth(3);
-        let running = running.and_then(|part| part.split_once('/')?.0.parse::<u32>().ok());
-        others += running.unwrap_or(1).saturating_sub(1);
-    }
-    f64::from(others) / f64::from(LOOKS)
 }
 
 /// Space for the input and the result where the user is.
@@ -304,6 +308,6 @@ fn bytes(count: u64) -> Bytes {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
-fn nanos(count: u64) -> Seconds {
+pub(super) fn nanos(count: u64) -> Seconds {
     Seconds::new(count as f64 / 1e9)
 }

@@ -3,6 +3,7 @@
 //! The equations are `tidemill_plan::advisor`; here numbers are looked up and the answer is shown.
 
 mod known;
+mod load;
 
 use crate::calibration::Calibration;
 use crate::context::Context;
@@ -11,6 +12,7 @@ use crate::output::{View, table, write_table};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use known::{Array, Known};
+use load::Loads;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -124,7 +126,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         let (name, path) = (&args.kernel, path.display());
         format!("kernel {name} is not in {path}: measure it with `tidemill bench kernel {name}`")
     })?;
-    let known = Known::gather(&args, measured, &calibration, array.as_ref())?;
+    let loads = match args.no_load {
+        true => Loads::none(calibration.cores, array.as_ref()),
+        false => Loads::look(calibration.cores, array.as_ref()).await?,
+    };
+    let known = Known::gather(&args, measured, &calibration, array.as_ref(), &loads)?;
     let splittable = args.splittable || SPLITTABLE.contains(&args.kernel.as_str());
     let case = Case {
         input: known.input,
@@ -260,6 +266,8 @@ impl View for Advised<'_> {
             "element_start_seconds": self.case.element.start,
             "host_bytes_per_sec": self.case.host.rate,
             "host_start_seconds": self.case.host.start,
+            "host_processor_share": self.case.host.load.share,
+            "element_processor_share": self.case.element.load.share,
             "link_bytes_per_sec": self.case.link.bandwidth,
             "link_latency_seconds": self.case.link.latency,
             "choices": choices,

@@ -1,20 +1,21 @@
 //! When the inputs of a task are hashed, so that equal bytes in another object are known as such.
 
-use tidemill_core::time::Span;
+use crate::time::Span;
 
 /// How many times as long as hashing its inputs a task must have computed. Running it again must cost clearly more
 /// than finding out that it need not be; and if nobody ever writes the same bytes again, a fifth of the time is the
 /// most that was lost.
-const COMPUTE_RATIO_MIN: u64 = 4;
+pub const COMPUTE_RATIO_MIN: u64 = 4;
 
 /// Bytes that are hashed in a second: what one core does with BLAKE3 and data in memory, rounded down.
-const HASHED_BYTES_PER_SEC: u64 = 2_000_000_000;
+pub const HASHED_BYTES_PER_SEC: u64 = 2_000_000_000;
 
 /// Time that every file takes besides, here to open and at the server to keep the hash.
-const FILE_NS: u64 = 50_000;
+pub const FILE_NS: u64 = 50_000;
 
 /// Whether a task of this computing time is worth hashing its inputs.
-pub(crate) fn pays(cpu: Span, files: usize, bytes: u64) -> bool {
+#[must_use]
+pub fn pays(cpu: Span, files: usize, bytes: u64) -> bool {
     let reading = u128::from(bytes) * 1_000_000_000 / u128::from(HASHED_BYTES_PER_SEC);
     let hashing = reading + files as u128 * u128::from(FILE_NS);
     u128::from(cpu.0) >= u128::from(COMPUTE_RATIO_MIN) * hashing

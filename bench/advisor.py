@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""Is the advisor right? Ten kernels in ten situations, predicted and then really run in all ways.
+
+  advisor.py [--beds local,linked] [--kernels max,...] [--situations 1-10] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
+  advisor.py --table FILE ...      # of lines that earlier calls kept
+
+Two beds: `local`, server and an element of one core as processes of this machine, which both sides share; `linked`, a
+client and an element of one processor each as hosts in network namespaces with a link of 1 Gbit/s between them
+(testbed/hosts.py). A situation is a bed, a size and what else runs: nothing, programs that compute for ever, or jobs that
+the element runs and has queued. Kernels reduce, keep or expand their input; six are built in, four are programs.
+
+In each case `tidemill plan offload` is asked once, then all ways of running are gone, taking turns, --rounds times, each
+with the input on the element, in its page cache, the same load started afresh, and the result wanted as a file:
+
+  host     `tidemill get` of the input, then the kernel here: built-in ones by `tidemill kernel test`, programs as they are
+  element  `tidemill submit --watch` of a job that is pinned to the element, then `tidemill get` of the result
+  split    both at once, each over its part of the input, which lies there as a file of its own; for kernels of which
+           results of parts make that of the whole, at the share that is predicted to be best
+
+Times are wall clock around the commands, the least of all rounds: other programs only add to them. Results of all ways must be the same. The advice is *right* if what
+it advises took the least time, *near* if at most a tenth longer. Prints a line a case and the counts; keeps JSON lines in
+OUT/advisor.jsonl. Needs root, and a machine that has nothing else to do.
+"""
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
+
+from hosts import Network, wait  # noqa: E402
+
+PORT = 7070
+MIB = 1 << 20
+NEAR = 1.10
+# Kernel, arguments, kind of data.
+KERNELS = [("max", [], "numbers"), ("grep", ["-c", "tide"], "text"), ("wordcount", [], "text"), ("sort", [], "numbers"),
+           ("gzip", ["level=1"], "text"), ("dedup", [], "text"), ("base64", [], "text"), ("basenc", ["--base16"], "text"),
+           ("sha256sum", [], "text"), ("tr", ["a-z", "A-Z"], "text")]
+BUILTIN = {"max", "grep", "wordcount", "sort", "gzip", "dedup"}
+# What makes one result of results of parts.
+JOIN = {"max": lambda parts: max(map(float, parts)), "grep": lambda parts: sum(map(int, parts)),
+        "wordcount": lambda parts: [sum(column) for column in zip(*(map(int, part.split()) for part in parts))]}
+# Bed, MiB, programs that compute for ever, jobs of about a second on the element.
+SITUATIONS = [("local", 1, 0, 0), ("local", 32, 0, 0), ("local", 128, 0, 0), ("local", 32, 2, 0), ("local", 64, 4, 0),
+              ("local", 32, 0, 1), ("local", 128, 0, 3), ("linked", 8, 0, 0), ("linked", 64, 0, 0), ("linked", 64, 0, 2)]
+# Turns of a shell's loop that take about a second.
+TURNS = 1_200_000
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+class Bed:
+    """An array with one element of one core, and the commands of a client of it."""
+
+    def __init__(self, options):
+        self.options, self.jobs = options, 0
+        self.folder = tempfile.mkdtemp(prefix="tidemill-advisor-")
+
+    def call(self, *command):
+        done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
+        return done.stdout
+
+    def tidemill(self, *args):
+        return self.call(self.options.binary, *self.flags, *args)
+
+    def ask(self, *args):
+        return json.loads(self.tidemill("--json", *args))
+
+    def script(self, name, tasks):
+        self.jobs += 1
+        path = f"{self.folder}/{name}-{self.jobs}.conf"
+        with open(path, "w") as file:
+            file.write(f'name = "{name}"; workdir = "/"; tasks = ( {", ".join(tasks)} );')
+        return path
+
+    def load(self, programs, jobs):
+        return Load(self, programs, jobs)
+
+    def close(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Local(Bed):
+    """Processes of this machine."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        from local_array import Array
+        self.array = Array(elements=1, cores=1, folder=self.folder, binary=options.binary)
+        self.flags = ["--dir", self.folder, "--server", self.array.endpoint]
+
+    def close(self):
+        self.array.__exit__()
+        super().close()
+
+
+class Linked(Bed):
+    """Hosts with a link between them."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.network = Network("advisor", 1000)
+        try:
+            self.client = self.network.add("client", 1)
+            server = self.network.add("server", 0.5)
+            element = self.network.add("element0", 1)
+            token = f"{self.folder}/server/token"
+            self.flags = ["--dir", self.folder, "--server", f"https://{server.address}:{PORT}", "--token-file", token]
+            server.start(options.binary, "server", "--folder", f"{self.folder}/server", "--listen",
+                         f"{server.address}:{PORT}", log=f"{self.folder}/server.log")
+            wait("the server", lambda: os.path.exists(token))
+            element.start(options.binary, *self.flags, "element", "--id", "0", "--folder", f"{self.folder}/element0",
+                          "--listen", f"{element.address}:{PORT}", "--cores", "1", log=f"{self.folder}/element0.log")
+            wait("the element", lambda: any(e["up"] for e in self.ask("status")["elements"]))
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, *command):
+        return self.client.call("setsid", "--wait", *command)
+
+    def close(self):
+        self.network.close()
+        super().close()
+
+
+class Load:
+    """What else runs, for as long as it is entered."""
+
+    def __init__(self, bed, programs, jobs):
+        self.bed, self.programs, self.jobs, self.job = bed, programs, jobs, None
+
+    def __enter__(self):
+        # Programs of somebody else: in a session of their own, at the usual priority.
+        self.running = [subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True)
+                        for _ in range(self.programs)]
+        if self.jobs:
+            spin = f"i=0; while [ $i -lt {TURNS} ]; do i=$((i+1)); done"
+            tasks = [f'{{ name = "spin{n}"; kernel = "sh"; args = [ "-c", "{spin}" ]; output = [ "spun{n}" ]; '
+                     f'stdout = "spun{n}"; element = 0; }}' for n in range(self.jobs)]
+            self.job = self.bed.ask("submit", "--no-cache", "--replace", self.bed.script("load", tasks))["job"]
+            wait("the load", lambda: any(t["state"] == "running" for t in self.bed.ask("jobs", str(self.job))["tasks"]))
+        return self
+
+    def __exit__(self, *_):
+        for program in self.running:
+            program.kill()
+            program.wait()
+        if self.job is not None:
+            self.bed.tidemill("-q", "cancel", str(self.job))
+
+
+def make(path, kind, size):
+    """Data like that of `tidemill bench kernel`: random numbers, or lines of words."""
+    block = os.urandom(MIB)
+    with open(path, "wb") as file:
+        if kind == "numbers":  # doubles between 1 and 2
+            block = b"".join(block[i:i + 6] + b"\xf0\x3f" for i in range(0, MIB, 8))
+        else:
+            words = [b"tide", b"mill", b"pond", b"and", b"the", b"of", b"water", b"wheel", b"grinds", b"flour", b"storage",
+                     b"burst", b"drain", b"element", b"kernel", b"analysis"]
+            block = b"".join(words[byte & 15] + (b"\n" if byte >> 4 == 0 else b" ") for byte in block)[:MIB]
+        for _ in range(size // MIB):
+            file.write(block)
+
+
+class Case:
+    """One kernel over one file."""
+
+    def __init__(self, bed, number, kernel, args, kind, size):
+        self.bed, self.kernel, self.args, self.kind, self.size = bed, kernel, args, kind, size
+        self.name, self.made = f"{kernel}-{number}", []
+        self.local = f"{bed.folder}/{kind}-{size}"
+        if not os.path.exists(self.local):
+            make(self.local, kind, size)
+        self.put(self.local, "whole")
+        self.out = f"{bed.folder}/out"
+        os.makedirs(self.out, exist_ok=True)
+
+    def put(self, path, part):
+        self.bed.tidemill("-q", "put", "--element", "0", path, f"/{self.name}-{part}")
+        self.made.append(f"/{self.name}-{part}")
+
+    def remove(self):
+        self.bed.tidemill("-q", "rm", *self.made)
+        shutil.rmtree(self.out)
+
+    def on_host(self, part):
+        """Moves the input here and runs the kernel."""
+        data, out = f"{self.bed.folder}/moved", f"{self.out}/host-{part}"
+        self.bed.tidemill("-q", "get", f"/{self.name}-{part}", data)
+        if self.kernel in BUILTIN:
+            self.bed.tidemill("-q", "kernel", "test", self.kernel, data, "--output", os.path.basename(out), "--keep",
+                              self.out, "--", *self.args)
+        else:
+            self.bed.call("sh", "-c", 'data=$1; out=$2; shift 2; exec "$@" < "$data" > "$out"', "run", data, out, self.kernel,
+                          *self.args)
+        os.unlink(data)
+
+    def on_element(self, part):
+        """Runs the kernel on the element and moves the result here."""
+        source, result = f"{self.name}-{part}", f"{self.name}-result-{self.bed.jobs}"
+        streams = "" if self.kernel in BUILTIN else f'stdin = "{source}"; stdout = "{result}";'
+        args = ", ".join(f'"{arg}"' for arg in self.args)
+        task = (f'{{ name = "run"; kernel = "{self.kernel}"; args = [ {args} ]; input = [ "{source}" ]; '
+                f'output = [ "{result}" ]; {streams} element = 0; }}')
+        self.made.append(f"/{result}")
+        self.bed.tidemill("-q", "submit", "--no-cache", "--watch", self.bed.script(self.kernel, [task]))
+        self.bed.tidemill("-q", "get", f"/{result}", f"{self.out}/element-{part}")
+
+    def on_both(self):
+        """The element's part and the host's, at once. Cutting the input and joining the results is not in the time."""
+        errors = []
+
+        def guarded(work, part):
+            try:
+                work(part)
+            except RuntimeError as error:
+                errors.append(error)
+        other = threading.Thread(target=guarded, args=(self.on_element, "here"))
+        other.start()
+        guarded(self.on_host, "there")
+        other.join()
+        if errors:
+            raise errors[0]
+
+    def put_parts(self, share):
+        """The input as two files, cut between two numbers or two lines."""
+        cut = int(self.size * share) // 8 * 8
+        with open(self.local, "rb") as file:
+            if self.kind == "text":
+                file.seek(cut)
+                file.readline()
+                cut = file.tell()
+                file.seek(0)
+            for name, length in (("here", cut), ("there", self.size - cut)):
+                path = f"{self.bed.folder}/part"
+                with open(path, "wb") as part:
+                    part.write(file.read(length))
+                self.put(path, name)
+
+    def measure(self, rounds, load, share, delay):
+        """Seconds of each way, one list each."""
+        ways = {"host": lambda: self.on_host("whole"), "element": lambda: self.on_element("whole")}
+        if share is not None and 0 < share < 1:
+            self.put_parts(share)
+            ways["split"] = self.on_both
+        times = {way: [] for way in ways}
+        # Kernels that wait for a queue take long, and longer than what else comes and goes.
+        for _ in range(max(rounds - 1, 1) if load[1] else rounds):
+            for way, run in ways.items():
+                with self.bed.load(*load):
+                    time.sleep(delay)  # the advice takes as long
+                    start = time.monotonic()
+                    run()
+                    times[way].append(time.monotonic() - start)
+        if digest(f"{self.out}/host-whole") != digest(f"{self.out}/element-whole"):
+            raise SystemExit(f"{self.kernel}: the results of host and element differ")
+        if "split" in ways and self.joined("element-here", "host-there") != self.joined("host-whole"):
+            raise SystemExit(f"{self.kernel}: the results of the parts do not make that of the whole")
+        result_bytes = os.path.getsize(f"{self.out}/host-whole")
+        self.remove()
+        return times, result_bytes
+
+    def joined(self, *names):
+        parts = []
+        for name in names:
+            with open(f"{self.out}/{name}") as file:
+                parts.append(file.read())
+        return JOIN[self.kernel](parts)
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def one(bed, options, number, kernel, args, kind):
+    name, mib, *load = SITUATIONS[number - 1]
+    case = Case(bed, number, kernel, args, kind, mib * MIB)
+    with bed.load(*load):
+        start = time.monotonic()
+        advice = bed.ask("plan", "offload", kernel, f"/{case.name}-whole")
+        delay = time.monotonic() - start
+    predicted = {choice["choice"]: choice for choice in advice["choices"] if choice["feasible"]}
+    share = predicted["split"]["element_share"] if "split" in predicted else None
+    times, result_bytes = case.measure(options.rounds, load, share, delay if load[1] else 0)
+    measured = {way: min(runs) for way, runs in times.items()}
+    best = min(measured, key=measured.get)
+    advised = measured.get(advice["best"], measured[best])
+    rounded = lambda values: {key: round(value, 3) for key, value in values.items()}
+    return {"what": "advice against measurement", "kernel": kernel, "bed": name, "mib": mib, "programs": load[0],
+            "jobs": load[1], "situation": number, "result_bytes": result_bytes,
+            "predicted_s": rounded({way: choice["seconds"] for way, choice in predicted.items() if way in measured}),
+            "measured_s": rounded(measured), "all_s": {way: [round(t, 3) for t in runs] for way, runs in times.items()},
+            "advice": advice["best"], "best": best, "lost": round(advised / measured[best] - 1, 3),
+            "verdict": "right" if advice["best"] == best else "near" if advised <= measured[best] * NEAR else "wrong",
+            "sources": advice["sources"]}
+
+
+def show(lines):
+    def cell(line, way):
+        if way not in line["measured_s"]:
+            return "-"
+        return f"{line['predicted_s'][way]:.2f} / {line['measured_s'][way]:.2f}"
+    print("seconds, predicted / measured")
+    print(f"{'kernel':10} {'bed':6} {'MiB':>4} {'programs':>8} {'jobs':>4} {'element':>14} {'host':>14} {'split':>14}  "
+          f"{'advice':8} {'best':8} {'lost':>6}")
+    for line in lines:
+        print(f"{line['kernel']:10} {line['bed']:6} {line['mib']:4} {line['programs']:8} {line['jobs']:4} "
+              f"{cell(line, 'element'):>14} {cell(line, 'host'):>14} {cell(line, 'split'):>14}  {line['advice']:8} "
+              f"{line['best']:8} {100 * line['lost']:5.1f}%{' WRONG' if line['verdict'] == 'wrong' else ''}")
+    count = lambda verdict: sum(line["verdict"] == verdict for line in lines)
+    print(f"{len(lines)} cases: {count('right')} right, {count('near')} within {round(100 * NEAR - 100)} % of the best, "
+          f"{count('wrong')} wrong")
+
+
+def chosen(text):
+    numbers = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--beds", default="local,linked")
+    parser.add_argument("--kernels", default=",".join(name for name, *_ in KERNELS))
+    parser.add_argument("--situations", type=chosen, default=chosen(f"1-{len(SITUATIONS)}"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--binary", type=os.path.abspath, default=os.path.join(HERE, "../target/release/tidemill"))
+    parser.add_argument("--out", type=os.path.abspath, default=os.path.join(HERE, "out/advisor"))
+    parser.add_argument("--table", nargs="+", metavar="FILE", help="print the table of kept lines and measure nothing")
+    options = parser.parse_args()
+    if options.table:
+        lines = [line for path in options.table for line in read(path)]
+    else:
+        os.makedirs(options.out, exist_ok=True)
+        lines = measure(options)
+    show(lines)
+
+
+def read(path):
+    with open(path) as file:
+        return list(map(json.loads, file))
+
+
+def keep(path, line):
+    """In place of what was measured of that case before."""
+    case = lambda one: (one["kernel"], one["situation"])
+    before = read(path) if os.path.exists(path) else []
+    with open(path, "w") as file:
+        for one in [*(one for one in before if case(one) != case(line)), line]:
+            file.write(json.dumps(one) + "\n")
+
+
+def measure(options):
+    lines = []
+    kernels = [kernel for kernel in KERNELS if kernel[0] in options.kernels.split(",")]
+    for name, make_bed in (("local", Local), ("linked", Linked)):
+        numbers = [number for number in options.situations if SITUATIONS[number - 1][0] == name]
+        if name not in options.beds.split(",") or not numbers:
+            continue
+        bed = make_bed(options)
+        try:
+            with bed.load(0, 1) as load:  # so that the array knows how long such jobs take
+                bed.tidemill("-q", "watch", str(load.job))
+                load.job = None
+            for kernel, args, kind in kernels:
+                say(f"{name}: {kernel}")
+                bed.tidemill("-q", "bench", "kernel", kernel, "--elements", "--data", kind, "--", *args)
+                for number in numbers:
+                    line = one(bed, options, number, kernel, args, kind)
+                    lines.append(line)
+                    keep(os.path.join(options.out, "advisor.jsonl"), line)
+        finally:
+            bed.close()
+    return lines
+
+
+if __name__ == "__main__":
+    main()

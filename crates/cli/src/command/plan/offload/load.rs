@@ -1,0 +1,208 @@
+//! What host and element have to do at this moment: asked for at the array, and tried out on the processors.
+//!
+//! A kernel that only computes runs for a moment on either side, and where both sides are on one machine, on both at
+//! once: that tells what share of a processor a kernel gets, whatever it is that takes the rest.
+
+use super::known::{Array, nanos};
+use crate::context::credentials;
+use tidemill_kernel::{Launcher, Settings};
+use tidemill_plan::advisor::{Load, Machine, Queue};
+use tidemill_plan::units::{Seconds, significant};
+use tidemill_wire::v1;
+
+/// What both sides have to do.
+#[derive(Debug)]
+pub(super) struct Loads {
+    pub(super) host: Load,
+    pub(super) element: Load,
+    /// Share of a processor that copying between them gets, where both are on one machine.
+    pub(super) copying: f64,
+    /// One sentence each.
+    pub(super) sources: Vec<String>,
+}
+
+impl Loads {
+    /// Neither side has anything else to do.
+    pub(super) fn none(processors: u32, array: Option<&Array>) -> Self {
+        let mut machine = Machine::idle(processors);
+        if array.is_some_and(Array::is_here) {
+            machine.share_beside = f64::min(1.0, f64::from(processors) / 2.0);
+        }
+        let cores = array.map_or(1, |array| array.element.cores);
+        let queue = Queue {
+            cores,
+            running: 0,
+            queued: 0,
+            left: Seconds::ZERO,
+        };
+        Self {
+            host: Load::of_host(&machine),
+            element: Load::of_element(&queue, &machine),
+            copying: 1.0,
+            sources: Vec::new(),
+        }
+    }
+
+    /// Looks, which takes half a second.
+    ///
+    /// # Errors
+    /// If the array can't be reached.
+    pub(super) async fn look(processors: u32, array: Option<&Array>) -> anyhow::Result<Self> {
+        let mut loads = Self::none(processors, array);
+        let Some(array) = array else {
+            let share = try_here().await;
+            loads.host = Load::of_host(&Machine {
+                share,
+                share_beside: share,
+                ..Machine::idle(processors)
+            });
+            loads.sources.push(host_source(&loads.host));
+            return Ok(loads);
+        };
+        let here = array.is_here();
+        // On one machine one after the other, and then both at once.
+        let before = if here {
+            Some((try_here().await, ask(array).await?.share))
+        } else {
+            None
+        };
+        let (beside, there) = tokio::join!(try_here(), ask(array));
+        let there = there?;
+        let alone = before.unwrap_or((beside, there.share));
+        // Nothing gets less when it is alone: what was found to be less had a bad moment.
+        let machine = |processors, share: f64, beside: f64, (running, left)| Machine {
+            processors,
+            share: share.max(beside),
+            share_beside: beside,
+            running,
+            left,
+        };
+        let element = machine(
+            there.processors,
+            alone.1,
+            there.share,
+            there.of_machine(array, &array.element.host),
+        );
+        let own = tidemill_client::host::id();
+        let host = machine(processors, alone.0, beside, there.of_machine(array, &own));
+        let queue = there.queue(array);
+        loads.host = Load::of_host(&host);
+        loads.element = Load::of_element(&queue, &element);
+        loads.copying = if here { host.share } else { 1.0 };
+        loads.sources.push(host_source(&loads.host));
+        loads.sources.push(element_source(array, &queue, &element));
+        Ok(loads)
+    }
+}
+
+fn percent(share: f64) -> String {
+    significant((share * 100.0).round())
+}
+
+fn host_source(load: &Load) -> String {
+    let first = percent(load.share);
+    if load.share_later > load.share && load.crowded > Seconds::ZERO {
+        return format!(
+            "host: one more kernel gets {first} % of a processor, and {} % when what elements of this machine run has \
+             ended, in {}",
+            percent(load.share_later),
+            load.crowded
+        );
+    }
+    format!("host: one more kernel gets {first} % of a processor")
+}
+
+fn element_source(array: &Array, queue: &Queue, machine: &Machine) -> String {
+    let Queue {
+        cores,
+        running,
+        queued,
+        left,
+    } = *queue;
+    format!(
+        "{}: {running} kernels run and {queued} wait for its {cores} cores, {left} of work; one more gets {} % of a processor",
+        array.name(),
+        percent(machine.share)
+    )
+}
+
+/// What an array said of its elements.
+struct There {
+    elements: Vec<v1::ElementLoad>,
+    share: f64,
+    processors: u32,
+}
+
+impl There {
+    /// What the element in question has to do. Where the server can't tell, kernels take what they took in the mean.
+    fn queue(&self, array: &Array) -> Queue {
+        let element = &array.element;
+        let said = self.elements.iter();
+        let Some(load) = said.clone().find(|load| load.element == element.element) else {
+            return array.queue();
+        };
+        Queue {
+            cores: element.cores,
+            running: load.running,
+            queued: load.queued.saturating_add(load.waiting),
+            left: nanos(load.left_ns),
+        }
+    }
+
+    /// Kernels that elements of one machine run, and until when.
+    fn of_machine(&self, array: &Array, host: &str) -> (u32, Seconds) {
+        let there = self.elements.iter().filter(|load| {
+            let mut known = array.elements.iter();
+            known.any(|element| element.element == load.element && element.host == host)
+        });
+        there.fold((0, Seconds::ZERO), |(running, left), load| {
+            let own = nanos(load.left_ns);
+            let left = if own > left { own } else { left };
+            (load.running.saturating_add(running), left)
+        })
+    }
+}
+
+/// Asks the array what its elements have to do, and has the element in question try.
+async fn ask(array: &Array) -> anyhow::Result<There> {
+    let request = v1::LoadRequest {
+        credentials: Some(credentials()),
+        element: array.element.element,
+    };
+    let reply = match array.server.array().load(request).await {
+        Ok(reply) => reply.into_inner(),
+        // One of an earlier release: what its elements told last has to do.
+        Err(status) if status.code() == tonic::Code::Unimplemented => v1::LoadReply::default(),
+        Err(status) => return Err(array.server.explain(status).into()),
+    };
+    let share = match reply.share_milli {
+        0 => 1.0,
+        milli => f64::from(milli.min(1000)) / 1000.0,
+    };
+    Ok(There {
+        elements: reply.elements,
+        share,
+        processors: reply.processors.max(1),
+    })
+}
+
+/// What share of a processor a kernel gets on this machine: a whole one where no kernel can be run, since nothing is
+/// known of it then.
+async fn try_here() -> f64 {
+    match share_here().await {
+        Ok(share) => share,
+        Err(error) => {
+            tracing::warn!("what runs on this machine can't be reckoned with: {error:#}");
+            1.0
+        }
+    }
+}
+
+async fn share_here() -> anyhow::Result<f64> {
+    let tried = tokio::task::spawn_blocking(|| {
+        let folder = tempfile::tempdir()?;
+        let launcher = Launcher::new(Settings::default())?;
+        anyhow::Ok(launcher.probe(folder.path().join("run"), None)?)
+    });
+    tried.await?
+}

@@ -1,0 +1,96 @@
+//! What goes wrong in a simulation: runs that fail by a rate, and devices that are full.
+
+use super::platform::Element;
+use tidemill_core::random::Source;
+
+/// Sets what is drawn here apart from what a policy draws from the same seed.
+const FAULTS: u64 = 0x6661_756c_7473;
+
+/// Decides which runs fail: every so many in the mean, by the seed alone.
+#[derive(Debug)]
+pub(super) struct Dice(Source);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(Source::seeded(seed ^ FAULTS))
+    }
+
+    /// Whether a run on this element fails. Nothing is drawn where none does.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a share of 2^64 is not asked for more exactly"
+    )]
+    pub(super) fn fails(&mut self, element: &Element) -> bool {
+        let rate = element.failure_rate;
+        rate > 0.0 && (self.0.next_u64() as f64) < rate * u64::MAX as f64
+    }
+}
+
+/// What lies on an element's device, copies of others' objects not counted.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    capacity: Option<u64>,
+    used: u64,
+}
+
+impl Room {
+    pub(super) fn of(element: &Element) -> Self {
+        Self {
+            capacity: element.capacity,
+            used: 0,
+        }
+    }
+
+    /// Something lies there from before.
+    pub(super) fn holds(&mut self, bytes: u64) {
+        self.used = self.used.saturating_add(bytes);
+    }
+
+    /// What is free beside so many bytes of copies; `None`: there is no bound.
+    pub(super) fn free(&self, copies: u64) -> Option<u64> {
+        let taken = self.used.saturating_add(copies);
+        Some(self.capacity?.saturating_sub(taken))
+    }
+
+    /// Takes room for outputs; whether there was enough.
+    pub(super) fn take(&mut self, bytes: u64, copies: u64) -> bool {
+        let fits = self.free(copies).is_none_or(|free| bytes <= free);
+        if fits {
+            self.holds(bytes);
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_fail_at_their_rate_and_the_same_ones_for_a_seed() {
+        let count = |rate, seed| {
+            let element = Element {
+                failure_rate: rate,
+                ..Element::default()
+            };
+            let mut dice = Dice::new(seed);
+            (0..10_000).filter(|_| dice.fails(&element)).count()
+        };
+        assert_eq!((count(0.0, 1), count(1.0, 1)), (0, 10_000));
+        assert!((900..1100).contains(&count(0.1, 1)), "{}", count(0.1, 1));
+        assert_eq!(count(0.1, 7), count(0.1, 7));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_taken() {
+        let mut room = Room::of(&Element {
+            capacity: Some(100),
+            ..Element::default()
+        });
+        assert!(room.take(60, 0));
+        assert!(!room.take(41, 0) && !room.take(40, 1));
+        assert!(room.take(40, 0));
+        assert_eq!(room.free(5), Some(0));
+        assert!(Room::default().take(u64::MAX, u64::MAX));
+    }
+}

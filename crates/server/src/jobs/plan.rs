@@ -1,0 +1,341 @@
+//! What a job would find if it were submitted: the answer to a dry run. It is for a planner to reckon with, so it says
+//! what the array remembers and leaves out what it doesn't know. Nothing is written here.
+
+use super::memo::Folders;
+use super::results::{self, Presumed};
+use super::spec::kind;
+use super::submit::{PRETENDED, Read};
+use super::{store, trace};
+use crate::names::Fault;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::event::{InputSpec, Origin, TaskSpec};
+use tidemill_core::folder::{is_folder, outputs_of};
+use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
+use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
+use tidemill_core::object::Placed;
+use tidemill_wire::v1;
+use tidemill_wire::v1::State;
+
+/// Runs, the newest, among which those of a kernel are looked for.
+const RUNS_MAX: u32 = 10_000;
+
+/// Bytes that runs of a kernel have read and written, by its kind and name.
+type Written = BTreeMap<(String, String), (u64, u64)>;
+
+/// What the driver knows and the database doesn't.
+#[derive(Debug)]
+pub(crate) struct Sight {
+    /// Name of the policy that would choose elements.
+    pub(super) policy: String,
+    /// As [`trace::elements`] gives them.
+    pub(super) elements: Vec<v1::Element>,
+}
+
+/// What is known of an output before there is one.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    object: ObjectId,
+    element: ElementId,
+    /// In bytes; `None`: nobody knows.
+    size: Option<u64>,
+}
+
+/// The job as far as it is known; see `SubmitReply.planned`.
+pub(super) fn planned(
+    db: &Connection,
+    read: &Read,
+    sight: Sight,
+    up: &[u32],
+) -> Result<v1::JobTrace, Fault> {
+    let spec = &read.accepted.spec;
+    let mut planner = Planner {
+        db,
+        read,
+        up: up.iter().copied().collect(),
+        written: written(db, spec.owner.uid)?,
+        expected: BTreeMap::new(),
+        folders: Folders::default(),
+        presumed: Presumed::default(),
+        reused: BTreeSet::new(),
+    };
+    // Those that others need first: what they give is what the others find.
+    let mut tasks = BTreeMap::new();
+    for &index in &read.job.dag.order {
+        if let Some(task) = spec.tasks.get(index) {
+            tasks.insert(index, planner.task(task)?);
+        }
+    }
+    let mut files = BTreeMap::new();
+    for input in spec.tasks.iter().flat_map(|task| &task.inputs) {
+        if let Some(file) = file(input) {
+            files.insert(file.path.clone(), file);
+        }
+    }
+    let (tasks, traced) = tasks.into_values().unzip();
+    let job = v1::Job {
+        name: read.job.name.clone(),
+        source: read.source.clone(),
+        workdir: read.job.workdir.clone(),
+        uid: spec.owner.uid,
+        policy: sight.policy,
+        tasks_total: u32::try_from(spec.tasks.len()).unwrap_or(u32::MAX),
+        tasks,
+        ..v1::Job::default()
+    };
+    Ok(v1::JobTrace {
+        job: Some(job),
+        elements: sight.elements,
+        files: files.into_values().collect(),
+        tasks: traced,
+    })
+}
+
+/// A file that no task of the job makes.
+fn file(input: &InputSpec) -> Option<v1::TracedFile> {
+    let path = input.path.clone();
+    match input.origin {
+        Origin::File(placed) => Some(v1::TracedFile {
+            path,
+            size: placed.size,
+            element: placed.element.0,
+            object: placed.object.0,
+        }),
+        Origin::Awaited => Some(v1::TracedFile {
+            path,
+            ..v1::TracedFile::default()
+        }),
+        Origin::Task(..) => None,
+    }
+}
+
+struct Planner<'a> {
+    db: &'a Connection,
+    read: &'a Read,
+    up: BTreeSet<u32>,
+    written: Written,
+    expected: BTreeMap<(TaskId, usize), Expected>,
+    /// Those that remembered results have in them.
+    folders: Folders,
+    presumed: Presumed,
+    /// Tasks whose results are remembered, as labels.
+    reused: BTreeSet<u64>,
+}
+
+impl Planner<'_> {
+    fn task(&mut self, spec: &TaskSpec) -> Result<(v1::Task, v1::TracedTask), Fault> {
+        let remembered = self.remembered(spec)?;
+        let bytes = self.input_bytes(spec);
+        let sizes = match &remembered {
+            Some(found) => self.offered(spec, found),
+            None => self.unmade(spec, bytes),
+        };
+        let mut task = v1::Task {
+            task: 0,
+            name: spec.name.clone(),
+            kernel: spec.kernel.name().to_owned(),
+            args: spec.args.clone(),
+            inputs: spec.inputs.iter().map(|one| one.path.clone()).collect(),
+            outputs: spec.outputs.iter().map(|one| one.path.clone()).collect(),
+            awaited: spec
+                .inputs
+                .iter()
+                .filter(|one| one.origin == Origin::Awaited)
+                .map(|one| one.path.clone())
+                .collect(),
+            ..v1::Task::default()
+        };
+        if let Some(found) = remembered {
+            task.reused_task = found.task;
+            task.reused_job = store::job_of(self.db, TaskId(found.task))?;
+        }
+        let code = spec
+            .inputs
+            .iter()
+            .find(|one| one.name == spec.kernel.name());
+        let traced = v1::TracedTask {
+            kernel_kind: kind(&spec.kernel).into(),
+            kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
+            pinned: spec.element.map(|element| element.0),
+            needs: Some(v1::Needs::from(&spec.needs)),
+            sent: 0,
+            run_ns: trace::remembered_ns(self.db, Some(&task))?,
+            output_sizes: sizes.into_iter().collect::<Option<_>>().unwrap_or_default(),
+        };
+        Ok((task, traced))
+    }
+
+    /// Takes note of the outputs that a remembered result would give a task; their sizes.
+    fn offered(&mut self, spec: &TaskSpec, found: &v1::Remembered) -> Vec<Option<u64>> {
+        let names = spec.outputs.iter().map(|output| output.name.as_str());
+        let files = found.outputs.iter().map(|file| file.name.as_str());
+        // They fit, or they would not be offered.
+        let owners = outputs_of(names, files).unwrap_or_default();
+        let mut sizes = Vec::with_capacity(spec.outputs.len());
+        for (at, output) in spec.outputs.iter().enumerate() {
+            let own = found.outputs.iter().zip(&owners);
+            let own = own.filter(|(_, owner)| **owner == at).map(|(file, _)| file);
+            let object = object(spec.task, at);
+            let size: u64 = own.clone().map(|file| file.size).sum();
+            let expected = Expected {
+                object,
+                element: ElementId(own.clone().next().map_or(0, |file| file.element)),
+                size: Some(size),
+            };
+            self.expected.insert((spec.task, at), expected);
+            if is_folder(&output.name) {
+                let files = own.map(|file| (file.name.as_str(), placed(file)));
+                self.folders.put(object, &output.name, files);
+            }
+            sizes.push(Some(size));
+        }
+        sizes
+    }
+
+    /// Takes note of what a task's run should give; the sizes of its outputs.
+    fn unmade(&mut self, spec: &TaskSpec, bytes: Option<u64>) -> Vec<Option<u64>> {
+        let sizes = self.sizes(spec, bytes);
+        for (at, &size) in sizes.iter().enumerate() {
+            let expected = Expected {
+                object: object(spec.task, at),
+                element: ElementId(0),
+                size,
+            };
+            self.expected.insert((spec.task, at), expected);
+        }
+        sizes
+    }
+
+    /// The remembered result that the task would be given, if that is certain: nothing has to be read first to find out.
+    fn remembered(&mut self, spec: &TaskSpec) -> Result<Option<v1::Remembered>, Fault> {
+        if !self.read.accepted.cache {
+            return Ok(None);
+        }
+        let waits = |input: &InputSpec| input.origin == Origin::Awaited;
+        if spec.inputs.iter().any(waits) {
+            return Ok(None);
+        }
+        let label = self.label(spec);
+        let up = |element: ElementId| self.up.contains(&element.0);
+        let found = results::recall(self.db, &label, &mut self.presumed, &up)?;
+        let certain = found.filter(|found| {
+            let all_reused = found.if_reused.iter().all(|id| self.reused.contains(id));
+            found.contents.is_empty() && all_reused
+        });
+        if certain.is_some() {
+            self.reused.insert(label.id.0);
+        }
+        Ok(certain)
+    }
+
+    /// The label that the task would become.
+    fn label(&self, spec: &TaskSpec) -> Label {
+        let input = |input: &InputSpec| {
+            let (object, element, size) = match input.origin {
+                Origin::File(placed) => (placed.object, placed.element, placed.size),
+                Origin::Task(task, output) => match self.expected.get(&(task, output)) {
+                    Some(known) => (known.object, known.element, known.size.unwrap_or(0)),
+                    None => (object(task, output), ElementId(0), 0),
+                },
+                Origin::Awaited => (ObjectId(PRETENDED), ElementId(0), 0),
+            };
+            Input {
+                name: input.name.clone(),
+                object,
+                element,
+                size,
+            }
+        };
+        let outputs = spec.outputs.iter().enumerate();
+        let outputs = outputs.map(|(at, output)| Output {
+            name: output.name.clone(),
+            object: object(spec.task, at),
+            inode: output.inode,
+            path: output.path.clone(),
+        });
+        let inputs: Vec<Input> = spec.inputs.iter().map(input).collect();
+        let job = &self.read.accepted.spec;
+        let analysis = Analysis {
+            task: spec.task,
+            job: job.job,
+            name: spec.name.clone(),
+            kernel: spec.kernel.clone(),
+            args: spec.args.clone(),
+            inputs: self.folders.unfold(&inputs),
+            outputs: outputs.collect(),
+            stdin: spec.stdin.clone(),
+            stdout: spec.stdout.clone(),
+            limits: spec.limits,
+            needs: spec.needs.clone(),
+        };
+        Label {
+            id: LabelId(spec.task.0),
+            owner: job.owner,
+            after: Vec::new(),
+            operation: Operation::Analyse(Box::new(analysis)),
+        }
+    }
+
+    /// Bytes of all inputs that are not code; `None` if one is not known.
+    fn input_bytes(&self, spec: &TaskSpec) -> Option<u64> {
+        let data = spec.inputs.iter();
+        let data = data.filter(|input| !spec.kernel.is_in(&input.name));
+        let sizes = data.map(|input| match input.origin {
+            Origin::File(placed) => Some(placed.size),
+            Origin::Task(task, output) => self.expected.get(&(task, output))?.size,
+            Origin::Awaited => None,
+        });
+        sizes.sum()
+    }
+
+    /// How large outputs should be: as large for their inputs as those of earlier runs, in equal parts.
+    fn sizes(&self, spec: &TaskSpec, input_bytes: Option<u64>) -> Vec<Option<u64>> {
+        let key = (kind(&spec.kernel).to_owned(), spec.kernel.name().to_owned());
+        let known = self.written.get(&key).zip(input_bytes);
+        let each = known.and_then(|(&(read, written), bytes)| {
+            let all = u128::from(written) * u128::from(bytes);
+            // What read nothing wrote what it writes.
+            let all = all
+                .checked_div(u128::from(read))
+                .unwrap_or(u128::from(written));
+            let each = all.checked_div(spec.outputs.len() as u128)?;
+            u64::try_from(each).ok()
+        });
+        vec![each; spec.outputs.len()]
+    }
+}
+
+fn placed(file: &v1::Input) -> Placed {
+    Placed {
+        object: ObjectId(file.object),
+        element: ElementId(file.element),
+        size: file.size,
+    }
+}
+
+/// An object that nothing has.
+fn object(task: TaskId, output: usize) -> ObjectId {
+    // Tasks have at most 10 000 outputs.
+    ObjectId(PRETENDED + (task.0 - PRETENDED) * (1 << 14) + output as u64)
+}
+
+/// What the newest runs of a user have read and written, by the kind and name of their kernels.
+fn written(db: &Connection, uid: u32) -> Result<Written, Fault> {
+    let sql = "SELECT json_extract(run.spec, '$.kernel_kind'), json_extract(run.spec, '$.kernel'), \
+               sum(run.read_bytes), sum(run.written_bytes) \
+               FROM (SELECT * FROM task ORDER BY task DESC LIMIT ?1) AS run JOIN job ON job.job = run.job \
+               WHERE job.uid = ?2 AND run.state = ?3 AND run.reused = 0 GROUP BY 1, 2";
+    let mut statement = db.prepare_cached(sql)?;
+    let done = store::state_number(State::Done);
+    let mut rows = statement.query(params![RUNS_MAX, uid, done])?;
+    let mut written = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        let key = (row.get(0)?, row.get(1)?);
+        let bytes = |at| -> Result<u64, Fault> {
+            let bytes: i64 = row.get(at)?;
+            Ok(u64::try_from(bytes).unwrap_or(0))
+        };
+        written.insert(key, (bytes(2)?, bytes(3)?));
+    }
+    Ok(written)
+}

@@ -1,0 +1,53 @@
+//! What a path that leads nowhere was probably meant to be. Only paths that a person has written come here: it takes a
+//! look at all names of a folder.
+
+use super::fault::Fault;
+use super::transaction::Tx;
+use tidemill_core::nearest::{PARTS_MAX, nearest_path};
+
+/// Names in a folder among which the one is looked for that was probably meant.
+pub(crate) const BESIDE_MAX: u32 = 4096;
+
+impl Tx<'_> {
+    /// Names in the folder that a path lies in, as the caller may list it; perhaps not all.
+    pub(crate) fn beside(&self, path: &str) -> Vec<String> {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let names = self.names_in(folder, BESIDE_MAX);
+        let names = names.unwrap_or_default().into_iter();
+        names.map(|(name, _)| name).collect()
+    }
+
+    /// Adds to a fault that nothing is at a path what is near it, or where to look.
+    pub(crate) fn advised(&self, path: &[u8], fault: Fault) -> Fault {
+        let (Fault::NotFound(what), Ok(path)) = (&fault, std::str::from_utf8(path)) else {
+            return fault;
+        };
+        if path.matches('/').count() > PARTS_MAX {
+            return fault;
+        }
+        let there = |path: &str| {
+            !matches!(
+                self.resolve(path.as_bytes(), false),
+                Err(Fault::NotFound(_))
+            )
+        };
+        let advice = match nearest_path(path, there, |path| self.beside(path)) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None => format!("`tidemill ls {}` tells what there is", self.deepest(path)),
+        };
+        Fault::Misspelt(what.clone(), advice)
+    }
+
+    /// The last folder on the way of a path that is there.
+    fn deepest<'a>(&self, path: &'a str) -> &'a str {
+        let mut folder = path.trim_end_matches('/');
+        loop {
+            folder = folder.rsplit_once('/').map_or("", |(above, _)| above);
+            let found = self.resolve(folder.as_bytes(), true);
+            if folder.is_empty() || found.is_ok_and(|node| node.is_dir()) {
+                break;
+            }
+        }
+        if folder.is_empty() { "/" } else { folder }
+    }
+}

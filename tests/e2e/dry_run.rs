@@ -1,0 +1,130 @@
+//! The plan of a job that is not submitted, held against what the job then does.
+
+use crate::array::{Array, Said};
+use serde_json::Value;
+
+const JOB: &str = r#"
+name = "two"; workdir = "/w";
+tasks = (
+  { name = "sort"; kernel = "sort"; type = "program"; args = [ "in" ]; input = [ "in" ]; output = [ "sorted" ]; stdout = "sorted"; },
+  { name = "head"; kernel = "head"; args = [ "-n", "1", "sorted" ]; input = [ "sorted" ]; output = [ "first" ]; stdout = "first"; }
+);
+"#;
+
+fn dry_run(array: &Array, script: &str, flags: &[&str]) -> Said {
+    let path = array.path("dry.conf");
+    std::fs::write(&path, script).unwrap();
+    let args = [&["submit", "--dry-run"], flags, &[path.to_str().unwrap()]].concat();
+    array.run(&args)
+}
+
+fn plan(array: &Array, script: &str, flags: &[&str]) -> Value {
+    let said = dry_run(array, script, &[&["--json"], flags].concat());
+    assert!(said.ok, "{}{}", said.out, said.err);
+    let json: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(json["job"], Value::Null);
+    json["plan"].clone()
+}
+
+fn has_nothing(array: &Array) {
+    assert!(array.json(&["jobs"]).as_array().unwrap().is_empty());
+    assert_eq!(array.sh("ls w"), "in\n");
+}
+
+#[test]
+fn a_dry_run_tells_what_the_job_then_does_and_submits_nothing() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w; seq 1000 -1 1 > w/in");
+    let first = plan(&array, JOB, &[]);
+    assert_eq!(first["complete"], false, "{first:#}");
+    assert_eq!(first["unknown_kernels"]["sort"], 1);
+    assert_eq!(
+        first["energy_joules"],
+        Value::Null,
+        "nobody said what elements draw"
+    );
+    let said = dry_run(&array, JOB, &[]);
+    let told = format!("{}{}", said.out, said.err);
+    for part in [
+        "not known",
+        "nobody ran sort yet",
+        "unknown",
+        "nothing was submitted",
+    ] {
+        assert!(told.contains(part), "no {part} in:\n{told}");
+    }
+    has_nothing(&array);
+
+    let job = array.done(array.submit(JOB));
+    let anew = plan(&array, JOB, &["--replace", "--no-cache"]);
+    assert_eq!(anew["complete"], true, "{anew:#}");
+    assert!(anew["makespan_ns"].as_u64().unwrap() > 0);
+    let tasks = anew["tasks"].as_array().unwrap();
+    let names: Vec<_> = tasks.iter().map(|task| &task["name"]).collect();
+    assert_eq!(names, ["sort", "head"]);
+    // What lies on one element is worked on there.
+    assert_eq!(tasks[0]["element"], job["tasks"][0]["element"]);
+    assert!(tasks[1]["start_ns"].as_u64() >= tasks[0]["end_ns"].as_u64());
+    let again = plan(&array, JOB, &["--replace"]);
+    let reused = again["tasks"].as_array().unwrap().iter();
+    assert!(
+        reused.clone().all(|task| task["reused_job"] == job["job"]),
+        "{again:#}"
+    );
+    assert_eq!(again["makespan_ns"], 0);
+    let said = dry_run(&array, JOB, &["--replace"]);
+    assert!(said.out.contains("remembered from job 1"), "{}", said.out);
+    assert_eq!(array.json(&["jobs"]).as_array().unwrap().len(), 1);
+
+    // A job that is refused is refused alike.
+    let refused = dry_run(&array, JOB, &[]);
+    let submitted = array.run(&["submit", array.path("dry.conf").to_str().unwrap()]);
+    assert!(!refused.ok && !submitted.ok);
+    assert_eq!(refused.err, submitted.err);
+    assert!(refused.err.contains("/w/sorted"), "{}", refused.err);
+}
+
+#[test]
+fn a_dry_run_says_what_it_would_wait_for_and_what_energy_costs_if_that_is_said() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w; seq 1000 -1 1 > w/in");
+    let misspelt = JOB.replace("\"in\"", "\"inn\"");
+    let said = dry_run(&array, &misspelt, &[]);
+    assert!(said.ok, "{}", said.err);
+    let waits = "task sort waits for /w/inn, which is not there yet; did you mean /w/in?";
+    assert!(said.out.contains(waits), "{}", said.out);
+    has_nothing(&array);
+    array.done(array.submit(JOB));
+
+    let config = array.path("plan.toml");
+    let write = |text: &str| std::fs::write(&config, format!("[submit]\n{text}")).unwrap();
+    let config = [
+        "--config",
+        config.to_str().unwrap(),
+        "--replace",
+        "--no-cache",
+    ];
+    write("busy-power = \"100 W\"\nidle-power = \"0 W\"\nenergy-price = \"0.30 EUR/kWh\"\n");
+    let priced = plan(&array, JOB, &config);
+    // Two cores an element, one of which works, so half of what it draws more.
+    let seconds = priced["tasks"].as_array().unwrap().iter().map(|task| {
+        (task["end_ns"].as_u64().unwrap() - task["start_ns"].as_u64().unwrap()) as f64 / 1e9
+    });
+    let expected = seconds.sum::<f64>() * 50.0;
+    let joules = priced["energy_joules"].as_f64().unwrap();
+    assert!(
+        (joules / expected - 1.0).abs() < 1e-9,
+        "{joules} is not {expected}"
+    );
+    assert!(
+        priced["cost"].as_str().unwrap().ends_with(" EUR"),
+        "{priced:#}"
+    );
+    write("busy-power = \"1 W\"\nidle-power = \"2 W\"\n");
+    let said = dry_run(&array, JOB, &config);
+    assert!(
+        said.out.contains("energy is not told: idle-power 2 W"),
+        "{}",
+        said.out
+    );
+}

@@ -27,6 +27,11 @@ const JOBS: &[(&str, &str, &str)] = &[
         "test \"$(tr '\\n' ' ' < calibrate/sum)\" = 'flat a flat b flat c '",
     ),
     (
+        "parts",
+        "mkdir parts; seq 250 > parts/access.log",
+        "test \"$(sort parts/list | tr '\\n' ' ')\" = 'by-100/aa by-100/ab by-100/ac ' && test $(tail -n 1 parts/by-100/ac) = 250",
+    ),
+    (
         "train",
         "mkdir train; seq 100 | shuf > train/a",
         "cd train; seq 100 | sort | cmp - model",

@@ -10,6 +10,7 @@ mod examples;
 mod faults;
 mod files;
 mod first_day;
+mod folders;
 mod jobs;
 mod kernels;
 mod lineage;

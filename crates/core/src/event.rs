@@ -1,8 +1,9 @@
 //! What the dispatcher is told and what it answers with. The server turns network traffic into events
 //! and actions into network traffic; a simulator does the same in virtual time.
 
+use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
-use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner};
+use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
 use crate::object::Placed;
 use crate::resources::{Needs, Offers};
 use crate::time::Time;
@@ -225,12 +226,53 @@ pub enum Origin {
 /// One output of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSpec {
-    /// The name the kernel writes.
+    /// The name the kernel writes; of a [folder] it ends in a slash.
     pub name: String,
-    /// Full path in the namespace.
+    /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// The inode that the name will have.
+    /// The inode that the name will have; of a folder the first of as many as it takes ids.
     pub inode: Inode,
+}
+
+impl OutputSpec {
+    /// Whether it is a folder.
+    #[must_use]
+    pub fn is_folder(&self) -> bool {
+        folder::is_folder(&self.name)
+    }
+
+    /// What its job claims by it: a folder with a slash at the end, and all below it.
+    #[must_use]
+    pub fn claimed(&self) -> String {
+        let slash = if self.is_folder() { "/" } else { "" };
+        format!("{}{slash}", self.path)
+    }
+
+    /// The files that it is, as outputs of their own: itself, or what of `sealed` lies in the folder that it is.
+    #[must_use]
+    pub fn files(&self, placed: Placed, sealed: &[Sealed]) -> Vec<(Self, Placed)> {
+        if !self.is_folder() {
+            return vec![(self.clone(), placed)];
+        }
+        let first = placed.object;
+        let file = |one: &Sealed| {
+            let output = Self {
+                name: format!("{}{}", self.name, one.name),
+                path: format!("{}/{}", self.path, one.name),
+                inode: Inode(self.inode.0 + (one.object.0 - first.0)),
+            };
+            let (object, size) = (one.object, one.size);
+            let element = placed.element;
+            let placed = Placed {
+                object,
+                element,
+                size,
+            };
+            (output, placed)
+        };
+        let files = folder::files(&self.name, first, sealed).unwrap_or_default();
+        files.into_iter().map(file).collect()
+    }
 }
 
 /// State of a task.
@@ -339,7 +381,7 @@ pub enum Action {
         task: TaskId,
         /// The label that succeeded.
         label: LabelId,
-        /// Its outputs in the order of the spec.
+        /// Its outputs in the order of the spec; a folder has the first of its ids and the bytes of all its files.
         outputs: Vec<Placed>,
     },
     /// A task's state changed.
@@ -379,9 +421,10 @@ pub enum Action {
 /// Where the dispatcher gets ids for labels and objects; the driver makes sure that they are never reused.
 pub trait IdSource: std::fmt::Debug + Send {
     /// Whether a label and this many objects can be had now. If not, nothing is sent; the next event asks again.
-    fn ready(&mut self, objects: usize) -> bool;
+    fn ready(&mut self, objects: u64) -> bool;
     /// A new label id, larger than all before it: after a restart this tells which labels follow which.
     fn label(&mut self) -> LabelId;
-    /// A new object id. Like a label's it is asked for only if there was one [`ready`](Self::ready).
-    fn object(&mut self) -> ObjectId;
+    /// The first of so many new object ids that follow one another. Like a label's they are asked for only if they were
+    /// [`ready`](Self::ready).
+    fn objects(&mut self, count: u64) -> ObjectId;
 }

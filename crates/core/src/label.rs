@@ -3,9 +3,11 @@
 //!
 //! A label is idempotent by its id: an element that sees an id again answers with the recorded outcome.
 
+use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use crate::resources::Needs;
 use crate::time::{Span, Time};
+use std::ops::Range;
 
 /// Who a label works for. Kernels run with these rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -89,15 +91,15 @@ impl Operation {
         }
     }
 
-    /// The objects that there will be when it has ended well.
+    /// The objects that there may be when it has ended well: of each range those from its begin on.
     #[must_use]
-    pub fn makes(&self) -> Vec<ObjectId> {
+    pub fn makes(&self) -> Vec<Range<u64>> {
         match self {
             Self::Analyse(analysis) => {
                 let outputs = analysis.outputs.iter();
-                outputs.map(|output| output.object).collect()
+                outputs.map(Output::objects).collect()
             }
-            Self::Copy { to, .. } => vec![*to],
+            Self::Copy { to, .. } => std::iter::once(to.0..to.0 + 1).collect(),
             Self::Remove { .. } => Vec::new(),
         }
     }
@@ -230,14 +232,23 @@ pub struct Input {
 /// An output of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The path the kernel writes, relative to its private folder.
+    /// The path the kernel writes, relative to its private folder; of a [folder] it ends in a slash.
     pub name: String,
-    /// The id its bytes will have once sealed.
+    /// The id its bytes will have once sealed; of a folder the first of its ids.
     pub object: ObjectId,
-    /// The inode its name will have, kept with the object so that names can be rebuilt from elements.
+    /// The inode its name will have, kept with the object so that names can be rebuilt from elements; of a folder the
+    /// first of as many.
     pub inode: Inode,
-    /// Its full path in the namespace.
+    /// Its full path in the namespace, without a slash at its end.
     pub path: String,
+}
+
+impl Output {
+    /// The objects that it may have.
+    #[must_use]
+    pub fn objects(&self) -> Range<u64> {
+        folder::objects(&self.name, self.object)
+    }
 }
 
 /// Bounds on one run of a kernel.
@@ -330,12 +341,23 @@ impl Outcome {
 }
 
 /// An output as it was sealed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sealed {
     /// The object's id.
     pub object: ObjectId,
     /// Its final length in bytes.
     pub size: u64,
+    /// Where it lies in an output that is a folder; empty for one that is a file.
+    pub name: String,
+}
+
+impl Sealed {
+    /// An output that is a file.
+    #[must_use]
+    pub fn file(object: ObjectId, size: u64) -> Self {
+        let name = String::new();
+        Self { object, size, name }
+    }
 }
 
 /// Why a label failed.

@@ -7,6 +7,7 @@
 pub mod attribute;
 pub mod content;
 pub mod flash;
+pub mod folder;
 pub mod id;
 pub mod job;
 pub mod label;

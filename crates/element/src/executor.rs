@@ -21,7 +21,7 @@ use prost::Message as _;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::id::{ElementId, LabelId};
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{FailureKind, Label, Lane};
 use tidemill_core::resources::{LIGHT_MAX, Offers};
 use tidemill_wire::v1;
@@ -212,18 +212,30 @@ impl Parts {
     }
 
     fn remove_unkept_of(&self, label: &Label) {
-        for object in label.operation.makes() {
-            let kept = self
-                .db
-                .read(|connection| records::has_object(connection, object));
-            match kept {
-                Ok(true) => {}
-                Ok(false) => {
-                    if let Err(error) = self.store.remove(object) {
-                        tracing::warn!(%error, %object, "an output that was not kept can't be removed");
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "outputs that were not kept stay"),
+        for range in label.operation.makes() {
+            // Files of a folder came one after the other: behind the first that is not there are no more.
+            let mut objects = range.map(ObjectId);
+            while objects
+                .next()
+                .is_some_and(|object| self.remove_if_unkept(object))
+            {}
+        }
+    }
+
+    /// Removes an object that the database does not have; whether it was there.
+    fn remove_if_unkept(&self, object: ObjectId) -> bool {
+        let kept = self
+            .db
+            .read(|connection| records::has_object(connection, object));
+        match kept {
+            Ok(true) => true,
+            Ok(false) => self.store.remove(object).unwrap_or_else(|error| {
+                tracing::warn!(%error, %object, "an output that was not kept can't be removed");
+                true
+            }),
+            Err(error) => {
+                tracing::warn!(%error, "outputs that were not kept stay");
+                false
             }
         }
     }

@@ -82,6 +82,7 @@ impl Element {
             path: config.folder.clone(),
             source,
         };
+        open_many_files();
         std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
         let folder = config.folder.canonicalize().map_err(in_folder)?;
         config.folder = folder;
@@ -166,6 +167,17 @@ impl Element {
             tracing::error!("the element did not stop in order");
         }
         self.serving.abort();
+    }
+}
+
+/// Lets this process have as many files open as it may: a task's inputs are held while it runs, and it may have thousands.
+/// Kernels have a bound of their own.
+fn open_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "tasks with very many inputs may fail");
     }
 }
 

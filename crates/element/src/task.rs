@@ -17,12 +17,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_core::content;
-use tidemill_core::id::{LabelId, ObjectId, TaskId};
+use tidemill_core::folder;
+use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
+use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
 use tidemill_core::label::{
     Analysis, Failure, FailureKind, Input, Label, Operation, Outcome, Output, Owner, Sealed,
 };
 use tidemill_core::time::{Span, Time};
-use tidemill_kernel::{Made, OutputError, Prepared};
+use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
 
 /// Now, in nanoseconds since the Unix epoch.
@@ -187,6 +189,16 @@ impl Running<'_> {
                 return Err(runner::cancelled());
             }
         }
+        if analysis
+            .inputs
+            .iter()
+            .any(|input| folder::is_folder(&input.name))
+        {
+            let message = format!(
+                "the folders that it reads have more than {MAX_INPUTS} files together, or too long names; split it"
+            );
+            return Err(failure(FailureKind::Kernel, message));
+        }
         let here = |input: &Input| self.local(input).is_some();
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
@@ -299,12 +311,10 @@ impl Running<'_> {
         if !(self.parts.runner).is_code(&request, &memory.kernel_hash) {
             return Err(other("the kernel's code is another one now"));
         }
-        if memory.outputs.len() != analysis.outputs.len() {
-            return Err(other("it has another number of outputs"));
-        }
+        let outputs = remembered(analysis, memory).ok_or_else(|| other("it has other outputs"))?;
         self.outcome.kernel_start = now();
         let mut sealed = Vec::with_capacity(memory.outputs.len());
-        for (index, (from, output)) in (0..).zip(memory.outputs.iter().zip(&analysis.outputs)) {
+        for (index, (from, (output, name))) in (0..).zip(memory.outputs.iter().zip(outputs)) {
             let own = folder.with_extension(format!("{index}.again"));
             let linked = self.link(from, &own).and_then(|()| own_file(&own));
             let size = linked.and_then(|made| {
@@ -314,9 +324,9 @@ impl Running<'_> {
             // It is still there after a failure, and if the object was there already as the same file.
             let _ = std::fs::remove_file(&own);
             let size = size?;
-            self.made.push(self.made_by(analysis, output, size));
+            self.made.push(self.made_by(analysis, &output, size));
             let object = output.object;
-            sealed.push(Sealed { object, size });
+            sealed.push(Sealed { object, size, name });
         }
         self.outcome.kernel_hash.clone_from(&memory.kernel_hash);
         self.outcome.reused = Some(TaskId(memory.task));
@@ -431,34 +441,38 @@ impl Running<'_> {
     /// first of them.
     fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> Done {
         let mut sealed = Vec::with_capacity(analysis.outputs.len());
-        let mut total = 0_u64;
+        let mut left = Left {
+            files: usize::try_from(folder::FILES_MAX).unwrap_or(usize::MAX),
+            path_bytes: folder::PATH_BYTES_MAX,
+        };
+        let limit = analysis.limits.output_bytes;
         for output in &analysis.outputs {
-            let made = prepared.output(&output.name).map_err(|error| {
-                let kind = match error {
-                    OutputError::Io { .. } => FailureKind::Device,
-                    _ => FailureKind::MissingOutput,
-                };
-                failure(kind, error.to_string())
-            })?;
-            let size = made.size().map_err(|error| {
-                let message = format!("output `{}` can't be read: {error}", output.name);
-                failure(FailureKind::Device, message)
-            })?;
-            total = total.saturating_add(size);
-            if total > analysis.limits.output_bytes {
-                let message = format!(
-                    "the outputs have more than the limit of {} bytes together",
-                    analysis.limits.output_bytes
-                );
-                return Err(failure(FailureKind::OutputLimit, message));
+            let files = files_of(prepared, output, &mut left)?;
+            // Before any is looked at: one file may have had many names, each of which becomes a file.
+            let bytes = files
+                .iter()
+                .fold(0_u64, |sum, file| sum.saturating_add(file.size));
+            if self.outcome.written_bytes.saturating_add(bytes) > limit {
+                return Err(over(limit));
             }
-            let adopted = self.parts.store.adopt(output.object, &made);
-            let size = adopted.map_err(|error| store_failure(&error))?;
-            self.made.push(self.made_by(analysis, output, size));
-            let object = output.object;
-            sealed.push(Sealed { object, size });
+            for Sealed { object, name, .. } in files {
+                let output = below(output, object, &name);
+                let made = prepared.output(&output.name).map_err(|e| unwritten(&e))?;
+                let size = made.size().map_err(|error| {
+                    let message = format!("output `{}` can't be read: {error}", output.name);
+                    failure(FailureKind::Device, message)
+                })?;
+                let total = self.outcome.written_bytes.saturating_add(size);
+                if total > limit {
+                    return Err(over(limit));
+                }
+                let adopted = self.parts.store.adopt(object, &made);
+                let size = adopted.map_err(|error| store_failure(&error))?;
+                self.outcome.written_bytes = total;
+                self.made.push(self.made_by(analysis, &output, size));
+                sealed.push(Sealed { object, size, name });
+            }
         }
-        self.outcome.written_bytes = total;
         Ok(sealed)
     }
 
@@ -510,7 +524,7 @@ impl Running<'_> {
             task: None,
             sealed_at: now(),
         });
-        Ok(vec![Sealed { object: to, size }])
+        Ok(vec![Sealed::file(to, size)])
     }
 
     /// Removes what it can; the first that it can't is told, and what is gone all the same.
@@ -565,6 +579,92 @@ impl Running<'_> {
 
 pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
     Failure { kind, message }
+}
+
+/// A file of an output: itself, or the one of this name in the folder that it is.
+fn below(output: &Output, object: ObjectId, name: &str) -> Output {
+    if name.is_empty() {
+        return output.clone();
+    }
+    Output {
+        name: format!("{}{name}", output.name),
+        object,
+        inode: Inode(output.inode.0 + (object.0 - output.object.0)),
+        path: format!("{}/{name}", output.path),
+    }
+}
+
+/// How much more may lie in the folders among a task's outputs.
+struct Left {
+    files: usize,
+    path_bytes: usize,
+}
+
+/// The files that an output will be: itself, or those in the folder that it is.
+fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec<Sealed>, Failure> {
+    if !folder::is_folder(&output.name) {
+        return Ok(vec![Sealed::file(output.object, 0)]);
+    }
+    let most = FolderBounds {
+        files: left.files,
+        depth: folder::DEPTH_MAX,
+    };
+    let found = prepared.output_files(&output.name, most);
+    let found = found.map_err(|error| unwritten(&error))?;
+    let mut files = Vec::with_capacity(found.len());
+    for (object, (name, size)) in output.objects().zip(found) {
+        let name = name[output.name.len()..].to_owned();
+        let object = ObjectId(object);
+        let path_bytes = output.path.len() + 1 + name.len();
+        let fits = left.path_bytes.checked_sub(path_bytes);
+        let Some(path_bytes_left) = fits.filter(|_| path_bytes <= MAX_PATH_BYTES) else {
+            let message = format!(
+                "the names in the output {:?} are too long: a path has at most {MAX_PATH_BYTES} bytes, and all of a task \
+                 have at most {} together; use shorter names",
+                output.name,
+                folder::PATH_BYTES_MAX
+            );
+            return Err(failure(FailureKind::OutputLimit, message));
+        };
+        left.path_bytes = path_bytes_left;
+        files.push(Sealed { object, size, name });
+    }
+    left.files -= files.len();
+    Ok(files)
+}
+
+/// The files that the outputs of a task will be if they are those of an earlier one, and the name of each in its folder;
+/// `None` if they can't be.
+fn remembered(analysis: &Analysis, memory: &v1::Remembered) -> Option<Vec<(Output, String)>> {
+    let outputs = &analysis.outputs;
+    let names = memory.outputs.iter().map(|file| file.name.as_str());
+    let owners = folder::outputs_of(outputs.iter().map(|one| one.name.as_str()), names)?;
+    let mut objects: Vec<_> = outputs.iter().map(Output::objects).collect();
+    let file = |(file, owner): (&v1::Input, usize)| {
+        let output = &outputs[owner];
+        let object = ObjectId(objects[owner].next()?);
+        let name = if folder::is_folder(&output.name) {
+            &file.name[output.name.len()..]
+        } else {
+            ""
+        };
+        Some((below(output, object, name), name.to_owned()))
+    };
+    memory.outputs.iter().zip(owners).map(file).collect()
+}
+
+fn over(limit: u64) -> Failure {
+    let message = format!("the outputs have more than the limit of {limit} bytes together");
+    failure(FailureKind::OutputLimit, message)
+}
+
+fn unwritten(error: &OutputError) -> Failure {
+    let kind = match error {
+        OutputError::Io { .. } => FailureKind::Device,
+        OutputError::TooMany { .. } => FailureKind::OutputLimit,
+        _ => FailureKind::MissingOutput,
+    };
+    failure(kind, error.to_string())
 }
 
 fn store_failure(error: &StoreError) -> Failure {

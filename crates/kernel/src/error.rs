@@ -214,6 +214,32 @@ pub enum OutputError {
     /// It is a folder, a link or something else.
     #[error("the output {0:?} is not a plain file of its own, or lies behind a symbolic link")]
     NotAFile(String),
+    /// It is no folder, though it was one when the kernel began.
+    #[error("the output {0:?} is not a folder any more")]
+    NotAFolder(String),
+    /// There is no file in it.
+    #[error("the kernel ended well but wrote no file into its output {0:?}")]
+    Empty(String),
+    /// Something in a folder is neither a file nor a folder.
+    #[error(
+        "{0:?}, which the kernel wrote, is neither a plain file nor a folder: links, pipes and devices can't be kept"
+    )]
+    Strange(String),
+    /// Something in a folder has a name that is no text.
+    #[error("{0:?}, which the kernel wrote, has a name that is not UTF-8 and can't be kept")]
+    NoText(String),
+    /// There is more in a folder than can be kept.
+    #[error(
+        "there are more than {files_max} files, or more than {depth_max} folders in one another, in the output {name:?}; pack them, or split the task"
+    )]
+    TooMany {
+        /// Its name.
+        name: String,
+        /// Files that it may have.
+        files_max: usize,
+        /// Folders that may lie in one another.
+        depth_max: usize,
+    },
     /// It could not be looked at.
     #[error("the output {name:?} cannot be kept: {source}")]
     Io {

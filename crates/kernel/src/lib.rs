@@ -34,6 +34,7 @@ mod code;
 mod error;
 mod exact;
 mod fold;
+mod folder;
 mod fork_server;
 mod launcher;
 pub mod locks;
@@ -58,6 +59,7 @@ pub use builtin::{
 };
 pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};
+pub use folder::FolderBounds;
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
 pub use private::{Made, remove_folder};

@@ -19,6 +19,7 @@ use rustix::fs::CWD;
 use crate::builtin;
 use crate::code::{self, Opened, WRITE, input_of, may};
 use crate::error::{OutputError, PrepareError};
+use crate::folder::{self, FolderBounds};
 use crate::private::{self, Made, OWN_USER};
 use crate::run::{Code, InputsAs, Run, Stage, User};
 use crate::sandbox::ids::Ids;
@@ -89,6 +90,7 @@ pub(crate) fn prepare(
     let mut given = BTreeSet::new();
     let stdin = link_inputs(&run, user, &mut folder, &mut given)?;
     for output in &run.outputs {
+        // The slash at the end of a folder makes it one of its own parents.
         folder.make_parents(output)?;
     }
     let stdout = run
@@ -178,6 +180,20 @@ impl Prepared {
         private::take(&self.folder, name)
     }
 
+    /// All files in the folder that is the output `name`, which ends in a slash, in order of their names: names, to be
+    /// taken by [`Self::output`], and lengths in bytes. Folders in which no file lies are passed over.
+    ///
+    /// # Errors
+    /// If it is no folder any more, holds no file, or something that can't be kept, or more than `most`.
+    pub fn output_files(
+        &self,
+        name: &str,
+        most: FolderBounds,
+    ) -> Result<Vec<(String, u64)>, OutputError> {
+        self.close_streams();
+        folder::list(&self.folder, name, most)
+    }
+
     /// The kernel has its streams: this process needs its own ends no more.
     pub(crate) fn close_streams(&self) {
         *self.streams.lock() = Streams::default();
@@ -201,17 +217,16 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
         return Err(PrepareError::NotAbsolute(path.clone()));
     }
     let mut files = BTreeSet::new();
-    for name in run
-        .inputs
-        .iter()
-        .map(|input| &input.name)
-        .chain(&run.outputs)
-    {
+    let inputs = run.inputs.iter().map(|input| input.name.as_str());
+    // Folders are made, so that a slash at the end says no more than the name does.
+    let outputs = run.outputs.iter();
+    let outputs = outputs.map(|name| name.strip_suffix('/').unwrap_or(name));
+    for name in inputs.chain(outputs) {
         if !valid(name) {
-            return Err(PrepareError::Name(name.clone()));
+            return Err(PrepareError::Name(name.to_owned()));
         }
-        if !files.insert(name.as_str()) {
-            return Err(PrepareError::NameTwice(name.clone()));
+        if !files.insert(name) {
+            return Err(PrepareError::NameTwice(name.to_owned()));
         }
     }
     for name in &files {
@@ -231,7 +246,9 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
         return Err(unknown("stdin", name, "inputs"));
     }
     match &run.stdout {
-        Some(name) if !run.outputs.contains(name) => Err(unknown("stdout", name, "outputs")),
+        Some(name) if !run.outputs.contains(name) || name.ends_with('/') => {
+            Err(unknown("stdout", name, "outputs"))
+        }
         _ => Ok(()),
     }
 }

@@ -25,7 +25,7 @@ use crate::run::User;
 /// Names of folders on their way out; a number follows.
 const GONE: &str = ".tidemill-gone-";
 
-const WITHIN: ResolveFlags = ResolveFlags::BENEATH
+pub(crate) const WITHIN: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
@@ -219,7 +219,7 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Opens a folder within another that is this process's own, whatever rights it was made with.
-fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+pub(crate) fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     open_taken(at, name).or_else(|error| {
         if error.kind() != io::ErrorKind::PermissionDenied {
             return Err(error);

@@ -149,7 +149,7 @@ pub struct Run {
     /// Everything it may read beside the system's programs and libraries.
     pub inputs: Vec<RunInput>,
     /// The paths of the files that it is to write, relative to the private folder. Folders that they lie
-    /// in are made; the files are not.
+    /// in are made; the files are not. A path with a slash at its end is a folder that it is to fill, which is made.
     pub outputs: Vec<String>,
     /// Name among `inputs` that becomes its standard input (else that is empty).
     pub stdin: Option<String>,

@@ -131,9 +131,9 @@ impl Element {
         for record in open.iter().filter(|record| record.outcome.is_none()) {
             let label = v1::Label::decode(&*record.payload).expect("an element keeps what it got");
             let label = Label::try_from(&label).expect("an element keeps what it got");
-            for object in label.operation.makes() {
-                if !self.read(|db| records::has_object(db, object)) {
-                    self.store.objects.remove(&object.0);
+            for object in label.operation.makes().into_iter().flatten() {
+                if !self.read(|db| records::has_object(db, ObjectId(object))) {
+                    self.store.objects.remove(&object);
                 }
             }
         }
@@ -383,10 +383,9 @@ pub(crate) fn done(
         }
         _ => outputs(analysis, &inputs),
     };
-    let sealed = objects.iter().map(|&(object, bytes)| Sealed {
-        object: ObjectId(object),
-        size: bytes.size,
-    });
+    let sealed = objects
+        .iter()
+        .map(|&(object, bytes)| Sealed::file(ObjectId(object), bytes.size));
     outcome.result = Ok(sealed.collect());
     let made = made(analysis, &objects, live.label.owner, &outcome);
     let mut did = did(live, outcome, objects);

@@ -305,6 +305,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
                 .map(|s| v1::SealedObject {
                     object: s.object.0,
                     size: s.size,
+                    name: s.name.clone(),
                 })
                 .collect(),
             failure: outcome.result.as_ref().err().map(Into::into),
@@ -333,6 +334,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
         let sealed = |s: &v1::SealedObject| core::Sealed {
             object: ObjectId(s.object),
             size: s.size,
+            name: s.name.clone(),
         };
         let result = match &outcome.failure {
             Some(failure) => Err(failure.try_into()?),

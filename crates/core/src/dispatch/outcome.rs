@@ -3,7 +3,8 @@
 use super::short::Short;
 use super::task::Issued;
 use super::{Dispatcher, LOSSES_MAX, Turn};
-use crate::event::{Action, Origin, TaskState};
+use crate::event::{Action, Origin, OutputSpec, TaskState};
+use crate::folder;
 use crate::id::{ElementId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind, Outcome, Sealed};
 use crate::object::Placed;
@@ -136,7 +137,7 @@ impl Dispatcher {
             outcome.read_bytes,
         );
         match outcome.result {
-            Ok(sealed) => match outputs(&issued.objects, &sealed, issued.element) {
+            Ok(sealed) => match self.outputs(&issued, &sealed) {
                 Some(outputs) => {
                     // Remembering a result says nothing of how long a run takes.
                     if outcome.reused.is_none() {
@@ -153,6 +154,26 @@ impl Dispatcher {
             },
             Err(failure) => self.fail(id, issued, failure, turn),
         }
+    }
+
+    /// The outputs of a label in the order of its task; `None` if one was not reported.
+    fn outputs(&self, issued: &Issued, sealed: &[Sealed]) -> Option<Vec<Placed>> {
+        let element = issued.element;
+        let find = |(output, &object): (&OutputSpec, &ObjectId)| {
+            let size = if output.is_folder() {
+                let files = folder::files(&output.name, object, sealed)?;
+                files.iter().map(|file| file.size).sum()
+            } else {
+                sealed.iter().find(|sealed| sealed.object == object)?.size
+            };
+            Some(Placed {
+                object,
+                element,
+                size,
+            })
+        };
+        let outputs = &self.task(issued.task).spec.outputs;
+        outputs.iter().zip(&issued.objects).map(find).collect()
     }
 
     /// Takes back the labels that follow one that did not succeed; whose they were. Their element will
@@ -289,19 +310,6 @@ impl Dispatcher {
             self.settle(follower, turn);
         }
     }
-}
-
-/// The outputs of a label in the order of its task; `None` if one was not reported.
-fn outputs(objects: &[ObjectId], sealed: &[Sealed], element: ElementId) -> Option<Vec<Placed>> {
-    let find = |&object| {
-        let sealed = sealed.iter().find(|sealed| sealed.object == object)?;
-        Some(Placed {
-            object,
-            element,
-            size: sealed.size,
-        })
-    };
-    objects.iter().map(find).collect()
 }
 
 /// Has the outputs of a success that does not count removed.

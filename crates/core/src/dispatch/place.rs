@@ -15,6 +15,7 @@ use super::{
     MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
 use crate::event::{Action, Decision, Estimate, TaskState};
+use crate::folder;
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
 use crate::object::Placed;
@@ -192,8 +193,9 @@ impl Dispatcher {
 
     /// Whether there are ids for a task's label and outputs.
     fn can_issue(&mut self, id: TaskId) -> bool {
-        let outputs = self.task(id).spec.outputs.len();
-        self.ids.ready(outputs)
+        let outputs = self.task(id).spec.outputs.iter();
+        let ids = outputs.map(|output| folder::ids(&output.name)).sum();
+        self.ids.ready(ids)
     }
 
     /// Shows the policy of a task's job the array, unless the job script names an element. `along` is the element
@@ -379,6 +381,15 @@ impl Dispatcher {
                 .get(&label)
                 .filter(|issued| issued.element == element)?;
         }
+        // What lies in a folder is known when it is there, and only then can a label name it.
+        if task
+            .spec
+            .inputs
+            .iter()
+            .any(|input| folder::is_folder(&input.name))
+        {
+            return None;
+        }
         let sealed = (0..task.spec.inputs.len()).filter_map(|index| self.input(id, index));
         if sealed.into_iter().any(|placed| !self.reachable(placed)) {
             return None;
@@ -402,8 +413,14 @@ impl Dispatcher {
         let element = choice.element;
         let estimates = self.estimates(id, answer, turn.now);
         let label = self.ids.label();
-        let count = self.task(id).spec.outputs.len();
-        let objects = (0..count).map(|_| self.ids.object()).collect();
+        let outputs = &self
+            .tasks
+            .get(&id)
+            .expect("a task that is placed is known")
+            .spec
+            .outputs;
+        let ids = outputs.iter().map(|output| folder::ids(&output.name));
+        let objects = ids.map(|count| self.ids.objects(count)).collect();
         let task = self.task_mut(id);
         task.current = Some(label);
         task.tries += 1;

@@ -3,9 +3,11 @@
 
 use super::error::Errors;
 use super::path::above;
+use super::read::within;
 use super::{Dag, Input, Problem, Source, Task};
+use crate::folder;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// Full path to (task, index among its outputs).
 type Makers = BTreeMap<String, (usize, usize)>;
@@ -40,10 +42,7 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
         let file = above(path).find(|folder| makers.contains_key(*folder));
         // Both in one task is the reader's error to report.
         if let Some(file) = file.filter(|file| makers[*file].0 != index) {
-            let problem = Problem::FileAndFolder {
-                file: file.to_owned(),
-                below: path.clone(),
-            };
+            let problem = within(is_folder(tasks, makers[file]), file, path);
             let task = &tasks[index];
             errors.add(task.outputs[number].at, Some(&task.name), problem);
         }
@@ -51,7 +50,13 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
     makers
 }
 
+fn is_folder(tasks: &[Task], (task, output): (usize, usize)) -> bool {
+    tasks[task].outputs[output].is_folder()
+}
+
 fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
+    let folders = makers.iter().filter(|(_, maker)| is_folder(tasks, **maker));
+    let folders: BTreeSet<&str> = folders.map(|(path, _)| path.as_str()).collect();
     for (index, task) in tasks.iter_mut().enumerate() {
         let name = task.name.clone();
         for input in &mut task.inputs {
@@ -63,8 +68,15 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
                         Problem::OwnOutput(input.path.clone()),
                     );
                 }
-                Some(&(maker, number)) => input.source = Source::Task(maker, number),
-                None => outside(input, &name, makers, errors),
+                Some(&(maker, number)) => {
+                    input.source = Source::Task(maker, number);
+                    let path = &input.path;
+                    if folder::is_folder(&input.name) != folders.contains(path.as_str()) {
+                        let problem = Problem::FileOrFolder(path.clone());
+                        errors.add(input.at, Some(&name), problem);
+                    }
+                }
+                None => outside(input, &name, (makers, &folders), errors),
             }
         }
         // A kernel that the job itself makes; its own output is only a name that happens to be the same.
@@ -73,6 +85,7 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
             if let Some(file) = &mut kernel.file
                 && let Some(&(maker, number)) = makers.get(&file.path)
                 && maker != index
+                && !folders.contains(file.path.as_str())
             {
                 file.source = Source::Task(maker, number);
             }
@@ -81,16 +94,22 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
 }
 
 /// Checks that an input from outside can exist beside the files that the job makes.
-fn outside(input: &Input, task: &str, makers: &Makers, errors: &mut Errors) {
+fn outside(
+    input: &Input,
+    task: &str,
+    (makers, folders): (&Makers, &BTreeSet<&str>),
+    errors: &mut Errors,
+) {
     let file_above = above(&input.path).find(|folder| makers.contains_key(*folder));
     let prefix = format!("{}/", input.path);
     let below = makers.range(prefix.clone()..).next().map(|(path, _)| path);
     let below = below.filter(|path| path.starts_with(&prefix));
     let problem = match (file_above, below) {
-        (Some(file), _) => Problem::FileAndFolder {
-            file: file.to_owned(),
-            below: input.path.clone(),
-        },
+        (Some(file), _) => within(folders.contains(file), file, &input.path),
+        // What a pattern of a folder means is replaced before.
+        (None, None) if folder::is_folder(&input.name) => {
+            Problem::FolderPath(format!("{}/", input.path))
+        }
         (None, Some(below)) => Problem::FileAndFolder {
             file: input.path.clone(),
             below: below.clone(),

@@ -268,6 +268,31 @@ pub enum Problem {
         /// The one below it.
         below: String,
     },
+    /// A file in a folder that a task makes as a whole.
+    #[error(
+        "\"{below}\" lies in \"{folder}\", a folder that a task makes as a whole; read all of it, as \"{folder}\", or write elsewhere"
+    )]
+    WithinFolder {
+        /// The folder.
+        folder: String,
+        /// What lies in it.
+        below: String,
+    },
+    /// A file that is read as a folder, or a folder that is read as a file.
+    #[error(
+        "\"{0}\" is a folder for one task and a file for another; write it with a slash at its end in both, or in neither"
+    )]
+    FileOrFolder(String),
+    /// A folder that the kernel can't make.
+    #[error(
+        "output \"{path}/\" is a folder, which {kernel} can't write; let a program or a shared object (.so) make it"
+    )]
+    FolderBy {
+        /// The folder.
+        path: String,
+        /// What kind of kernel it is.
+        kernel: &'static str,
+    },
     /// A task that waits for itself.
     #[error("it reads its own output \"{0}\"; write to another name")]
     OwnOutput(String),
@@ -394,6 +419,11 @@ pub enum Problem {
         "output \"{0}\" exists already; remove it, write to another name, or submit with --replace"
     )]
     OutputExists(String),
+    /// A folder among the outputs where there is a file.
+    #[error(
+        "output \"{0}/\" is a folder, but \"{0}\" is there and is none; remove it, or write to another name"
+    )]
+    FileForFolder(String),
     /// An output that another job is going to write.
     #[error(
         "output \"{path}\" is an output of job {job} too, which has not ended; wait for it (`tidemill watch {job}`), cancel it, or write to another name"

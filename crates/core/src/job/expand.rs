@@ -3,8 +3,11 @@
 //!
 //! A pattern sees the files that [`Files`] tells of and the outputs of the tasks above it in the script.
 
+use super::MAX_TASKS;
 use super::error::{Errors, Problem};
-use super::{MAX_TASKS, path};
+use super::path::{self, Named};
+use super::read::within;
+use crate::folder;
 use crate::script::{Data, Group, Position, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -54,6 +57,7 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
         files,
         listed: BTreeMap::new(),
         made: BTreeSet::new(),
+        made_folders: BTreeSet::new(),
         bytes_left: MAX_EXPANDED_BYTES,
         compares_left: MAX_COMPARED,
     };
@@ -132,8 +136,9 @@ struct Expander<'a> {
     workdir: String,
     files: &'a dyn Files,
     listed: BTreeMap<String, Rc<Vec<(String, bool)>>>,
-    /// Full paths of the outputs of the tasks so far.
+    /// Full paths of the outputs of the tasks so far, and of those of them that are folders.
     made: BTreeSet<String>,
+    made_folders: BTreeSet<String>,
     bytes_left: usize,
     compares_left: usize,
 }
@@ -172,14 +177,24 @@ impl Expander<'_> {
                 self.substitute(&mut setting.value, binding)?;
             }
             self.inputs(&mut task)?;
-            let outputs = values(&task, "output").iter().filter_map(text);
-            let outputs = outputs.filter_map(|output| path::file(&self.workdir, output).ok());
-            let outputs: Vec<String> = outputs.map(|named| named.path).collect();
-            self.made.extend(outputs);
+            for named in self.named(&task, "output") {
+                if folder::is_folder(&named.name) {
+                    self.made_folders.insert(named.path);
+                } else {
+                    self.made.insert(named.path);
+                }
+            }
             let data = Data::Group(task);
             expanded.push(Value { data, at: value.at });
         }
         Ok(())
+    }
+
+    /// The files and folders that a task lists; what is wrong with one is found when it is read.
+    fn named(&self, task: &Group, list: &str) -> Vec<Named> {
+        let given = values(task, list).iter().filter_map(text);
+        let named = given.filter_map(|given| path::file_or_folder(&self.workdir, given).ok());
+        named.collect()
     }
 
     fn spend(&mut self, bytes: usize, at: Position) -> Result<(), Wrong> {
@@ -208,12 +223,12 @@ impl Expander<'_> {
 
     /// Replaces what stands for several inputs, and the argument that stands for all of them.
     fn inputs(&mut self, task: &mut Group) -> Result<(), Wrong> {
-        let own = values(task, "output").iter().filter_map(text);
-        let own = own.filter_map(|output| path::file(&self.workdir, output).ok());
+        let own = self.named(task, "output").into_iter();
         let own: BTreeSet<String> = own.map(|named| named.path).collect();
         if let Some(inputs) = values_mut(task, "input") {
-            let mut seen: BTreeSet<String> =
-                inputs.iter().filter_map(text).map(str::to_owned).collect();
+            let plain = inputs.iter().filter_map(text);
+            let plain = plain.filter(|given| !given.contains('*') && !given.ends_with('/'));
+            let mut seen: BTreeSet<String> = plain.map(str::to_owned).collect();
             for value in std::mem::take(inputs) {
                 let at = value.at;
                 let found = match text(&value) {
@@ -227,7 +242,8 @@ impl Expander<'_> {
                     }
                 };
                 for (written, path) in found {
-                    if !own.contains(&path) && seen.insert(written.clone()) {
+                    let is_own = own.contains(&path) || path::above(&path).any(|f| own.contains(f));
+                    if !is_own && seen.insert(written.clone()) {
                         self.spend(written.len() + size_of::<Value>(), at)?;
                         let data = Data::Text(written);
                         inputs.push(Value { data, at });
@@ -239,9 +255,9 @@ impl Expander<'_> {
     }
 
     fn arguments(&mut self, task: &mut Group) -> Result<(), Wrong> {
-        let names = values(task, "input").iter().filter_map(text);
-        let names = names.filter_map(|input| path::file(&self.workdir, input).ok());
-        let names: Vec<String> = names.map(|named| named.name).collect();
+        let named = self.named(task, "input").into_iter();
+        let plain = |name: &str| name.trim_end_matches('/').to_owned();
+        let names: Vec<String> = named.map(|named| plain(&named.name)).collect();
         let Some(args) = values_mut(task, "args") else {
             return Ok(());
         };
@@ -276,9 +292,8 @@ impl Expander<'_> {
     }
 
     fn captures(&mut self, given: &str, at: Position) -> Result<Vec<Binding>, Wrong> {
-        let (folder, last) = given
-            .rsplit_once('/')
-            .map_or(("", given), |(above, last)| (above, last));
+        let (plain, is_folder) = plain(given);
+        let (folder, last) = plain.rsplit_once('/').unwrap_or(("", plain));
         let pattern = Pattern::with_names(last);
         let pattern = pattern.map_err(|reason| no_pattern(given, reason, at))?;
         if !Pattern::with_names(folder).is_ok_and(|folder| folder.names().next().is_none()) {
@@ -295,8 +310,8 @@ impl Expander<'_> {
                 at,
             ));
         }
-        let prefix = &given[..given.len() - last.len()];
-        let names = self.files_in(prefix, at)?;
+        let prefix = &plain[..plain.len() - last.len()];
+        let names = self.names_in(prefix, is_folder, at)?;
         let bindings = names.iter().filter_map(|name| {
             let values = pattern.fits(name)?.into_iter().map(str::to_owned);
             Some(pattern.names().map(str::to_owned).zip(values).collect())
@@ -310,18 +325,24 @@ impl Expander<'_> {
 
     /// The files that a pattern with `*` means: as the script would write them, and their full paths.
     fn matching(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
-        let last = given.rsplit('/').next().unwrap_or(given);
-        let prefix = &given[..given.len() - last.len()];
+        let (plain, is_folder) = plain(given);
+        let last = plain.rsplit('/').next().unwrap_or(plain);
+        let prefix = &plain[..plain.len() - last.len()];
         if prefix.contains('*') {
             return Err(no_pattern(given, "'*' may stand in its last part only", at));
         }
         let pattern = Pattern::with_stars(last);
-        let names = self.files_in(prefix, at)?;
+        let names = self.names_in(prefix, is_folder, at)?;
         let folder = self.folder(prefix, at)?;
         let fitting = names.iter().filter(|name| pattern.fits(name).is_some());
-        let found: Vec<_> = fitting
-            .map(|name| (format!("{prefix}{name}"), format!("{folder}/{name}")))
-            .collect();
+        let mut found = Vec::new();
+        for name in fitting {
+            if is_folder {
+                found.extend(self.below(&format!("{prefix}{name}/"), at)?);
+            } else {
+                found.push((format!("{prefix}{name}"), format!("{folder}/{name}")));
+            }
+        }
         if found.is_empty() {
             return Err(wrong(at, Problem::NoMatch(given.to_owned())));
         }
@@ -331,30 +352,36 @@ impl Expander<'_> {
     /// All files below a folder, as [`Self::matching`] gives them.
     fn below(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
         let top = self.folder(given, at)?;
+        if self.made_folders.contains(&top) {
+            // What lies in it is known when it is there.
+            return Ok(vec![(given.to_owned(), top)]);
+        }
+        self.not_within(&top, given, at)?;
         let mut paths = BTreeSet::new();
         let mut folders = vec![top.clone()];
         while let Some(folder) = folders.pop() {
             for (name, is_folder) in self.list(&folder, at)?.iter() {
                 let path = format!("{folder}/{name}");
-                if *is_folder {
-                    folders.push(path);
-                } else {
+                if !*is_folder {
                     paths.insert(path);
+                } else if !self.made_folders.contains(&path) {
+                    folders.push(path);
                 }
             }
         }
         let start = format!("{top}/");
-        let made = self.made.range(start.clone()..);
-        let made = made.take_while(|path| path.starts_with(&start)).cloned();
-        paths.extend(made);
-        if paths.is_empty() {
+        let below = |path: &&String| path.starts_with(&start);
+        let made = self.made.range(start.clone()..).take_while(below);
+        paths.extend(made.cloned());
+        let written = |path: &str| format!("{given}{}", &path[start.len()..]);
+        let files = paths.into_iter().map(|path| (written(&path), path));
+        let folders = self.made_folders.range(start.clone()..).take_while(below);
+        let folders = folders.map(|path| (format!("{}/", written(path)), path.clone()));
+        let found: Vec<_> = files.chain(folders).collect();
+        if found.is_empty() {
             return Err(wrong(at, Problem::NoMatch(given.to_owned())));
         }
-        let found = paths.into_iter().map(|path| {
-            let written = format!("{given}{}", &path[start.len()..]);
-            (written, path)
-        });
-        Ok(found.collect())
+        Ok(found)
     }
 
     /// The full path of the folder that a script writes so, with a slash at the end or empty; none for the root.
@@ -374,20 +401,46 @@ impl Expander<'_> {
         Ok(names)
     }
 
-    /// The names of the files in a folder, there or to be made, in order.
-    fn files_in(&mut self, prefix: &str, at: Position) -> Result<BTreeSet<String>, Wrong> {
+    /// Refuses what lies in a folder that a task makes as a whole.
+    fn not_within(&self, folder: &str, given: &str, at: Position) -> Result<(), Wrong> {
+        let mut folders = std::iter::once(folder).chain(path::above(folder));
+        match folders.find(|folder| self.made_folders.contains(*folder)) {
+            Some(whole) => Err(wrong(at, within(true, whole, given))),
+            None => Ok(()),
+        }
+    }
+
+    /// The names of the files, or of the folders, in a folder, there or to be made, in order.
+    fn names_in(
+        &mut self,
+        prefix: &str,
+        folders: bool,
+        at: Position,
+    ) -> Result<BTreeSet<String>, Wrong> {
         let folder = self.folder(prefix, at)?;
+        self.not_within(&folder, prefix, at)?;
         let listed = self.list(&folder, at)?;
-        let files = listed.iter().filter(|(_, is_folder)| !is_folder);
-        let mut names: BTreeSet<String> = files.map(|(name, _)| name.clone()).collect();
+        let listed = listed.iter().filter(|(_, is_folder)| *is_folder == folders);
+        let mut names: BTreeSet<String> = listed.map(|(name, _)| name.clone()).collect();
         let start = format!("{folder}/");
-        let made = self.made.range(start.clone()..);
+        let made = if folders {
+            &self.made_folders
+        } else {
+            &self.made
+        };
+        let made = made.range(start.clone()..);
         let made = made.map_while(|path| path.strip_prefix(&start));
         names.extend(made.filter(|name| !name.contains('/')).map(str::to_owned));
         let left = self.compares_left.checked_sub(names.len());
         self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
         Ok(names)
     }
+}
+
+/// A pattern without the slash at its end, and whether it has one.
+fn plain(given: &str) -> (&str, bool) {
+    let plain = given.trim_end_matches('/');
+    (plain, plain.len() < given.len())
 }
 
 fn no_pattern(given: &str, reason: &'static str, at: Position) -> Wrong {

@@ -20,6 +20,7 @@ pub use quantity::{duration, size};
 pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};
 pub use stack::MAX_STAGES;
 
+use crate::folder;
 use crate::id::ElementId;
 use crate::label::Limits;
 use crate::resources::Needs;
@@ -153,12 +154,13 @@ pub enum KernelKind {
     Stored,
 }
 
-/// A file that a task reads.
+/// A file that a task reads, or a [folder] that another task of the job makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// The name the kernel sees: relative to `workdir`, or the last part of a path elsewhere.
+    /// The name the kernel sees: relative to `workdir`, or the last part of a path elsewhere. Of a folder it ends in a
+    /// slash.
     pub name: String,
-    /// Full path in the namespace.
+    /// Full path in the namespace, without a slash at its end.
     pub path: String,
     /// Where it comes from.
     pub source: Source,
@@ -175,15 +177,23 @@ pub enum Source {
     Task(usize, usize),
 }
 
-/// A file that a task writes.
+/// A file or [folder] that a task writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The name the kernel writes, relative to `workdir`.
+    /// The name the kernel writes, relative to `workdir`. Of a folder it ends in a slash.
     pub name: String,
-    /// Full path in the namespace.
+    /// Full path in the namespace, without a slash at its end.
     pub path: String,
     /// Where it stands in the script.
     pub at: Position,
+}
+
+impl Output {
+    /// Whether it is a folder.
+    #[must_use]
+    pub fn is_folder(&self) -> bool {
+        folder::is_folder(&self.name)
+    }
 }
 
 /// How long a task's outputs are kept (AnalyzeThis §2: lifetime attributes).

@@ -55,6 +55,17 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
     })
 }
 
+/// As [`file`], and the folder that a name with a slash at its end means: its name keeps one, its path has none.
+pub(super) fn file_or_folder(workdir: &str, given: &str) -> Result<Named, Problem> {
+    let plain = given.trim_end_matches('/');
+    if plain.len() == given.len() || plain.is_empty() {
+        return file(workdir, given);
+    }
+    let mut named = file(workdir, plain)?;
+    named.name.push('/');
+    Ok(named)
+}
+
 /// Takes `.` and `//` away; a path that began with a slash still does.
 fn normal(given: &str) -> Result<String, Problem> {
     let mut clean = String::with_capacity(given.len());
@@ -135,6 +146,22 @@ mod tests {
         ));
         assert!(matches!(workdir("w"), Err(Problem::Workdir(_))));
         assert!(matches!(workdir("/w/.."), Err(Problem::Escape(_))));
+    }
+
+    #[test]
+    fn a_slash_at_the_end_means_a_folder() {
+        let named = |given| file_or_folder("/w", given).map(|named| (named.name, named.path));
+        let pair = |name: &str, path: &str| Ok((name.to_owned(), path.to_owned()));
+        assert_eq!(named("a"), pair("a", "/w/a"));
+        assert_eq!(named("./s//a//"), pair("s/a/", "/w/s/a"));
+        assert_eq!(named("/w/a/"), pair("a/", "/w/a"));
+        for given in ["/", "./", "/w/", "//"] {
+            assert!(
+                matches!(named(given), Err(Problem::FolderPath(_))),
+                "{given}"
+            );
+        }
+        assert!(matches!(named("../a/"), Err(Problem::Escape(_))));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::{
     MAX_INPUTS, MAX_KINDS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source,
     StageName, Task, quantity,
 };
+use crate::folder;
 use crate::id::ElementId;
 use crate::label::Limits;
 use crate::nearest::nearest;
@@ -206,7 +207,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     let stdout = stream(fields, workdir, ["stdout", "output"], errors, |path| {
         outputs
             .iter()
-            .find(|output| output.path == path)
+            .find(|output| output.path == path && !output.is_folder())
             .map(|output| output.name.clone())
     });
     let result = outputs.first().filter(|_| is_stack);
@@ -220,7 +221,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         stdin: stream(fields, workdir, ["stdin", "input"], errors, |path| {
             inputs
                 .iter()
-                .find(|input| input.path == path)
+                .find(|input| input.path == path && !folder::is_folder(&input.name))
                 .map(|input| input.name.clone())
         }),
         stdout,
@@ -356,7 +357,7 @@ fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Ve
     };
     let mut inputs = Vec::with_capacity(texts.len());
     for text in texts {
-        match path::file(workdir, text.value) {
+        match path::file_or_folder(workdir, text.value) {
             Ok(named) => inputs.push(input(named, text.at)),
             Err(problem) => fields.error(text.at, problem, errors),
         }
@@ -379,7 +380,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
     };
     let mut outputs = Vec::with_capacity(texts.len());
     for text in texts {
-        match path::file(workdir, text.value) {
+        match path::file_or_folder(workdir, text.value) {
             Ok(named) if named.inside => {
                 outputs.push(Output {
                     name: named.name,
@@ -416,9 +417,10 @@ fn check_names_seen(
     let mut seen: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
     let all: Vec<_> = inputs.chain(outputs).collect();
     for &(is_output, name, path, at) in &all {
-        let problem = match seen.get(name.as_str()) {
+        let plain = name.trim_end_matches('/');
+        let problem = match seen.get(plain) {
             None => {
-                seen.insert(name, (is_output, path));
+                seen.insert(plain, (is_output, path));
                 continue;
             }
             Some(&(other, first)) if first == path && other == is_output => {
@@ -435,13 +437,25 @@ fn check_names_seen(
         fields.error(at, problem, errors);
     }
     for &(_, name, _, at) in &all {
-        if let Some(file) = path::above(name).find(|folder| seen.contains_key(*folder)) {
-            let problem = Problem::FileAndFolder {
-                file: file.to_owned(),
-                below: name.clone(),
-            };
+        let plain = name.trim_end_matches('/');
+        if let Some(file) = path::above(plain).find(|folder| seen.contains_key(*folder)) {
+            let mut files = all.iter().map(|(_, name, _, _)| name.as_str());
+            let is_folder = files.any(|name| name.strip_suffix('/') == Some(file));
+            let problem = within(is_folder, file, name);
             fields.error(at, problem, errors);
         }
+    }
+}
+
+/// What is wrong with a file below another, or below a folder that a task makes as a whole.
+pub(super) fn within(is_folder: bool, above: &str, below: &str) -> Problem {
+    let below = below.to_owned();
+    if is_folder {
+        let folder = format!("{above}/");
+        Problem::WithinFolder { folder, below }
+    } else {
+        let file = above.to_owned();
+        Problem::FileAndFolder { file, below }
     }
 }
 

@@ -5,6 +5,7 @@ use super::error::{Errors, Problem, ProgramBy};
 use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
+use crate::folder;
 use crate::id::{ElementId, Inode, JobId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
 use crate::nearest::nearest_path;
@@ -62,8 +63,8 @@ pub struct Found {
 pub trait Ids {
     /// A new task id.
     fn task(&mut self) -> TaskId;
-    /// A new inode.
-    fn inode(&mut self) -> Inode;
+    /// The first of so many new inodes that follow one another.
+    fn inodes(&mut self, count: u64) -> Inode;
 }
 
 /// Resolves a job's names against the array.
@@ -92,7 +93,8 @@ pub fn resolve(
     let mut nowhere = Nowhere::new(job, outside.places());
     for task in &job.tasks {
         check(job, task, &mut view, &mut errors);
-        match kernel(task, &mut view) {
+        let found = kernel(task, &mut view);
+        match found.and_then(|found| makes_folders(task, &found.0).map(|()| found)) {
             Ok(found) => {
                 if let Some(why) = nowhere.why(task, &found.0) {
                     errors.add(task.at, Some(&task.name), Problem::Nowhere(why));
@@ -212,6 +214,14 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
         let path = || output.path.clone();
         let problem = match view.look(&output.path) {
             Look::Nothing => continue,
+            Look::Folder if output.is_folder() => {
+                let inside = format!("{}/", output.path);
+                if job.replace || view.outside.beside(&inside).is_empty() {
+                    continue;
+                }
+                Problem::OutputExists(inside)
+            }
+            _ if output.is_folder() => Problem::FileForFolder(path()),
             Look::Sealed(found) if job.replace && found.writable => continue,
             Look::Sealed(_) if job.replace => Problem::Unwritable(path()),
             Look::Unsealed if job.replace => Problem::Unsealed(path()),
@@ -354,6 +364,23 @@ fn fits(
         reason,
         remedy,
     })
+}
+
+/// Checks that a kernel whose output is a folder can fill it: it needs files of its own.
+fn makes_folders(task: &Task, kernel: &Kernel) -> Result<(), Problem> {
+    let kernel = match kernel {
+        Kernel::Builtin(_) => "a built-in kernel",
+        Kernel::Wasm { .. } => "a module",
+        Kernel::Stack(_) => "a stack of kernels",
+        Kernel::Native { .. } | Kernel::Stored { .. } | Kernel::Program(_) => return Ok(()),
+    };
+    match task.outputs.iter().find(|output| output.is_folder()) {
+        None => Ok(()),
+        Some(output) => Err(Problem::FolderBy {
+            path: output.path.clone(),
+            kernel,
+        }),
+    }
 }
 
 fn collision(name: &str, first: &str, second: &str) -> Problem {
@@ -515,8 +542,8 @@ fn spec(
         path: output.path.clone(),
         // What is there was found to be replaceable.
         inode: match view.look(&output.path) {
-            Look::Sealed(found) => found.inode,
-            _ => ids.inode(),
+            Look::Sealed(found) if !output.is_folder() => found.inode,
+            _ => ids.inodes(folder::ids(&output.name)),
         },
     });
     let outputs = outputs.collect();

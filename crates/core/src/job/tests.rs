@@ -126,9 +126,9 @@ impl Ids for Counter {
         self.0 += 1;
         TaskId(self.0)
     }
-    fn inode(&mut self) -> Inode {
-        self.0 += 1;
-        Inode(self.0)
+    fn inodes(&mut self, count: u64) -> Inode {
+        self.0 += count;
+        Inode(self.0 - count + 1)
     }
 }
 
@@ -409,6 +409,134 @@ fn patterns_stand_for_files_and_for_outputs_of_tasks_above() {
     let ten_thousand =
         r#"{ name = "t{i}"; foreach = { i = "1..10000"; }; kernel = "k"; output = [ "o{i}" ]; }"#;
     assert_eq!(expanded(ten_thousand, &[]).unwrap().len(), 10_000);
+}
+
+#[test]
+fn a_folder_that_a_task_makes_is_one_input_of_others() {
+    let files = ["/w/raw/a.fits", "/w/raw/b.fits", "/w/old/x", "/w/in.zarr/0"];
+    let tasks = r#"
+        { name = "{x}"; foreach = "raw/{x}.fits"; kernel = "k"; output = [ "out/{x}.zarr/", "log.{x}" ]; },
+        { name = "one"; kernel = "k"; args = [ "{inputs}" ]; input = [ "./out//a.zarr/" ]; output = [ "one/" ]; },
+        { name = "all"; kernel = "k"; args = [ "{inputs}" ]; input = [ "out/*.zarr/", "*.zarr/" ]; output = [ "n" ]; },
+        { name = "{y}.2"; foreach = "out/{y}.zarr/"; kernel = "k"; input = [ "out/{y}.zarr/" ]; output = [ "two.{y}" ]; },
+        { name = "below"; kernel = "k"; input = [ "out/", "old/" ]; output = [ "m" ]; }"#;
+    let expected = [
+        "a:  -> out/a.zarr/ log.a ()",
+        "b:  -> out/b.zarr/ log.b ()",
+        "one: out/a.zarr/ -> one/ (out/a.zarr)",
+        "all: out/a.zarr/ out/b.zarr/ in.zarr/0 -> n (out/a.zarr out/b.zarr in.zarr/0)",
+        "a.2: out/a.zarr/ -> two.a ()",
+        "b.2: out/b.zarr/ -> two.b ()",
+        "below: out/a.zarr/ out/b.zarr/ old/x -> m ()",
+    ];
+    assert_eq!(expanded(tasks, &files).unwrap(), expected);
+    let text = with_tasks(tasks);
+    let job = Job::read("job.conf", text.as_bytes(), &Folder(&files)).unwrap();
+    assert_eq!(job.tasks[3].inputs[1].source, Source::Task(1, 0));
+    assert_eq!(job.tasks[3].inputs[1].path, "/w/out/b.zarr");
+    assert_eq!(job.dag.dependencies[6], [0, 1]);
+    let text = with_tasks(r#"{ name = "a"; kernel = "sort"; output = [ "out/a.zarr/", "f" ]; }"#);
+    let spec = resolve_in(&text, &Array::default());
+    let outputs = &spec.unwrap().tasks[0].outputs;
+    let folder = &outputs[0];
+    assert_eq!(
+        (folder.path.as_str(), folder.is_folder()),
+        ("/w/out/a.zarr", true)
+    );
+    assert_eq!(folder.claimed(), "/w/out/a.zarr/");
+    // All that may lie in it has numbers of its own.
+    assert_eq!(outputs[1].inode.0 - folder.inode.0, 1 + folder::FILES_MAX);
+}
+
+#[test]
+fn folders_that_can_not_be_are_refused() {
+    let rest = r#"{ name = "b"; kernel = "k"; output = [ "d/" ]; },
+{ name = "a"; kernel = "k"; "#;
+    let whole = |below: &str| {
+        format!(
+            "\"{below}\" lies in \"/w/d/\", a folder that a task makes as a whole; read all of it, as \"/w/d/\", or write elsewhere"
+        )
+    };
+    let both = "\"/w/d\" is a folder for one task and a file for another; write it with a slash at its end in both, or in neither";
+    let cases = [
+        ("output = [ \"d/x\" ];", whole("/w/d/x")),
+        ("input = [ \"d/x\" ]; output = [ \"o\" ];", whole("/w/d/x")),
+        ("input = [ \"d/*\" ]; output = [ \"o\" ];", whole("d/")),
+        ("input = [ \"d/e/\" ]; output = [ \"o\" ];", whole("d/e/")),
+        ("input = [ \"d\" ]; output = [ \"o\" ];", both.to_owned()),
+        (
+            "input = [ \"x\" ]; output = [ \"x/\" ];",
+            "it reads its own output \"/w/x\"; write to another name".to_owned(),
+        ),
+        (
+            "output = [ \"/\" ];",
+            "\"/\" names a folder; tasks read and write files".to_owned(),
+        ),
+        (
+            "output = [ \"./\" ];",
+            "\".\" names a folder; tasks read and write files".to_owned(),
+        ),
+        (
+            "output = [ \"/x/d/\" ];",
+            "output \"/x/d\" is not below workdir \"/w\"".to_owned(),
+        ),
+        (
+            "output = [ \"o\", \"o/\" ];",
+            "\"/w/o\" is listed twice".to_owned(),
+        ),
+        (
+            "output = [ \"o/\" ]; stdout = \"o/\";",
+            "\"o/\" names a folder; tasks read and write files".to_owned(),
+        ),
+        (
+            "output = [ \"o/\" ]; stdout = \"o\";",
+            "\"stdout\" is \"o\", which is not in \"output\"".to_owned(),
+        ),
+        (
+            "output = [ \"e/\" ]; input = [ \"e/x\" ];",
+            "\"e/x\" lies in \"e/\", a folder that a task makes as a whole".to_owned(),
+        ),
+    ];
+    for (end, message) in cases {
+        let said = expanded(&format!("{rest}{end} }}"), &["/w/d/x", "/w/e/x"]).unwrap_err();
+        let message = format!(": task \"a\": {message}");
+        assert!(said.contains(&message), "{end}\n{said}\n{message}");
+    }
+}
+
+#[test]
+fn only_kernels_with_files_of_their_own_make_folders() {
+    let script = |kernel: &str| {
+        with_tasks(&format!(
+            "{{ name = \"a\"; {kernel} output = [ \"o/\" ]; }}"
+        ))
+    };
+    let mut array = Array::default();
+    assert!(resolve_in(&script("kernel = \"sort\";"), &array).is_ok());
+    for (kernel, what) in [
+        ("kernel = \"mean\";", "a built-in kernel"),
+        ("kernel = \"sort | sort\";", "a stack of kernels"),
+    ] {
+        let said = errors_in(&script(kernel), &array);
+        let message = format!("output \"/w/o/\" is a folder, which {what} can't write");
+        assert!(said.contains(&message), "{said}");
+    }
+    array.files.insert("/w/o", Look::Folder);
+    assert!(resolve_in(&script("kernel = \"sort\";"), &array).is_ok());
+    array.files.insert("/w/o/x", Look::Unsealed);
+    let said = errors_in(&script("kernel = \"sort\";"), &array);
+    assert!(
+        said.contains("output \"/w/o/\" exists already; remove it"),
+        "{said}"
+    );
+    let replacing = script("kernel = \"sort\";").replace("workdir", "replace = true; workdir");
+    assert!(resolve_in(&replacing, &array).is_ok());
+    array.files.insert("/w/o", Look::Unsealed);
+    let said = errors_in(&replacing, &array);
+    assert!(
+        said.contains("\"/w/o/\" is a folder, but \"/w/o\" is there and is none"),
+        "{said}"
+    );
 }
 
 #[test]

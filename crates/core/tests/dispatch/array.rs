@@ -36,7 +36,7 @@ impl Dice {
 pub(crate) struct Ids(Arc<AtomicU64>);
 
 impl IdSource for Ids {
-    fn ready(&mut self, _objects: usize) -> bool {
+    fn ready(&mut self, _objects: u64) -> bool {
         true
     }
 
@@ -44,8 +44,8 @@ impl IdSource for Ids {
         LabelId(self.0.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn object(&mut self) -> ObjectId {
-        ObjectId(1_000_000 + self.0.fetch_add(1, Ordering::Relaxed))
+    fn objects(&mut self, count: u64) -> ObjectId {
+        ObjectId(1_000_000 + self.0.fetch_add(count, Ordering::Relaxed))
     }
 }
 
@@ -166,7 +166,7 @@ impl World {
 
     /// A file that is there before any job.
     pub(crate) fn file(&mut self, element: ElementId, size: u64) -> Placed {
-        let object = self.ids.object();
+        let object = self.ids.objects(1);
         self.objects.insert(object, element);
         Placed {
             object,
@@ -601,10 +601,7 @@ impl World {
                 self.objects.insert(output.object, id).is_none(),
                 "{output:?} was made twice"
             );
-            sealed.push(Sealed {
-                object: output.object,
-                size: self.dice.roll(1 << 20),
-            });
+            sealed.push(Sealed::file(output.object, self.dice.roll(1 << 20)));
         }
         Some(Box::new(Outcome {
             result: Ok(sealed),

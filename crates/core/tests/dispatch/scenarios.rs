@@ -81,10 +81,7 @@ impl World {
             Ok(size) => {
                 let outputs = analysis(label).outputs.iter();
                 Ok(outputs
-                    .map(|output| Sealed {
-                        object: output.object,
-                        size,
-                    })
+                    .map(|output| Sealed::file(output.object, size))
                     .collect())
             }
             Err(kind) => failed(kind).result,

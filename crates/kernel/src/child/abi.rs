@@ -133,10 +133,15 @@ pub(super) fn map(name: &str) -> Result<Mapped, NativeError> {
     })
 }
 
-/// Makes the outputs.
+/// Makes the outputs; opens those that are folders, in which the kernel makes files by itself.
 pub(super) fn create(outputs: &[String]) -> Result<Vec<File>, NativeError> {
     let create = |name: &String| {
-        File::create(name).map_err(|source| NativeError::Output {
+        let opened = if name.ends_with('/') {
+            File::open(name)
+        } else {
+            File::create(name)
+        };
+        opened.map_err(|source| NativeError::Output {
             name: name.clone(),
             source,
         })

@@ -659,10 +659,7 @@ impl<'a> Engine<'a> {
         let sealed = outputs
             .into_iter()
             .zip(files)
-            .map(|(object, &file)| Sealed {
-                object,
-                size: self.workflow.files[file].size,
-            });
+            .map(|(object, &file)| Sealed::file(object, self.workflow.files[file].size));
         let outcome = Outcome {
             kernel_start: times.kernel_start,
             end: times.end,

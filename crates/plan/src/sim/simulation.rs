@@ -290,7 +290,7 @@ struct Counter {
 }
 
 impl IdSource for Counter {
-    fn ready(&mut self, _objects: usize) -> bool {
+    fn ready(&mut self, _objects: u64) -> bool {
         true
     }
 
@@ -299,8 +299,8 @@ impl IdSource for Counter {
         LabelId(self.labels - 1)
     }
 
-    fn object(&mut self) -> ObjectId {
-        self.objects += 1;
-        ObjectId(self.objects - 1)
+    fn objects(&mut self, count: u64) -> ObjectId {
+        self.objects += count;
+        ObjectId(self.objects - count)
     }
 }

@@ -45,16 +45,22 @@ fn fill(database: &Database, kind: &'static str, block: &mut Range<u64>, count: 
 }
 
 impl IdSource for Blocks {
-    fn ready(&mut self, objects: usize) -> bool {
+    fn ready(&mut self, objects: u64) -> bool {
         fill(&self.database, "label", &mut self.labels, 1)
-            && fill(&self.database, "object", &mut self.objects, objects as u64)
+            && fill(&self.database, "object", &mut self.objects, objects)
     }
 
     fn label(&mut self) -> LabelId {
         LabelId(self.labels.next().expect("one was found ready before"))
     }
 
-    fn object(&mut self) -> ObjectId {
-        ObjectId(self.objects.next().expect("all were found ready before"))
+    fn objects(&mut self, count: u64) -> ObjectId {
+        let first = self.objects.start;
+        assert!(
+            count <= self.objects.end - first,
+            "all were found ready before"
+        );
+        self.objects.start += count;
+        ObjectId(first)
     }
 }

@@ -18,7 +18,7 @@ use super::persist::{self, Batch, Step};
 use super::plan::Sight;
 use super::publish::{self, Publishing};
 use super::results::{self, Presumed};
-use super::{Accepted, Incoming, awaited_key, store, trace};
+use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
 use crate::names::commit::Database;
@@ -28,13 +28,15 @@ use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
 use crate::queue::{Queue, Unavailable};
 use crate::removal::Garbage;
 use parking_lot::Mutex;
+use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidemill_core::dispatch::{Config, Dispatcher};
-use tidemill_core::event::{Action, ElementView, Event, JobState, Origin};
+use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
+use tidemill_core::folder::is_folder;
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
@@ -44,6 +46,8 @@ use tidemill_wire::v1::{self, to_element::Message as To};
 
 /// What is taken into one transaction at most.
 const BATCH_MAX: usize = 512;
+/// Bytes of labels after which another message begins: far less than what one may have.
+const LABELS_BYTES_MAX: usize = 8 << 20;
 /// How often waiting jobs are looked at although no name is known to have changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How long a database that refuses to write is left alone, and a queue that can't be used.
@@ -299,7 +303,7 @@ impl Driver {
         for task in &job.spec.tasks {
             self.owners.insert(task.task, job.spec.job);
             for output in &task.outputs {
-                self.shared.claims.again(job.spec.job, &output.path);
+                self.shared.claims.again(job.spec.job, &output.claimed());
             }
             for input in task
                 .inputs
@@ -450,7 +454,11 @@ impl Driver {
         let checked = self.database.read(|db| {
             let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
             for output in outputs {
-                let obstacle = publish::obstacle(&tx, &output.path, output.inode.0)?;
+                let obstacle = if output.is_folder() {
+                    publish::folder_obstacle(&tx, &output.path, memo.replace)?
+                } else {
+                    publish::obstacle(&tx, &output.path, output.inode.0)?
+                };
                 if obstacle.is_some() && !publish::published(db, task)? {
                     return Ok(obstacle);
                 }
@@ -525,6 +533,10 @@ impl Driver {
     fn carry_out(&mut self, action: Action, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         match action {
             Action::Send { element, labels } => {
+                let labels: Vec<Label> = labels
+                    .into_iter()
+                    .map(|label| self.unfolded(label))
+                    .collect();
                 let posted = labels.iter().map(|label| Posted::new(element, label));
                 steps.extend(posted.map(Step::Post));
                 outbox.labels.entry(element).or_default().extend(labels);
@@ -570,6 +582,17 @@ impl Driver {
             }
             Action::Discard { element, objects } => steps.push(Step::Remove { element, objects }),
         }
+    }
+
+    /// A label that names the files in folders that it reads.
+    fn unfolded(&self, mut label: Label) -> Label {
+        if let Operation::Analyse(analysis) = &mut label.operation
+            && analysis.inputs.iter().any(|one| is_folder(&one.name))
+            && let Some(memo) = self.jobs.get(&analysis.job)
+        {
+            analysis.inputs = memo.folders.unfold(&analysis.inputs);
+        }
+        label
     }
 
     /// Gives the queue what it may lack, and elements that are up what it has for them; the others are given it when
@@ -644,13 +667,22 @@ impl Driver {
                 self.offered.insert(label.id, objects);
             }
         }
-        let labels = labels
-            .iter()
-            .zip(remembered)
-            .map(|(label, remembered)| self.signed(element, label, remembered))
-            .collect();
-        self.array
-            .send(element.0, To::Labels(v1::Labels { labels }));
+        let mut batch = v1::Labels::default();
+        let mut bytes = 0;
+        for (label, remembered) in labels.iter().zip(remembered) {
+            let label = self.signed(element, label, remembered);
+            bytes += label.encoded_len();
+            batch.labels.push(label);
+            // Those that read folders name very many files.
+            if bytes > LABELS_BYTES_MAX {
+                let batch = std::mem::take(&mut batch);
+                self.array.send(element.0, To::Labels(batch));
+                bytes = 0;
+            }
+        }
+        if !batch.labels.is_empty() {
+            self.array.send(element.0, To::Labels(batch));
+        }
     }
 
     /// The remembered results that labels, sent together, may be answered with.
@@ -712,10 +744,17 @@ impl Driver {
         let Some(of) = memo.tasks.get(&task) else {
             return;
         };
-        for placed in outputs {
+        let unsettled = self.unsettled.get(&label);
+        let sealed = unsettled.and_then(|unsettled| unsettled.outcome.result.as_ref().ok());
+        let sealed = sealed.map(Vec::as_slice).unwrap_or_default();
+        let files = of.outputs.iter().zip(outputs);
+        let files: Files = files
+            .flat_map(|(output, &placed)| output.files(placed, sealed))
+            .collect();
+        for (_, placed) in &files {
             self.shared.pin(placed.object.0);
         }
-        let unsettled = self.unsettled.get(&label);
+        let folders = of.outputs.iter().filter(|output| output.is_folder());
         let offered = self.offered.remove(&label).unwrap_or_default();
         let was_reused = unsettled.is_some_and(|unsettled| unsettled.outcome.reused.is_some());
         let contents = unsettled.map(|unsettled| unsettled.outcome.contents.clone());
@@ -726,19 +765,15 @@ impl Driver {
             label,
             owner: memo.owner,
             groups: memo.groups.clone(),
-            outputs: of
-                .outputs
-                .iter()
-                .cloned()
-                .zip(outputs.iter().copied())
-                .collect(),
+            folders: folders.cloned().collect(),
+            outputs: files.clone(),
             lifetime: of.lifetime,
             replace: memo.replace,
             reused,
             contents: contents.unwrap_or_default(),
         };
         steps.push(Step::Publish(Box::new(publishing)));
-        let unused = memo.on_done(task, outputs);
+        let unused = memo.on_done(task, &files);
         steps.extend(
             unused
                 .into_iter()
@@ -752,8 +787,9 @@ impl Driver {
         };
         outbox.unpinned.extend(&memo.pins);
         let outputs = memo.tasks.values().flat_map(|task| &task.outputs);
-        let outputs = outputs.map(|output| output.path.as_str());
-        self.shared.claims.release(job, outputs);
+        let claimed: Vec<String> = outputs.map(OutputSpec::claimed).collect();
+        let claimed = claimed.iter().map(String::as_str);
+        self.shared.claims.release(job, claimed);
         for task in memo.tasks.keys() {
             self.owners.remove(task);
         }

@@ -186,6 +186,7 @@ mod tests {
                 replace: false,
                 cache: true,
                 lifetimes: Vec::new(),
+                files: std::collections::BTreeMap::new(),
             });
             sender.send(Incoming::Plan(job, answer)).unwrap();
             answers.push(answered);

@@ -1,13 +1,17 @@
 //! What the driver remembers of unfinished jobs beside the dispatcher: whose they are, which objects they
 //! need to stay, which outputs nobody will read any more.
 
-use super::Accepted;
+use super::{Accepted, Files};
 use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, Origin, OutputSpec};
+use tidemill_core::folder::is_folder;
 use tidemill_core::id::{JobId, ObjectId, TaskId};
-use tidemill_core::job::Lifetime;
-use tidemill_core::label::Owner;
+use tidemill_core::job::{Lifetime, MAX_INPUTS};
+use tidemill_core::label::{Input, Owner};
 use tidemill_core::object::Placed;
+
+/// Bytes of the names of files in folders that one label reads, at most.
+const NAME_BYTES_MAX: usize = 16 << 20;
 
 /// One unfinished job.
 #[derive(Debug)]
@@ -19,7 +23,13 @@ pub(crate) struct Memo {
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
     /// Objects that must stay until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
+    /// What lies in the folders that its tasks have made.
+    pub(crate) folders: Folders,
 }
+
+/// What lies in folders that tasks have made, by what stands for each: names in there, and objects.
+#[derive(Debug, Default)]
+pub(crate) struct Folders(BTreeMap<ObjectId, Vec<(String, Placed)>>);
 
 /// One task of it.
 #[derive(Debug)]
@@ -32,7 +42,8 @@ pub(crate) struct TaskMemo {
     readers_left: usize,
     read_by_any: bool,
     done: bool,
-    sealed: Vec<Placed>,
+    /// Inodes and objects of the files that it has made.
+    made: Vec<(u64, ObjectId)>,
 }
 
 impl Memo {
@@ -45,6 +56,7 @@ impl Memo {
             replace: accepted.replace,
             tasks: BTreeMap::new(),
             pins: Vec::new(),
+            folders: Folders::default(),
         };
         for (task, lifetime) in spec.tasks.iter().zip(&accepted.lifetimes) {
             let mut makers = Vec::new();
@@ -55,12 +67,16 @@ impl Memo {
                     Origin::Task(..) | Origin::Awaited => {}
                 }
             }
-            let sealed = match &task.ended {
-                Some(Ended::Done(sealed)) => sealed.clone(),
+            let files: Files = match (&task.ended, accepted.files.get(&task.task)) {
+                (Some(Ended::Done(_)), Some(files)) => files.clone(),
+                (Some(Ended::Done(sealed)), None) => {
+                    let outputs = task.outputs.iter().cloned();
+                    outputs.zip(sealed.iter().copied()).collect()
+                }
                 _ => Vec::new(),
             };
-            memo.pins.extend(sealed.iter().map(|placed| placed.object));
             let done = matches!(task.ended, Some(Ended::Done(_)));
+            let made = memo.take(&task.outputs, &files);
             let outputs = task.outputs.clone();
             let lifetime = *lifetime;
             let task_memo = TaskMemo {
@@ -70,7 +86,7 @@ impl Memo {
                 readers_left: 0,
                 read_by_any: false,
                 done,
-                sealed,
+                made,
             };
             memo.tasks.insert(task.task, task_memo);
         }
@@ -94,12 +110,13 @@ impl Memo {
 
     /// A task ended well with these outputs. Gives the outputs (inode and object) that were kept only as
     /// long as somebody was to read them, and that nobody will any more.
-    pub(crate) fn on_done(&mut self, id: TaskId, sealed: &[Placed]) -> Vec<(u64, u64)> {
-        self.pins.extend(sealed.iter().map(|placed| placed.object));
+    pub(crate) fn on_done(&mut self, id: TaskId, files: &Files) -> Vec<(u64, u64)> {
+        let outputs = self.tasks.get(&id).map(|task| task.outputs.clone());
+        let made = self.take(&outputs.unwrap_or_default(), files);
         let Some(task) = self.tasks.get_mut(&id) else {
             return Vec::new();
         };
-        task.sealed = sealed.to_vec();
+        task.made = made;
         let again = std::mem::replace(&mut task.done, true);
         let mut candidates = vec![id];
         if !again {
@@ -116,9 +133,72 @@ impl Memo {
             .filter_map(|id| self.tasks.get(id))
             .filter(|task| task.unused());
         unused
-            .flat_map(|task| task.outputs.iter().zip(&task.sealed))
-            .map(|(output, placed)| (output.inode.0, placed.object.0))
+            .flat_map(|task| &task.made)
+            .map(|&(inode, object)| (inode, object.0))
             .collect()
+    }
+
+    /// Takes note of the files that a task with these outputs has made.
+    fn take(&mut self, outputs: &[OutputSpec], files: &Files) -> Vec<(u64, ObjectId)> {
+        self.pins
+            .extend(files.iter().map(|(_, placed)| placed.object));
+        for output in outputs.iter().filter(|output| output.is_folder()) {
+            let within = files
+                .iter()
+                .filter(|(file, _)| file.name.starts_with(&output.name));
+            if let Some((_, first)) = within.clone().next() {
+                let files = within.map(|(file, placed)| (file.name.as_str(), *placed));
+                let folder = ObjectId(first.object.0 - 1);
+                self.folders.put(folder, &output.name, files);
+            }
+        }
+        let made = files.iter();
+        made.map(|(file, placed)| (file.inode.0, placed.object))
+            .collect()
+    }
+}
+
+impl Folders {
+    /// Takes note of what lies in a folder of this name: of files with its name and their own.
+    pub(crate) fn put<'a>(
+        &mut self,
+        folder: ObjectId,
+        name: &str,
+        files: impl Iterator<Item = (&'a str, Placed)>,
+    ) {
+        let within = files.filter_map(|(file, placed)| {
+            let name = file.strip_prefix(name)?;
+            Some((name.to_owned(), placed))
+        });
+        self.0.insert(folder, within.collect());
+    }
+
+    /// A label's inputs with what lies in folders in place of these. One with more than a label may read keeps them, and
+    /// its element says so.
+    pub(crate) fn unfold(&self, inputs: &[Input]) -> Vec<Input> {
+        let mut all = Vec::with_capacity(inputs.len());
+        let mut name_bytes = 0;
+        for input in inputs {
+            let folder = self.0.get(&input.object);
+            let Some(files) = folder.filter(|_| is_folder(&input.name)) else {
+                all.push(input.clone());
+                continue;
+            };
+            for (name, placed) in files {
+                let name = format!("{}{name}", input.name);
+                name_bytes += name.len();
+                all.push(Input {
+                    name,
+                    object: placed.object,
+                    element: placed.element,
+                    size: placed.size,
+                });
+            }
+            if all.len() > MAX_INPUTS || name_bytes > NAME_BYTES_MAX {
+                return inputs.to_vec();
+            }
+        }
+        all
     }
 }
 

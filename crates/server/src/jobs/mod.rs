@@ -24,9 +24,11 @@ mod trace;
 mod view;
 
 use crate::array::Report;
+use std::collections::BTreeMap;
 use tidemill_core::dispatch::ElementLoad;
-use tidemill_core::event::JobSpec;
-use tidemill_core::id::JobId;
+use tidemill_core::event::{JobSpec, OutputSpec};
+use tidemill_core::id::{JobId, TaskId};
+use tidemill_core::object::Placed;
 
 /// What the driver is told.
 #[derive(Debug)]
@@ -49,6 +51,9 @@ pub(crate) enum Incoming {
     Stop,
 }
 
+/// Files that a task has made, each as an output of its own.
+pub(crate) type Files = Vec<(OutputSpec, Placed)>;
+
 /// A job as the driver takes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Accepted {
@@ -62,6 +67,8 @@ pub(crate) struct Accepted {
     pub(crate) cache: bool,
     /// How long each task's outputs are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
+    /// Of a job that is brought back: the files of tasks that ended well, if one of their outputs is a folder.
+    pub(crate) files: BTreeMap<TaskId, Files>,
 }
 
 /// How a path that a job waits for is named to the dispatcher: with the job's owner, since a file that

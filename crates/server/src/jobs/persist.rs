@@ -11,7 +11,7 @@ use crate::names::transaction::Tx;
 use crate::names::{Change, Fault};
 use crate::removal;
 use prost::Message;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
 use tidemill_core::event::{Decision, JobState, TaskState};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
@@ -154,7 +154,14 @@ impl Writer<'_> {
                 element,
                 outcome,
             } => self.measured(*task, *element, outcome),
-            Step::Expire { ino, object } => publish::expire(self.db, *ino, *object, self.now),
+            Step::Expire { ino, object } => {
+                // A file that was gone got another number.
+                let sql = "SELECT ino FROM version WHERE object = ?1";
+                let mut known = self.db.prepare_cached(sql)?;
+                let known = known.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
+                let ino = known.optional()?.map_or(*ino, i64::cast_unsigned);
+                publish::expire(self.db, ino, *object, self.now)
+            }
             Step::Remove { element, objects } => self.remove(*element, objects),
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
             Step::Settle {

@@ -1,6 +1,7 @@
 //! What a job would find if it were submitted: the answer to a dry run. It is for a planner to reckon with, so it says
 //! what the array remembers and leaves out what it doesn't know. Nothing is written here.
 
+use super::memo::Folders;
 use super::results::{self, Presumed};
 use super::spec::kind;
 use super::submit::{PRETENDED, Read};
@@ -9,8 +10,10 @@ use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::{InputSpec, Origin, TaskSpec};
+use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
+use tidemill_core::object::Placed;
 use tidemill_wire::v1;
 use tidemill_wire::v1::State;
 
@@ -52,6 +55,7 @@ pub(super) fn planned(
         up: up.iter().copied().collect(),
         written: written(db, spec.owner.uid)?,
         expected: BTreeMap::new(),
+        folders: Folders::default(),
         presumed: Presumed::default(),
         reused: BTreeSet::new(),
     };
@@ -111,6 +115,8 @@ struct Planner<'a> {
     up: BTreeSet<u32>,
     written: Written,
     expected: BTreeMap<(TaskId, usize), Expected>,
+    /// Those that remembered results have in them.
+    folders: Folders,
     presumed: Presumed,
     /// Tasks whose results are remembered, as labels.
     reused: BTreeSet<u64>,
@@ -120,20 +126,10 @@ impl Planner<'_> {
     fn task(&mut self, spec: &TaskSpec) -> Result<(v1::Task, v1::TracedTask), Fault> {
         let remembered = self.remembered(spec)?;
         let bytes = self.input_bytes(spec);
-        let mut sizes = match &remembered {
-            Some(found) => found.outputs.iter().map(|one| Some(one.size)).collect(),
-            None => self.sizes(spec, bytes),
+        let sizes = match &remembered {
+            Some(found) => self.offered(spec, found),
+            None => self.unmade(spec, bytes),
         };
-        sizes.resize(spec.outputs.len(), None);
-        for (at, &size) in sizes.iter().enumerate() {
-            let found = remembered.as_ref().and_then(|found| found.outputs.get(at));
-            let expected = Expected {
-                object: object(spec.task, at),
-                element: ElementId(found.map_or(0, |found| found.element)),
-                size,
-            };
-            self.expected.insert((spec.task, at), expected);
-        }
         let mut task = v1::Task {
             task: 0,
             name: spec.name.clone(),
@@ -167,6 +163,47 @@ impl Planner<'_> {
             output_sizes: sizes.into_iter().collect::<Option<_>>().unwrap_or_default(),
         };
         Ok((task, traced))
+    }
+
+    /// Takes note of the outputs that a remembered result would give a task; their sizes.
+    fn offered(&mut self, spec: &TaskSpec, found: &v1::Remembered) -> Vec<Option<u64>> {
+        let names = spec.outputs.iter().map(|output| output.name.as_str());
+        let files = found.outputs.iter().map(|file| file.name.as_str());
+        // They fit, or they would not be offered.
+        let owners = outputs_of(names, files).unwrap_or_default();
+        let mut sizes = Vec::with_capacity(spec.outputs.len());
+        for (at, output) in spec.outputs.iter().enumerate() {
+            let own = found.outputs.iter().zip(&owners);
+            let own = own.filter(|(_, owner)| **owner == at).map(|(file, _)| file);
+            let object = object(spec.task, at);
+            let size: u64 = own.clone().map(|file| file.size).sum();
+            let expected = Expected {
+                object,
+                element: ElementId(own.clone().next().map_or(0, |file| file.element)),
+                size: Some(size),
+            };
+            self.expected.insert((spec.task, at), expected);
+            if is_folder(&output.name) {
+                let files = own.map(|file| (file.name.as_str(), placed(file)));
+                self.folders.put(object, &output.name, files);
+            }
+            sizes.push(Some(size));
+        }
+        sizes
+    }
+
+    /// Takes note of what a task's run should give; the sizes of its outputs.
+    fn unmade(&mut self, spec: &TaskSpec, bytes: Option<u64>) -> Vec<Option<u64>> {
+        let sizes = self.sizes(spec, bytes);
+        for (at, &size) in sizes.iter().enumerate() {
+            let expected = Expected {
+                object: object(spec.task, at),
+                element: ElementId(0),
+                size,
+            };
+            self.expected.insert((spec.task, at), expected);
+        }
+        sizes
     }
 
     /// The remembered result that the task would be given, if that is certain: nothing has to be read first to find out.
@@ -216,6 +253,7 @@ impl Planner<'_> {
             inode: output.inode,
             path: output.path.clone(),
         });
+        let inputs: Vec<Input> = spec.inputs.iter().map(input).collect();
         let job = &self.read.accepted.spec;
         let analysis = Analysis {
             task: spec.task,
@@ -223,7 +261,7 @@ impl Planner<'_> {
             name: spec.name.clone(),
             kernel: spec.kernel.clone(),
             args: spec.args.clone(),
-            inputs: spec.inputs.iter().map(input).collect(),
+            inputs: self.folders.unfold(&inputs),
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
             stdout: spec.stdout.clone(),
@@ -264,6 +302,14 @@ impl Planner<'_> {
             u64::try_from(each).ok()
         });
         vec![each; spec.outputs.len()]
+    }
+}
+
+fn placed(file: &v1::Input) -> Placed {
+    Placed {
+        object: ObjectId(file.object),
+        element: ElementId(file.element),
+        size: file.size,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Outputs get their names, and lineage is recorded, in the transaction that ends their task.
 
+use super::Files;
 use super::outbox;
 use super::results;
 use crate::names::node::{Caller, Node};
@@ -25,7 +26,10 @@ pub(crate) struct Publishing {
     pub(crate) label: LabelId,
     pub(crate) owner: Owner,
     pub(crate) groups: Vec<u32>,
-    pub(crate) outputs: Vec<(OutputSpec, Placed)>,
+    /// The files that it has made, each as an output of its own.
+    pub(crate) outputs: Files,
+    /// Those of its outputs that are folders, in which some of the files lie.
+    pub(crate) folders: Vec<OutputSpec>,
     pub(crate) lifetime: Lifetime,
     /// Whether files that are there become new versions.
     pub(crate) replace: bool,
@@ -87,6 +91,29 @@ pub(crate) fn obstacle(tx: &Tx<'_>, path: &str, ino: u64) -> Result<Option<Strin
     }
 }
 
+/// Why a folder can't get its name and what lies in it, if something is in the way: of one that is there already all
+/// must go, and may go only if it is replaced.
+pub(crate) fn folder_obstacle(
+    tx: &Tx<'_>,
+    path: &str,
+    replace: bool,
+) -> Result<Option<String>, Fault> {
+    let node = match tx.resolve(path.as_bytes(), false) {
+        Ok(node) if node.is_dir() => node,
+        Err(fault) if fault.of_database() => return Err(fault),
+        // No file has this number.
+        _ => return obstacle(tx, path, 0),
+    };
+    match tx.to_be_emptied(&node) {
+        Ok(all) if all.is_empty() || replace => Ok(None),
+        Ok(_) => Ok(Some(format!(
+            "output {path}/ is not empty: something came into it since"
+        ))),
+        Err(fault) if fault.of_database() => Err(fault),
+        Err(fault) => Ok(Some(format!("output {path}/ can't be made: {fault}"))),
+    }
+}
+
 /// Whether the outputs of a task got their names before: it runs again because they were lost.
 pub(crate) fn published(db: &Connection, task: TaskId) -> Result<bool, Fault> {
     let mut found = db.prepare_cached("SELECT 1 FROM task_output WHERE task = ?1")?;
@@ -105,6 +132,11 @@ pub(crate) fn publish(
     let task = publishing.task.0;
     let sql = "INSERT OR REPLACE INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
     let mut outputs = publishing.outputs.clone();
+    if !publishing.folders.is_empty() && !published(db, publishing.task)? {
+        for folder in &publishing.folders {
+            tx.make_way(publishing, folder, &mut outputs)?;
+        }
+    }
     for (output, placed) in &mut outputs {
         if publishing.replace && is_gone(db, output.inode)? {
             output.inode = Inode(ids::reserve(db, "inode", 1)?);
@@ -177,6 +209,31 @@ fn record_inputs(db: &Connection, task: TaskId, inputs: &[Input]) -> Result<(), 
 }
 
 impl Tx<'_> {
+    /// Empties a folder that is replaced. Where something has come in the way since the outcome came in, what was
+    /// computed is not thrown away, and what is there now is not touched: its files get another folder.
+    fn make_way(
+        &mut self,
+        of: &Publishing,
+        folder: &OutputSpec,
+        files: &mut Files,
+    ) -> Result<(), Fault> {
+        if let Some(reason) = folder_obstacle(self, &folder.path, of.replace)? {
+            let path = format!("{}.job{}", folder.path, of.job);
+            tracing::warn!(reason, path, "an output gets another name");
+            for (file, _) in files {
+                if let Some(name) = file.name.strip_prefix(&folder.name) {
+                    file.path = format!("{path}/{name}");
+                }
+            }
+            return Ok(());
+        }
+        match self.resolve(folder.path.as_bytes(), false) {
+            Ok(node) => self.empty(&node),
+            Err(Fault::NotFound(_)) => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
     fn publish_one(
         &mut self,
         of: &Publishing,

@@ -18,6 +18,7 @@ use super::publish::Publishing;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
+use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{Analysis, Kernel, Label, Operation};
 use tidemill_core::object::Placed;
@@ -164,7 +165,14 @@ pub(super) fn recall(
     let Some(found) = find(db, &of_label(label, analysis, inputs), up)? else {
         return Ok(None);
     };
-    for (output, placed) in analysis.outputs.iter().zip(&found.outputs) {
+    // Of a folder no label knows what lies in it before it is there.
+    let files = analysis
+        .outputs
+        .iter()
+        .filter(|output| !is_folder(&output.name));
+    let all = found.outputs.iter().zip(&found.owners);
+    let all = all.filter(|(_, owner)| !is_folder(&analysis.outputs[**owner].name));
+    for (output, ((_, placed), _)) in files.zip(all) {
         let presumption = Presumption {
             first: first(db, placed.object.0)?,
             size: Some(placed.size),
@@ -174,9 +182,8 @@ pub(super) fn recall(
     }
     if_reused.sort_unstable();
     if_reused.dedup();
-    let named = found.outputs.iter().zip(&analysis.outputs);
-    let outputs = named.map(|(placed, output)| v1::Input {
-        name: output.name.clone(),
+    let outputs = found.outputs.into_iter().map(|(name, placed)| v1::Input {
+        name,
         object: placed.object.0,
         element: placed.element.0,
         size: placed.size,
@@ -261,7 +268,9 @@ struct Made {
 #[derive(Debug)]
 struct Found {
     result: Made,
-    outputs: Vec<Placed>,
+    /// Its files, and which output each belongs to.
+    outputs: Vec<(String, Placed)>,
+    owners: Vec<usize>,
     /// The hashes that the inputs must have; empty if all are known to be the same.
     contents: Vec<String>,
 }
@@ -279,11 +288,15 @@ fn find(
                 continue;
             };
             let outputs = outputs(db, &result)?;
-            let right = outputs.len() == identity.outputs.len();
-            if right && outputs.iter().all(|placed| up(placed.element)) {
+            let names = outputs.iter().map(|(name, _)| name.as_str());
+            let owners = outputs_of(identity.outputs.iter().copied(), names);
+            if let Some(owners) = owners
+                && outputs.iter().all(|(_, placed)| up(placed.element))
+            {
                 return Ok(Some(Found {
                     result,
                     outputs,
+                    owners,
                     contents,
                 }));
             }
@@ -344,10 +357,10 @@ fn missing(
     Ok(Some(contents))
 }
 
-/// The outputs of a result; none if one is not there any more.
-fn outputs(db: &Connection, result: &Made) -> Result<Vec<Placed>, Fault> {
-    let sql = "SELECT output.object, version.element, version.size, version.removed FROM task_output AS output \
-               JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
+/// The files of a result, by their names; none if one is not there any more.
+fn outputs(db: &Connection, result: &Made) -> Result<Vec<(String, Placed)>, Fault> {
+    let sql = "SELECT output.object, coalesce(version.element, 0), coalesce(version.size, 0), \
+               coalesce(version.removed, 1), name FROM task_output AS output LEFT JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([result.task], |row| {
         let placed = Placed {
@@ -356,9 +369,10 @@ fn outputs(db: &Connection, result: &Made) -> Result<Vec<Placed>, Fault> {
             size: row.get::<_, i64>(2)?.cast_unsigned(),
         };
         let removed: bool = row.get(3)?;
-        Ok((!removed).then_some(placed))
+        let name: String = row.get(4)?;
+        Ok((!removed).then_some((name, placed)))
     })?;
-    let there: Option<Vec<Placed>> = rows.collect::<Result<_, _>>()?;
+    let there: Option<Vec<_>> = rows.collect::<Result<_, _>>()?;
     Ok(there.unwrap_or_default())
 }
 

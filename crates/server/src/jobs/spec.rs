@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, TaskSpec};
+use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Kernel, Limits, Stack, Stage};
@@ -37,6 +38,15 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
+}
+
+/// A path for people: that of a folder has a slash at its end, as its name has.
+pub(crate) fn shown(path: String, name: &str) -> String {
+    if folder::is_folder(name) {
+        path + "/"
+    } else {
+        path
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
@@ -150,6 +160,12 @@ impl StoredTask {
             resources: BTreeMap::new(),
             lifetime: StoredLifetime::Keep,
         }
+    }
+
+    /// Whether one of its outputs is a folder.
+    pub(crate) fn has_folder(&self) -> bool {
+        let mut outputs = self.outputs.iter();
+        outputs.any(|output| folder::is_folder(&output.name))
     }
 
     pub(crate) fn lifetime(&self) -> Lifetime {

@@ -6,9 +6,10 @@ use super::{Accepted, awaited_key};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::event::{Ended, JobSpec, Origin, TaskState};
-use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::Owner;
+use tidemill_core::event::{Ended, JobSpec, Origin, OutputSpec, TaskState};
+use tidemill_core::folder;
+use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_core::label::{Operation, Owner};
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::State;
 
@@ -113,6 +114,7 @@ pub(crate) fn unfinished(db: &Connection) -> Result<Vec<Accepted>, Fault> {
             cache: row.get(5)?,
             replace: row.get(6)?,
             lifetimes: Vec::new(),
+            files: BTreeMap::new(),
         };
         Ok((accepted, row.get::<_, String>(3)?))
     })?;
@@ -152,7 +154,12 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
             }
         }
         let label = LabelId(row.get::<_, i64>(3)?.cast_unsigned());
-        let ended = how_ended(db, task, row.get(2)?, label, row.get(4)?)?;
+        let files = files(db, task)?;
+        let done = outputs(&stored, &files);
+        let ended = how_ended(db, done, row.get(2)?, label, row.get(4)?)?;
+        if stored.has_folder() && matches!(ended, Some(Ended::Done(_))) {
+            job.files.insert(task, files);
+        }
         let spec = stored.task_spec(task, uid, ended);
         let unknown = || Fault::Damaged(format!("{SPEC} {task}: unknown kind of kernel"));
         job.spec.tasks.push(spec.ok_or_else(unknown)?);
@@ -163,19 +170,24 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
 
 fn how_ended(
     db: &Connection,
-    task: TaskId,
+    done: Vec<Placed>,
     state: i32,
     label: LabelId,
     tries: u32,
 ) -> Result<Option<Ended>, Fault> {
     Ok(match State::try_from(state).unwrap_or(State::Unspecified) {
-        State::Done => Some(Ended::Done(outputs(db, task)?)),
+        State::Done => Some(Ended::Done(done)),
         State::Failed | State::Cancelled => Some(Ended::Failed),
         State::Sent | State::Running => {
             outbox::find(db, label)?.map(|(element, sent)| Ended::Sent {
                 label,
                 element,
-                objects: sent.operation.makes(),
+                objects: match &sent.operation {
+                    Operation::Analyse(analysis) => {
+                        analysis.outputs.iter().map(|one| one.object).collect()
+                    }
+                    Operation::Copy { .. } | Operation::Remove { .. } => Vec::new(),
+                },
                 tries: tries.saturating_sub(1),
             })
         }
@@ -183,12 +195,40 @@ fn how_ended(
     })
 }
 
-/// The outputs of a task that ended well.
-pub(crate) fn outputs(db: &Connection, task: TaskId) -> Result<Vec<Placed>, Fault> {
-    let sql = "SELECT object, element, size FROM task_output WHERE task = ?1 ORDER BY seq";
+/// The files that a task has made that ended well: with their names in its private folder, and without paths.
+pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Placed)>, Fault> {
+    let sql =
+        "SELECT object, element, size, name, ino FROM task_output WHERE task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([task.0.cast_signed()], placed)?;
+    let rows = statement.query_map([task.0.cast_signed()], |row| {
+        let output = OutputSpec {
+            name: row.get(3)?,
+            path: String::new(),
+            inode: Inode(row.get::<_, i64>(4)?.cast_unsigned()),
+        };
+        Ok((output, placed(row)?))
+    })?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// The outputs of a task that has made these files; none if they are not those of its outputs.
+pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<Placed> {
+    let names = files.iter().map(|(file, _)| file.name.as_str());
+    let outputs = task.outputs.iter().map(|output| output.name.as_str());
+    let owners = folder::outputs_of(outputs, names).unwrap_or_default();
+    let mut all: Vec<Placed> = Vec::with_capacity(task.outputs.len());
+    for (owner, (_, placed)) in owners.into_iter().zip(files) {
+        match all.get_mut(owner) {
+            Some(output) => output.size += placed.size,
+            None if folder::is_folder(&task.outputs[owner].name) => all.push(Placed {
+                // What stands for the folder comes before its first file.
+                object: ObjectId(placed.object.0 - 1),
+                ..*placed
+            }),
+            None => all.push(*placed),
+        }
+    }
+    all
 }
 
 /// The job of a task; 0 if it is not known any more.

@@ -14,7 +14,8 @@ use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tidemill_core::event::{ElementView, JobSpec, Role};
+use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
+use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
     Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, Task, awaited,
@@ -121,9 +122,10 @@ pub(crate) async fn dry_run(
 ) -> Result<Read, Refused> {
     let read = read(names, recalls, array, what, Issue::Pretended).await?;
     let paths = outputs(&read.accepted.spec);
-    let taken = names.shared().claims.taken(&paths);
+    let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
+    let taken = names.shared().claims.taken(&borrowed);
     if !taken.is_empty() {
-        return Err(Refused::Script(claimed(&read.job, &taken)));
+        return Err(Refused::Script(claimed(&read.job, &paths, &taken)));
     }
     Ok(read)
 }
@@ -207,31 +209,34 @@ fn parsed(
     Ok((job, source))
 }
 
-fn outputs(spec: &JobSpec) -> Vec<&str> {
+/// What a job claims, in the order of its outputs.
+fn outputs(spec: &JobSpec) -> Vec<String> {
     let paths = spec.tasks.iter().flat_map(|task| &task.outputs);
-    paths.map(|output| output.path.as_str()).collect()
+    paths.map(OutputSpec::claimed).collect()
 }
 
 /// Notes that a job is going to write its outputs; refused if another one is.
 fn claim<'a>(claims: &'a Claims, job: &Job, spec: &JobSpec) -> Result<Claim<'a>, Vec<String>> {
-    let claimed_by = |taken| claimed(job, &taken);
-    claims.claim(spec.job, &outputs(spec)).map_err(claimed_by)
+    let paths = outputs(spec);
+    let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
+    let claimed_by = |taken| claimed(job, &paths, &taken);
+    claims.claim(spec.job, &borrowed).map_err(claimed_by)
 }
 
 /// Outputs that other jobs are to write, a line each.
-fn claimed(job: &Job, taken: &BTreeMap<String, JobId>) -> Vec<String> {
+fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<String> {
     let outputs = job.tasks.iter().flat_map(|task| {
         let outputs = task.outputs.iter();
         outputs.map(move |output| (task, output))
     });
-    let errors = outputs.filter_map(|(task, output)| {
-        let other = *taken.get(output.path.as_str())?;
+    let errors = outputs.zip(paths).filter_map(|((task, output), claimed)| {
+        let other = *taken.get(claimed)?;
         let error = JobError {
             file: job.file.clone(),
             at: output.at,
             task: Some(task.name.clone()),
             problem: Problem::ClaimedOutput {
-                path: output.path.clone(),
+                path: claimed.clone(),
                 job: other,
             },
         };
@@ -315,6 +320,7 @@ fn look_around(
         cache: job.cache,
         replace: job.replace,
         lifetimes,
+        files: BTreeMap::new(),
     };
     Ok((accepted, waits))
 }
@@ -325,6 +331,16 @@ fn unwritable(job: &Job, spec: &JobSpec, tx: &Tx<'_>) -> Vec<String> {
     let mut errors = Vec::new();
     for (task, issued) in job.tasks.iter().zip(&spec.tasks) {
         for (output, issued) in task.outputs.iter().zip(&issued.outputs) {
+            if issued.is_folder() {
+                let found = publish::folder_obstacle(tx, &output.path, job.replace);
+                if let Ok(Some(message)) = found {
+                    errors.push(format!(
+                        "{}:{}: task \"{}\": {message}",
+                        job.file, output.at, task.name
+                    ));
+                }
+                continue;
+            }
             let dir = output.path.rsplit_once('/').map_or("", |(dir, _)| dir);
             // At the root the name itself may be refused.
             if !seen.insert(dir) && !dir.is_empty() {
@@ -365,12 +381,14 @@ impl Ids for Issued {
         TaskId(self.tasks.next().expect("one was reserved for each task"))
     }
 
-    fn inode(&mut self) -> Inode {
-        Inode(
-            self.inodes
-                .next()
-                .expect("one was reserved for each output"),
-        )
+    fn inodes(&mut self, count: u64) -> Inode {
+        let first = self.inodes.start;
+        assert!(
+            count <= self.inodes.end - first,
+            "they were reserved for all outputs"
+        );
+        self.inodes.start += count;
+        Inode(first)
     }
 }
 
@@ -379,7 +397,8 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     let outputs = job
         .tasks
         .iter()
-        .map(|task| task.outputs.len() as u64)
+        .flat_map(|task| &task.outputs)
+        .map(|output| folder::ids(&output.name))
         .sum::<u64>();
     let work = move |db: &rusqlite::Connection| {
         let job = JobId(ids::reserve(db, "job", 1)?);

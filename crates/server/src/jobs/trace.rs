@@ -135,7 +135,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         let text: String = row.get(1)?;
         let stored: StoredTask = parse(&text, SPEC, id)?;
         let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
-        let sizes = store::outputs(db, TaskId(id))?;
+        let sizes = store::outputs(&stored, &store::files(db, TaskId(id))?);
         tasks.push(v1::TracedTask {
             needs: Some(v1::Needs::from(&stored.needs())),
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),

@@ -1,6 +1,6 @@
 //! Jobs and tasks as clients see them, read from the database.
 
-use super::spec::{SPEC, StoredOrigin, StoredTask};
+use super::spec::{SPEC, StoredOrigin, StoredTask, shown};
 use super::store::{parse, state_number};
 use crate::names::Fault;
 use prost::Message;
@@ -167,8 +167,12 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         name: stored.name,
         kernel: stored.kernel,
         args: stored.args,
-        inputs: stored.inputs.into_iter().map(|input| input.path).collect(),
-        outputs: stored.outputs.into_iter().map(|one| one.path).collect(),
+        inputs: (stored.inputs.into_iter())
+            .map(|input| shown(input.path, &input.name))
+            .collect(),
+        outputs: (stored.outputs.into_iter())
+            .map(|output| shown(output.path, &output.name))
+            .collect(),
         element: row.get(3)?,
         tries: row.get(4)?,
         start: row.get(5)?,

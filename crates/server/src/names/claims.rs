@@ -12,7 +12,8 @@ use tidemill_core::id::JobId;
 pub(crate) struct Claims(Mutex<BTreeMap<String, JobId>>);
 
 impl Claims {
-    /// Notes that a job writes these files, or tells which of them others write; then nothing was noted.
+    /// Notes that a job writes these files, and folders (with a slash at the end) with all below them, or tells which
+    /// of them others write; then nothing was noted.
     pub(crate) fn claim(
         &self,
         job: JobId,
@@ -31,7 +32,7 @@ impl Claims {
         })
     }
 
-    /// Those of these files that jobs write.
+    /// Those of these files and folders that jobs write.
     pub(crate) fn taken(&self, paths: &[&str]) -> BTreeMap<String, JobId> {
         taken(&self.0.lock(), paths)
     }
@@ -52,11 +53,28 @@ impl Claims {
     }
 }
 
+/// Who writes this file or folder, one that it lies in, or what lies in it.
+fn holder(claims: &BTreeMap<String, JobId>, path: &str) -> Option<JobId> {
+    let plain = path.trim_end_matches('/');
+    let above = plain.rmatch_indices('/').map(|(end, _)| &plain[..=end]);
+    let folder = format!("{plain}/");
+    let mut folders = above.chain([folder.as_str()]);
+    let within = || folders.find_map(|folder| claims.get(folder).copied());
+    let found = claims.get(plain).copied().or_else(within);
+    if plain.len() == path.len() {
+        return found;
+    }
+    let below = || {
+        let (first, &job) = claims.range(folder.clone()..).next()?;
+        first.starts_with(&folder).then_some(job)
+    };
+    found.or_else(below)
+}
+
 fn taken(claims: &BTreeMap<String, JobId>, paths: &[&str]) -> BTreeMap<String, JobId> {
-    let taken = paths.iter().filter_map(|&path| {
-        let other = *claims.get(path)?;
-        Some((path.to_owned(), other))
-    });
+    let taken = paths
+        .iter()
+        .filter_map(|&path| Some((path.to_owned(), holder(claims, path)?)));
     taken.collect()
 }
 
@@ -100,5 +118,29 @@ mod tests {
         assert!(claims.claim(second, &["/a", "/c"]).is_err());
         claims.release(first, ["/a", "/b"].into_iter());
         claims.claim(second, &["/a", "/b", "/c"]).unwrap().keep();
+    }
+
+    #[test]
+    fn a_folder_is_claimed_with_all_below_it() {
+        let claims = Claims::default();
+        let (first, second) = (JobId(1), JobId(2));
+        claims.claim(first, &["/w/d/", "/w/f/g"]).unwrap().keep();
+        for taken in [
+            "/w/d",
+            "/w/d/",
+            "/w/d/e",
+            "/w/d/e/f/",
+            "/w/f/",
+            "/w/",
+            "/w/f/g/",
+        ] {
+            let refused = claims.claim(second, &[taken]).unwrap_err();
+            assert_eq!(refused, BTreeMap::from([(taken.to_owned(), first)]));
+        }
+        for free in ["/w/dd", "/w/c/", "/w/f/h", "/w/d!", "/w/f/gg/"] {
+            drop(claims.claim(second, &[free]).unwrap());
+        }
+        claims.release(first, ["/w/d/", "/w/f/g"].into_iter());
+        claims.claim(second, &["/w/"]).unwrap().keep();
     }
 }

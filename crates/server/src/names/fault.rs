@@ -32,6 +32,9 @@ pub enum Fault {
     /// Only the owner or root may do this.
     #[error("{0}: only its owner or root may do this")]
     NotOwner(String),
+    /// More below a directory than can go at once.
+    #[error("{0}: has more than {1} files and folders below it; remove them first")]
+    TooManyBelow(String, usize),
     /// Hard links to directories do not exist.
     #[error("{0}: a directory can't have a second name")]
     DirectoryLink(String),
@@ -128,7 +131,7 @@ impl Fault {
             Self::Exists(_) | Self::AttributeExists(_) => Errno::EXIST,
             Self::NotDirectory(_) => Errno::NOTDIR,
             Self::IsDirectory(_) => Errno::ISDIR,
-            Self::NotEmpty(_) => Errno::NOTEMPTY,
+            Self::NotEmpty(_) | Self::TooManyBelow(..) => Errno::NOTEMPTY,
             Self::Denied(..) => Errno::ACCESS,
             Self::NotOwner(_)
             | Self::DirectoryLink(_)

@@ -45,6 +45,10 @@ pub(crate) fn unknown(
         return Ok(unknown);
     }
     let outputs = outputs(db)?;
+    let to_be_made = |object: u64| {
+        let before = outputs.range(..=object).next_back();
+        before.is_some_and(|(_, &end)| object < end)
+    };
     let mut known = db.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0)
              OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
@@ -52,18 +56,18 @@ pub(crate) fn unknown(
     )?;
     for &object in objects {
         let listed: bool = known.query_row([object.cast_signed()], |row| row.get(0))?;
-        if !listed && !outputs.contains(&object) && !shared.object_held(object) {
+        if !listed && !to_be_made(object) && !shared.object_held(object) {
             unknown.insert(object);
         }
     }
     Ok(unknown)
 }
 
-/// What labels that have not ended will make.
-fn outputs(db: &Connection) -> Result<BTreeSet<u64>, Fault> {
+/// What labels that have not ended may make: where each run of ids begins and ends.
+fn outputs(db: &Connection) -> Result<BTreeMap<u64, u64>, Fault> {
     let labels = outbox::of(db, None)?.into_iter();
     let made = labels.flat_map(|(_, label)| label.operation.makes());
-    Ok(made.map(|object| object.0).collect())
+    Ok(made.map(|range| (range.start, range.end)).collect())
 }
 
 /// Has those of some objects of an element removed that nothing knows. Gives them.

@@ -333,7 +333,7 @@ impl Tx<'_> {
     }
 
     /// In a sticky directory only the owners of entry and directory may remove an entry.
-    fn need_unsticky(&self, dir: &Node, node: &Node, name: &[u8]) -> Result<(), Fault> {
+    pub(super) fn need_unsticky(&self, dir: &Node, node: &Node, name: &[u8]) -> Result<(), Fault> {
         let uid = self.caller.uid;
         if dir.mode & STICKY == 0 || self.caller.above() || uid == node.uid || uid == dir.uid {
             Ok(())

@@ -278,6 +278,7 @@ pub fn success(analyse: &v1::Analyse, size: u64) -> v1::LabelOutcome {
     let sealed = |output: &v1::Output| v1::SealedObject {
         object: output.object,
         size,
+        name: String::new(),
     };
     v1::LabelOutcome {
         sealed: analyse.outputs.iter().map(sealed).collect(),

@@ -1,0 +1,140 @@
+//! A folder as one output of a task: the kernel fills it as it likes, and what lies in it becomes files of the array.
+//!
+//! It is told by its name, which ends in a slash wherever it stands: in the script, in labels, in what is stored. How
+//! many files there will be is known only when the kernel has ended, so that such an output takes a whole run of ids:
+//! the first stands for the folder itself, which no object has, those behind it are for its files, in order of their
+//! names.
+
+use crate::id::ObjectId;
+use crate::label::Sealed;
+use std::ops::Range;
+
+/// Files in all folders among a task's outputs together, at most.
+pub const FILES_MAX: u64 = 10_000;
+/// Bytes of their full paths together, at most: they are told, kept and named at once.
+pub const PATH_BYTES_MAX: usize = 4 << 20;
+/// Folders that may lie in one another below such an output.
+pub const DEPTH_MAX: usize = 32;
+
+/// Whether an input or output of this name is a folder.
+#[must_use]
+pub fn is_folder(name: &str) -> bool {
+    name.ends_with('/')
+}
+
+/// How many ids an output of this name takes.
+#[must_use]
+pub fn ids(name: &str) -> u64 {
+    if is_folder(name) { 1 + FILES_MAX } else { 1 }
+}
+
+/// The objects that an output of this name may have, the first of whose ids is `first`.
+#[must_use]
+pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
+    if is_folder(name) {
+        first.0 + 1..first.0 + ids(name)
+    } else {
+        first.0..first.0 + 1
+    }
+}
+
+/// What of a label's outputs lies in the folder the first of whose ids is `first`, in order of names. `None` if that is
+/// nothing, or can't be what lies in a folder.
+#[must_use]
+pub fn files<'a>(name: &str, first: ObjectId, sealed: &'a [Sealed]) -> Option<Vec<&'a Sealed>> {
+    let range = objects(name, first);
+    let own = sealed.iter().filter(|one| range.contains(&one.object.0));
+    let own: Vec<&Sealed> = own.collect();
+    let in_order = own
+        .windows(2)
+        .all(|two| two[0].object < two[1].object && two[0].name < two[1].name);
+    let right = !own.is_empty() && in_order && own.iter().all(|one| is_below(&one.name));
+    right.then_some(own)
+}
+
+/// Which of a task's outputs each of its files belongs to, both by their names and in order; `None` if they don't fit.
+#[must_use]
+pub fn outputs_of<'a>(
+    outputs: impl IntoIterator<Item = &'a str>,
+    files: impl IntoIterator<Item = &'a str>,
+) -> Option<Vec<usize>> {
+    let mut files = files.into_iter().peekable();
+    let mut owners = Vec::new();
+    for (index, output) in outputs.into_iter().enumerate() {
+        let first = files.next()?;
+        owners.push(index);
+        if !is_folder(output) {
+            continue;
+        }
+        let within = |file: &&str| file.len() > output.len() && file.starts_with(output);
+        if !within(&first) {
+            return None;
+        }
+        while files.next_if(within).is_some() {
+            owners.push(index);
+        }
+    }
+    files.next().is_none().then_some(owners)
+}
+
+/// Whether a name leads to something below the folder that it is relative to.
+#[must_use]
+pub fn is_below(name: &str) -> bool {
+    let within = |part| !matches!(part, "" | "." | "..");
+    name.split('/').all(within) && !name.contains('\0')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed(object: u64, name: &str) -> Sealed {
+        Sealed {
+            object: ObjectId(object),
+            size: 1,
+            name: name.into(),
+        }
+    }
+
+    #[test]
+    fn files_are_told_apart_by_their_outputs() {
+        let of = |outputs: &[&'static str], files: &[&'static str]| {
+            outputs_of(outputs.iter().copied(), files.iter().copied())
+        };
+        let files = ["f", "d/a", "d/b/c", "e/a", "g"];
+        assert_eq!(
+            of(&["f", "d/", "e/", "g"], &files),
+            Some(vec![0, 1, 1, 2, 3])
+        );
+        assert_eq!(of(&["f", "d/", "e/"], &files), None);
+        assert_eq!(of(&["f", "d/", "x/", "g"], &files), None);
+        assert_eq!(of(&["d/"], &["d/"]), None);
+        assert_eq!(of(&["d/"], &[]), None);
+        assert_eq!(of(&["f"], &["g"]), Some(vec![0]));
+    }
+
+    #[test]
+    fn files_of_a_folder_have_its_ids_and_proper_names() {
+        let first = ObjectId(10);
+        let of = |sealed: &[Sealed]| {
+            let files = files("d/", first, sealed)?;
+            Some(files.iter().map(|one| one.object.0).collect::<Vec<_>>())
+        };
+        let last = 10 + FILES_MAX;
+        let all = [
+            sealed(10, ""),
+            sealed(11, "a"),
+            sealed(last, "b/c"),
+            sealed(last + 1, "x"),
+        ];
+        assert_eq!(of(&all), Some(vec![11, last]));
+        assert_eq!(of(&[sealed(10, "a")]), None);
+        for names in [["a", "a"], ["b", "a"]] {
+            assert_eq!(of(&[sealed(11, names[0]), sealed(12, names[1])]), None);
+        }
+        for name in ["", ".", "..", "/a", "a/", "a//b", "../a", "a/../b", "a\0"] {
+            assert_eq!(of(&[sealed(11, name)]), None, "{name:?}");
+        }
+        assert_eq!(objects("f", first), 10..11);
+    }
+}

@@ -1,0 +1,235 @@
+//! What lies in a folder that is an output: looked through after the kernel has ended and the folder has come back.
+//!
+//! Nothing in it is followed. Folders are made this process's own as they are entered, so that what was seen in one is
+//! still there when it is taken; what is told here is names and lengths only.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode};
+use rustix::io::Errno;
+
+use crate::error::OutputError;
+use crate::private::{OWN_USER, enter, next, take_back};
+
+/// How much may lie in a folder that is an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FolderBounds {
+    /// Files.
+    pub files: usize,
+    /// Folders in one another.
+    pub depth: usize,
+}
+
+/// See [`crate::Prepared::output_files`].
+pub(crate) fn list(
+    root: &Arc<OwnedFd>,
+    output: &str,
+    most: FolderBounds,
+) -> Result<Vec<(String, u64)>, OutputError> {
+    let mut walk = Walk {
+        output,
+        most,
+        found: Vec::new(),
+        entries: 0,
+    };
+    take_back(root).map_err(|error| walk.failed(error))?;
+    let mut folder = Arc::clone(root);
+    for part in output.split('/').filter(|part| !part.is_empty()) {
+        folder = Arc::new(walk.enter(&folder, part)?);
+    }
+    walk.folder(&folder, output, 0)?;
+    if walk.found.is_empty() {
+        return Err(OutputError::Empty(output.to_owned()));
+    }
+    walk.found.sort_unstable();
+    Ok(walk.found)
+}
+
+struct Walk<'a> {
+    output: &'a str,
+    most: FolderBounds,
+    found: Vec<(String, u64)>,
+    /// Files and folders so far.
+    entries: usize,
+}
+
+impl Walk<'_> {
+    fn failed(&self, source: io::Error) -> OutputError {
+        let name = self.output.to_owned();
+        OutputError::Io { name, source }
+    }
+
+    /// Opens a part of the way to the output.
+    fn enter(&self, folder: &Arc<OwnedFd>, part: &str) -> Result<OwnedFd, OutputError> {
+        let name = std::ffi::CString::new(part).map_err(|error| self.failed(error.into()))?;
+        let folder: &OwnedFd = folder;
+        enter(folder.as_fd(), &name).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                OutputError::NotAFolder(self.output.to_owned())
+            }
+            _ => self.failed(error),
+        })
+    }
+
+    /// Notes what lies in a folder, whose name ends in a slash.
+    fn folder(&mut self, folder: &OwnedFd, name: &str, depth: usize) -> Result<(), OutputError> {
+        let again = rustix::io::fcntl_dupfd_cloexec(folder, 0);
+        let again = again.map_err(|error| self.failed(error.into()))?;
+        let mut entries = Dir::new(again).map_err(|error| self.failed(error.into()))?;
+        while let Some(entry) = next(&mut entries) {
+            let entry = entry.map_err(|error| self.failed(error))?;
+            self.entries += 1;
+            // Twice, since folders count here too.
+            if self.entries > 2 * self.most.files {
+                return Err(self.too_many());
+            }
+            self.entry(folder.as_fd(), name, entry.file_name(), depth)?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        folder: BorrowedFd<'_>,
+        above: &str,
+        name: &CStr,
+        depth: usize,
+    ) -> Result<(), OutputError> {
+        let called = |name: &str| format!("{above}{name}");
+        let Ok(text) = name.to_str() else {
+            return Err(OutputError::NoText(called(&name.to_string_lossy())));
+        };
+        let data = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|error| self.failed(error.into()))?;
+        match FileType::from_raw_mode(data.st_mode) {
+            FileType::RegularFile => {
+                if self.found.len() == self.most.files {
+                    return Err(self.too_many());
+                }
+                // Root reads it whatever its mode is.
+                if OWN_USER.uid != 0 && data.st_mode & Mode::RUSR.bits() == 0 {
+                    let mode = Mode::RUSR | Mode::WUSR;
+                    rustix::fs::chmodat(folder, name, mode, AtFlags::empty())
+                        .map_err(|error| self.failed(error.into()))?;
+                }
+                let size = u64::try_from(data.st_size).unwrap_or(0);
+                self.found.push((called(text), size));
+                Ok(())
+            }
+            FileType::Directory if depth == self.most.depth => Err(self.too_many()),
+            FileType::Directory => {
+                let inner = enter(folder, name).map_err(|error| self.failed(error))?;
+                self.folder(&inner, &format!("{above}{text}/"), depth + 1)
+            }
+            _ => Err(OutputError::Strange(called(text))),
+        }
+    }
+
+    fn too_many(&self) -> OutputError {
+        OutputError::TooMany {
+            name: self.output.to_owned(),
+            files_max: self.most.files,
+            depth_max: self.most.depth,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::private::open_folder;
+    use rustix::fs::CWD;
+    use std::ffi::OsStr;
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    const MOST: FolderBounds = FolderBounds { files: 4, depth: 2 };
+
+    /// What is told of the output `o/p/` after `fill` has made what lies in it.
+    fn listed(fill: impl FnOnce(&Path)) -> Result<Vec<(String, u64)>, OutputError> {
+        let root = tempfile::tempdir().unwrap();
+        let output = root.path().join("o/p");
+        fs::create_dir_all(&output).unwrap();
+        fill(&output);
+        let open = Arc::new(open_folder(CWD, root.path()).unwrap());
+        list(&open, "o/p/", MOST)
+    }
+
+    #[test]
+    fn all_files_are_told_in_the_order_of_their_names() {
+        let found = listed(|output| {
+            for folder in ["a/b", "empty/very"] {
+                fs::create_dir_all(output.join(folder)).unwrap();
+            }
+            for (file, content) in [("z", ""), (".zattrs", "{}"), ("a/b/0.0", "x"), ("a!", "y")] {
+                fs::write(output.join(file), content).unwrap();
+            }
+            // Whoever made them has taken their own rights away.
+            for closed in ["z", "a/b"] {
+                fs::set_permissions(output.join(closed), fs::Permissions::from_mode(0o000))
+                    .unwrap();
+            }
+        });
+        let expected = [
+            ("o/p/.zattrs", 2),
+            ("o/p/a!", 1),
+            ("o/p/a/b/0.0", 1),
+            ("o/p/z", 0),
+        ];
+        let expected = expected.map(|(name, size)| (name.to_owned(), size));
+        assert_eq!(found.unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_no_file_or_too_much_is_refused() {
+        let write = |path: &Path| fs::write(path, "x").unwrap();
+        let empty = listed(|output| fs::create_dir_all(output.join("a/b")).unwrap());
+        assert!(matches!(empty, Err(OutputError::Empty(_))), "{empty:?}");
+        let gone = listed(|output| fs::remove_dir(output).unwrap());
+        assert!(matches!(gone, Err(OutputError::NotAFolder(_))), "{gone:?}");
+        for (at, to) in [("o/p", "/"), ("o", "/usr"), ("o", ".")] {
+            let other = listed(|output| {
+                let root = output.parent().unwrap().parent().unwrap();
+                fs::remove_dir_all(root.join(at)).unwrap();
+                symlink(to, root.join(at)).unwrap();
+            });
+            assert!(
+                matches!(other, Err(OutputError::NotAFolder(_))),
+                "{other:?}"
+            );
+        }
+        let link = listed(|output| symlink("/etc/passwd", output.join("l")).unwrap());
+        assert_eq!(
+            link.unwrap_err().to_string(),
+            "\"o/p/l\", which the kernel wrote, is neither a plain file nor a folder: links, pipes and devices can't be kept"
+        );
+        let pipe = listed(|output| {
+            let mode = Mode::RUSR;
+            rustix::fs::mknodat(CWD, output.join("p"), FileType::Fifo, mode, 0).unwrap();
+        });
+        assert!(matches!(pipe, Err(OutputError::Strange(_))), "{pipe:?}");
+        let bytes = listed(|output| write(&output.join(OsStr::from_bytes(b"a\xff"))));
+        assert!(matches!(bytes, Err(OutputError::NoText(_))), "{bytes:?}");
+        let four = |output: &Path| (0..4).for_each(|n| write(&output.join(n.to_string())));
+        assert_eq!(listed(four).unwrap().len(), 4);
+        let five = listed(|output| {
+            four(output);
+            write(&output.join("x"));
+        });
+        assert!(matches!(five, Err(OutputError::TooMany { .. })), "{five:?}");
+        let folders = listed(|output| {
+            (0..9).for_each(|n| fs::create_dir(output.join(n.to_string())).unwrap());
+        });
+        assert!(
+            matches!(folders, Err(OutputError::TooMany { .. })),
+            "{folders:?}"
+        );
+        let deep = listed(|output| fs::create_dir_all(output.join("a/b/c")).unwrap());
+        assert!(matches!(deep, Err(OutputError::TooMany { .. })), "{deep:?}");
+    }
+}

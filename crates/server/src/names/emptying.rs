@@ -1,0 +1,77 @@
+//! A folder is emptied, at once and whole, for what a job puts in its place.
+
+use super::fault::Fault;
+use super::node::{Node, select_nodes};
+use super::transaction::Tx;
+use tidemill_wire::v1;
+
+/// Files and folders below a folder that is emptied, at most: nobody else changes names meanwhile.
+const EMPTIED_MAX: usize = 100_000;
+
+/// Something below a folder.
+#[derive(Debug)]
+pub(crate) struct Below {
+    parent: u64,
+    name: Vec<u8>,
+    directory: bool,
+}
+
+impl Tx<'_> {
+    /// All below a folder, what lies in a folder before that, if the caller may remove all of it.
+    pub(crate) fn to_be_emptied(&self, top: &Node) -> Result<Vec<Below>, Fault> {
+        let mut all = Vec::new();
+        let mut folders = vec![top.clone()];
+        while let Some(folder) = folders.pop() {
+            self.writable_dir(folder.ino, self.called(folder.ino).as_bytes())?;
+            let limit = EMPTIED_MAX + 1 - all.len();
+            for (name, node) in self.entries(folder.ino, limit)? {
+                self.need_unsticky(&folder, &node, &name)?;
+                let directory = node.is_dir();
+                if directory {
+                    folders.push(node);
+                }
+                let parent = folder.ino;
+                all.push(Below {
+                    parent,
+                    name,
+                    directory,
+                });
+            }
+            if all.len() > EMPTIED_MAX {
+                return Err(Fault::TooManyBelow(self.called(top.ino), EMPTIED_MAX));
+            }
+        }
+        all.reverse();
+        Ok(all)
+    }
+
+    /// Removes all below a folder.
+    pub(crate) fn empty(&mut self, top: &Node) -> Result<(), Fault> {
+        for Below {
+            parent,
+            name,
+            directory,
+        } in self.to_be_emptied(top)?
+        {
+            let time = self.now;
+            self.unlink(&v1::Unlink {
+                parent,
+                name,
+                directory,
+                time,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn entries(&self, folder: u64, limit: usize) -> Result<Vec<(Vec<u8>, Node)>, Fault> {
+        let mut statement = self.db.prepare_cached(select_nodes!(
+            ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2"
+        ))?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = statement.query_map([folder.cast_signed(), limit], |row| {
+            Ok((row.get(17)?, Node::from_row(row)?))
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,121 @@
+//! Folders as outputs: made by real programs, read on other elements, through kills and repetition.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use std::path::Path;
+
+/// A task that writes a folder of files in folders, and one that reads all of it on another element.
+fn script(make: &str, extra: &str) -> String {
+    format!(
+        "name = \"cube\"; workdir = \"/w\"; {extra} tasks = (
+        {{ name = \"make\"; kernel = \"/bin/sh\"; args = [\"-c\", \"{make}\"]; input = [\"in\"]; output = [\"cube.zarr/\"]; element = 0; }},
+        {{ name = \"read\"; kernel = \"/bin/sh\"; args = [\"-c\", \"find cube.zarr -type f | sort | xargs md5sum\"];
+           input = [\"cube.zarr/\"]; output = [\"sums\"]; stdout = \"sums\"; element = 1; }} );"
+    )
+}
+
+const MAKE: &str = "cd cube.zarr; for i in 0 1 2; do mkdir $i; for j in 0 1 2 3; do seq $i$j > $i/0.$j; done; done; \
+                    echo '{}' > .zattrs; cat ../in > .zarray";
+
+fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
+    let tasks = job["tasks"].as_array().unwrap();
+    tasks.iter().find(|task| task["name"] == name).unwrap()
+}
+
+#[test]
+fn a_folder_is_made_read_elsewhere_remembered_and_replaced() {
+    let Some(array) = Array::start() else { return };
+    array.sh("mkdir w; echo input > w/in");
+    let job = array.done(array.submit(&script(MAKE, "")));
+    assert_eq!(task(&job, "make")["outputs"][0], "/w/cube.zarr/");
+    let expected = array.sh("cd w; find cube.zarr -type f | sort | xargs md5sum");
+    assert_eq!(expected.lines().count(), 14);
+    assert_eq!(array.sh("cat w/sums"), expected);
+    assert!(task(&job, "read")["moved_bytes"].as_u64().unwrap() > 0);
+    let lineage = array.json(&["lineage", "/w/cube.zarr/2/0.3"]).to_string();
+    assert!(
+        lineage.contains("cube.zarr/2/0.3") && lineage.contains("make"),
+        "{lineage}"
+    );
+    // It is there already.
+    let refused = array.try_submit(&script(MAKE, ""));
+    assert!(
+        refused.err.contains("/w/cube.zarr/\" exists already"),
+        "{}",
+        refused.err
+    );
+    // What was in it goes with it, and a result is used again with all its files.
+    array.sh("cd w; mkdir cube.zarr/more; echo mine > cube.zarr/more/mine; cp -r cube.zarr kept");
+    let job = array.done(array.submit(&script(MAKE, "replace = true;")));
+    assert!(!task(&job, "make")["reused_task"].is_null(), "{job:#}");
+    assert!(!task(&job, "read")["reused_task"].is_null(), "{job:#}");
+    assert_eq!(
+        array.sh("cd w; find cube.zarr -type f | sort | xargs md5sum"),
+        expected
+    );
+    assert_eq!(
+        array.sh("cat w/kept/more/mine; ls -a w/cube.zarr"),
+        "mine\n.\n..\n.zarray\n.zattrs\n0\n1\n2\n"
+    );
+    // Another kernel makes another folder, which takes the place of all of this one.
+    let job = array.submit(&script("echo x > cube.zarr/x", "replace = true;"));
+    array.done(job);
+    assert_eq!(array.sh("ls -A w/cube.zarr"), "x\n");
+    // One that fails leaves what was there.
+    let hostile = "ln -s /etc/passwd cube.zarr/passwd; echo y > cube.zarr/x";
+    let failed = array.ended(array.submit(&script(hostile, "replace = true; retries = 0;")));
+    let error = task(&failed, "make")["error"].as_str().unwrap();
+    assert!(
+        error.contains("is neither a plain file nor a folder"),
+        "{error}"
+    );
+    assert_eq!(array.sh("cd w; ls -A cube.zarr; cat cube.zarr/x"), "x\nx\n");
+    wait("nothing is left over", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+}
+
+/// Files below a folder of objects.
+fn objects(element: &Path) -> usize {
+    let folders = std::fs::read_dir(element.join("objects")).unwrap();
+    let count = |folder: std::io::Result<std::fs::DirEntry>| {
+        folder
+            .and_then(|folder| std::fs::read_dir(folder.path()))
+            .map_or(0, Iterator::count)
+    };
+    folders.map(count).sum()
+}
+
+/// Killed while it takes thousands of files of a folder, an element runs the task again; the server is killed as well.
+#[test]
+fn kills_leave_a_whole_folder_and_nothing_else() {
+    let options = Options {
+        element_timeout_secs: 60,
+        ..Options::default()
+    };
+    let Some(mut array) = Array::with(options) else {
+        return;
+    };
+    array.sh("mkdir w; echo input > w/in");
+    let make =
+        "cd cube.zarr; mkdir a b; seq 4000 | while read i; do echo $i > a/$i; echo $i > b/$i; done";
+    // Read where it is made: more files than a process may have open unless it asks for that.
+    let here = script(make, "").replace("element = 1", "element = 0");
+    let job = array.submit(&here);
+    let folder = array.element_folder(0);
+    wait("its files are being taken", || objects(&folder) > 100);
+    array.kill_element(0);
+    array.kill_server();
+    array.start_server();
+    array.start_element(0);
+    array.done(job);
+    assert_eq!(
+        array.sh("cd w; ls cube.zarr/a cube.zarr/b | wc -l; cat cube.zarr/a/4000; wc -l < sums"),
+        "8003\n4000\n8000\n"
+    );
+    wait("nothing is left over", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
+    // Its status, the input, the sums, and all files of the folder.
+    assert_eq!(objects(&folder), 3 + 8000);
+}

@@ -581,7 +581,7 @@ fn the_documented_examples_are_right() {
     let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
     let jobs: Vec<Job> = blocks.map(read).collect();
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2, 3, 2]);
+    assert_eq!(tasks, [3, 2, 3, 2, 2]);
     assert_eq!(jobs[3].dag.order, [0, 1]);
 }
 

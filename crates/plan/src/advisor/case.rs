@@ -1,7 +1,7 @@
 //! What the advisor is asked: a kernel, an input, both sides and the link between them.
 
+use super::Infeasible;
 use super::Load;
-use super::{ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Infeasible};
 use crate::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts};
 use serde::Serialize;
 use std::fmt;
@@ -35,33 +35,18 @@ pub struct Side {
     pub start: Seconds,
     /// What else it has to do.
     pub load: Load,
-    /// Power of a core at work.
-    pub busy: Watts,
-    /// Power of a core that waits.
-    pub idle: Watts,
     /// Space for input and result; none if there is no bound.
     pub free: Option<Bytes>,
 }
 
 impl Side {
-    /// An element without load, with the default powers.
-    pub fn element(rate: BytesPerSecond) -> Self {
+    /// A side without load.
+    pub fn idle(rate: BytesPerSecond) -> Self {
         Self {
             rate: Some(rate),
             start: Seconds::ZERO,
             load: Load::none(1),
-            busy: ELEMENT_BUSY,
-            idle: ELEMENT_IDLE,
             free: None,
-        }
-    }
-
-    /// A host without load, with the default powers.
-    pub fn host(rate: BytesPerSecond) -> Self {
-        Self {
-            busy: HOST_BUSY,
-            idle: HOST_IDLE,
-            ..Self::element(rate)
         }
     }
 
@@ -103,8 +88,26 @@ pub struct Link {
     pub bandwidth: BytesPerSecond,
     /// From asking for data to its first byte.
     pub latency: Seconds,
-    /// What moving takes.
-    pub energy: JoulesPerByte,
+}
+
+/// What one core takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Power {
+    /// When it works.
+    pub busy: Watts,
+    /// When it waits.
+    pub idle: Watts,
+}
+
+/// What a run takes while it lasts: nothing tells a program, so somebody has to know it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Powers {
+    /// A core of the element.
+    pub element: Power,
+    /// A core of the host.
+    pub host: Power,
+    /// Moving a byte over the link.
+    pub link: JoulesPerByte,
 }
 
 impl Link {
@@ -135,6 +138,8 @@ pub struct Case {
     pub host: Side,
     /// The way between them.
     pub link: Link,
+    /// What they take, if that is known.
+    pub powers: Option<Powers>,
 }
 
 /// A case that makes no sense.
@@ -194,7 +199,11 @@ impl Case {
         not_negative("the output ratio", self.output_ratio)?;
         positive("the link's bandwidth", self.link.bandwidth.get())?;
         not_negative("the link's latency", self.link.latency.get())?;
-        not_negative("the link's energy", self.link.energy.get())?;
+        if let Some(powers) = &self.powers {
+            not_negative("the link's energy", powers.link.get())?;
+            powers.element.check(Place::Element)?;
+            powers.host.check(Place::Host)?;
+        }
         for (place, side) in [(Place::Element, &self.element), (Place::Host, &self.host)] {
             side_makes_sense(place, side)?;
         }
@@ -207,8 +216,6 @@ fn side_makes_sense(place: Place, side: &Side) -> Result<(), CaseError> {
         positive("the kernel's throughput", rate.get())?;
     }
     not_negative("the time to start", side.start.get())?;
-    not_negative("the power of a core that waits", side.idle.get())?;
-    not_negative("the power of a core at work", side.busy.get())?;
     not_negative("the wait for a core", side.load.wait.get())?;
     not_negative("the time that kernels go on", side.load.crowded.get())?;
     let Load {
@@ -224,14 +231,19 @@ fn side_makes_sense(place: Place, side: &Side) -> Result<(), CaseError> {
     if let Some(free) = side.free {
         not_negative("the free space", free.get())?;
     }
-    if side.idle > side.busy {
-        return Err(CaseError::IdlePower {
-            place,
-            idle: side.idle,
-            busy: side.busy,
-        });
-    }
     Ok(())
+}
+
+impl Power {
+    fn check(&self, place: Place) -> Result<(), CaseError> {
+        let Self { busy, idle } = *self;
+        not_negative("the power of a core that waits", idle.get())?;
+        not_negative("the power of a core at work", busy.get())?;
+        if idle > busy {
+            return Err(CaseError::IdlePower { place, idle, busy });
+        }
+        Ok(())
+    }
 }
 
 fn positive(what: &'static str, value: f64) -> Result<(), CaseError> {

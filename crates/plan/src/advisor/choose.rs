@@ -1,11 +1,12 @@
 //! What each way of running takes, and which is best.
 
-use super::{Case, CaseError, Infeasible, Place, Prediction, Side};
-use crate::units::{Bytes, Joules, Seconds, significant};
+use super::{Case, CaseError, Infeasible, Place, Power, Prediction, Side};
+use crate::units::{Bytes, Seconds, significant};
 use serde::Serialize;
 use std::fmt;
 
-/// Times that differ by less than this share count as equal; then the energy decides.
+/// Times that differ by less than this share count as equal; then the energy decides, or the bytes that move if nobody knows
+/// the energy.
 pub const TIE: f64 = 0.01;
 
 /// The same for times that differ by no more than the start of commands scatters.
@@ -70,7 +71,7 @@ impl Advice {
 }
 
 /// Predicts all ways of running and chooses: the fastest; among those within [`TIE`] of it the one with the least
-/// energy; a split only from [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`] on.
+/// energy, or that moves less if that is not known; a split only from [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`] on.
 ///
 /// # Errors
 /// A number of the case that makes no sense, or that neither side can run the kernel.
@@ -113,10 +114,10 @@ fn tied(one: &Prediction, other: &Prediction) -> bool {
 }
 
 fn better(element: &Prediction, host: &Prediction) -> Choice {
-    let host_wins = if tied(element, host) {
-        host.energy < element.energy
-    } else {
-        host.time < element.time
+    let host_wins = match (tied(element, host), element.energy, host.energy) {
+        (true, Some(there), Some(here)) => here < there,
+        (true, _, _) => host.moved < element.moved,
+        (false, _, _) => host.time < element.time,
     };
     if host_wins {
         Choice::Host
@@ -142,7 +143,7 @@ impl Case {
             on_host: Seconds::ZERO,
             moving: Seconds::ZERO,
             moved: there,
-            energy: Joules::ZERO,
+            energy: None,
         };
         let both = here > Bytes::ZERO && there > Bytes::ZERO;
         let run = |side: &Side, place, input| {
@@ -177,11 +178,13 @@ impl Case {
             }
             prediction.time = later(prediction.time, end);
         }
-        let core =
-            |side: &Side, run: Seconds| side.busy * run + side.idle * (prediction.time - run);
-        prediction.energy = core(&self.element, prediction.on_element)
-            + core(&self.host, prediction.on_host)
-            + self.link.energy * prediction.moved;
+        prediction.energy = self.powers.map(|powers| {
+            let core =
+                |core: Power, run: Seconds| core.busy * run + core.idle * (prediction.time - run);
+            core(powers.element, prediction.on_element)
+                + core(powers.host, prediction.on_host)
+                + powers.link * prediction.moved
+        });
         Ok(prediction)
     }
 
@@ -324,12 +327,14 @@ fn whole_reason(
     that: &Prediction,
 ) -> String {
     if tied(this, that) {
+        let less = match (this.energy, that.energy) {
+            (Some(this), Some(that)) => format!("takes {this} against {that}"),
+            _ => format!("moves {} against {}", this.moved, that.moved),
+        };
         return format!(
-            "both take {} within {} % or {TIE_SECONDS}, and the {best} takes {} against {}",
+            "both take {} within {} % or {TIE_SECONDS}, and the {best} {less}",
             this.time,
-            TIE * 100.0,
-            this.energy,
-            that.energy
+            TIE * 100.0
         );
     }
     format!(

@@ -11,22 +11,13 @@ mod load;
 #[cfg(test)]
 mod tests;
 
-pub use case::{Case, CaseError, Link, Place, Side};
+pub use case::{Case, CaseError, Link, Place, Power, Powers, Side};
 pub use choose::{Advice, Choice, SPLIT_GAIN_MIN, SPLIT_SAVED_MIN, TIE, TIE_SECONDS, advise};
 pub use load::{Load, Machine, Queue};
 
-use crate::units::{Bytes, Joules, Seconds, Watts};
+use crate::units::{Bytes, Joules, Seconds};
 use serde::Serialize;
 use std::fmt;
-
-/// Power of an element's core at work: a device of 3 W (Active Flash, Table 2) with four cores.
-pub const ELEMENT_BUSY: Watts = Watts::new(3.0 / 4.0);
-/// Power of an element's core that waits: the same device's 0.09 W.
-pub const ELEMENT_IDLE: Watts = Watts::new(0.09 / 4.0);
-/// Power of a host's core at work: a node of 190 W with two processors of four cores (Active Flash, §5).
-pub const HOST_BUSY: Watts = Watts::new(190.0 / 8.0);
-/// Power of a host's core that waits: the same node's 63 W.
-pub const HOST_IDLE: Watts = Watts::new(63.0 / 8.0);
 
 /// What one way of running is predicted to take.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -51,9 +42,9 @@ pub struct Prediction {
     /// Bytes over the link, both directions (A8).
     #[serde(rename = "moved_bytes")]
     pub moved: Bytes,
-    /// Energy of a core on each side and of the link (A9).
+    /// Energy of a core on each side and of the link (A9), if it is known what they take.
     #[serde(rename = "joules")]
-    pub energy: Joules,
+    pub energy: Option<Joules>,
 }
 
 /// Why a way of running can't be had.

@@ -9,9 +9,7 @@ use anyhow::{Context as _, ensure};
 use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;
 use tidemill_kernel::builtin_hash;
-use tidemill_plan::advisor::{
-    ELEMENT_BUSY, ELEMENT_IDLE, HOST_BUSY, HOST_IDLE, Link, Load, Queue, Side,
-};
+use tidemill_plan::advisor::{Link, Load, Queue, Side};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
@@ -151,7 +149,7 @@ impl Known {
             ));
         }
         let mut element = element(args, measured, calibration, array, &mut sources);
-        let mut host = host(args, measured, calibration, &mut sources);
+        let mut host = host(measured, calibration, &mut sources);
         let mut link = link(args, calibration, array, &mut sources)?;
         (element.load, host.load) = (loads.element, loads.host);
         if array.is_some_and(Array::is_here) && args.element_speed.is_none() {
@@ -179,14 +177,8 @@ impl Known {
     }
 }
 
-fn host(
-    args: &Args,
-    measured: &KernelSpeed,
-    calibration: &Calibration,
-    sources: &mut Vec<String>,
-) -> Side {
+fn host(measured: &KernelSpeed, calibration: &Calibration, sources: &mut Vec<String>) -> Side {
     let rate = BytesPerSecond::new(measured.alone_bytes_per_sec());
-    let (busy, idle) = args.host_power.unwrap_or((HOST_BUSY, HOST_IDLE));
     sources.push(format!(
         "host: {}, measured {} on {}",
         per_second(rate),
@@ -197,8 +189,6 @@ fn host(
         rate: Some(rate),
         start: nanos(measured.start_ns.saturating_add(calibration.command_ns)),
         load: Load::none(calibration.cores),
-        busy,
-        idle,
         free: free_here(),
     }
 }
@@ -210,7 +200,6 @@ fn element(
     array: Option<&Array>,
     sources: &mut Vec<String>,
 ) -> Side {
-    let (busy, idle) = args.element_power.unwrap_or((ELEMENT_BUSY, ELEMENT_IDLE));
     let known = array.and_then(|array| calibration.element(&array.id, array.element.element));
     let connect = known.map_or(0, |known| known.connect_ns);
     let command = connect.saturating_add(calibration.command_ns);
@@ -218,8 +207,6 @@ fn element(
         rate: None,
         start: nanos(measured.start_ns.saturating_add(command)),
         load: Load::none(1),
-        busy,
-        idle,
         free: array.map(|array| bytes(array.element.free_bytes)),
     };
     let name = array.map_or_else(|| "element".to_owned(), Array::name);
@@ -287,11 +274,7 @@ fn link(
     let latency = args.latency.unwrap_or(measured);
     let rate = per_second(bandwidth);
     sources.push(format!("link: {rate}, {from}; latency {latency}"));
-    Ok(Link {
-        bandwidth,
-        latency,
-        energy: args.link_energy,
-    })
+    Ok(Link { bandwidth, latency })
 }
 
 /// Space for the input and the result where the user is.

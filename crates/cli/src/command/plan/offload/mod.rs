@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_plan::advisor::{Advice, Case, Choice, Place, advise};
+use tidemill_plan::advisor::{Advice, Case, Choice, Place, Power, Powers, advise};
 use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
 
 const EXAMPLES: &str = "Examples:
@@ -65,15 +65,16 @@ pub(crate) struct Args {
     /// As if neither side had anything else to do
     #[arg(long)]
     no_load: bool,
-    /// What a core of the element takes when it works and when it waits [default: 0.75 W,22.5 mW]
-    #[arg(long, value_name = "BUSY,IDLE", value_parser = powers)]
-    element_power: Option<(Watts, Watts)>,
-    /// What a core of this machine takes when it works and when it waits [default: 23.75 W,7.875 W]
-    #[arg(long, value_name = "BUSY,IDLE", value_parser = powers)]
-    host_power: Option<(Watts, Watts)>,
-    /// What moving takes
-    #[arg(long, value_name = "ENERGY", default_value = "10 pJ/bit")]
-    link_energy: JoulesPerByte,
+    /// What a core of the element takes when it works and when it waits, such as 0.75 W,22.5 mW; energy is told if that is
+    /// said of both sides
+    #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "host_power")]
+    element_power: Option<Power>,
+    /// What a core of this machine takes when it works and when it waits, such as 23.75 W,7.875 W
+    #[arg(long, value_name = "BUSY,IDLE", value_parser = power, requires = "element_power")]
+    host_power: Option<Power>,
+    /// What moving takes, such as 10 pJ/bit [default: not counted]
+    #[arg(long, value_name = "ENERGY", requires = "element_power")]
+    link_energy: Option<JoulesPerByte>,
     /// What `tidemill bench kernel` measured [default: DIR/calibration.toml]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
@@ -100,18 +101,27 @@ fn ratio(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "a ratio is a number, zero or more".to_owned())
 }
 
-fn powers(text: &str) -> Result<(Watts, Watts), String> {
+fn power(text: &str) -> Result<Power, String> {
     let (busy, idle) = text
         .split_once(',')
         .ok_or("two powers with a comma between them, as 20 W,5 W")?;
-    let power = |text: &str| text.parse().map_err(|error| format!("{error}"));
-    let (busy, idle): (Watts, Watts) = (power(busy)?, power(idle)?);
+    let watts = |text: &str| text.parse().map_err(|error| format!("{error}"));
+    let (busy, idle): (Watts, Watts) = (watts(busy)?, watts(idle)?);
     if idle > busy {
         return Err(format!(
             "{idle} when idle is above {busy} when busy; first comes the busy one"
         ));
     }
-    Ok((busy, idle))
+    Ok(Power { busy, idle })
+}
+
+/// What both sides take, if that was said.
+fn powers(args: &Args) -> Option<Powers> {
+    Some(Powers {
+        element: args.element_power?,
+        host: args.host_power?,
+        link: args.link_energy.unwrap_or(JoulesPerByte::new(0.0)),
+    })
 }
 
 /// Built-in kernels whose results of parts make the result of the whole: the greatest, the least, sums.
@@ -143,6 +153,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         element: known.element,
         host: known.host,
         link: known.link,
+        powers: powers(&args),
     };
     let advice = advise(&case)?;
     context.output.show(&Advised {
@@ -216,15 +227,18 @@ impl View for Advised<'_> {
         let mut notes = Vec::new();
         for choice in CHOICES {
             match self.advice.of(choice) {
-                Ok(one) => drop(rows.add_row([
-                    choice.to_string(),
-                    one.time.to_string(),
-                    one.waiting.to_string(),
-                    one.moving.to_string(),
-                    (one.on_element + one.on_host).to_string(),
-                    size(one.moved),
-                    one.energy.to_string(),
-                ])),
+                Ok(one) => drop(
+                    rows.add_row([
+                        choice.to_string(),
+                        one.time.to_string(),
+                        one.waiting.to_string(),
+                        one.moving.to_string(),
+                        (one.on_element + one.on_host).to_string(),
+                        size(one.moved),
+                        one.energy
+                            .map_or_else(|| "?".to_owned(), |energy| energy.to_string()),
+                    ]),
+                ),
                 Err(why) => notes.push(format!("{choice}: can't be had: {why}")),
             }
         }
@@ -287,11 +301,14 @@ mod tests {
         assert!(factor("0").is_err() && factor("inf").is_err() && factor("x").is_err());
         assert!(ratio("-1").is_err() && ratio("0").is_ok());
         assert_eq!(
-            powers("20 W,500 mW"),
-            Ok((Watts::new(20.0), Watts::new(0.5)))
+            power("20 W,500 mW"),
+            Ok(Power {
+                busy: Watts::new(20.0),
+                idle: Watts::new(0.5)
+            })
         );
-        assert!(powers("20 W").is_err() && powers("20 J,3 W").is_err());
-        assert!(powers("3 W,20 W").is_err() && powers("3 W,0 W").is_ok());
+        assert!(power("20 W").is_err() && power("20 J,3 W").is_err());
+        assert!(power("3 W,20 W").is_err() && power("3 W,0 W").is_ok());
     }
 
     #[test]

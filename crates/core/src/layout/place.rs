@@ -1,14 +1,6 @@
-//! Layouts: which objects hold a file's bytes, and where new files go.
+//! Where new files go.
 
 use crate::id::{ElementId, Inode};
-use crate::object::Placed;
-
-/// Which objects hold a file's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// The whole file is one object on one element (the default; AnalyzeThis §3.3).
-    Whole(Placed),
-}
 
 /// What placement needs to know of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -170,6 +170,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
         compute_ns: if reused { traced.run_ns } else { took },
         reused_ns: reused.then_some(took),
         write_ns: 0,
+        hash_ns: task.hash_ns,
         cpu_ns: task.cpu_ns,
         moved_bytes: task.moved_bytes,
         name: task.name,

@@ -290,6 +290,8 @@ pub struct Outcome {
     pub kernel_start: Time,
     /// When its outputs were sealed and its inputs hashed, where that pays, by the element's clock: its core is free.
     pub end: Time,
+    /// The last part of that time, in which its inputs were hashed.
+    pub hashing: Span,
     /// Bytes pulled from other elements.
     pub moved_bytes: u64,
     /// Bytes of all its inputs.
@@ -325,6 +327,7 @@ impl Outcome {
             start: time,
             kernel_start: time,
             end: time,
+            hashing: Span(0),
             moved_bytes: 0,
             read_bytes: 0,
             written_bytes: 0,

@@ -118,8 +118,10 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     }
     run.outcome.result = result;
     // The core is held until then: who waits for it, and who plans, must see that time.
+    let hashed = now();
     run.hash_inputs();
     run.outcome.end = now();
+    run.outcome.hashing = run.outcome.end.since(hashed);
     run.count();
     Work {
         outcome: run.outcome,

@@ -387,6 +387,9 @@ async fn a_result_is_used_again_if_the_inputs_have_the_contents_that_it_needs() 
     let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
     let contents = vec![hash(b"three\nwords\nhere\n")];
     assert_eq!(first.contents, contents);
+    // That time is told, and is a part of the task's.
+    let span = u64::try_from(first.end - first.kernel_start).unwrap();
+    assert!((1..span).contains(&first.hash_ns), "{first:?}");
     let result = get(&element, 101).await;
 
     let remembered = v1::Remembered {

@@ -308,7 +308,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
         "DROP TABLE label; DROP TABLE locker; ALTER TABLE removal DROP COLUMN label; \
-         ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; \
+         ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; ALTER TABLE task DROP COLUMN hash_ns; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
          INSERT INTO label VALUES ({old}, {}, {}, 0, '[]', '[]'); PRAGMA user_version = 7;",

@@ -323,6 +323,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             reused_task: outcome.reused.map_or(0, |task| task.0),
             contents: outcome.contents.clone(),
             removed: outcome.removed.iter().map(|object| object.0).collect(),
+            hash_ns: outcome.hashing.0,
         }
     }
 }
@@ -345,6 +346,7 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             start: time_from_wire(outcome.start),
             kernel_start: time_from_wire(outcome.kernel_start),
             end: time_from_wire(outcome.end),
+            hashing: Span(outcome.hash_ns),
             moved_bytes: outcome.moved_bytes,
             read_bytes: outcome.read_bytes,
             written_bytes: outcome.written_bytes,

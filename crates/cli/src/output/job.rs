@@ -340,6 +340,7 @@ fn task_json(task: &v1::Task) -> Value {
         "start": task.start,
         "kernel_start": task.kernel_start,
         "end": task.end,
+        "hash_ns": task.hash_ns,
         "read_bytes": task.read_bytes,
         "written_bytes": task.written_bytes,
         "moved_bytes": task.moved_bytes,

@@ -222,6 +222,7 @@ mod tests {
             read_ns: ran.read_ns,
             compute_ns: ran.compute_ns,
             write_ns: ran.write_ns,
+            hash_ns: ran.hash_ns,
             cpu_ns: 0,
             reused_ns: task.reused.map(|_| ran.end_ns - ran.kernel_start_ns),
             moved_bytes: ran.moved_bytes,

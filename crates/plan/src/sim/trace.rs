@@ -176,6 +176,10 @@ pub struct TraceTask {
     /// Time that it wrote files, in nanoseconds; 0 if that was not measured apart from computing.
     #[serde(default)]
     pub write_ns: u64,
+    /// The last part of the time until its end, in nanoseconds, in which its inputs were hashed. Of a real run it is counted
+    /// as computing, too: a replay takes as long.
+    #[serde(default)]
+    pub hash_ns: u64,
     /// Processor time that its kernel took, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub cpu_ns: u64,

@@ -127,7 +127,7 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
 pub(crate) fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, element, tries, start, kernel_start, end, read_bytes, written_bytes, \
                moved_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
-               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0) FROM task \
+               coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns FROM task \
                WHERE job = ?1 AND changed > ?2 ORDER BY task";
     let unresolved = unresolved(db, job)?;
     let mut statement = db.prepare_cached(sql)?;
@@ -188,6 +188,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         stderr: row.get(15)?,
         reused_task: long(17)?,
         reused_job: long(18)?,
+        hash_ns: long(19)?,
         ..v1::Task::default()
     })
 }

@@ -56,6 +56,7 @@ const MIGRATIONS: &[&str] = &[
     LOCKERS,
     DELETED,
     ANNOTATIONS,
+    HASHING,
 ];
 
 const NAMES: &str = "
@@ -163,6 +164,8 @@ const ANNOTATIONS: &str = "
 CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
   PRIMARY KEY(object, name)) WITHOUT ROWID;
 ";
+
+const HASHING: &str = "ALTER TABLE task ADD COLUMN hash_ns INTEGER NOT NULL DEFAULT 0;";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

@@ -25,6 +25,11 @@ fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
     assert_eq!(array.ended(bad)["state"], "failed");
     let newest = array.run(&["watch"]);
     assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
+    for command in ["explain", "report", "logs"] {
+        let of_newest = array.ok(&[command]);
+        let of_it = array.ok(&[command, "2"]);
+        assert_eq!(of_newest, of_it, "{command}");
+    }
 
     let listed = |args: &[&str]| -> Vec<u64> {
         let jobs = array.json(&[&["jobs"], args].concat());

@@ -6,6 +6,7 @@ use crate::output::explain::ExplainView;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
+  tidemill explain                  every decision of your newest job
   tidemill explain 3                every decision of job 3
   tidemill explain 3 mAdd           one task, by its name in the script";
 
@@ -13,22 +14,23 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job
-    job: u64,
+    /// The job [default: your newest]
+    job: Option<u64>,
     /// Name or id of one task
     task: Option<String>,
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let reply = server.jobs().explain(jobs::request(args.job)).await;
+    let job = jobs::named_or_newest(&server, args.job).await?;
+    let reply = server.jobs().explain(jobs::request(job)).await;
     let decisions = reply
         .map_err(|status| server.explain(status))?
         .into_inner()
         .decisions;
     let name_and_id =
         |decision: &tidemill_wire::v1::Decision| (decision.name.clone(), decision.task);
-    let decisions = jobs::named(decisions, args.task.as_deref(), args.job, name_and_id)?;
+    let decisions = jobs::named(decisions, args.task.as_deref(), job, name_and_id)?;
     context.output.show(&ExplainView(decisions))?;
     Ok(ExitCode::SUCCESS)
 }

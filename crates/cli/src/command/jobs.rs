@@ -154,11 +154,14 @@ pub(crate) async fn list(
     Ok(reply.into_inner().jobs)
 }
 
-/// The caller's newest job.
+/// The job that was named, else the caller's newest.
 ///
 /// # Errors
 /// If there is none.
-pub(crate) async fn newest(server: &Server) -> anyhow::Result<u64> {
+pub(crate) async fn named_or_newest(server: &Server, named: Option<u64>) -> anyhow::Result<u64> {
+    if let Some(job) = named {
+        return Ok(job);
+    }
     let request = v1::ListJobsRequest {
         credentials: Some(credentials()),
         limit: 1,

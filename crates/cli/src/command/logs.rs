@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
+  tidemill logs                     every task of your newest job that wrote something or failed
   tidemill logs 3                   every task of job 3 that wrote something or failed
   tidemill logs 3 mProjectPP_07     one task, by its name in the script";
 
@@ -14,15 +15,16 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job
-    job: u64,
+    /// The job [default: your newest]
+    job: Option<u64>,
     /// Name or id of one task
     task: Option<String>,
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let reply = server.jobs().logs(jobs::request(args.job)).await;
+    let job = jobs::named_or_newest(&server, args.job).await?;
+    let reply = server.jobs().logs(jobs::request(job)).await;
     let mut reply = reply.map_err(|status| server.explain(status))?.into_inner();
     let mut tasks = Vec::new();
     while let Some(log) = reply
@@ -33,7 +35,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         tasks.push(log);
     }
     let name_and_id = |task: &v1::Task| (task.name.clone(), task.task);
-    let mut tasks = jobs::named(tasks, args.task.as_deref(), args.job, name_and_id)?;
+    let mut tasks = jobs::named(tasks, args.task.as_deref(), job, name_and_id)?;
     if args.task.is_none() {
         tasks.retain(|task| {
             [&task.error, &task.stdout, &task.stderr]
@@ -42,8 +44,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         });
         if tasks.is_empty() {
             context.note(format_args!(
-                "no task of job {} has written to standard output or standard error, or failed",
-                args.job
+                "no task of job {job} has written to standard output or standard error, or failed"
             ));
         }
     }

@@ -43,6 +43,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let file = &context.config.mount;
     let path = args.place.or(args.path).or_else(|| file.path.clone());
     let path = path.unwrap_or_else(|| context.array.mount());
+    check_needs()
+        .map_err(|missing| anyhow::anyhow!("can't mount on {}: {missing}", path.display()))?;
     make(&path)?;
     let endpoint = context.endpoint()?;
     let credential = context.credential(&endpoint)?;
@@ -63,6 +65,30 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     });
     served.await?.context("the mount failed")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the user can mount here; if not, what is missing and what to do.
+pub(crate) fn check_needs() -> Result<(), String> {
+    let mut open = std::fs::File::options();
+    if let Err(error) = open.read(true).write(true).open("/dev/fuse") {
+        let denied = error.kind() == std::io::ErrorKind::PermissionDenied;
+        let remedy = if denied {
+            "the machine's administrator opens it by `chmod 666 /dev/fuse`, else "
+        } else {
+            ""
+        };
+        return Err(format!(
+            "/dev/fuse: {error}; {remedy}use `tidemill put`, `get` and `submit` instead"
+        ));
+    }
+    let root = rustix::process::geteuid().is_root();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !root && !std::env::split_paths(&path).any(|folder| folder.join("fusermount3").exists()) {
+        return Err(
+            "fusermount3 is missing, which users other than root need; install fuse3".into(),
+        );
+    }
+    Ok(())
 }
 
 /// Makes the mount point. One that a killed mount has left can't be looked at, but is there.

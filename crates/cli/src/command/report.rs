@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use tidemill_client::transfer::Transfer;
 
 const EXAMPLES: &str = "Examples:
+  tidemill report                   your newest job
   tidemill report 3
   tidemill --json report 3 | jq .total.moved_bytes";
 
@@ -15,13 +16,14 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job
-    job: u64,
+    /// The job [default: your newest]
+    job: Option<u64>,
 }
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let job = jobs::get(&server, args.job).await?;
+    let job = jobs::named_or_newest(&server, args.job).await?;
+    let job = jobs::get(&server, job).await?;
     let elements = server.status().await?.elements;
     let hosts: BTreeSet<u32> = elements
         .iter()

@@ -1,5 +1,6 @@
 //! `tidemill up`: an array on this machine, each part a process of its own in the background.
 
+use super::mount;
 use crate::context::Context;
 use crate::output::Said;
 use crate::process;
@@ -111,22 +112,7 @@ fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
     if args.no_mount {
         return Err("--no-mount was given".into());
     }
-    if let Err(error) = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse")
-    {
-        return Err(format!(
-            "/dev/fuse: {error}; use `tidemill put`, `get` and `submit` instead"
-        ));
-    }
-    let root = rustix::process::geteuid().is_root();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    if !root && !std::env::split_paths(&path).any(|folder| folder.join("fusermount3").exists()) {
-        return Err(
-            "fusermount3 is missing, which users other than root need; install fuse3".into(),
-        );
-    }
+    mount::check_needs()?;
     let path = args
         .mount
         .clone()

@@ -33,10 +33,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let job = match args.job {
-        Some(job) => job,
-        None => jobs::newest(&server).await?,
-    };
+    let job = jobs::named_or_newest(&server, args.job).await?;
     follow(&server, job, context).await
 }
 

@@ -6,6 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::bounded::Bounded")
         // In order, so that the same message always has the same bytes.
         .btree_map("resources")
+        .btree_map("environment")
         .compile_fds(files)?;
     Ok(())
 }

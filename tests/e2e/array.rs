@@ -178,6 +178,14 @@ impl Array {
         self.elements[index] = Some(spawn(&mut command, &log));
     }
 
+    /// One more element, with other arguments. Whichever is started later has these, too.
+    pub(crate) fn add_element(&mut self, args: &[&str]) {
+        self.options.element_args = args.iter().map(|&arg| arg.to_owned()).collect();
+        self.elements.push(None);
+        self.start_element(self.elements.len() - 1);
+        self.wait_for_elements(self.elements.len());
+    }
+
     pub(crate) fn wait_for_elements(&self, count: usize) {
         wait("the elements are up", || {
             let status = self.json(&["status"]);

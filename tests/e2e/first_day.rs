@@ -27,7 +27,7 @@ fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
     assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
     for command in ["explain", "report", "logs"] {
         let of_newest = array.ok(&[command]);
-        let of_it = array.ok(&[command, "2"]);
+        let of_it = array.ok(&[command, &bad.to_string()]);
         assert_eq!(of_newest, of_it, "{command}");
     }
 

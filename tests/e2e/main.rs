@@ -27,5 +27,6 @@ mod resources;
 mod results;
 mod scripts;
 mod store;
+mod surroundings;
 mod traces;
 mod users;

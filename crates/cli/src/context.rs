@@ -185,6 +185,21 @@ impl Context {
         }
     }
 
+    /// Where an array, its keys and its tokens are on this host, as far as is known here; not all of it need exist.
+    pub(crate) fn private(&self) -> Vec<PathBuf> {
+        let folders = [
+            Some(self.array.path().to_owned()),
+            self.config.server.folder.clone(),
+        ];
+        let client = &self.config.client;
+        let tokens = [
+            self.global.token_file.clone(),
+            client.token_file.clone(),
+            own_token_file(),
+        ];
+        folders.into_iter().chain(tokens).flatten().collect()
+    }
+
     /// Whether TCP connections use TLS.
     pub(crate) fn tls(&self) -> bool {
         let chosen = self.global.tls.or(self.config.tls);

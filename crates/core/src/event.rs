@@ -6,6 +6,7 @@ use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
 use crate::object::Placed;
 use crate::resources::{Needs, Offers};
+use crate::surroundings::Surroundings;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -172,10 +173,13 @@ pub struct TaskSpec {
     pub retries: u32,
     /// What must be free on its element for it to run.
     pub needs: Needs,
-    /// Programs that its element's host must have, in order, each once.
+    /// Programs that its element's host must have, in order, each once; then folders that it must show, with a slash at
+    /// the end.
     pub programs: Vec<String>,
     /// Bounds on a run.
     pub limits: Limits,
+    /// What it finds around it.
+    pub surroundings: Surroundings,
     /// Set when the job comes back after a restart and the task had ended already.
     pub ended: Option<Ended>,
 }

@@ -6,6 +6,7 @@
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use crate::resources::Needs;
+use crate::surroundings::Surroundings;
 use crate::time::{Span, Time};
 use std::ops::Range;
 
@@ -130,6 +131,8 @@ pub struct Analysis {
     pub needs: Needs,
     /// Bounds on what it may use.
     pub limits: Limits,
+    /// What it finds around it.
+    pub surroundings: Surroundings,
 }
 
 /// Where a kernel's code comes from.

@@ -20,6 +20,7 @@ pub mod random;
 pub mod resources;
 pub mod script;
 pub mod shown;
+pub mod surroundings;
 pub mod time;
 pub mod xml;
 

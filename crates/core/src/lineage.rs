@@ -15,6 +15,7 @@ use crate::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use crate::job::own::OwnName;
 use crate::label::Owner;
 use crate::shown::civil;
+use crate::surroundings::Surroundings;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +36,8 @@ pub struct Record {
     pub kernel_hash: String,
     /// Its arguments.
     pub args: Vec<String>,
+    /// What it asked to find around it.
+    pub surroundings: Surroundings,
     /// Where it ran.
     pub element: ElementId,
     /// When its inputs began to be pulled, since the Unix epoch.

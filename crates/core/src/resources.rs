@@ -6,6 +6,7 @@
 //! when all that ran before has ended. What it does not need is not held.
 
 use crate::id::ElementId;
+use crate::surroundings::named;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -331,7 +332,7 @@ pub fn first_to_start<'a, K>(
 pub struct Wants {
     /// Cores, memory and named resources.
     pub needs: Needs,
-    /// Programs of the host, in order, each once.
+    /// Programs of the host, in order, each once, and folders of it, with a slash at the end.
     pub programs: Vec<String>,
 }
 
@@ -339,7 +340,7 @@ impl fmt::Display for Wants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.needs)?;
         for program in &self.programs {
-            write!(f, ", the program `{program}`")?;
+            write!(f, ", {}", named(program))?;
         }
         Ok(())
     }
@@ -354,7 +355,7 @@ pub struct Place {
     pub host: bool,
     /// What it has.
     pub offers: Offers,
-    /// Those of the programs asked for that it has; `None`: it did not say.
+    /// Those of the programs and folders asked for that it has, and all folders that it shows; `None`: it did not say.
     pub programs: Option<BTreeSet<String>>,
 }
 
@@ -367,19 +368,21 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
         return None;
     }
     let told = mine.iter().any(|place| place.programs.is_some());
-    let lacked = |place: &Place| match &place.programs {
-        Some(programs) => wants.programs.iter().find(|name| !programs.contains(*name)),
-        // One that is away may have it, but does not count while others can be asked.
-        None => wants.programs.first().filter(|_| told),
+    // One that is away may have it, but does not count while others can be asked.
+    let lacks = |place: &Place, name: &String| {
+        let programs = place.programs.as_ref();
+        programs.map_or(told, |programs| !programs.contains(name))
     };
-    let can =
-        |place: &&Place| place.offers.lacks(&wants.needs).is_none() && lacked(place).is_none();
+    let can = |place: &&Place| {
+        let mut programs = wants.programs.iter();
+        place.offers.lacks(&wants.needs).is_none() && !programs.any(|name| lacks(place, name))
+    };
     if mine.iter().any(can) {
         return None;
     }
     // If all lack the same, that is what is wrong.
-    let lacks = mine.iter().map(|place| place.offers.lacks(&wants.needs));
-    if let Some(lacks) = lacks.collect::<Option<Vec<Lack>>>()
+    let short = mine.iter().map(|place| place.offers.lacks(&wants.needs));
+    if let Some(lacks) = short.collect::<Option<Vec<Lack>>>()
         && let Some(most) = lacks.iter().max_by_key(|lack| lack.offered)
         && lacks.iter().all(|lack| lack.what == most.what)
     {
@@ -394,10 +397,8 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
             ),
         });
     }
-    let missing = lacked(mine[0]);
-    if let Some(program) = missing
-        && mine.iter().all(|place| lacked(place) == missing)
-    {
+    let mut programs = wants.programs.iter();
+    if let Some(program) = programs.find(|name| mine.iter().all(|place| lacks(place, name))) {
         let has = |place: &&Place| {
             place
                 .programs
@@ -409,13 +410,20 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
             .filter(has)
             .map(|place| place.element.to_string());
         let others: Vec<String> = others.collect();
+        let is_folder = program.ends_with('/');
         let on = match others.as_slice() {
+            [] if is_folder => offered(places),
             [] => String::new(),
             some => format!("; element {} does", some.join(", ")),
         };
+        let (has, have) = match is_folder {
+            true => ("shows", "show"),
+            false => ("has", "have"),
+        };
+        let program = named(program);
         return Some(match pinned {
-            Some(element) => format!("element {element} does not have the program `{program}`{on}"),
-            None => format!("no storage element has the program `{program}`{on}"),
+            Some(element) => format!("element {element} does not {have} {program}{on}"),
+            None => format!("no storage element {has} {program}{on}"),
         });
     }
     let who = pinned.map_or_else(
@@ -426,6 +434,19 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<ElementId>) -
     Some(format!(
         "it needs {wants}, and {who} {has} all of that together"
     ))
+}
+
+/// Which folders elements show to tasks that ask for them.
+fn offered(places: &[Place]) -> String {
+    let programs = places.iter().filter_map(|place| place.programs.as_ref());
+    let folders = programs.flatten().filter_map(|name| name.strip_suffix('/'));
+    let folders: BTreeSet<&str> = folders.collect();
+    let folders: Vec<&str> = folders.into_iter().collect();
+    let shown = match folders.as_slice() {
+        [] => "none shows any".to_owned(),
+        some => format!("shown are {} and what is in them", some.join(", ")),
+    };
+    format!("; {shown}, as their administrators allow by --kernels-folders")
 }
 
 #[cfg(test)]

@@ -132,10 +132,11 @@ fn on_message(node: &Arc<Node>, message: Message) {
             let labels = ack.labels.into_iter().map(LabelId).collect();
             node.labels().acknowledge(labels);
         }
-        Message::FindPrograms(find) => {
+        Message::FindPrograms(mut find) => {
             let node = Arc::clone(node);
             tokio::task::spawn_blocking(move || {
                 let parts = node.parts();
+                find.names.extend(parts.runner.offers(&find.names));
                 let has = |name: &str| parts.runner.has_program(name);
                 parts.programs.answer(find, has, |programs| {
                     let programs = from_element::Message::Programs(programs);

@@ -48,6 +48,14 @@ pub struct Config {
     /// Memory that all its kernels may have together, where the host allows control groups; `None`: seven eighths of the
     /// host's.
     pub kernels_memory_bytes: Option<u64>,
+    /// Folders of its host that kernels may see, and all below them, if their tasks ask for them.
+    pub kernels_folders: Vec<PathBuf>,
+    /// Files and folders of the array on its host, and of its keys, that kernels never see, beside its own.
+    pub hidden: Vec<PathBuf>,
+    /// Folders that programs are looked for in before the system's, which all kernels see.
+    pub kernels_path: Vec<PathBuf>,
+    /// Environment variables of all kernels, unless their tasks set them.
+    pub kernels_environment: Vec<(String, String)>,
     /// Bytes that its objects may take; `None`: all that the device has.
     pub capacity_bytes: Option<u64>,
     /// Rate of pulls from other elements in bytes per second; `None`: measured.
@@ -112,6 +120,10 @@ impl Config {
             resources: BTreeMap::new(),
             kernels_idle: true,
             kernels_memory_bytes: None,
+            kernels_folders: Vec::new(),
+            hidden: Vec::new(),
+            kernels_path: Vec::new(),
+            kernels_environment: Vec::new(),
             capacity_bytes: None,
             link_bytes_per_sec: None,
             status_period: Duration::from_secs(1),

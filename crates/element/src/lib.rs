@@ -28,6 +28,7 @@ pub mod reports;
 mod reserve;
 mod revoked;
 pub mod runner;
+mod shown;
 pub mod status;
 pub mod store;
 pub mod task;

@@ -2,10 +2,12 @@
 //! a label's outcome.
 
 use crate::config::Config;
+use crate::shown::Shown;
 use crate::task::failure;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_core::folder::is_folder;
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
@@ -28,6 +30,8 @@ const KILLED: i32 = 9;
 #[derive(Debug)]
 pub struct Runner {
     launcher: Launcher,
+    shown: Shown,
+    environment: Vec<(String, String)>,
     root: bool,
     uid: u32,
 }
@@ -112,6 +116,12 @@ impl Runner {
     /// # Errors
     /// If kernels can't be confined here.
     pub fn new(config: &Config) -> Result<Self, SetupError> {
+        let shown = Shown::new(config);
+        let mut defaults = Settings::default();
+        let path = config.kernels_path.iter();
+        let path: Vec<PathBuf> = path.filter_map(|folder| shown.own(folder)).collect();
+        defaults.system_paths.extend(path.clone());
+        defaults.path.splice(0..0, path);
         let settings = Settings {
             child: Some(config.program.clone()),
             modules: Some(config.folder.join("wasm")),
@@ -121,11 +131,13 @@ impl Runner {
                 threads: THREADS_MAX,
                 idle: config.kernels_idle,
             }),
-            ..Settings::default()
+            ..defaults
         };
         let uid = rustix::process::geteuid();
         Ok(Self {
             launcher: Launcher::new(settings)?,
+            shown,
+            environment: config.kernels_environment.clone(),
             root: uid.is_root(),
             uid: uid.as_raw(),
         })
@@ -159,10 +171,24 @@ impl Runner {
         parts.join(", ")
     }
 
-    /// Whether this is a program of this host: a name in its PATH, or an absolute path.
+    /// Whether this is a program of this host: a name in its PATH, or an absolute path; or, with a slash at the end, a
+    /// folder that it shows.
     #[must_use]
     pub fn has_program(&self, name: &str) -> bool {
-        self.launcher.find_program(name).is_some()
+        match name.strip_suffix('/') {
+            Some(folder) => self.shown.find(folder).is_some(),
+            None => self.launcher.find_program(name).is_some(),
+        }
+    }
+
+    /// What to answer besides when these are asked for: whoever asks for a folder is told which ones there are.
+    #[must_use]
+    pub fn offers(&self, asked: &[String]) -> Vec<String> {
+        if !asked.iter().any(|name| is_folder(name)) {
+            return Vec::new();
+        }
+        let offered = self.shown.offered();
+        offered.filter(|name| !asked.contains(name)).collect()
     }
 
     /// What share of a processor a kernel of that user would have now. `folder` is to be its private one.
@@ -263,7 +289,7 @@ impl Runner {
             cpu_percent: analysis.limits.cores.map(percent_of),
             ..Limits::default()
         };
-        run.environment.clone_from(&request.environment);
+        self.surround(&mut run, request)?;
         if self.root {
             run.user = Some(User {
                 uid: request.owner.uid,
@@ -280,6 +306,28 @@ impl Runner {
             run.inputs_as = InputsAs::Symlink;
         }
         Ok(run)
+    }
+
+    /// Puts around a kernel what its element and its task say. What is not shown here may be so elsewhere.
+    fn surround(&self, run: &mut Run, request: &Request<'_>) -> Result<(), Failure> {
+        let surroundings = &request.analysis.surroundings;
+        let own = surroundings.environment.iter();
+        let own = own.map(|(name, value)| (name.clone(), value.clone()));
+        // Of two of one name the later holds.
+        run.environment.clone_from(&self.environment);
+        run.environment.extend(own);
+        run.environment.extend(request.environment.iter().cloned());
+        run.path = surroundings.path.iter().map(PathBuf::from).collect();
+        for folder in surroundings.shown() {
+            let found = self.shown.find(folder).ok_or_else(|| {
+                let message = format!(
+                    "this element shows no folder {folder} to kernels; see --kernels-folders"
+                );
+                failure(FailureKind::Unfit, message)
+            });
+            run.shown.push(found?);
+        }
+        Ok(())
     }
 
     fn code(&self, kernel: &Kernel, inputs: &[(String, PathBuf)]) -> Result<Code, Failure> {

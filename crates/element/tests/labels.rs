@@ -289,6 +289,57 @@ async fn programs_that_come_or_go_are_told_and_a_label_without_its_program_is_gi
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn folders_that_come_or_go_are_told_and_none_is_shown_that_leads_elsewhere() {
+    let (folder, place) = (folder(), folder());
+    let mut server = FakeServer::start().await;
+    let mut config = config(1, folder.path(), &server);
+    let sw = place.path().join("sw");
+    config.kernels_folders = vec![sw.clone()];
+    let element = Element::start(config).await.unwrap();
+    let mut connection = server.welcomed().await;
+    let [sw_name, inner, etc] = [
+        format!("{}/", sw.display()),
+        format!("{}/inner/", sw.display()),
+        "/etc/".to_owned(),
+    ];
+    connection.send(v1::to_element::Message::FindPrograms(v1::FindPrograms {
+        request: 4,
+        names: vec![inner.clone(), etc.clone()],
+    }));
+    let told = |message: &v1::from_element::Message| match message {
+        v1::from_element::Message::Programs(programs) => Some(programs.clone()),
+        _ => None,
+    };
+    let first = connection.find(told).await;
+    assert_eq!(first.found, Vec::<String>::new());
+    assert_eq!(first.missing, [inner.clone(), etc, sw_name.clone()]);
+    std::fs::create_dir_all(sw.join("inner")).unwrap();
+    let news = connection.find(told).await;
+    assert_eq!(news.found, [sw_name, inner.clone()]);
+    let asks = |id, asked: &str| {
+        let mut label = program_label(id, "ls", &[asked]);
+        analyse(&mut label).surroundings = Some(v1::Surroundings {
+            folders: vec![asked.to_owned()],
+            ..v1::Surroundings::default()
+        });
+        label
+    };
+    let asked = sw.join("inner").display().to_string();
+    connection.labels(&[asks(1, &asked)]);
+    assert!(connection.finished(1).await.failure.is_none());
+    // Whoever may write there makes a link of it.
+    std::fs::remove_dir(&asked).unwrap();
+    std::os::unix::fs::symlink("/etc", &asked).unwrap();
+    for (id, asked) in [(2, &*asked), (3, "/etc"), (4, &format!("{asked}/../../.."))] {
+        connection.labels(&[asks(id, asked)]);
+        let outcome = connection.finished(id).await;
+        assert_eq!(failure(&outcome).kind, "unfit", "{asked}");
+    }
+    assert_eq!(connection.find(told).await.missing, [inner]);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_kernel_that_takes_too_long_or_writes_too_much_is_killed() {
     let (_folder, _server, element, mut connection) = element().await;
     let mut slow = program_label(1, "sleep", &["1000"]);

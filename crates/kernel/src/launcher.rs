@@ -23,7 +23,7 @@ use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
 use crate::sandbox::calls::{self, Filters};
-use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_path};
+use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_folder_path, open_path};
 use crate::sandbox::group::{ControlGroup, Together};
 use crate::sandbox::ids::Ids;
 use crate::sandbox::namespaces::Namespaces;
@@ -302,7 +302,8 @@ impl Launcher {
         };
         drop(streams);
         let (stderr_reader, stderr) = pipe()?;
-        let path = std::env::join_paths(&self.settings.path).unwrap_or_else(|_| PATH.into());
+        let path = std::env::join_paths(run.path.iter().chain(&self.settings.path));
+        let path = path.unwrap_or_else(|_| PATH.into());
         let variables = environment(run, &path.to_string_lossy());
         let filter = self.filter(run)?;
         let image = Image {
@@ -453,6 +454,13 @@ impl Launcher {
             .iter()
             .map(|path| open(path))
             .collect::<Result<Vec<_>, _>>()?;
+        for path in &run.shown {
+            let opened = open_folder_path(path).map_err(|source| SpawnError::Readable {
+                path: path.clone(),
+                source: source.into(),
+            });
+            readable.push(opened?);
+        }
         if run.inputs_as == InputsAs::Symlink {
             for input in &run.inputs {
                 readable.push(open(&input.path)?);

@@ -212,6 +212,8 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
         .iter()
         .map(|input| &input.path)
         .chain(&run.readable)
+        .chain(&run.shown)
+        .chain(&run.path)
         .chain([&run.folder]);
     if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
         return Err(PrepareError::NotAbsolute(path.clone()));

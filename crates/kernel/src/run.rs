@@ -163,7 +163,12 @@ pub struct Run {
     pub inputs_as: InputsAs,
     /// Further files and folders that it may read and execute, absolute.
     pub readable: Vec<PathBuf>,
-    /// Further environment variables; by convention their names start with `TIDEMILL_`.
+    /// Folders of the host that it may read and execute from beside those of all kernels, absolute, and with no link on
+    /// the way: where one has come to be there is none that it could have.
+    pub shown: Vec<PathBuf>,
+    /// Folders that come before those of all kernels in its `PATH`.
+    pub path: Vec<PathBuf>,
+    /// Further environment variables; of one name the last holds.
     pub environment: Vec<(String, String)>,
 }
 
@@ -184,6 +189,8 @@ impl Run {
             limits: Limits::default(),
             inputs_as: InputsAs::default(),
             readable: Vec::new(),
+            shown: Vec::new(),
+            path: Vec::new(),
             environment: Vec::new(),
         }
     }

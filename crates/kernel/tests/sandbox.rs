@@ -5,12 +5,13 @@
 mod support;
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{
-    Place, finish, is_root, output, require, skip_without_root, start, users, wait_until,
+    LAUNCHER, Place, finish, is_root, output, require, skip_without_root, start, users, wait_until,
 };
 use tidemill_kernel::{
     Code, End, InputsAs, Launcher, PrepareError, RunInput, Settings, Together, User,
@@ -624,4 +625,107 @@ time.sleep(1000)";
     assert_eq!(exit.end, End::MemoryLimit, "{}", exit.stderr.text());
     control.cancel();
     assert_eq!(other.join().unwrap().end, End::Cancelled);
+}
+
+/// Software of a host with which anybody may do anything, but for a private folder, and a link out of it.
+fn software(secret: &Path) -> tempfile::TempDir {
+    let sw = tempfile::tempdir().unwrap();
+    let at = |path: &str| sw.path().join(path);
+    for folder in ["bin", "private"] {
+        fs::create_dir(at(folder)).unwrap();
+    }
+    for (path, text) in [
+        ("data", "data\n"),
+        ("bin/tool", "#!/bin/sh\necho tool\n"),
+        ("private/key", "key\n"),
+    ] {
+        fs::write(at(path), text).unwrap();
+    }
+    for (path, mode) in [
+        ("", 0o777),
+        ("data", 0o666),
+        ("bin", 0o777),
+        ("bin/tool", 0o777),
+        ("private", 0o700),
+    ] {
+        fs::set_permissions(at(path), Permissions::from_mode(mode)).unwrap();
+    }
+    std::os::unix::fs::symlink(secret, at("link")).unwrap();
+    sw
+}
+
+/// All that lies in a folder: names, modes, times of change, and contents.
+fn all_in(folder: &Path) -> Vec<(String, u32, i64, Vec<u8>)> {
+    let mut all = Vec::new();
+    for one in fs::read_dir(folder).unwrap() {
+        let path = one.unwrap().path();
+        let data = fs::symlink_metadata(&path).unwrap();
+        let content = fs::read(&path).unwrap_or_default();
+        let time = data.mtime() ^ data.mtime_nsec();
+        all.push((path.display().to_string(), data.mode(), time, content));
+        if data.is_dir() {
+            all.extend(all_in(&path));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn a_folder_that_is_shown_is_read_and_executed_and_never_changed() {
+    let place = Place::new();
+    let secret = place.path("secret");
+    fs::write(&secret, "secret\n").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o666)).unwrap();
+    let sw = software(&secret);
+    let before = all_in(sw.path());
+    let changes = "cp /dev/null data; echo x >> data; echo x > new; mkdir sub; ln data bin/hard; mv data moved; rm data; \
+                   rmdir bin; ln -s data soft; mkfifo pipe; (: > bin/tool); touch -d @0 data; setfattr -n user.x -v y data; \
+                   mv bin/tool \"$TMPDIR\"; echo x > link; cp $TMPDIR/own own; mv $TMPDIR/own own; chmod 0 data bin bin/tool";
+    let script = format!(
+        "cd {}; cat data; tool; ls bin; cat link 2> /dev/null || echo closed; echo own > $TMPDIR/own; {changes}; true",
+        sw.path().display()
+    );
+    for user in users() {
+        let mut run = place.shell(&script);
+        run.user = user;
+        run.shown = vec![sw.path().canonicalize().unwrap()];
+        run.path = vec![sw.path().join("bin")];
+        let said = output(run);
+        assert_eq!(said, "data\ntool\ntool\nclosed\n", "{user:?}");
+        assert_eq!(all_in(sw.path()), before, "{user:?}");
+        assert_eq!(fs::read(&secret).unwrap(), b"secret\n");
+    }
+}
+
+#[test]
+fn a_folder_shows_no_more_than_its_user_may_read_and_no_link_is_followed_to_it() {
+    let place = Place::new();
+    let sw = software(&place.path(""));
+    let shown = |user, script: &str, shown: &[&str]| {
+        let mut run = place.shell(&format!("cd {}; {script}", sw.path().display()));
+        run.user = user;
+        run.shown = shown.iter().map(|path| sw.path().join(path)).collect();
+        run
+    };
+    for user in users() {
+        let read = |folders: &[&str]| {
+            let run = shown(user, "cat data private/key", folders);
+            finish(run).1.stdout.text()
+        };
+        assert_eq!(read(&[]), "", "{user:?}");
+        assert_eq!(read(&["bin"]), "", "{user:?}");
+        // Of root, and of the only user there is, it is not private.
+        let all = if user.is_some() {
+            "data\n"
+        } else {
+            "data\nkey\n"
+        };
+        assert_eq!(read(&["."]), all, "{user:?}");
+        // They were folders when they were looked at.
+        for path in ["link", "link/run", "data", "nothing"] {
+            let prepared = LAUNCHER.prepare(shown(user, "true", &[path])).unwrap();
+            assert!(LAUNCHER.spawn(&prepared).is_err(), "{path} {user:?}");
+        }
+    }
 }

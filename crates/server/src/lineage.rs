@@ -367,6 +367,9 @@ pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
         serde_json::json!({
             "task": run.task, "job": run.job, "job_name": run.job_name, "name": run.name,
             "kernel": run.kernel, "kernel_hash": run.kernel_hash, "args": run.args,
+            "surroundings": run.surroundings.as_ref().map(|one| serde_json::json!({
+                "environment": one.environment, "path": one.path, "folders": one.folders
+            })),
             "element": run.element, "uid": run.uid, "start": run.start, "end": run.end,
             "reused_task": (run.reused_task != 0).then_some(run.reused_task),
             "inputs": list(&run.inputs), "outputs": list(&run.outputs),

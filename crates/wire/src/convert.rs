@@ -8,6 +8,7 @@ use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label as core;
 use tidemill_core::locks::{Lock, Owner, Space};
 use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
+use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::{Span, Time};
 
 /// A message lacks a part or has a value that does not exist.
@@ -175,7 +176,34 @@ fn analyse(analysis: &core::Analysis) -> v1::Analyse {
         memory_bytes: analysis.needs.memory_bytes,
         resources: analysis.needs.named.clone(),
         remembered: None,
+        surroundings: surroundings(&analysis.surroundings),
     }
+}
+
+impl From<Surroundings> for v1::Surroundings {
+    fn from(surroundings: Surroundings) -> Self {
+        Self {
+            environment: surroundings.environment,
+            path: surroundings.path,
+            folders: surroundings.folders,
+        }
+    }
+}
+
+impl From<v1::Surroundings> for Surroundings {
+    fn from(surroundings: v1::Surroundings) -> Self {
+        Self {
+            environment: surroundings.environment,
+            path: surroundings.path,
+            folders: surroundings.folders,
+        }
+    }
+}
+
+/// Absent if there is nothing but what every task finds.
+#[must_use]
+pub fn surroundings(surroundings: &Surroundings) -> Option<v1::Surroundings> {
+    (!surroundings.is_empty()).then(|| surroundings.clone().into())
 }
 
 /// What it says of cores: nothing, if it needs one and is not held to it.
@@ -273,6 +301,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
                 output_bytes: analyse.output_bytes_max,
                 cores: analyse.cores,
             },
+            surroundings: analyse.surroundings.clone().unwrap_or_default().into(),
         })
     }
 }
@@ -596,6 +625,11 @@ mod tests {
             limits: core::Limits {
                 cores: Some(0),
                 ..core::Limits::default()
+            },
+            surroundings: Surroundings {
+                environment: [("A".into(), "1".into())].into(),
+                path: vec!["/sw/bin".into()],
+                folders: vec!["/sw".into()],
             },
         };
         core::Label {

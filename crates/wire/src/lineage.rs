@@ -89,6 +89,7 @@ pub fn record(run: &v1::Run) -> Record {
         kernel: run.kernel.clone(),
         kernel_hash: run.kernel_hash.clone(),
         args: run.args.clone(),
+        surroundings: run.surroundings.clone().unwrap_or_default().into(),
         element: ElementId(run.element),
         start: time_from_wire(run.start),
         end: time_from_wire(run.end),

@@ -52,6 +52,31 @@ pub(crate) struct Args {
     /// the machine's]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_KERNELS_MEMORY")]
     kernels_memory: Option<Size>,
+    /// Folders of this machine that kernels may read if their tasks ask for them, and all below them, such as
+    /// /sw,/cvmfs [default: none]
+    #[arg(
+        long,
+        value_name = "FOLDERS",
+        value_delimiter = ',',
+        env = "TIDEMILL_ELEMENT_KERNELS_FOLDERS"
+    )]
+    kernels_folders: Option<Vec<PathBuf>>,
+    /// Folders that programs are looked for in before the system's, such as /sw/bin; all kernels may read them [default:
+    /// none]
+    #[arg(
+        long,
+        value_name = "FOLDERS",
+        value_delimiter = ',',
+        env = "TIDEMILL_ELEMENT_KERNELS_PATH"
+    )]
+    kernels_path: Option<Vec<PathBuf>>,
+    /// Environment variables of all kernels, such as MODULEPATH=/sw/modules; may be given again [default: none]
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        env = "TIDEMILL_ELEMENT_KERNELS_ENVIRONMENT"
+    )]
+    kernels_environment: Option<Vec<String>>,
     /// What it may hold, such as 500G [default: all that its file system has]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_ELEMENT_CAPACITY")]
     capacity: Option<Size>,
@@ -118,6 +143,16 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
     let memory = args.kernels_memory.or(file.kernels_memory);
     config.kernels_memory_bytes = memory.map(|Size(bytes)| bytes);
+    let folders = args.kernels_folders.as_ref();
+    let folders = folders.or(file.kernels_folders.as_ref());
+    config.kernels_folders = absolute("kernels-folders", folders)?;
+    let path = args.kernels_path.as_ref().or(file.kernels_path.as_ref());
+    config.kernels_path = absolute("kernels-path", path)?;
+    let variables = args.kernels_environment.as_ref();
+    let variables = variables.or(file.kernels_environment.as_ref());
+    let variables = variables.into_iter().flatten().map(|one| variable(one));
+    config.kernels_environment = variables.collect::<Result<_, _>>()?;
+    config.hidden = context.private();
     config.capacity_bytes = args.capacity.or(file.capacity).map(|Size(bytes)| bytes);
     config.link_bytes_per_sec = args.link.or(file.link).map(|Size(rate)| rate);
     if let Some(Size(bytes)) = args.pulled.or(file.pulled) {
@@ -125,6 +160,28 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
     }
     config.in_place = args.in_place.or(file.in_place).unwrap_or(true);
     Ok(config)
+}
+
+fn absolute(setting: &str, folders: Option<&Vec<PathBuf>>) -> anyhow::Result<Vec<PathBuf>> {
+    let folders = folders.cloned().unwrap_or_default();
+    for folder in &folders {
+        let shown = folder.display();
+        anyhow::ensure!(
+            folder.is_absolute() && !shown.to_string().contains(':'),
+            "{setting}: {shown} is no folder's path from / on, without ':'"
+        );
+    }
+    Ok(folders)
+}
+
+fn variable(given: &str) -> anyhow::Result<(String, String)> {
+    let (name, value) = given
+        .split_once('=')
+        .with_context(|| format!("kernels-environment: {given:?}; write NAME=VALUE"))?;
+    if let Some(reason) = tidemill_core::surroundings::refusal(name) {
+        anyhow::bail!("kernels-environment: {name:?} can't be set: {reason}");
+    }
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// Starts an element.

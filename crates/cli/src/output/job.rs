@@ -352,6 +352,7 @@ fn task_json(task: &v1::Task) -> Value {
         "inputs": task.inputs,
         "outputs": task.outputs,
         "args": task.args,
+        "surroundings": super::lineage::surroundings(task.surroundings.as_ref()),
         "awaited": task.awaited,
     })
 }

@@ -70,6 +70,13 @@ fn annotations(version: &v1::Version) -> Map<String, Value> {
     version.annotations.iter().map(one).collect()
 }
 
+/// What a task asked to find around it.
+pub(super) fn surroundings(given: Option<&v1::Surroundings>) -> Option<Value> {
+    given.map(
+        |one| json!({ "environment": one.environment, "path": one.path, "folders": one.folders }),
+    )
+}
+
 fn run_json(run: &v1::Run) -> Value {
     let named = |objects: &[v1::NamedObject]| -> Value {
         let pair =
@@ -92,6 +99,7 @@ fn run_json(run: &v1::Run) -> Value {
         "kernel": run.kernel,
         "kernel_hash": run.kernel_hash,
         "args": run.args,
+        "surroundings": surroundings(run.surroundings.as_ref()),
         "element": run.element,
         "uid": run.uid,
         "start": run.start,

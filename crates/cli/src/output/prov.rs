@@ -254,6 +254,9 @@ fn activity(record: &Record) -> Value {
     if !record.args.is_empty() {
         attributes["tidemill:args"] = json!(json!(record.args).to_string());
     }
+    if !record.surroundings.is_empty() {
+        attributes["tidemill:surroundings"] = json!(record.surroundings.to_string());
+    }
     attributes
 }
 

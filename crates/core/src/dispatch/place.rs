@@ -575,6 +575,7 @@ impl Dispatcher {
             stdout: spec.stdout.clone(),
             needs: spec.needs.clone(),
             limits: spec.limits,
+            surroundings: spec.surroundings.clone(),
         };
         let owner = self.jobs.get(&issued.job)?.owner;
         Some(Label {

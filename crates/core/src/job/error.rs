@@ -293,6 +293,24 @@ pub enum Problem {
         /// What kind of kernel it is.
         kernel: &'static str,
     },
+    /// An environment variable that a task can't have.
+    #[error("the variable \"{name}\" can't be set: {reason}")]
+    Variable {
+        /// Its name.
+        name: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// No folder of a host.
+    #[error(
+        "\"{name}\" has \"{path}\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'"
+    )]
+    HostFolder {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        path: String,
+    },
     /// A task that waits for itself.
     #[error("it reads its own output \"{0}\"; write to another name")]
     OwnOutput(String),

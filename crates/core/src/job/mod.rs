@@ -25,12 +25,14 @@ use crate::id::ElementId;
 use crate::label::Limits;
 use crate::resources::Needs;
 use crate::script::{self, Position};
+use crate::surroundings::Surroundings;
 use crate::time::Span;
 use error::Errors;
 
 /// Most tasks of one job.
 pub const MAX_TASKS: usize = 1_000_000;
-/// Most different amounts of cores, memory and resources that its tasks may need: each is looked for by itself.
+/// Most different amounts of cores, memory and resources, and folders of hosts, that its tasks may need: each is looked
+/// for by itself.
 pub const MAX_KINDS: usize = 1000;
 /// Most inputs of one task.
 pub const MAX_INPUTS: usize = 100_000;
@@ -103,11 +105,22 @@ pub struct Task {
     pub needs: Needs,
     /// Bounds on a run.
     pub limits: Limits,
+    /// What it finds around it.
+    pub surroundings: Surroundings,
     /// How long its outputs are kept.
     pub lifetime: Lifetime,
 }
 
 impl Task {
+    /// What a program of this name may be called on an element's host: in the folders of `path`, else in the element's
+    /// own.
+    pub fn programs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = String> + 'a {
+        let path = self.surroundings.path.iter();
+        let path = path.filter(|_| !name.contains('/'));
+        let within = path.map(move |folder| format!("{folder}/{name}"));
+        within.chain([name.to_owned()])
+    }
+
     /// All its kernels: the stages of a stack, else the one.
     pub fn kernels(&self) -> impl Iterator<Item = &KernelName> {
         let single = self.stages.is_empty().then_some(&self.kernel);

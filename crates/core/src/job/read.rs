@@ -15,10 +15,11 @@ use crate::nearest::nearest;
 use crate::policy;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
 use crate::script::{Data, Group, Position, Value};
+use crate::surroundings::{self, BYTES_MAX, FOLDERS_MAX, JOB_BYTES_MAX, LOOKS_MAX, Surroundings};
 use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 
-const JOB_SETTINGS: [&str; 13] = [
+const JOB_SETTINGS: [&str; 16] = [
     "name",
     "workdir",
     "tasks",
@@ -32,8 +33,11 @@ const JOB_SETTINGS: [&str; 13] = [
     "cores",
     "memory",
     "resources",
+    "environment",
+    "path",
+    "folders",
 ];
-const TASK_SETTINGS: [&str; 16] = [
+const TASK_SETTINGS: [&str; 19] = [
     "name",
     "foreach",
     "kernel",
@@ -50,6 +54,9 @@ const TASK_SETTINGS: [&str; 16] = [
     "cores",
     "memory",
     "resources",
+    "environment",
+    "path",
+    "folders",
 ];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
@@ -87,6 +94,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
         retries: fields.retries(errors).unwrap_or(DEFAULT_RETRIES),
         usage: usage(&fields, &Usage::default(), errors),
         lifetime: lifetime(&fields, errors).unwrap_or_default(),
+        surroundings: surroundings(&fields, &Surroundings::default(), errors),
     };
     let tasks = tasks(&fields, &defaults, errors);
     Job {
@@ -109,6 +117,7 @@ struct Defaults {
     retries: u32,
     usage: Usage,
     lifetime: Lifetime,
+    surroundings: Surroundings,
 }
 
 /// What a task needs to start, and what it may use.
@@ -144,7 +153,8 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
         return Vec::new();
     }
     let mut names: BTreeMap<&str, Position> = BTreeMap::new();
-    let mut tasks = Vec::with_capacity(values.len());
+    let mut tasks: Vec<Task> = Vec::with_capacity(values.len());
+    let mut bytes = 0;
     for value in values {
         let Data::Group(group) = &value.data else {
             fields.type_error("tasks", "a list of groups ( { … }, … )", value, errors);
@@ -171,18 +181,50 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
             at: value.at,
             task: name,
         };
-        tasks.extend(task(&fields, defaults, errors));
-    }
-    let kinds: BTreeSet<&Needs> = tasks.iter().map(|task| &task.needs).collect();
-    if kinds.len() > MAX_KINDS {
-        let problem = Problem::TooMany {
-            what: "different things that tasks need",
-            count: kinds.len(),
-            max: MAX_KINDS,
+        let Some(task) = task(&fields, defaults, errors) else {
+            continue;
         };
-        fields.error(value.at, problem, errors);
+        // At once: each has its own copy of what the job says.
+        bytes += task.surroundings.bytes();
+        if bytes > JOB_BYTES_MAX {
+            let problem = Problem::TooMany {
+                what: "bytes of variables and folders",
+                count: bytes,
+                max: JOB_BYTES_MAX,
+            };
+            errors.add(task.at, Some(&task.name), problem);
+            return Vec::new();
+        }
+        tasks.push(task);
     }
+    check_kinds(fields, value.at, &tasks, errors);
     tasks
+}
+
+/// What is looked for by itself is bounded: whether there is a place for it, and in which folder a program is.
+fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut Errors) {
+    let mut kinds = BTreeSet::new();
+    let mut looked = BTreeSet::new();
+    for task in tasks {
+        let Surroundings { path, folders, .. } = &task.surroundings;
+        kinds.insert((&task.needs, path, folders));
+        if !path.is_empty() {
+            looked.extend(task.kernels().map(|kernel| (path, &kernel.name)));
+        }
+    }
+    let looks = looked.iter().map(|(path, _)| path.len()).sum();
+    for (what, count, max) in [
+        ("different things that tasks need", kinds.len(), MAX_KINDS),
+        (
+            "programs to be looked for, each in all folders of \"path\",",
+            looks,
+            LOOKS_MAX,
+        ),
+    ] {
+        if count > max {
+            fields.error(at, Problem::TooMany { what, count, max }, errors);
+        }
+    }
 }
 
 /// `None` if it lacks what the graph needs; an error was added then.
@@ -232,6 +274,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         needs,
         limits,
         lifetime: lifetime(fields, errors).unwrap_or(defaults.lifetime),
+        surroundings: surroundings(fields, &defaults.surroundings, errors),
         kernel,
         stages,
         inputs,
@@ -626,6 +669,78 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
         limits.output_bytes = bytes;
     }
     limits
+}
+
+/// `environment`, `path` and `folders`, over what the job says.
+fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -> Surroundings {
+    let own = Surroundings {
+        environment: environment(fields, errors),
+        path: host_folders(fields, "path", errors),
+        folders: host_folders(fields, "folders", errors),
+    };
+    if own.is_empty() {
+        return over.clone();
+    }
+    let all = own.over(over);
+    let folders = all.shown().count();
+    for (what, count, max) in [
+        ("folders of the host", folders, FOLDERS_MAX),
+        ("bytes of variables and folders", all.bytes(), BYTES_MAX),
+    ] {
+        if count > max {
+            fields.error(fields.at, Problem::TooMany { what, count, max }, errors);
+        }
+    }
+    all
+}
+
+fn environment(fields: &Fields<'_>, errors: &mut Errors) -> BTreeMap<String, String> {
+    const GROUP: &str = "a group of strings such as { OMP_NUM_THREADS = \"4\"; }";
+    let mut variables = BTreeMap::new();
+    let Some(value) = fields.get("environment") else {
+        return variables;
+    };
+    let Data::Group(group) = &value.data else {
+        fields.type_error("environment", GROUP, value, errors);
+        return variables;
+    };
+    for setting in &group.settings {
+        let name = setting.name.clone();
+        if let Some(reason) = surroundings::refusal(&name) {
+            fields.error(setting.at, Problem::Variable { name, reason }, errors);
+            continue;
+        }
+        let text = match &setting.value.data {
+            Data::Text(text) if text.contains('\0') => {
+                fields.error(setting.value.at, Problem::Argument, errors);
+                continue;
+            }
+            Data::Text(text) => text.clone(),
+            Data::Integer(number) => number.to_string(),
+            _ => {
+                fields.type_error("environment", GROUP, &setting.value, errors);
+                continue;
+            }
+        };
+        variables.insert(name, text);
+    }
+    variables
+}
+
+/// Folders of the elements' hosts.
+fn host_folders(fields: &Fields<'_>, name: &'static str, errors: &mut Errors) -> Vec<String> {
+    let texts = fields.texts(name, "folders of the host", FOLDERS_MAX, errors);
+    let mut folders = Vec::new();
+    for text in texts.unwrap_or_default() {
+        match path::workdir(text.value) {
+            Ok(path) if path != "/" && !path.contains(':') => folders.push(path),
+            _ => {
+                let path = text.value.to_owned();
+                fields.error(text.at, Problem::HostFolder { name, path }, errors);
+            }
+        }
+    }
+    folders
 }
 
 fn lifetime(fields: &Fields<'_>, errors: &mut Errors) -> Option<Lifetime> {

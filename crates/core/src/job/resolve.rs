@@ -146,7 +146,7 @@ impl<'a> Nowhere<'a> {
     fn why(&mut self, task: &Task, kernel: &Kernel) -> Option<String> {
         let wants = Wants {
             needs: task.needs.clone(),
-            programs: kernel.programs(),
+            programs: task.surroundings.wanted(kernel),
         };
         if wants == Wants::default() {
             return None;
@@ -429,8 +429,8 @@ fn single(
     }
     let on_host = !name.contains('/') || name.starts_with('/');
     if matches!(kind, None | Some(KernelKind::Program)) && on_host {
-        if has_program(view.outside.places(), name) {
-            return Ok((Kernel::Program(name.clone()), None));
+        if let Some(found) = program(task, name, view.outside.places()) {
+            return Ok((Kernel::Program(found), None));
         }
         tried.push(format!("the program \"{name}\" on the elements' hosts"));
     }
@@ -440,13 +440,16 @@ fn single(
     })
 }
 
-/// Whether an element's host has a program, or nobody can say.
-fn has_program(places: &[Place], name: &str) -> bool {
-    let mut told = places
-        .iter()
-        .filter_map(|place| place.programs.as_ref())
-        .peekable();
-    told.peek().is_none() || told.any(|programs| programs.contains(name))
+/// What a program is called on elements' hosts, if one has it. Where nobody can say, it is not told which folder of `path`
+/// it is in.
+fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
+    let told = || places.iter().filter_map(|place| place.programs.as_ref());
+    let mut names = task.programs(name);
+    if told().next().is_none() {
+        let only = names.next();
+        return only.filter(|_| names.next().is_none());
+    }
+    names.find(|name| told().any(|programs| programs.contains(name)))
 }
 
 /// Whose kernel a name can be, and what it is called there: a name alone is one of the owner's, a path below the
@@ -548,7 +551,7 @@ fn spec(
     });
     let outputs = outputs.collect();
     TaskSpec {
-        programs: kernel.programs(),
+        programs: task.surroundings.wanted(&kernel),
         needs: task.needs.clone(),
         task: task_ids[index],
         name: task.name.clone(),
@@ -561,6 +564,7 @@ fn spec(
         element: task.element,
         retries: task.retries,
         limits: task.limits,
+        surroundings: task.surroundings.clone(),
         ended: None,
     }
 }

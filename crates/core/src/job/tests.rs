@@ -7,6 +7,7 @@ use crate::id::{Inode, JobId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
 use crate::object::Placed;
 use crate::resources::{Offers, Place};
+use crate::surroundings;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,10 +56,10 @@ fn places() -> Vec<Place> {
                 .collect(),
         },
         programs: Some(
-            ["sort", "max", "/usr/bin/awk"]
-                .iter()
+            "sort max /usr/bin/awk /sw/bin/max2 /sw/bin/sort /sw/bin/ /sw/"
+                .split(' ')
                 .filter(|_| element < 3)
-                .map(|&name| name.to_owned())
+                .map(str::to_owned)
                 .collect(),
         ),
     };
@@ -540,6 +541,128 @@ fn only_kernels_with_files_of_their_own_make_folders() {
 }
 
 #[test]
+fn surroundings_are_of_the_job_and_of_the_task() {
+    let text = r#"name = "j"; workdir = "/w"; path = [ "/sw/bin" ]; environment = { A = "1"; B = 2; };
+tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "3"; }; folders = [ "/sw/./" ]; },
+          { name = "b"; kernel = "sort"; output = [ "p" ]; path = [ "/sw" ]; folders = [ "/sw" ]; } );"#;
+    let spec = resolve_in(text, &Array::with(&[])).unwrap();
+    let surroundings = &spec.tasks[0].surroundings;
+    assert_eq!(surroundings.environment["A"], "3");
+    assert_eq!(surroundings.environment["B"], "2");
+    assert_eq!(surroundings.folders, ["/sw"]);
+    assert_eq!(spec.tasks[1].surroundings.path, ["/sw", "/sw/bin"]);
+    let wanted = ["/sw/bin/max2", "/sw/bin/", "/sw/"];
+    assert_eq!(spec.tasks[0].programs, wanted);
+    let kernels: Vec<_> = spec.tasks.iter().map(|task| task.kernel.name()).collect();
+    assert_eq!(kernels, ["/sw/bin/max2", "/sw/bin/sort"]);
+    // Nobody is there to ask where it is.
+    let elsewhere = text.replace("\"sort\"", "\"/usr/bin/sort\"");
+    for (text, good) in [
+        (text, false),
+        (&elsewhere.replace("max2", "/sw/bin/max2"), true),
+    ] {
+        assert_eq!(resolve_in(text, &Array::default()).is_ok(), good, "{text}");
+    }
+}
+
+#[test]
+fn surroundings_that_can_not_be_had_are_refused() {
+    let cases = [
+        (
+            "environment = { LD_PRELOAD = \"/w/x.so\"; };",
+            "the variable \"LD_PRELOAD\" can't be set: it would put other code into programs than lineage tells",
+        ),
+        (
+            "environment = { PATH = \"/x\"; };",
+            "the variable \"PATH\" can't be set: the element sets it; programs are found by \"path\"",
+        ),
+        (
+            "environment = [ \"A=1\" ];",
+            "\"environment\" must be a group of strings such as { OMP_NUM_THREADS = \"4\"; }, not an array",
+        ),
+        (
+            "environment = { A = 1.5; };",
+            "\"environment\" must be a group of strings such as { OMP_NUM_THREADS = \"4\"; }, not a float",
+        ),
+        (
+            "environment = { A = \"\\x00\"; };",
+            "an argument must be at most 131072 bytes without a zero byte",
+        ),
+        (
+            "path = [ \"bin\" ];",
+            "\"path\" has \"bin\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+        ),
+        (
+            "path = [ \"/sw:/etc\" ];",
+            "\"path\" has \"/sw:/etc\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+        ),
+        (
+            "folders = [ \"/sw/../etc\" ];",
+            "\"folders\" has \"/sw/../etc\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+        ),
+        (
+            "folders = [ \"/\" ];",
+            "\"folders\" has \"/\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
+        ),
+        (
+            "folders = [ \"/etc\" ];",
+            "no storage element shows the folder `/etc`; shown are /sw, /sw/bin and what is in them, as their administrators allow by --kernels-folders",
+        ),
+        (
+            "folders = [ \"/sw\" ]; element = 3;",
+            "element 3 does not have the program `sort`; element 0, 1, 2 does",
+        ),
+        (
+            "folders = [ \"/sw\" ]; resources = { gpu = 2; };",
+            "the program `sort`, the folder `/sw`, and no element has all of that together",
+        ),
+    ];
+    for (rest, message) in cases {
+        let said = refused_task(&format!("kernel = \"sort\"; {rest}"));
+        assert!(said.contains(message), "{rest}: {said}");
+    }
+}
+
+#[test]
+fn what_all_tasks_say_of_their_surroundings_is_bounded() {
+    let job = |environment: &str, folders: &str, tasks: usize| {
+        let task = |index| {
+            format!("{{ name = \"{index}\"; kernel = \"sort\"; output = [ \"{index}\" ]; }}")
+        };
+        let tasks: Vec<String> = (0..tasks).map(task).collect();
+        let tasks = tasks.join(", ");
+        parse(&format!(
+            "name = \"j\"; workdir = \"/w\"; environment = {{ {environment} }}; folders = [ {folders} ]; tasks = ( {tasks} );"
+        ))
+    };
+    let long = |bytes: usize| format!("A = \"{}\";", "x".repeat(bytes));
+    let folders: Vec<String> = (0..65).map(|index| format!("\"/{index}\"")).collect();
+    let most = surroundings::BYTES_MAX - 2;
+    assert!(job(&long(most), "", 1).is_ok());
+    assert!(job("", &folders[1..].join(", "), 1).is_ok());
+    let with_path = |most: usize| {
+        let path = folders[..most].join(", ");
+        let text = (0..1001)
+            .map(|i| format!("{{ name = \"{i}\"; kernel = \"k{i}\"; output = [ \"{i}\" ]; }}"));
+        let text: Vec<String> = text.collect();
+        parse(&format!(
+            "name = \"j\"; workdir = \"/w\"; path = [ {path} ]; tasks = ( {} );",
+            text.join(", ")
+        ))
+    };
+    assert!(with_path(9).is_ok());
+    for (wrong, what) in [
+        (with_path(10), "10010 programs to be looked for"),
+        (job(&long(most + 1), "", 1), "131073 bytes of variables"),
+        (job("", &folders.join(", "), 1), "65 folders of the host"),
+        (job(&long(most), "", 513), "67239936 bytes of variables"),
+    ] {
+        let said = wrong.unwrap_err().to_string();
+        assert!(said.contains(what), "{said}");
+    }
+}
+
+#[test]
 fn patterns_that_mean_nothing_or_too_much_are_refused() {
     let rest = r#"kernel = "k"; output = [ "{x}" ]; }"#;
     let nothing = "a pattern means the files that are there when the job is submitted, and outputs of tasks above";
@@ -612,7 +735,7 @@ fn errors_of_the_job() {
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, retries, lifetime, limits, cores, memory, resources",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, retries, lifetime, limits, cores, memory, resources, environment, path, folders",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,
@@ -671,7 +794,7 @@ fn errors_of_a_task() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, kernel, input, output, args, type, stdin, stdout, element, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
         ),
         (
             "input = \"x\";",

@@ -56,6 +56,8 @@ pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
                 differ("code", one.kernel_hash.clone(), other.kernel_hash.clone());
             }
             differ("arguments", one.args.join(" "), other.args.join(" "));
+            let around = |run: &Record| run.surroundings.to_string();
+            differ("surroundings", around(one), around(other));
             let (read, read_other) = (sources(first, one), sources(second, other));
             let (read, read_other) = without_same(read, read_other);
             differ("inputs", shown(&read), shown(&read_other));

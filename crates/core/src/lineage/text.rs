@@ -219,6 +219,9 @@ pub(super) fn run_line(record: &Record) -> String {
         command.push(' ');
         command.push_str(arg);
     }
+    if !record.surroundings.is_empty() {
+        command.push_str(&format!("  with {}", record.surroundings));
+    }
     let hash: String = record.kernel_hash.chars().take(12).collect();
     let reused = record
         .reused

@@ -813,6 +813,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         needs: Needs::default(),
         programs: vec![],
         limits: Limits::default(),
+        surroundings: tidemill_core::surroundings::Surroundings::default(),
         ended: None,
     }
 }

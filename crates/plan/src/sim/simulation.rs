@@ -169,6 +169,7 @@ impl<'a> Simulation<'a> {
                 needs: task.needs.clone(),
                 programs: self.programs(task),
                 limits: Limits::default(),
+                surroundings: tidemill_core::surroundings::Surroundings::default(),
                 ended: None,
             });
         }

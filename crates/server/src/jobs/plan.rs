@@ -266,6 +266,7 @@ impl Planner<'_> {
             stdin: spec.stdin.clone(),
             stdout: spec.stdout.clone(),
             limits: spec.limits,
+            surroundings: spec.surroundings.clone(),
             needs: spec.needs.clone(),
         };
         Label {

@@ -22,6 +22,7 @@ use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
 use tidemill_core::label::{Analysis, Kernel, Label, Operation};
 use tidemill_core::object::Placed;
+use tidemill_core::surroundings::Surroundings;
 use tidemill_wire::v1;
 
 /// What a result is found by.
@@ -38,6 +39,7 @@ struct Identity<'a> {
     args: &'a [String],
     stdin: Option<&'a str>,
     stdout: Option<&'a str>,
+    surroundings: &'a Surroundings,
     inputs: Vec<Read<'a>>,
     outputs: Vec<&'a str>,
 }
@@ -84,6 +86,7 @@ impl Identity<'_> {
             key.number(of(input)?);
         }
         key.texts(self.outputs.iter().copied());
+        key.surroundings(self.surroundings);
         Some(key.0.finalize().into())
     }
 }
@@ -106,6 +109,22 @@ impl Digest {
         let texts: Vec<_> = texts.into_iter().collect();
         self.number(texts.len() as u64);
         texts.into_iter().for_each(|text| self.text(text));
+    }
+
+    /// Nothing for what every task finds, so that results are found that were remembered before there was more.
+    fn surroundings(&mut self, surroundings: &Surroundings) {
+        if surroundings.is_empty() {
+            return;
+        }
+        let Surroundings {
+            environment,
+            path,
+            folders,
+        } = surroundings;
+        self.texts(environment.keys().map(String::as_str));
+        self.texts(environment.values().map(String::as_str));
+        self.texts(path.iter().map(String::as_str));
+        self.texts(folders.iter().map(String::as_str));
     }
 
     fn kernel(&mut self, kernel: &Kernel) {
@@ -205,6 +224,7 @@ fn of_label<'a>(label: &Label, analysis: &'a Analysis, inputs: Vec<Read<'a>>) ->
         args: &analysis.args,
         stdin: analysis.stdin.as_deref(),
         stdout: analysis.stdout.as_deref(),
+        surroundings: &analysis.surroundings,
         inputs,
         outputs: analysis.outputs.iter().map(|o| o.name.as_str()).collect(),
     }
@@ -432,6 +452,12 @@ mod tests {
 
     const ONE: &str = "one";
 
+    static NONE: Surroundings = Surroundings {
+        environment: std::collections::BTreeMap::new(),
+        path: Vec::new(),
+        folders: Vec::new(),
+    };
+
     fn database() -> (tempfile::TempDir, Connection) {
         let folder = tempfile::tempdir().unwrap();
         let db = schema::open_writer(&folder.path().join("server.db")).unwrap();
@@ -446,6 +472,7 @@ mod tests {
             args: &[],
             stdin: None,
             stdout: None,
+            surroundings: &NONE,
             inputs: vec![
                 read("code", code, Some(1)),
                 read("data", data.0, Some(data.1)),
@@ -470,6 +497,25 @@ mod tests {
         assert_eq!((unknown.shape(), unknown.key()), (None, one.key()));
         unknown.inputs.pop();
         assert_eq!(unknown.key(), None);
+        let other = |change: fn(&mut Surroundings)| {
+            let mut surroundings = Surroundings::default();
+            change(&mut surroundings);
+            let identity = Identity {
+                surroundings: &surroundings,
+                ..of(1, (2, 100))
+            };
+            identity.key()
+        };
+        let keys = [
+            one.key(),
+            other(|one| drop(one.environment.insert("A".into(), "1".into()))),
+            other(|one| drop(one.environment.insert("A1".into(), String::new()))),
+            other(|one| one.path.push("/sw".into())),
+            other(|one| one.folders.push("/sw".into())),
+        ];
+        let different: std::collections::BTreeSet<_> = keys.iter().collect();
+        assert_eq!(different.len(), keys.len());
+        assert_eq!(other(|_| {}), one.key());
     }
 
     #[test]

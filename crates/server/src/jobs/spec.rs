@@ -9,6 +9,7 @@ use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Kernel, Limits, Stack, Stage};
 use tidemill_core::object::Placed;
 use tidemill_core::resources::Needs;
+use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::Span;
 
 /// A task as it is stored.
@@ -38,6 +39,17 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
+    #[serde(default, skip_serializing_if = "Surroundings::is_empty")]
+    #[serde(with = "StoredSurroundings")]
+    pub(crate) surroundings: Surroundings,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Surroundings")]
+struct StoredSurroundings {
+    environment: BTreeMap<String, String>,
+    path: Vec<String>,
+    folders: Vec<String>,
 }
 
 /// A path for people: that of a folder has a slash at its end, as its name has.
@@ -135,6 +147,7 @@ impl StoredTask {
                 Lifetime::Used => StoredLifetime::Used,
                 Lifetime::After(span) => StoredLifetime::AfterNs(span.0),
             },
+            surroundings: task.surroundings.clone(),
         }
     }
 
@@ -159,6 +172,7 @@ impl StoredTask {
             memory_bytes: 0,
             resources: BTreeMap::new(),
             lifetime: StoredLifetime::Keep,
+            surroundings: Surroundings::default(),
         }
     }
 
@@ -207,7 +221,7 @@ impl StoredTask {
         };
         Some(TaskSpec {
             needs: self.needs(),
-            programs: kernel.programs(),
+            programs: self.surroundings.wanted(&kernel),
             task,
             name: self.name.clone(),
             kernel,
@@ -228,6 +242,7 @@ impl StoredTask {
                 output_bytes: self.output_bytes_max,
                 cores: self.cores,
             },
+            surroundings: self.surroundings.clone(),
             ended,
         })
     }

@@ -18,8 +18,7 @@ use tidemill_core::event::{ElementView, JobSpec, OutputSpec, Role};
 use tidemill_core::folder;
 use tidemill_core::id::{ElementId, Inode, JobId, ObjectId, TaskId};
 use tidemill_core::job::{
-    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, Task, awaited,
-    resolve,
+    Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, awaited, resolve,
 };
 use tidemill_core::label::Owner;
 use tidemill_core::object::Placed;
@@ -413,21 +412,25 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     names.database().write(work).await
 }
 
-/// The elements of the array, up or down, and which of what may be programs each of those that answer has.
+/// The elements of the array, up or down, and which of what may be programs, and of the folders asked for, each of those
+/// that answer has.
 async fn places(array: &Array, job: &Job) -> Vec<Place> {
-    let names: BTreeSet<String> = job
+    let kernels = job
         .tasks
         .iter()
-        .flat_map(Task::kernels)
-        .filter(|kernel| match kernel.kind {
+        .flat_map(|task| task.kernels().map(move |kernel| (task, kernel)));
+    let programs = kernels
+        .filter(|(_, kernel)| match kernel.kind {
             Some(kind) => kind == KernelKind::Program,
             None => {
                 let bare = kernel.name.strip_suffix(".so").unwrap_or(&kernel.name);
                 !tidemill_kernel::is_builtin(bare)
             }
         })
-        .map(|kernel| kernel.name.clone())
-        .collect();
+        .flat_map(|(task, kernel)| task.programs(&kernel.name));
+    let folders = job.tasks.iter().flat_map(|task| task.surroundings.shown());
+    let folders = folders.map(|folder| format!("{folder}/"));
+    let names: BTreeSet<String> = programs.chain(folders).collect();
     let mut found: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     if !names.is_empty() {
         let names = names.into_iter().collect();

@@ -6,7 +6,7 @@ use crate::names::Fault;
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{HashMap, HashSet};
-use tidemill_wire::convert::state_name;
+use tidemill_wire::convert::{self, state_name};
 use tidemill_wire::v1::{self, State};
 
 /// Inputs that a job is shown to wait for.
@@ -167,6 +167,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         name: stored.name,
         kernel: stored.kernel,
         args: stored.args,
+        surroundings: convert::surroundings(&stored.surroundings),
         inputs: (stored.inputs.into_iter())
             .map(|input| shown(input.path, &input.name))
             .collect(),

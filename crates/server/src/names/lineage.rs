@@ -330,6 +330,7 @@ pub(crate) fn runs(db: &Connection, tasks: &BTreeSet<u64>) -> Result<Vec<v1::Run
             kernel: stored.kernel,
             kernel_hash: row.get(4)?,
             args: stored.args,
+            surroundings: tidemill_wire::convert::surroundings(&stored.surroundings),
             element: row.get(5)?,
             uid: row.get(6)?,
             start: row.get(7)?,

@@ -1,0 +1,169 @@
+//! What a task finds around it beside its files: environment variables, folders of programs, and folders of its
+//! element's host, such as `/sw` or a virtual environment.
+//!
+//! Which programs and folders a host has its elements tell by names, those of folders with a slash at the end.
+
+use crate::label::Kernel;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Most folders of one task.
+pub const FOLDERS_MAX: usize = 64;
+/// Bytes of all that one task says of its surroundings, at most.
+pub const BYTES_MAX: usize = 128 << 10;
+/// The same of all tasks of a job together.
+pub const JOB_BYTES_MAX: usize = 64 << 20;
+
+/// Programs that a job may have looked for, counted once for each folder of a `path`.
+pub const LOOKS_MAX: usize = 10_000;
+
+/// Variables that the element sets itself.
+const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Environment variables.
+    pub environment: BTreeMap<String, String>,
+    /// Folders that programs are looked for in before those of the element, absolute; it may read them, too.
+    pub path: Vec<String>,
+    /// Folders of the element's host that it may read, absolute.
+    pub folders: Vec<String>,
+}
+
+impl Surroundings {
+    /// Whether there is nothing but what every task finds.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Bytes of all that it says.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let variables = self.environment.iter();
+        let variables = variables.map(|(name, value)| name.len() + value.len());
+        variables
+            .chain(self.shown().map(str::len))
+            .map(|one| one + 1)
+            .sum()
+    }
+
+    /// The folders of the host that it may read, those of `path` first.
+    pub fn shown(&self) -> impl Iterator<Item = &str> {
+        self.path.iter().chain(&self.folders).map(String::as_str)
+    }
+
+    /// What the element's host must have for this kernel: programs, then folders.
+    #[must_use]
+    pub fn wanted(&self, kernel: &Kernel) -> Vec<String> {
+        let mut wanted = kernel.programs();
+        wanted.extend(self.shown().map(|folder| format!("{folder}/")));
+        wanted
+    }
+
+    /// These over those of the whole job: variables of one name, and folders of programs, go before its own.
+    #[must_use]
+    pub fn over(mut self, job: &Self) -> Self {
+        for (name, value) in &job.environment {
+            let entry = self.environment.entry(name.clone());
+            entry.or_insert_with(|| value.clone());
+        }
+        for (own, others) in [
+            (&mut self.path, &job.path),
+            (&mut self.folders, &job.folders),
+        ] {
+            for one in others {
+                if !own.contains(one) {
+                    own.push(one.clone());
+                }
+            }
+        }
+        self
+    }
+}
+
+impl fmt::Display for Surroundings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let variables = self.environment.iter();
+        let mut words: Vec<String> = variables
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        for (what, folders) in [("path", &self.path), ("folders", &self.folders)] {
+            if !folders.is_empty() {
+                words.push(format!("{what} {}", folders.join(":")));
+            }
+        }
+        f.write_str(&words.join(", "))
+    }
+}
+
+/// How people read the name of a program or of a folder with a slash at the end.
+#[must_use]
+pub fn named(name: &str) -> String {
+    match name.strip_suffix('/') {
+        Some(folder) => format!("the folder `{folder}`"),
+        None => format!("the program `{name}`"),
+    }
+}
+
+/// Why a task can't have a variable of this name, if it can't.
+#[must_use]
+pub fn refusal(name: &str) -> Option<&'static str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(plain)
+    {
+        return Some("names have letters, digits and '_'");
+    }
+    if OWN_VARIABLES.contains(&name) {
+        return Some("the element sets it; programs are found by \"path\"");
+    }
+    if name.starts_with("TIDEMILL_") {
+        return Some("the element sets variables that begin so");
+    }
+    // Software of a site needs `LD_LIBRARY_PATH`; the others are for those who look into programs.
+    if (name.starts_with("LD_") && name != "LD_LIBRARY_PATH") || name == "GLIBC_TUNABLES" {
+        return Some("it would put other code into programs than lineage tells");
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_change_what_runs_are_refused() {
+        for name in ["OMP_NUM_THREADS", "LD_LIBRARY_PATH", "_x", "HOMES"] {
+            assert_eq!(refusal(name), None, "{name}");
+        }
+        let hostile = "LD_PRELOAD LD_AUDIT LD_BIND_NOW LD_ GLIBC_TUNABLES PATH HOME PWD TMPDIR TIDEMILL_TASK 1a a=b a-b ä";
+        for name in hostile.split(' ').chain(["", "a b", "a\0"]) {
+            assert!(refusal(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_a_task_says_goes_before_what_its_job_says() {
+        let of = |variable: &str, path: &[&str]| Surroundings {
+            environment: BTreeMap::from([(variable.into(), path[0].into())]),
+            path: path.iter().map(|&one| one.into()).collect(),
+            folders: vec!["/sw".into()],
+        };
+        let all = of("A", &["/t/bin", "/both"]).over(&of("A", &["/both", "/j/bin"]));
+        assert_eq!(all.environment["A"], "/t/bin");
+        assert_eq!(all.path, ["/t/bin", "/both", "/j/bin"]);
+        assert_eq!(all.folders, ["/sw"]);
+        assert_eq!(
+            of("B", &["/x"]).over(&of("A", &["/y"])).environment.len(),
+            2
+        );
+        let none = Surroundings::default();
+        assert!(none.clone().over(&none).is_empty());
+        let program = Kernel::Program("/t/bin/x".into());
+        let wanted = ["/t/bin/x", "/t/bin/", "/both/", "/j/bin/", "/sw/"];
+        assert_eq!(all.wanted(&program), wanted);
+        let shown = "A=/t/bin, path /t/bin:/both:/j/bin, folders /sw";
+        assert_eq!(all.to_string(), shown);
+    }
+}

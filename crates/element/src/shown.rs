@@ -1,0 +1,145 @@
+//! Which folders of its host an element shows to kernels that ask for them: its administrator allows some, and none of
+//! them, nor what a link in them leads to, holds what is the array's or the system's own.
+
+use crate::config::Config;
+use std::path::{Path, PathBuf};
+use tidemill_client::Endpoint;
+use tidemill_kernel::SYSTEM_PATHS;
+
+/// Never shown, nor what lies in them, nor what they lie in: secrets, devices, and sockets of the host.
+const NEVER: [&str; 7] = ["/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys"];
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    /// As the administrator wrote them; what they lead to may come later.
+    allowed: Vec<PathBuf>,
+    hidden: Vec<PathBuf>,
+}
+
+impl Shown {
+    /// By the element's configuration.
+    #[must_use]
+    pub(crate) fn new(config: &Config) -> Self {
+        let mut hidden: Vec<PathBuf> = NEVER.iter().map(PathBuf::from).collect();
+        hidden.push(config.folder.clone());
+        hidden.extend(config.hidden.iter().cloned());
+        if let Endpoint::Unix(socket) = &config.server {
+            hidden.extend(socket.parent().map(Path::to_owned));
+        }
+        Self {
+            allowed: config.kernels_folders.clone(),
+            hidden,
+        }
+    }
+
+    /// Where a folder that a task asks for really is, if it may be shown. Beyond the allowed folders nothing is looked at.
+    #[must_use]
+    pub(crate) fn find(&self, asked: &str) -> Option<PathBuf> {
+        let system = SYSTEM_PATHS.iter().map(Path::new);
+        let mut allowed = self.allowed.iter().map(PathBuf::as_path).chain(system);
+        let asked = Path::new(asked);
+        let real = |allowed: &Path| {
+            let found = asked
+                .starts_with(allowed)
+                .then(|| asked.canonicalize().ok());
+            let within = allowed.canonicalize().ok()?;
+            found.flatten().filter(|found| found.starts_with(within))
+        };
+        let found = allowed.find_map(real)?;
+        (found.is_dir() && !self.hides(&found)).then_some(found)
+    }
+
+    /// A folder that the administrator has all kernels see; said in the log if that can't be.
+    #[must_use]
+    pub(crate) fn own(&self, folder: &Path) -> Option<PathBuf> {
+        let found = folder.canonicalize().ok();
+        let found = found.filter(|found| found.is_dir() && !self.hides(found));
+        if found.is_none() {
+            let folder = folder.display();
+            tracing::warn!(%folder, "of kernels-path is no folder that can be shown to kernels");
+        }
+        found.map(|_| folder.to_owned())
+    }
+
+    /// The folders that may be asked for, by their names.
+    pub(crate) fn offered(&self) -> impl Iterator<Item = String> {
+        let names = self.allowed.iter().filter_map(|folder| folder.to_str());
+        names.map(|name| format!("{}/", name.trim_end_matches('/')))
+    }
+
+    fn hides(&self, path: &Path) -> bool {
+        self.hidden.iter().any(|hidden| {
+            let real = hidden.canonicalize();
+            let hidden = real.as_deref().unwrap_or(hidden);
+            path.starts_with(hidden) || hidden.starts_with(path)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::create_dir_all;
+    use std::os::unix::fs::symlink;
+    use tidemill_core::id::ElementId;
+
+    #[test]
+    fn only_what_is_allowed_is_shown_and_no_secrets() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let at = |path: &str| root.join(path).to_str().unwrap().to_owned();
+        let made = "sw/python/bin other home/me/array/element-0/objects home/me/array/server home/me/venv home/me/keys/k";
+        for folder in made.split(' ') {
+            create_dir_all(at(folder)).unwrap();
+        }
+        std::fs::write(at("sw/file"), "").unwrap();
+        for (to, link) in [
+            (&*at("other"), "sw/out"),
+            ("/etc", "sw/etc"),
+            ("../home/me/array", "sw/array"),
+            (&at("sw/python"), "other/python"),
+            ("sw", "software"),
+            ("loop", "sw/loop"),
+        ] {
+            symlink(to, at(link)).unwrap();
+        }
+        let server = Endpoint::Unix(at("home/me/array/server/server.sock").into());
+        let mut config = Config::new(ElementId(0), at("home/me/array/element-0"), server);
+        let none = Shown::new(&config);
+        assert!(none.find(&at("sw")).is_none() && none.offered().next().is_none());
+        assert_eq!(none.find("/usr/bin"), Some("/usr/bin".into()));
+        config.hidden = vec![at("home/me/keys/k/token").into()];
+        let allowed = ["software", "home", "later"].map(|one| at(one).into());
+        config.kernels_folders = [&allowed[..], &["/etc".into(), "/proc".into()]].concat();
+        let shown = Shown::new(&config);
+        for good in ["software", "software/python/bin", "home/me/venv"] {
+            assert!(shown.find(&at(good)).is_some(), "{good}");
+        }
+        let bad = "sw other other/python softwarf software/out software/etc software/array software/file \
+                   software/nothing software/../other software/loop home home/me home/me/array home/me/keys/k \
+                   home/me/array/element-0 home/me/array/element-0/objects home/me/array/server later .";
+        for bad in bad.split_whitespace() {
+            assert_eq!(shown.find(&at(bad)), None, "{bad}");
+        }
+        for bad in [
+            "/",
+            "/etc",
+            "/etc/ssl",
+            "/etc/ssl/certs",
+            "/proc",
+            "/proc/self/root",
+            "",
+            "sw",
+        ] {
+            assert_eq!(shown.find(bad), None, "{bad}");
+        }
+        create_dir_all(at("later")).unwrap();
+        assert_eq!(shown.find(&at("later")), Some(root.join("later")));
+        let offered = ["software", "home", "later"].map(|one| at(one) + "/");
+        assert!(shown.offered().take(3).eq(offered));
+        for (folder, good) in [("sw", true), ("nothing", false), ("home/me", false)] {
+            assert_eq!(shown.own(at(folder).as_ref()).is_some(), good, "{folder}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What tasks find around them: variables, folders of programs, and folders of the host that are shown read-only.
+
+use crate::array::{Array, Options};
+use serde_json::Value;
+use std::fs::{Permissions, create_dir_all, set_permissions, write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+/// Software as hosts have it, which all may read, and what nobody may.
+struct Host(tempfile::TempDir);
+
+impl Host {
+    fn new() -> Self {
+        let host = Self(tempfile::tempdir().unwrap());
+        let root = host.0.path();
+        let hello = "#!/bin/sh\ncat \"$HELLO_LIB/words\" || exit 1\necho \"$PATH\" $EVERY\n\
+                     for new in new words; do echo WRITTEN 2> /dev/null > $HELLO_LIB/$new; done\ntrue\n";
+        for (file, content, mode) in [
+            ("sw/bin/hello", hello, 0o755),
+            ("always/everywhere", "#!/bin/sh\necho always\n", 0o755),
+            ("sw/lib/words", "hello from the host\n", 0o666),
+            ("sw/lib/key", "for root alone\n", 0o600),
+            ("sw/fake/libc.so.6", "no library\n", 0o755),
+            ("secret/words", "nobody reads this\n", 0o666),
+        ] {
+            let path = root.join(file);
+            create_dir_all(path.parent().unwrap()).unwrap();
+            write(&path, content).unwrap();
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        }
+        set_permissions(root, Permissions::from_mode(0o755)).unwrap();
+        symlink(root.join("secret"), root.join("sw/link")).unwrap();
+        host
+    }
+
+    fn at(&self, path: &str) -> String {
+        self.0.path().join(path).to_str().unwrap().to_owned()
+    }
+
+    /// An array whose element 1 shows software, and element 0 nothing.
+    fn array(&self) -> Option<Array> {
+        let options = Options {
+            elements: 1,
+            ..Options::default()
+        };
+        let mut array = Array::with(options)?;
+        array.add_element(&[
+            "--kernels-folders",
+            &format!("{},/etc,/proc", self.at("sw")),
+            "--kernels-path",
+            &self.at("always"),
+            "--kernels-environment",
+            "EVERY=where",
+        ]);
+        array.sh("mkdir w; for i in 1 2 3 4; do echo x$i > w/in$i; done");
+        Some(array)
+    }
+}
+
+/// Four tasks alike, each of a file of its own, on all elements in turn if nothing else is said.
+fn script(all: &str, task: &str) -> String {
+    let tasks = (1..=4).map(|i| {
+        format!("{{ name = \"t{i}\"; input = [ \"in{i}\" ]; output = [ \"out{i}\" ]; stdout = \"out{i}\"; {task} }}")
+    });
+    let tasks: Vec<String> = tasks.collect();
+    format!(
+        "name = \"s\"; workdir = \"/w\"; policy = \"round-robin\"; retries = 0; replace = true; {all} tasks = ( {} );",
+        tasks.join(", ")
+    )
+}
+
+fn elements(job: &Value) -> Vec<u64> {
+    let tasks = job["tasks"].as_array().unwrap().iter();
+    tasks
+        .map(|task| task["element"].as_u64().unwrap())
+        .collect()
+}
+
+impl Host {
+    /// Tasks that run `hello` with all that it needs.
+    fn hello(&self) -> String {
+        let around = format!(
+            "path = [ \"{}\" ]; folders = [ \"{}\" ]; environment = {{ HELLO_LIB = \"{}\"; EVERY = \"one\"; }};",
+            self.at("sw/bin"),
+            self.at("sw"),
+            self.at("sw/lib")
+        );
+        script(&around, "kernel = \"hello\";")
+    }
+}
+
+#[test]
+fn tasks_go_where_their_folders_are_and_find_what_they_asked_for() {
+    let host = Host::new();
+    let Some(mut array) = host.array() else {
+        return;
+    };
+    let hello = host.hello();
+    let job = array.done(array.submit(&hello));
+    assert_eq!(elements(&job), [1; 4]);
+    let out = array.sh("cat w/out3");
+    let path = format!("{}:{}:", host.at("sw/bin"), host.at("always"));
+    let begin = format!("hello from the host\n{path}");
+    assert!(out.starts_with(&begin) && out.ends_with(" one\n"), "{out}");
+    let words = std::fs::read_to_string(host.at("sw/lib/words")).unwrap();
+    assert_eq!(words, "hello from the host\n");
+    assert!(!Path::new(&host.at("sw/lib/new")).exists());
+    // A server that was killed meanwhile knows what its tasks asked for.
+    let late = hello
+        .replace("\"in1\"", "\"late\"")
+        .replace("\"out", "\"then");
+    let waiting = array.submit(&late);
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(2);
+    array.sh("echo late > w/late");
+    assert_eq!(elements(&array.done(waiting)), [1; 4]);
+    assert_eq!(array.sh("cat w/then1"), out);
+    // What the administrator has for all is found without asking.
+    let everywhere = array.done(array.submit(&script("", "kernel = \"everywhere\";")));
+    assert_eq!(elements(&everywhere), [1; 4]);
+    assert_eq!(array.sh("cat w/out1"), "always\n");
+}
+
+#[test]
+fn what_a_task_finds_around_it_is_part_of_its_result() {
+    let host = Host::new();
+    let Some(array) = host.array() else { return };
+    let hello = host.hello();
+    array.done(array.submit(&hello));
+    let told = array.run(&["lineage", "/w/out1"]).out;
+    let program = host.at("sw/bin/hello");
+    assert!(
+        told.contains("EVERY=one") && told.contains(&program),
+        "{told}"
+    );
+    let more = |setting: &str| {
+        let begin = format!("{setting} = [");
+        hello.replacen(&begin, &format!("{begin} \"{}\",", host.at("sw/lib")), 1)
+    };
+    for (other, is_first) in [
+        (hello.clone(), false),
+        (hello.replace("\"one\"", "\"two\""), true),
+        (more("path"), true),
+        (more("folders"), true),
+    ] {
+        let of = |array: &Array| array.done(array.submit(&other))["tasks"][0].clone();
+        let (first, again) = (of(&array), of(&array));
+        assert_eq!(first["reused_task"].is_null(), is_first, "{other}");
+        assert!(!again["reused_task"].is_null(), "{other}");
+        let variable = &again["surroundings"]["environment"]["EVERY"];
+        assert!(other.contains(variable.as_str().unwrap()), "{again:#}");
+    }
+}
+
+#[test]
+fn folders_that_are_not_offered_are_refused() {
+    let host = Host::new();
+    let Some(array) = host.array() else { return };
+    let (element, server) = (array.element_folder(1), array.path("server"));
+    for asked in [
+        &*host.at("secret"),
+        &host.at("sw/link"),
+        &host.at("sw/lib/key"),
+        "/etc",
+        "/etc/ssl",
+        "/proc/1",
+        "/root",
+        "/tmp",
+        &element.display().to_string(),
+        &format!("{}/objects", element.display()),
+        &server.display().to_string(),
+    ] {
+        for setting in ["folders", "path"] {
+            let asks = format!("kernel = \"sh\"; type = \"program\"; {setting} = [ \"{asked}\" ];");
+            let refused = array.try_submit(&script("", &asks));
+            assert!(!refused.ok, "{asked}");
+            let why = format!("no storage element shows the folder `{asked}`; ");
+            assert!(refused.err.contains(&why), "{}", refused.err);
+            assert!(refused.err.contains("--kernels-folders"), "{}", refused.err);
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_there_is() {
+    let host = Host::new();
+    let Some(array) = host.array() else { return };
+    let offered = format!("shown are {} and what is in them", host.at("sw"));
+    let pinned = format!(
+        "kernel = \"sort\"; element = 0; folders = [ \"{}\" ];",
+        host.at("sw")
+    );
+    for (asks, why) in [
+        (&*pinned, "; element 1 does"),
+        (
+            "kernel = \"sort\"; folders = [ \"/sw/../etc\" ];",
+            "without \"..\"",
+        ),
+        ("kernel = \"sort\"; folders = [ \"/nowhere\" ];", &offered),
+        (
+            "kernel = \"sort\"; environment = { LD_PRELOAD = \"/w/x.so\"; };",
+            "\"LD_PRELOAD\" can't be set",
+        ),
+        (
+            "kernel = \"sort\"; environment = { PATH = \"/w\"; };",
+            "programs are found by \"path\"",
+        ),
+        (
+            "kernel = \"hello\"; path = [ \"/usr/bin\" ];",
+            "kernel \"hello\" was not found",
+        ),
+    ] {
+        let refused = array.try_submit(&script("", asks));
+        assert!(
+            !refused.ok && refused.err.contains(why),
+            "{asks}: {}",
+            refused.err
+        );
+    }
+    for (flag, value, why) in [
+        (
+            "--kernels-environment",
+            "LD_AUDIT=/x.so",
+            "\"LD_AUDIT\" can't be set",
+        ),
+        ("--kernels-environment", "A", "write NAME=VALUE"),
+        ("--kernels-folders", "sw", "sw is no folder's path"),
+        ("--kernels-path", "/sw:/etc", "/sw:/etc is no folder's path"),
+    ] {
+        let wrong = array.run(&["element", "--id", "7", flag, value]);
+        assert!(!wrong.ok && wrong.err.contains(why), "{}", wrong.err);
+    }
+}
+
+#[test]
+fn what_is_not_open_to_all_is_not_read_and_libraries_stay_inside() {
+    let host = Host::new();
+    let Some(array) = host.array() else { return };
+    // Within what is shown nothing is open that is not open to all, not even to root's jobs, and links out of it lead
+    // nowhere. What was not asked for is closed.
+    let sw = format!("folders = [ \"{}\" ];", host.at("sw"));
+    for (file, folders) in [
+        ("sw/lib/key", &*sw),
+        ("sw/link/words", &sw),
+        ("sw/../secret/words", &sw),
+        ("sw/lib/words", "element = 1;"),
+    ] {
+        let read = format!(
+            "kernel = \"cat\"; type = \"program\"; args = [ \"{}\" ]; {folders}",
+            host.at(file)
+        );
+        let failed = array.ended(array.submit(&script("", &read)));
+        assert_eq!(failed["state"], "failed", "{file}");
+        let logs = array.run(&["logs", &failed["job"].to_string()]).out;
+        assert!(logs.contains("ermission denied"), "{file}: {logs}");
+    }
+    // Libraries that a task brings are loaded within the sandbox only: what starts its kernel does without them.
+    let fake = format!(
+        "environment = {{ LD_LIBRARY_PATH = \"{}\"; }};",
+        host.at("sw/fake")
+    );
+    let failed = array.ended(array.submit(&script(
+        &fake,
+        &format!("kernel = \"cat\"; type = \"program\"; {sw}"),
+    )));
+    assert_eq!(failed["state"], "failed");
+    array.done(array.submit(&script(&fake, &format!("kernel = \"wordcount\"; {sw}"))));
+}

@@ -443,7 +443,7 @@ fn offered(places: &[Place]) -> String {
     let folders: BTreeSet<&str> = folders.collect();
     let folders: Vec<&str> = folders.into_iter().collect();
     let shown = match folders.as_slice() {
-        [] => "none shows any".to_owned(),
+        [] => "none is shown as a whole".to_owned(),
         some => format!("shown are {} and what is in them", some.join(", ")),
     };
     format!("; {shown}, as their administrators allow by --kernels-folders")

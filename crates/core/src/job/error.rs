@@ -301,6 +301,11 @@ pub enum Problem {
         /// Why not.
         reason: &'static str,
     },
+    /// A setting that others have.
+    #[error(
+        "no element offers containers: kernels are confined so that they can't mount; ask for software on the elements' hosts by \"folders\" and \"path\""
+    )]
+    Container,
     /// No folder of a host.
     #[error(
         "\"{name}\" has \"{path}\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'"

@@ -796,7 +796,9 @@ impl<'a> Fields<'a> {
 
     fn check_names(&self, valid: &[&str], errors: &mut Errors) {
         for setting in &self.group.settings {
-            if !valid.contains(&setting.name.as_str()) {
+            if setting.name == "container" {
+                self.error(setting.at, Problem::Container, errors);
+            } else if !valid.contains(&setting.name.as_str()) {
                 let problem = Problem::UnknownSetting {
                     place: self.place,
                     name: setting.name.clone(),

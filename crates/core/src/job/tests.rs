@@ -605,6 +605,10 @@ fn surroundings_that_can_not_be_had_are_refused() {
             "\"folders\" has \"/\"; write absolute paths of folders on the elements' hosts, without \"..\" and ':'",
         ),
         (
+            "container = \"astro.sif\";",
+            "no element offers containers: kernels are confined so that they can't mount; ask for software on the elements' hosts by \"folders\" and \"path\"",
+        ),
+        (
             "folders = [ \"/etc\" ];",
             "no storage element shows the folder `/etc`; shown are /sw, /sw/bin and what is in them, as their administrators allow by --kernels-folders",
         ),

@@ -26,9 +26,10 @@ fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
     let newest = array.run(&["watch"]);
     assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
     for command in ["explain", "report", "logs"] {
-        let of_newest = array.ok(&[command]);
-        let of_it = array.ok(&[command, &bad.to_string()]);
-        assert_eq!(of_newest, of_it, "{command}");
+        let of_newest = array.run(&[command]);
+        let of_it = array.run(&[command, &bad.to_string()]);
+        assert!(of_newest.ok, "{command}: {}", of_newest.err);
+        assert_eq!(of_newest.out, of_it.out, "{command}");
     }
 
     let listed = |args: &[&str]| -> Vec<u64> {

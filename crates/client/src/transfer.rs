@@ -34,6 +34,15 @@ impl Drop for AbortOnDrop {
     }
 }
 
+/// What is wanted of a file that is put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The element that is to hold it, else as its folder or its inode says.
+    pub element: Option<ElementId>,
+    /// How many copies there are to be of it, else as its folder or the array says.
+    pub copies: Option<u32>,
+}
+
 /// Puts and gets whole files as one user.
 #[derive(Debug)]
 pub struct Transfer {
@@ -73,7 +82,7 @@ impl Transfer {
         &self,
         local: &Path,
         path: &str,
-        element: Option<ElementId>,
+        wanted: Wanted,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
         let at = |source| Error::Local {
@@ -83,7 +92,7 @@ impl Transfer {
         let mut file = File::open(local).map_err(at)?;
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
-        let opened = self.begin(path, mode & 0o7777, element).await?;
+        let opened = self.begin(path, mode & 0o7777, wanted.element).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let mut remote = self.remote(&opened)?;
         let (ino, object) = (attr.ino, opened.object);
@@ -132,6 +141,7 @@ impl Transfer {
                     ino,
                     object,
                     size,
+                    copies: wanted.copies,
                     ..v1::Seal::default()
                 };
                 let sealed = self.server.one(&self.credentials, Op::Seal(seal));

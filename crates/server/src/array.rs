@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
+use tidemill_core::copies::Site;
 use tidemill_core::dispatch::ElementLoad;
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Owner;
@@ -221,6 +222,19 @@ impl Array {
             || Some(format!("element {element} is not known")),
             Slot::trouble,
         )
+    }
+
+    /// Elements that are up, for copies.
+    pub(crate) fn sites(&self) -> Vec<Site> {
+        let slots = self.slots.lock();
+        let up = slots.values().filter(|slot| slot.connection.is_some());
+        let sites = up.map(|slot| Site {
+            element: ElementId(slot.status.element),
+            host: slot.status.host.clone(),
+            free_bytes: slot.status.free_bytes,
+            takes: slot.status.role == "store" && !slot.hangs(),
+        });
+        sites.collect()
     }
 
     /// Elements that are up.
@@ -534,7 +548,11 @@ impl Array {
         let mut rooms = Rooms::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
-            if slot.connection.is_none() || slot.status.role != "store" {
+            if slot.connection.is_none() {
+                continue;
+            }
+            rooms.up.push(slot.status.element);
+            if slot.status.role != "store" {
                 continue;
             }
             let status = &slot.status;

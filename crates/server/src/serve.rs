@@ -23,7 +23,7 @@ use crate::removal::Garbage;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
-use crate::{clock, names, notes};
+use crate::{clock, copies, names, notes};
 use rustix::fs::{FlockOperation, flock};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -75,6 +75,8 @@ pub struct Config {
     pub keep_jobs: Option<Duration>,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
+    /// How many copies there are to be of versions of which no folder says so, from 1 to `core::copies::COPIES_MAX`.
+    pub copies: u32,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -94,6 +96,7 @@ impl Config {
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
+            copies: 1,
             queue: None,
         }
     }
@@ -205,6 +208,7 @@ impl Server {
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
         names.keep_kernels_folder(owner).await?;
+        names.shared().set_copies(config.copies);
         let settings = Settings {
             array_id: names.database().read(names::array_id)?,
             element_timeout: config.element_timeout,
@@ -312,7 +316,8 @@ fn keep_up(
     (signals, driver): (Signals, Sender<Incoming>),
 ) {
     let teller = names.teller().clone();
-    tokio::spawn(forward_changes(teller, signals, driver));
+    tokio::spawn(forward_changes(teller, signals, driver.clone()));
+    tokio::spawn(copies::watch(names.database().clone(), driver.clone()));
     tokio::spawn(notes::run(names.database().clone(), array.clone()));
     tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());

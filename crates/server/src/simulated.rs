@@ -13,11 +13,11 @@ use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
-use crate::notes;
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::session::Sessions;
+use crate::{copies, notes};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -101,6 +101,8 @@ pub struct Options {
     pub element_timeout: Duration,
     /// Policy of jobs that name none.
     pub policy: String,
+    /// How many copies there are to be of versions.
+    pub copies: u32,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -214,6 +216,7 @@ impl Simulated {
             tls: false,
             authority: authority(),
         };
+        names.shared().set_copies(options.copies);
         let array = Arc::new(Array::new(names, settings, told.clone())?);
         let signals = Signals::default();
         let database = names.database().clone();
@@ -229,6 +232,7 @@ impl Simulated {
         )?;
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
+        tokio::spawn(copies::watch(database.clone(), told.clone()));
         tokio::spawn(notes::run(database, array.clone()));
         tokio::spawn(garbage.watch(array.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
@@ -482,6 +486,7 @@ mod tests {
             seed: 1,
             element_timeout: Duration::from_secs(10),
             policy: tidemill_core::policy::DEFAULT.into(),
+            copies: 1,
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

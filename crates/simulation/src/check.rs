@@ -54,6 +54,17 @@ impl World {
             self.ask("SELECT * FROM removal"),
         );
         look(
+            "a copy is being made",
+            self.ask("SELECT * FROM copy WHERE state = 0"),
+        );
+        // What more elements would take waits for them.
+        let most = self.elements.len();
+        let short = format!(
+            "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR \
+             (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object) < min(copies, {most})"
+        );
+        look("a version lacks copies", self.ask(&short));
+        look(
             "a file without name is kept",
             self.ask("SELECT * FROM orphan"),
         );
@@ -131,7 +142,10 @@ impl World {
     fn check_objects(&self) {
         for element in &self.elements {
             let id = element.id;
-            let sql = format!("SELECT object FROM inode WHERE element = {id} AND object != 0");
+            let sql = format!(
+                "SELECT object FROM inode WHERE element = {id} AND object != 0 \
+                 UNION SELECT object FROM copy WHERE element = {id}"
+            );
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");
             let held: BTreeSet<String> = element.store.objects.keys().map(line).collect();

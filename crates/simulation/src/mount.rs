@@ -294,6 +294,7 @@ impl Client {
             size,
             mtime: 1,
             attributes,
+            copies: None,
         };
         self.one(Op::Seal(seal)).await.is_ok()
     }

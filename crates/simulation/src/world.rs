@@ -107,6 +107,8 @@ pub(crate) struct World {
     server_start: u64,
     driver_due: bool,
     policy: String,
+    /// How many the server is to make of versions.
+    pub(crate) copies: u32,
     /// Where labels wait, if not in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
@@ -180,6 +182,7 @@ impl World {
             server_start: 0,
             driver_due: false,
             policy: policy.into(),
+            copies: 1,
             broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
@@ -481,6 +484,7 @@ impl World {
             seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
             element_timeout: Duration::from_millis(self.weather.element_timeout_ms),
             policy: self.policy.clone(),
+            copies: self.copies,
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;

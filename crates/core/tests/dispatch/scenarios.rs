@@ -353,7 +353,12 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
             element: ElementId(0),
             size: 5,
         },
-        to: ObjectId(8),
+        to: Output {
+            name: String::new(),
+            object: ObjectId(8),
+            inode: Inode(9),
+            path: "/f".into(),
+        },
     };
     let errand = |operation| Event::Errand {
         element,
@@ -366,7 +371,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
     }
     let sent = world.wanted(element);
     assert_eq!(sent.len(), ERRANDS_MAX, "the others are asked for again");
-    assert!(!world.dispatcher.takes_errand(element));
+    assert!(!world.dispatcher.takes_errand(element, Lane::Remove));
     assert_eq!(sent[0].operation, copy);
     assert_eq!(sent[1].operation, remove(0));
     // It is for this element, whatever becomes of it.
@@ -384,7 +389,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
         });
         assert_eq!(world.wanted(element).len(), left);
     }
-    assert!(world.dispatcher.takes_errand(element));
+    assert!(world.dispatcher.takes_errand(element, Lane::Remove));
     world.dispatcher.check();
 }
 

@@ -21,6 +21,7 @@ use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
+use crate::copies::{self, Found, Short};
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -34,11 +35,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
+use tidemill_core::copies::{CopyState, Next, Site};
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Owner};
+use tidemill_core::label::{Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
@@ -98,6 +100,9 @@ pub(crate) struct Driver {
     offered: BTreeMap<LabelId, Vec<ObjectId>>,
     look: bool,
     sweep: bool,
+    copy: bool,
+    /// Versions that were to rest until then are looked at all the same: an element came.
+    woken: i64,
     change: i64,
     /// What follows from the jobs that were brought back.
     first: (Vec<Step>, Outbox),
@@ -174,6 +179,8 @@ impl Driver {
             offered: BTreeMap::new(),
             look: true,
             sweep: false,
+            copy: false,
+            woken: 0,
             change,
             first: Default::default(),
         };
@@ -219,7 +226,9 @@ impl Driver {
 
     /// Takes what has come in, decides, keeps and sends; looks around if nothing comes in for so long.
     pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
-        let mut next = inbox.next(wait)?;
+        // What was kept since the last turn counts.
+        let copy = std::mem::take(&mut self.copy);
+        let mut next = inbox.next(if copy { Duration::ZERO } else { wait })?;
         self.look |= next.is_none();
         let mut steps = Vec::new();
         let mut outbox = Outbox::default();
@@ -239,14 +248,76 @@ impl Driver {
         if std::mem::take(&mut self.sweep) {
             self.remove_garbage(&mut steps, &mut outbox);
         }
+        if copy {
+            self.make_copies(&mut steps, &mut outbox);
+        }
         self.finish(steps, outbox, inbox)
+    }
+
+    /// Makes labels of copies that are missing.
+    fn make_copies(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let until = clock::now_ns().max(self.woken);
+        let shorts = self
+            .database
+            .read(|db| copies::due(db, until, &BTreeSet::new()));
+        let shorts = shorts.unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "copies are put off");
+            Vec::new()
+        });
+        let sites = self.array.sites();
+        let all = shorts.len() < copies::VERSIONS_MAX;
+        let mut settled = false;
+        for mut short in shorts {
+            let object = short.kept.object;
+            if let Some(found) = self.go_on_copying(&mut short, &sites, steps, outbox) {
+                steps.push(Step::Copies { object, found });
+                settled = true;
+            }
+        }
+        self.copy |= settled && !all;
+    }
+
+    /// Has elements make the copies of a version that are missing, as far as they take labels.
+    fn go_on_copying(
+        &mut self,
+        short: &mut Short,
+        sites: &[Site],
+        steps: &mut Vec<Step>,
+        outbox: &mut Outbox,
+    ) -> Option<Found> {
+        if short.is_gone() {
+            return Some(Found::Enough);
+        }
+        loop {
+            match short.kept.next(sites) {
+                Next::Enough => return Some(Found::Enough),
+                Next::Wait => return None,
+                Next::Remove(elements) => return Some(Found::Surplus(elements)),
+                Next::NoSource | Next::NoPlace => {
+                    let has = short.kept.left();
+                    return Some(Found::Rest { has });
+                }
+                Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {
+                    return None;
+                }
+                Next::Make { from, to } => {
+                    let errand = Event::Errand {
+                        element: to,
+                        owner: short.owner,
+                        operation: short.operation(from),
+                    };
+                    self.feed(errand, steps, outbox);
+                    short.kept.holders.push((to, CopyState::Coming));
+                }
+            }
+        }
     }
 
     /// Makes labels of what is to be removed.
     fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         for element in self.array.up() {
             let (id, mut last) = (ElementId(element), ObjectId(0));
-            while self.dispatcher.takes_errand(id) {
+            while self.dispatcher.takes_errand(id, Lane::Remove) {
                 let objects = match self.garbage.due(element, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
@@ -287,6 +358,7 @@ impl Driver {
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
             Incoming::Garbage => self.sweep = true,
+            Incoming::Copies => self.copy = true,
             Incoming::Load(asker) => {
                 // Whoever asked may have given up.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
@@ -341,6 +413,8 @@ impl Driver {
                 self.feed(Event::ElementUp { element: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
                 self.ask_for_programs(outbox);
+                self.woken = clock::now_ns() + copies::REST_NS;
+                self.copy = true;
             }
             Report::Programs {
                 element,
@@ -506,6 +580,8 @@ impl Driver {
                 Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
                 Err(_) => Err(outcome.removed.clone()),
             };
+            // A copy is there, or can't be made: the next one can be.
+            self.copy |= task.is_none();
             if let Some(task) = task {
                 steps.push(Step::Measured {
                     task,

@@ -1,7 +1,8 @@
 //! Files of which there are several copies, in an array of real processes.
 
-use crate::array::{Array, wait};
+use crate::array::{Array, Options, wait};
 use serde_json::Value;
+use std::io::Read;
 use std::path::PathBuf;
 
 /// The elements that have a file and the states of its copies, as `tidemill layout` tells them.
@@ -79,4 +80,48 @@ fn a_file_is_copied_to_another_element_and_goes_from_both() {
     }
     assert!(!array.try_sh("setfattr -n user.tidemill.copies -v 2 h").ok);
     assert!(!array.run(&["layout", "/d"]).ok);
+}
+
+/// An element is killed, and its folder gone, while it is read from: nobody who reads notices, nor does a job.
+#[test]
+fn readers_and_jobs_go_on_with_another_copy_when_an_element_is_lost() {
+    for remote in [true, false] {
+        let Some(mut array) = Array::with(Options {
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        let text: String = (0..4_000_000).map(|line| format!("{line}\n")).collect();
+        let local = array.path("local");
+        std::fs::write(&local, &text).unwrap();
+        let local = local.to_str().unwrap();
+        array.sh("mkdir d");
+        let put = ["put", "--copies", "2", "--element", "0", local, "/d/f"];
+        assert!(array.run(&put).ok);
+        array.sh("setfattr -n user.tidemill.copies -v 2 d; setfattr -n user.tidemill.element -v 0 d; echo small > d/g");
+        copied(&array, "/d/f", 2);
+        copied(&array, "/d/g", 2);
+        let mut open = std::fs::File::open(array.at("d/f")).unwrap();
+        let mut read = vec![0; 1 << 20];
+        open.read_exact(&mut read).unwrap();
+        array.kill_element(0);
+        std::fs::rename(array.element_folder(0), array.path("lost")).unwrap();
+        open.read_to_end(&mut read).unwrap();
+        assert!(read == text.as_bytes(), "{} bytes", read.len());
+        // What was not open before.
+        assert_eq!(array.sh("cat d/g"), "small\n");
+        assert_eq!(array.run(&["cat", "/d/g"]).out, "small\n");
+        let back = array.path("back");
+        assert!(array.run(&["get", "/d/f", back.to_str().unwrap()]).ok);
+        assert!(std::fs::read(&back).unwrap() == text.as_bytes());
+        let job = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["g"];
+            input = ["g"]; output = ["out"]; stdout = "out"; element = 1; } );"#;
+        array.done(array.submit(job));
+        // Writing goes on, too, from what only the copy has.
+        array.sh("setfattr -x user.tidemill.element d; echo more >> d/g");
+        assert_eq!(array.sh("cat d/g"), "small\nmore\n");
+        let copies = copies(&array, "/d/f");
+        assert_eq!(copies, [(0, "away".to_owned()), (1, "current".to_owned())]);
+    }
 }

@@ -218,17 +218,43 @@ impl Transfer {
     pub async fn read(
         &self,
         path: &str,
-        piece: impl FnMut(Bytes) -> Result<(), Error>,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let attr = self.settled(path).await?;
-        let open = v1::Open {
+        let mut open = v1::Open {
             ino: attr.ino,
-            version: 0,
+            ..v1::Open::default()
         };
-        match self.server.one(&self.credentials, Op::Open(open)).await? {
-            Answer::Opened(opened) if opened.size == 0 => Ok(0),
-            Answer::Opened(opened) => self.objects.read_all(&self.remote(&opened)?, piece).await,
-            _ => Err(Error::Answer("Open")),
+        let mut done = 0;
+        loop {
+            let answer = self.server.one(&self.credentials, Op::Open(open.clone()));
+            let Answer::Opened(opened) = answer.await? else {
+                return Err(Error::Answer("Open"));
+            };
+            if opened.size == done {
+                return Ok(done);
+            }
+            let from = done;
+            let counted = |bytes: Bytes| {
+                done += bytes.len() as u64;
+                piece(bytes)
+            };
+            let read = match self.remote(&opened) {
+                Ok(remote) => self.objects.read_from(&remote, from, counted).await,
+                Err(error) => Err(error),
+            };
+            let gone = |error: &Error| {
+                error.is_lost() || matches!(error, Error::ElementRefused { status: 404, .. })
+            };
+            match read {
+                // Another element may have a copy of this very version.
+                Err(error) if gone(&error) && !open.avoid.contains(&opened.element) => {
+                    tracing::debug!(element = opened.element, "a copy is looked for: {error}");
+                    open.avoid.push(opened.element);
+                    open.version = opened.attr.map_or(0, |attr| attr.version);
+                }
+                read => return read.map(|()| done),
+            }
         }
     }
 

@@ -551,7 +551,7 @@ impl Array {
             if slot.connection.is_none() {
                 continue;
             }
-            rooms.up.push(slot.status.element);
+            rooms.up.push((slot.status.element, !slot.hangs()));
             if slot.status.role != "store" {
                 continue;
             }

@@ -6,6 +6,7 @@
 
 use crate::clock;
 use crate::jobs::Incoming;
+use crate::jobs::store::json;
 use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy};
@@ -163,6 +164,39 @@ impl Short {
             },
         }
     }
+}
+
+/// Copies of some objects that are there, beside the first of each.
+pub(crate) fn of_all(
+    db: &Connection,
+    objects: &[ObjectId],
+) -> Result<Vec<(ObjectId, ElementId)>, Fault> {
+    let any = db
+        .prepare_cached("SELECT 1 FROM copy LIMIT 1")?
+        .exists([])?;
+    if !any || objects.is_empty() {
+        return Ok(Vec::new());
+    }
+    let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
+    let sql = "SELECT copy.object, element FROM json_each(?1) AS wanted \
+               CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![json(&objects), CURRENT], |row| {
+        let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
+        Ok((object, ElementId(row.get(1)?)))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// All elements that have an object which is a version, the first before the others.
+pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
+    let sql = "SELECT element FROM version WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let first = statement.query_row([object.cast_signed()], |row| row.get::<_, u32>(0));
+    let others = others(db, object)?.into_iter();
+    let others = others.filter(|(_, state)| *state == CopyState::Current);
+    let others = others.map(|(element, _)| element);
+    Ok(first.optional()?.into_iter().chain(others).collect())
 }
 
 /// A label is to make a copy. There is none of a version that went meanwhile.

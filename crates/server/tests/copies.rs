@@ -3,7 +3,7 @@
 
 mod array;
 
-use array::{FakeElement, Running, failure, root, stat, status, user};
+use array::{FakeElement, Running, failure, root, stat, status, submit, user};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -190,6 +190,93 @@ async fn a_version_is_copied_to_another_host_and_its_copies_go_with_it() {
         assert_eq!(element.removed().await, [next.0]);
     }
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM copy"), 0);
+}
+
+/// The element that a version is to be read from, by one whom these did not answer.
+async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
+    let open = v1::Open {
+        ino,
+        version: 0,
+        avoid: avoid.to_vec(),
+    };
+    match one(client, Op::Open(open)).await.unwrap() {
+        Answer::Opened(opened) => {
+            assert!(!opened.capability.is_empty());
+            opened.element
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_read_from_whichever_copy_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (ino, _) = file(&client, "/d/f").await;
+    let sent = copy(&mut other).await;
+    assert_eq!(read_from(&client, ino, &[0]).await, 0, "it is being made");
+    made(&mut other, sent).await;
+    for (avoid, expected) in [
+        (vec![], 0),
+        (vec![1], 0),
+        (vec![0], 1),
+        (vec![0, 1], 0),
+        (vec![u32::MAX, 7], 0),
+    ] {
+        let element = read_from(&client, ino, &avoid).await;
+        assert_eq!(element, expected, "{avoid:?}");
+    }
+    drop(first);
+    while copies(&client, ino).await[0] != at(0, "away") {
+        tokio::task::yield_now().await;
+    }
+    for avoid in [vec![], vec![0]] {
+        assert_eq!(read_from(&client, ino, &avoid).await, 1);
+    }
+    // A new version that begins as the one before goes where that can be had.
+    let (_, object) = client.reserve(0, 1).await.unwrap();
+    let new = v1::NewVersion {
+        ino,
+        object: object.0,
+        element: Some(0),
+        steal: false,
+    };
+    match one(&client, Op::NewVersion(new)).await.unwrap() {
+        Answer::Opened(opened) => assert_eq!(opened.element, 1),
+        other => panic!("{other:?}"),
+    }
+    drop(other);
+    while copies(&client, ino).await[1] != at(1, "away") {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(read_from(&client, ino, &[]).await, 0, "none is up");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (_, object) = file(&client, "/d/f").await;
+    let sent = copy(&mut other).await;
+    made(&mut other, sent).await;
+    drop(first);
+    let mut third = element(&client, 2, "c").await;
+    let script = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "wordcount"; element = 2;
+        input = ["f"]; output = ["out"]; stdout = "out"; } );"#;
+    let reply = submit(&client, 0, script).await;
+    assert!(reply.job > 0, "{reply:?}");
+    let (_, analyse) = third.labels().await.remove(0);
+    let input = &analyse.inputs[0];
+    assert_eq!((input.object, input.element), (object, 1));
+    assert!(!input.capability.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

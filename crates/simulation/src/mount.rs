@@ -352,7 +352,7 @@ impl Client {
         };
         let open = v1::Open {
             ino: attr.ino,
-            version: 0,
+            ..v1::Open::default()
         };
         let Ok(Named::Opened(opened)) = self.one(Op::Open(open)).await else {
             return;

@@ -398,9 +398,28 @@ impl Driver {
                 }
             }
         }
+        let pins = memo.pins.clone();
         self.jobs.insert(job.spec.job, memo);
+        self.tell_copies(&pins, steps, outbox);
         self.feed(Event::Submitted(Box::new(job.spec)), steps, outbox);
         self.ask_for_programs(outbox);
+    }
+
+    /// Tells the dispatcher where copies of objects are that jobs read.
+    fn tell_copies(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let copies = self.database.read(|db| copies::of_all(db, objects));
+        let copies = copies.unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "where copies are is not known");
+            Vec::new()
+        });
+        for (object, element) in copies {
+            let copied = Event::Copied {
+                object,
+                element,
+                there: true,
+            };
+            self.feed(copied, steps, outbox);
+        }
     }
 
     fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -582,6 +601,16 @@ impl Driver {
             };
             // A copy is there, or can't be made: the next one can be.
             self.copy |= task.is_none();
+            let copied = outcome.result.iter().flatten().filter(|_| task.is_none());
+            let read = copied.filter(|sealed| self.shared.object_held(sealed.object.0));
+            for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
+                let copied = Event::Copied {
+                    object,
+                    element,
+                    there: true,
+                };
+                self.feed(copied, steps, outbox);
+            }
             if let Some(task) = task {
                 steps.push(Step::Measured {
                     task,
@@ -745,8 +774,9 @@ impl Driver {
         }
         let mut batch = v1::Labels::default();
         let mut bytes = 0;
+        let up = self.array.up();
         for (label, remembered) in labels.iter().zip(remembered) {
-            let label = self.signed(element, label, remembered);
+            let label = self.signed((element, &up), label, remembered);
             bytes += label.encoded_len();
             batch.labels.push(label);
             // Those that read folders name very many files.
@@ -779,16 +809,27 @@ impl Driver {
         })
     }
 
-    /// The label as it is sent: with the right to pull each input that is elsewhere.
+    /// An element that is up and has an object that lies on one that is not.
+    fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
+        let holders = self.database.read(|db| copies::holders(db, object));
+        let mut holders = holders.unwrap_or_default().into_iter();
+        holders.find(|element| up.contains(element))
+    }
+
+    /// The label as it is sent: with the right to pull each input that is elsewhere, from where it can be had now.
     fn signed(
         &self,
-        element: ElementId,
+        (element, up): (ElementId, &[u32]),
         label: &Label,
         remembered: Option<v1::Remembered>,
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
         let sign = |input: &mut v1::Input| {
             if input.element != element.0 {
+                if !up.contains(&input.element) {
+                    let other = self.elsewhere(input.object, up);
+                    input.element = other.unwrap_or(input.element);
+                }
                 input.capability = self.shared.sign_for_label(
                     input.element,
                     input.object,
@@ -901,6 +942,7 @@ impl Driver {
                     self.shared.pin(placed.object.0);
                 }
             }
+            self.tell_copies(&[placed.object], steps, outbox);
             let key = awaited_key(uid, &path);
             steps.push(Step::Resolved { uid, path, placed });
             self.feed(Event::FileSealed { path: key, placed }, steps, outbox);
@@ -928,6 +970,9 @@ impl Driver {
             .store(!self.awaited.is_empty(), Ordering::Relaxed);
         for object in std::mem::take(&mut outbox.unpinned) {
             self.shared.unpin(object.0);
+            if !self.shared.object_held(object.0) {
+                self.dispatcher.forget_copies(object);
+            }
         }
         for (element, message) in outbox.messages.drain(..) {
             self.array.send(element, message);

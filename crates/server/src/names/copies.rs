@@ -61,6 +61,25 @@ impl Tx<'_> {
         Ok((wanted.optional()?.unwrap_or(1), others(self.db, object)?))
     }
 
+    /// The element that an object is to be read from: the first, or one that has a copy, if the first does not answer or has
+    /// not answered the one who asks.
+    pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
+        if object == 0 || (self.shared.answers(first) && !avoid.contains(&first)) {
+            return Ok(first);
+        }
+        let others = others(self.db, object)?.into_iter();
+        let others = others.filter(|(_, state)| *state == CopyState::Current);
+        let all: Vec<u32> = std::iter::once(first)
+            .chain(others.map(|(element, _)| element))
+            .collect();
+        let mut better = all.iter().filter(|element| !avoid.contains(element));
+        let answering = better
+            .clone()
+            .find(|&&element| self.shared.answers(element));
+        let up = answering.or_else(|| better.find(|&&element| self.shared.is_up(element)));
+        Ok(up.copied().unwrap_or(first))
+    }
+
     /// A version goes: its copies go with it. One that is being made is removed when it is there.
     pub(crate) fn drop_copies(&self, object: u64) -> Result<(), Fault> {
         let object = object.cast_signed();

@@ -42,8 +42,8 @@ pub(crate) struct Shared {
 pub(crate) struct Rooms {
     /// Storage elements that are up, in order of their ids.
     pub(crate) store: Vec<Room>,
-    /// All elements that are up, in order.
-    pub(crate) up: Vec<u32>,
+    /// All elements that are up, in order, and whether each was heard of lately.
+    pub(crate) up: Vec<(u32, bool)>,
     /// Bytes of all storage elements; a disk that several are on counts once.
     pub(crate) capacity_bytes: u64,
     /// How many of them are free.
@@ -208,7 +208,12 @@ impl Shared {
 
     /// Whether an element is up.
     pub(crate) fn is_up(&self, element: u32) -> bool {
-        self.rooms.read().up.contains(&element)
+        self.rooms.read().up.iter().any(|(up, _)| *up == element)
+    }
+
+    /// Whether an element is up and was heard of lately.
+    pub(crate) fn answers(&self, element: u32) -> bool {
+        self.rooms.read().up.contains(&(element, true))
     }
 
     /// The folder of users' kernels; 0 if there is none.

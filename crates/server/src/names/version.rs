@@ -76,6 +76,7 @@ impl Tx<'_> {
         } else {
             self.older(&node, op.version)?
         };
+        let element = self.readable(object, element, &op.avoid)?;
         self.shared.hold(self.session, node.ino, object);
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
@@ -137,7 +138,15 @@ impl Tx<'_> {
         if node.writing != 0 {
             self.take_over(&node, op.steal)?;
         }
-        let element = self.place_again(&node, op.element)?;
+        // Who goes on with what the file has asks for where that is.
+        let goes_on = op
+            .element
+            .filter(|&named| i64::from(named) == node.element && !self.shared.is_up(named));
+        let named = match goes_on {
+            Some(first) => Some(self.readable(node.object, first, &[])?),
+            None => op.element,
+        };
+        let element = self.place_again(&node, named)?;
         node.writing = op.object;
         if node.object == 0 {
             node.element = element;

@@ -4,6 +4,7 @@
 //! that has ended well; it goes with the version, whatever its label does then. A row of `short` goes when there are as many
 //! copies as wanted, so what a restart finds there is what is still to be done.
 
+use crate::array::Array;
 use crate::clock;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
@@ -11,18 +12,25 @@ use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy};
 use rusqlite::{Connection, OptionalExtension, params};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::copies::{COPIES_MAX, CopyState, Kept};
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::label::{Input, Operation, Output, Owner};
+use tidemill_wire::v1;
 
 /// How often it is looked whether copies are missing.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Versions that are looked at in one go.
 pub(crate) const VERSIONS_MAX: usize = 256;
+/// Versions of an element that are put on the list in one go.
+const PAGE_MAX: i64 = 4096;
+/// All of them are (`lost.after`).
+const ALL: i64 = i64::MAX;
+/// Files that are named of those that can't be had.
+const LOST_NAMED_MAX: i64 = 10;
 /// How long a version is left alone of which no copy could be made.
 pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
 
@@ -48,15 +56,190 @@ pub(crate) enum Found {
     Surplus(Vec<ElementId>),
 }
 
+/// Elements that are no longer waited for.
+#[derive(Debug)]
+pub(crate) struct Losses {
+    /// How long an element may be away.
+    pub(crate) after: Duration,
+    /// Those that are lost, and those that were and have come back, as long as what they hold has not been looked at.
+    elements: BTreeMap<u32, Loss>,
+}
+
+/// How far what an element holds has been looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Loss {
+    back: bool,
+    all: bool,
+}
+
+/// Of an element that is lost, or has come back, more versions are to be looked at, or all from the first on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    element: u32,
+    back: bool,
+    begin: bool,
+}
+
+impl Losses {
+    /// As they were kept.
+    pub(crate) fn new(db: &Connection, after: Duration) -> Result<Self, Fault> {
+        let mut statement = db.prepare("SELECT element, back, after FROM lost")?;
+        let rows = statement.query_map([], |row| {
+            let loss = Loss {
+                back: row.get(1)?,
+                all: row.get::<_, i64>(2)? == ALL,
+            };
+            Ok((row.get(0)?, loss))
+        })?;
+        let elements = rows.collect::<Result<_, _>>()?;
+        Ok(Self { after, elements })
+    }
+
+    /// Those that are lost.
+    pub(crate) fn lost(&self) -> BTreeSet<u32> {
+        let lost = self.elements.iter().filter(|(_, loss)| !loss.back);
+        lost.map(|(&element, _)| element).collect()
+    }
+
+    /// Takes note of who is gone and who is up; gives what is to be looked at.
+    pub(crate) fn renew(&mut self, gone: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
+        let mut looks = Vec::new();
+        for &element in gone {
+            if self.elements.get(&element).is_none_or(|loss| loss.back) {
+                tracing::warn!(
+                    element,
+                    "an element is no longer waited for: what it has is copied again"
+                );
+                looks.push(Look {
+                    element,
+                    back: false,
+                    begin: true,
+                });
+            }
+        }
+        for (&element, loss) in &self.elements {
+            if !loss.back && up.contains(&element) {
+                tracing::info!(element, "a lost element is back");
+                looks.push(Look {
+                    element,
+                    back: true,
+                    begin: true,
+                });
+            } else if !loss.all && looks.iter().all(|look| look.element != element) {
+                looks.push(Look {
+                    element,
+                    back: loss.back,
+                    begin: false,
+                });
+            }
+        }
+        for look in &looks {
+            let loss = Loss {
+                back: look.back,
+                all: false,
+            };
+            self.elements.insert(look.element, loss);
+        }
+        looks
+    }
+
+    /// What was kept of them, once it is.
+    pub(crate) fn looked(&mut self, db: &Connection) -> Result<(), Fault> {
+        self.elements = Self::new(db, self.after)?.elements;
+        Ok(())
+    }
+
+    /// Whether there is more to be looked at.
+    pub(crate) fn pending(&self) -> bool {
+        self.elements.values().any(|loss| !loss.all)
+    }
+}
+
+/// Puts the next versions that an element has on the list of those to be looked at.
+pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
+    if look.begin {
+        let sql = "INSERT OR REPLACE INTO lost VALUES (?1, ?2, 0)";
+        db.prepare_cached(sql)?
+            .execute(params![look.element, look.back])?;
+    }
+    let sql = "SELECT after FROM lost WHERE element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let after = statement.query_row([look.element], |row| row.get::<_, i64>(0));
+    let Some(after) = after.optional()? else {
+        return Ok(());
+    };
+    let held = "SELECT object FROM copy WHERE element = ?1 AND object > ?2 \
+                UNION ALL SELECT object FROM version \
+                WHERE element = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
+    let mut statement = db.prepare_cached(held)?;
+    let row = params![look.element, after, PAGE_MAX];
+    let objects = statement.query_map(row, |row| row.get(0))?;
+    let objects = objects.collect::<Result<Vec<i64>, _>>()?;
+    let sql = "INSERT INTO short SELECT object, \
+               (element NOT IN (SELECT element FROM lost WHERE back = 0)) + (SELECT count(*) FROM copy \
+                WHERE copy.object = version.object AND state = ?3 \
+                AND element NOT IN (SELECT element FROM lost WHERE back = 0)), ?2 \
+               FROM version WHERE object = ?1 \
+               ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
+    let mut insert = db.prepare_cached(sql)?;
+    for &object in &objects {
+        insert.execute(params![object, now, CURRENT])?;
+    }
+    match objects.last() {
+        Some(&last) if objects.len() >= PAGE_MAX as usize => {
+            let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
+            db.prepare_cached(sql)?
+                .execute(params![look.element, last])?;
+        }
+        _ => {
+            db.prepare_cached("DELETE FROM lost WHERE element = ?1 AND back = 1")?
+                .execute([look.element])?;
+            let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
+            db.prepare_cached(sql)?
+                .execute(params![look.element, ALL])?;
+        }
+    }
+    Ok(())
+}
+
 /// Has the driver look, for ever.
-pub(crate) async fn watch(database: Arc<Database>, driver: Sender<Incoming>) {
+pub(crate) async fn watch(
+    database: Arc<Database>,
+    array: Arc<Array>,
+    after: Duration,
+    driver: Sender<Incoming>,
+) {
+    let mut gone = BTreeSet::new();
     loop {
         tokio::time::sleep(PERIOD).await;
         let due = database.read(|db| Ok(!objects(db, clock::now_ns(), 1)?.is_empty()));
-        if due.unwrap_or(false) && driver.send(Incoming::Copies).is_err() {
+        let before = std::mem::replace(&mut gone, array.gone(after));
+        let look = due.unwrap_or(false) || before != gone;
+        if look && driver.send(Incoming::Copies).is_err() {
             return;
         }
     }
+}
+
+/// What is to be told of copies.
+pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
+    let count = |sql: &str| -> Result<u64, Fault> {
+        let mut statement = db.prepare_cached(sql)?;
+        let count: i64 = statement.query_row([], |row| row.get(0))?;
+        Ok(count.cast_unsigned())
+    };
+    let sql =
+        "SELECT path FROM short JOIN version USING (object) WHERE has = 0 ORDER BY object LIMIT ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let lost_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
+    let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
+    let lost_elements = elements.query_map([], |row| row.get(0))?;
+    Ok(v1::CopyHealth {
+        short: count("SELECT count(*) FROM short")?,
+        lost: count("SELECT count(*) FROM short WHERE has = 0")?,
+        lost_paths: lost_paths.collect::<Result<_, _>>()?,
+        lost_elements: lost_elements.collect::<Result<_, _>>()?,
+    })
 }
 
 /// Those to be looked at, which have the fewest copies first.

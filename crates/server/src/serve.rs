@@ -77,6 +77,8 @@ pub struct Config {
     pub link_bytes_per_sec: u64,
     /// How many copies there are to be of versions of which no folder says so, from 1 to `core::copies::COPIES_MAX`.
     pub copies: u32,
+    /// How long an element may be away before the copies that it has are made again elsewhere.
+    pub repair_after: Duration,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -97,6 +99,7 @@ impl Config {
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
             copies: 1,
+            repair_after: Duration::from_secs(600),
             queue: None,
         }
     }
@@ -219,7 +222,11 @@ impl Server {
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         let signals = Signals::default();
-        let decides = (config.default_policy.as_str(), config.queue);
+        let decides = Decides {
+            policy: config.default_policy.clone(),
+            repair_after: config.repair_after,
+            queue: config.queue,
+        };
         let told = (driver.clone(), incoming);
         let worker = start_driver(&names, &array, &signals, decides, told).await?;
         array.expect_known();
@@ -316,8 +323,7 @@ fn keep_up(
     (signals, driver): (Signals, Sender<Incoming>),
 ) {
     let teller = names.teller().clone();
-    tokio::spawn(forward_changes(teller, signals, driver.clone()));
-    tokio::spawn(copies::watch(names.database().clone(), driver.clone()));
+    tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), array.clone()));
     tokio::spawn(lent::run(names.shared().clone(), array));
     tokio::spawn(ends.run());
@@ -333,23 +339,43 @@ fn start_local(
     LocalNames::start(&path, recalls, access).map_err(|source| file(&path, source))
 }
 
+/// What the driver decides by, and where it puts labels.
+struct Decides {
+    policy: String,
+    repair_after: Duration,
+    queue: Option<Arc<dyn Queue>>,
+}
+
 /// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.
 async fn start_driver(
     names: &Arc<SqliteNames>,
     array: &Arc<Array>,
     signals: &Signals,
-    (default_policy, queue): (&str, Option<Arc<dyn Queue>>),
+    decides: Decides,
     (driver, incoming): (Sender<Incoming>, std::sync::mpsc::Receiver<Incoming>),
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
-    tidemill_core::policy::by_name(default_policy, 0)?;
+    let Decides {
+        policy,
+        repair_after,
+        queue,
+    } = decides;
+    tidemill_core::policy::by_name(&policy, 0)?;
     let (names, array, signals) = (names.clone(), array.clone(), signals.clone());
-    let policy = default_policy.to_owned();
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
-    tokio::spawn(garbage.clone().watch(array.clone(), driver));
+    tokio::spawn(garbage.clone().watch(array.clone(), driver.clone()));
+    let copies = copies::watch(database.clone(), array.clone(), repair_after, driver);
+    tokio::spawn(copies);
     let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
     let made = tokio::task::spawn_blocking(move || {
-        Driver::new(names, array, queue, garbage, signals, &policy)
+        Driver::new(
+            names,
+            array,
+            queue,
+            garbage,
+            signals,
+            (&policy, repair_after),
+        )
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))

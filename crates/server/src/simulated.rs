@@ -103,6 +103,8 @@ pub struct Options {
     pub policy: String,
     /// How many copies there are to be of versions.
     pub copies: u32,
+    /// How long an element may be away before its copies are made again.
+    pub repair_after: Duration,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -228,11 +230,13 @@ impl Simulated {
             options.queue.clone().unwrap_or_else(own),
             garbage.clone(),
             signals.clone(),
-            &options.policy,
+            (&options.policy, options.repair_after),
         )?;
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
-        tokio::spawn(copies::watch(database.clone(), told.clone()));
+        let after = options.repair_after;
+        let copying = copies::watch(database.clone(), array.clone(), after, told.clone());
+        tokio::spawn(copying);
         tokio::spawn(notes::run(database, array.clone()));
         tokio::spawn(garbage.watch(array.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
@@ -487,6 +491,7 @@ mod tests {
             element_timeout: Duration::from_secs(10),
             policy: tidemill_core::policy::DEFAULT.into(),
             copies: 1,
+            repair_after: Duration::from_secs(600),
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

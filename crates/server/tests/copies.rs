@@ -7,7 +7,9 @@ use array::{FakeElement, Running, failure, root, stat, status, submit, user};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Duration;
 use tidemill_client::Server as Client;
+use tidemill_server::Config;
 use tidemill_wire::v1::{
     self, label::Operation, name_op::Op, name_result::Result as Answer, to_element::Message as To,
 };
@@ -87,13 +89,14 @@ async fn seal(
 /// The next label that makes a copy.
 async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
     loop {
-        let To::Labels(labels) = element.next().await else {
-            continue;
-        };
-        let label = labels.labels[0].clone();
-        match label.operation {
-            Some(Operation::Copy(copy)) => return (label.id, copy),
-            other => panic!("no copy: {other:?}"),
+        if let Some(label) = element.waiting.pop_front() {
+            match label.operation {
+                Some(Operation::Copy(copy)) => return (label.id, copy),
+                other => panic!("no copy: {other:?}"),
+            }
+        }
+        if let To::Labels(labels) = element.next().await {
+            element.waiting.extend(labels.labels);
         }
     }
 }
@@ -277,6 +280,106 @@ async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
     let input = &analyse.inputs[0];
     assert_eq!((input.object, input.element), (object, 1));
     assert!(!input.capability.is_empty());
+}
+
+/// Waits until the server says so of copies.
+async fn health(client: &Client, expected: impl Fn(&v1::CopyHealth) -> bool) -> v1::CopyHealth {
+    loop {
+        let copies = client.status().await.unwrap().copies.unwrap();
+        if expected(&copies) {
+            return copies;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn soon(dir: &Path) -> Config {
+    Config {
+        element_timeout: Duration::from_millis(300),
+        repair_after: Duration::from_millis(300),
+        tls: false,
+        ..Config::new(dir)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_element_had_is_copied_again_and_is_too_much_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start_with(soon(dir.path())).await;
+    let client = running.client().await;
+    let mut first = element(&client, 0, "a").await;
+    let mut lost = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (ino, object) = file(&client, "/d/f").await;
+    let sent = copy(&mut lost).await;
+    made(&mut lost, sent).await;
+    let (other_ino, other) = file(&client, "/d/g").await;
+    let sent = copy(&mut lost).await;
+    made(&mut lost, sent).await;
+    health(&client, |copies| copies.short == 0).await;
+    let mut third = element(&client, 2, "c").await;
+    drop(lost);
+    let told = health(&client, |copies| copies.lost_elements == [1]).await;
+    assert_eq!((told.lost, told.lost_paths.len()), (0, 0));
+    let sent = copy(&mut third).await;
+    let from = sent.1.from.as_ref().unwrap();
+    assert_eq!((from.object, from.element), (object, 0));
+    // The server dies, and knows it still.
+    drop((first, third, client));
+    running.crash().await;
+    let slow = Config {
+        repair_after: Duration::from_secs(3600),
+        ..soon(dir.path())
+    };
+    let running = Running::start_with(slow).await;
+    let client = running.client().await;
+    first = element(&client, 0, "a").await;
+    third = element(&client, 2, "c").await;
+    let mut objects = Vec::new();
+    for _ in 0..2 {
+        let sent = copy(&mut third).await;
+        objects.push(sent.1.to);
+        made(&mut third, sent).await;
+    }
+    assert_eq!(objects, [object, other]);
+    health(&client, |copies| copies.short == 0).await;
+    let three = json!([at(0, "current"), at(1, "away"), at(2, "current")]);
+    assert_eq!(copies(&client, ino).await, three);
+    // It is back with what it had: one of three is too much, and the first is none of these.
+    let back = element(&client, 1, "b").await;
+    assert_eq!(third.removed().await, [object, other]);
+    let two = json!([at(0, "current"), at(1, "current")]);
+    assert_eq!(copies(&client, ino).await, two);
+    assert_eq!(copies(&client, other_ino).await, two);
+    health(&client, |copies| {
+        copies.short == 0 && copies.lost_elements.is_empty()
+    })
+    .await;
+    drop((first, back));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_which_nothing_is_left_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start_with(soon(dir.path())).await;
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let mut second = element(&client, 1, "b").await;
+    let mut third = element(&client, 2, "c").await;
+    folder(&client, "d", "2").await;
+    let (_, object) = file(&client, "/d/f").await;
+    let sent = tokio::select! {
+        sent = copy(&mut second) => sent,
+        sent = copy(&mut third) => sent,
+    };
+    assert_eq!(sent.1.to, object);
+    drop((second, third, first));
+    let told = health(&client, |copies| copies.lost == 1).await;
+    assert_eq!(told.lost_paths, [b"/d/f".to_vec()]);
+    assert_eq!((told.short, told.lost_elements), (1, vec![0, 1, 2]));
+    // It is no more when one is back that has it.
+    let _first = element(&client, 0, "a").await;
+    health(&client, |copies| copies.lost == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -64,6 +64,14 @@ impl World {
              (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object) < min(copies, {most})"
         );
         look("a version lacks copies", self.ask(&short));
+        // As many as are wanted, and no more.
+        let surplus = "SELECT version.* FROM version WHERE removed = 0 AND copies < \
+                       (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object)";
+        look("a version has too many copies", self.ask(surplus));
+        look(
+            "what a lost element has is looked at",
+            self.ask("SELECT * FROM lost"),
+        );
         look(
             "a file without name is kept",
             self.ask("SELECT * FROM orphan"),

@@ -163,8 +163,17 @@ impl World {
     fn unlink(&mut self, element: usize, live: &Live, objects: &[ObjectId]) -> Did {
         let mut gone = Vec::new();
         for &object in objects {
+            let others = self
+                .elements
+                .iter()
+                .filter(|other| other.id != self.elements[element].id);
+            let others = others.filter(|other| other.store.objects.contains_key(&object.0));
+            let last = others.count() == 0;
             let current = self.reference.is_current(object.0);
-            assert!(!current, "object {object} is removed and has a name");
+            assert!(
+                !current || !last,
+                "the last copy of object {object} is removed, and it has a name"
+            );
             if !self.dice.chance(self.weather.unlink) {
                 self.elements[element].store.objects.remove(&object.0);
                 gone.push(object);

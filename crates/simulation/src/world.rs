@@ -26,6 +26,8 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// How often it is looked whether the server did something by itself, in milliseconds.
 const LOOK_MS: u64 = 200;
+/// How long an element may be away before its copies are made again.
+const REPAIR_MS: u64 = 6000;
 /// How often the driver is woken although nothing happened.
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Events that are remembered for the report of a failure.
@@ -485,6 +487,7 @@ impl World {
             element_timeout: Duration::from_millis(self.weather.element_timeout_ms),
             policy: self.policy.clone(),
             copies: self.copies,
+            repair_after: Duration::from_millis(REPAIR_MS),
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;

@@ -59,6 +59,9 @@ pub(crate) struct Args {
     /// Elements that are to have a copy of each file, on other hosts first, 1 to 8; folders may say otherwise [default: 1]
     #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_COPIES")]
     copies: Option<u32>,
+    /// How long an element may be away before its copies of files are made again elsewhere, such as 30m [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
+    repair_after: Option<Length>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -130,6 +133,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
             "--copies {copies} is no number of copies: give 1 to {COPIES_MAX}"
         );
         config.copies = copies;
+    }
+    if let Some(Length(time)) = args.repair_after.or(file.repair_after) {
+        config.repair_after = time;
     }
     Ok(config)
 }

@@ -21,7 +21,7 @@ use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
-use crate::copies::{self, Found, Short};
+use crate::copies::{self, Found, Losses, Short};
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -101,6 +101,8 @@ pub(crate) struct Driver {
     look: bool,
     sweep: bool,
     copy: bool,
+    /// Elements that are no longer waited for.
+    losses: Losses,
     /// Versions that were to rest until then are looked at all the same: an element came.
     woken: i64,
     change: i64,
@@ -145,7 +147,7 @@ impl Driver {
         queue: Arc<dyn Queue>,
         garbage: Garbage,
         signals: Signals,
-        default_policy: &str,
+        (default_policy, repair_after): (&str, Duration),
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
         let blocks = Blocks::new(database.clone());
@@ -162,6 +164,7 @@ impl Driver {
                 })?,
             )
         })?;
+        let losses = database.read(|db| Losses::new(db, repair_after))?;
         let mut driver = Self {
             dispatcher,
             shared: names.shared().clone(),
@@ -181,6 +184,7 @@ impl Driver {
             sweep: false,
             copy: false,
             woken: 0,
+            losses,
             change,
             first: Default::default(),
         };
@@ -251,15 +255,21 @@ impl Driver {
         if copy {
             self.make_copies(&mut steps, &mut outbox);
         }
-        self.finish(steps, outbox, inbox)
+        self.finish(steps, outbox, inbox)?;
+        if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
+            tracing::warn!(%fault, "what is left of lost elements is not known");
+        }
+        Ok(())
     }
 
     /// Makes labels of copies that are missing.
     fn make_copies(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let gone = self.array.gone(self.losses.after);
+        let looks = self.losses.renew(&gone, &self.array.up());
+        steps.extend(looks.into_iter().map(Step::Look));
         let until = clock::now_ns().max(self.woken);
-        let shorts = self
-            .database
-            .read(|db| copies::due(db, until, &BTreeSet::new()));
+        let lost = self.losses.lost();
+        let shorts = self.database.read(|db| copies::due(db, until, &lost));
         let shorts = shorts.unwrap_or_else(|fault| {
             tracing::warn!(%fault, "copies are put off");
             Vec::new()
@@ -274,7 +284,7 @@ impl Driver {
                 settled = true;
             }
         }
-        self.copy |= settled && !all;
+        self.copy |= (settled && !all) || self.losses.pending();
     }
 
     /// Has elements make the copies of a version that are missing, as far as they take labels.
@@ -292,7 +302,10 @@ impl Driver {
             match short.kept.next(sites) {
                 Next::Enough => return Some(Found::Enough),
                 Next::Wait => return None,
-                Next::Remove(elements) => return Some(Found::Surplus(elements)),
+                Next::Remove(elements) => {
+                    self.untell_copies(short.kept.object, &elements, steps, outbox);
+                    return Some(Found::Surplus(elements));
+                }
                 Next::NoSource | Next::NoPlace => {
                     let has = short.kept.left();
                     return Some(Found::Rest { has });
@@ -310,6 +323,24 @@ impl Driver {
                     short.kept.holders.push((to, CopyState::Coming));
                 }
             }
+        }
+    }
+
+    /// Tells the dispatcher that these elements are no longer to be read from.
+    fn untell_copies(
+        &mut self,
+        object: ObjectId,
+        elements: &[ElementId],
+        steps: &mut Vec<Step>,
+        outbox: &mut Outbox,
+    ) {
+        for &element in elements {
+            let copied = Event::Copied {
+                object,
+                element,
+                there: false,
+            };
+            self.feed(copied, steps, outbox);
         }
     }
 

@@ -5,7 +5,7 @@ use super::outbox::{self, Posted};
 use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
-use crate::copies::Found;
+use crate::copies::{Found, Look};
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -64,6 +64,8 @@ pub(crate) enum Step {
     },
     /// What was found out of the copies of a version.
     Copies { object: ObjectId, found: Found },
+    /// What an element has is looked at: it is lost, or back.
+    Look(Look),
     /// A file that a user's jobs waited for is there.
     Resolved {
         uid: u32,
@@ -166,6 +168,7 @@ impl Writer<'_> {
                 publish::expire(self.db, ino, *object, self.now)
             }
             Step::Remove { element, objects } => self.remove(*element, objects),
+            Step::Look(look) => copies::look(self.db, *look, self.now),
             Step::Copies { object, found } => copies::found(self.db, *object, found, self.now),
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
             Step::Settle {

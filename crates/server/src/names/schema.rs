@@ -173,6 +173,8 @@ CREATE TABLE copy(object INTEGER NOT NULL, element INTEGER NOT NULL, state INTEG
 CREATE INDEX copy_element ON copy(element);
 CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE INDEX short_has ON short(has, at);
+CREATE TABLE lost(element INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
+CREATE INDEX version_copies ON version(element, object) WHERE copies > 1 AND removed = 0;
 ALTER TABLE removal RENAME TO removal_of_one;
 CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
   label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(element, object)) WITHOUT ROWID;

@@ -4,6 +4,7 @@
 
 mod array;
 mod away;
+mod copies;
 mod dry_run;
 mod ends;
 mod examples;

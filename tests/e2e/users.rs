@@ -248,7 +248,10 @@ fn a_right_that_was_given_ends_with_a_change_of_the_files_mode() {
             panic!("{found:?}")
         };
         let ino = entry.attr.unwrap().ino;
-        let open = Op::Open(v1::Open { ino, version: 0 });
+        let open = Op::Open(v1::Open {
+            ino,
+            ..v1::Open::default()
+        });
         let opened = runtime.block_on(server.one(&bob, open))?;
         let Answer::Opened(opened) = opened else {
             panic!("{opened:?}")

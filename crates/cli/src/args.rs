@@ -84,6 +84,7 @@ pub(crate) enum Command {
     Get(command::get::Args),
     Cat(command::cat::Args),
     Ls(command::ls::Args),
+    Layout(command::layout::Args),
     Mkdir(command::mkdir::Args),
     Mv(command::mv::Args),
     Rm(command::rm::Args),

@@ -62,6 +62,8 @@ pub(crate) struct Server {
     pub(crate) element_timeout: Option<u64>,
     pub(crate) keep_jobs: Option<Length>,
     pub(crate) link: Option<Size>,
+    pub(crate) copies: Option<u32>,
+    pub(crate) repair_after: Option<Length>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

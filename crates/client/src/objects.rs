@@ -14,6 +14,9 @@ use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
 
+/// Bytes of one range of an object that is read on from the middle.
+const RANGE_BYTES: u64 = 4 << 20;
+
 /// Connections to elements. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
 pub struct Objects {
@@ -88,6 +91,29 @@ impl Objects {
             }
         }
         Ok(total)
+    }
+
+    /// Reads an object from `offset` to its end piece by piece, as [`Self::read_all`].
+    ///
+    /// # Errors
+    /// As those of [`Self::read_all`].
+    pub async fn read_from(
+        &self,
+        remote: &Remote,
+        mut offset: u64,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if offset == 0 {
+            return self.read_all(remote, piece).await.map(drop);
+        }
+        loop {
+            let bytes = self.read(remote, offset, RANGE_BYTES).await?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            offset += bytes.len() as u64;
+            piece(bytes)?;
+        }
     }
 
     /// Writes at `offset` of an unsealed object.

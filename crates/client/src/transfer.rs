@@ -34,6 +34,15 @@ impl Drop for AbortOnDrop {
     }
 }
 
+/// What is wanted of a file that is put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The element that is to hold it, else as its folder or its inode says.
+    pub element: Option<ElementId>,
+    /// How many copies there are to be of it, else as its folder or the array says.
+    pub copies: Option<u32>,
+}
+
 /// Puts and gets whole files as one user.
 #[derive(Debug)]
 pub struct Transfer {
@@ -73,7 +82,7 @@ impl Transfer {
         &self,
         local: &Path,
         path: &str,
-        element: Option<ElementId>,
+        wanted: Wanted,
         mut progress: impl FnMut(u64),
     ) -> Result<u64, Error> {
         let at = |source| Error::Local {
@@ -83,7 +92,7 @@ impl Transfer {
         let mut file = File::open(local).map_err(at)?;
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
-        let opened = self.begin(path, mode & 0o7777, element).await?;
+        let opened = self.begin(path, mode & 0o7777, wanted.element).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let mut remote = self.remote(&opened)?;
         let (ino, object) = (attr.ino, opened.object);
@@ -132,6 +141,7 @@ impl Transfer {
                     ino,
                     object,
                     size,
+                    copies: wanted.copies,
                     ..v1::Seal::default()
                 };
                 let sealed = self.server.one(&self.credentials, Op::Seal(seal));
@@ -208,17 +218,43 @@ impl Transfer {
     pub async fn read(
         &self,
         path: &str,
-        piece: impl FnMut(Bytes) -> Result<(), Error>,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let attr = self.settled(path).await?;
-        let open = v1::Open {
+        let mut open = v1::Open {
             ino: attr.ino,
-            version: 0,
+            ..v1::Open::default()
         };
-        match self.server.one(&self.credentials, Op::Open(open)).await? {
-            Answer::Opened(opened) if opened.size == 0 => Ok(0),
-            Answer::Opened(opened) => self.objects.read_all(&self.remote(&opened)?, piece).await,
-            _ => Err(Error::Answer("Open")),
+        let mut done = 0;
+        loop {
+            let answer = self.server.one(&self.credentials, Op::Open(open.clone()));
+            let Answer::Opened(opened) = answer.await? else {
+                return Err(Error::Answer("Open"));
+            };
+            if opened.size == done {
+                return Ok(done);
+            }
+            let from = done;
+            let counted = |bytes: Bytes| {
+                done += bytes.len() as u64;
+                piece(bytes)
+            };
+            let read = match self.remote(&opened) {
+                Ok(remote) => self.objects.read_from(&remote, from, counted).await,
+                Err(error) => Err(error),
+            };
+            let gone = |error: &Error| {
+                error.is_lost() || matches!(error, Error::ElementRefused { status: 404, .. })
+            };
+            match read {
+                // Another element may have a copy of this very version.
+                Err(error) if gone(&error) && !open.avoid.contains(&opened.element) => {
+                    tracing::debug!(element = opened.element, "a copy is looked for: {error}");
+                    open.avoid.push(opened.element);
+                    open.version = opened.attr.map_or(0, |attr| attr.version);
+                }
+                read => return read.map(|()| done),
+            }
         }
     }
 

@@ -126,6 +126,16 @@ pub enum Event {
         /// What.
         operation: Operation,
     },
+    /// An element has a copy of an object that another holds, or has it no more. Of objects that no job reads nothing need
+    /// be told.
+    Copied {
+        /// The object.
+        object: ObjectId,
+        /// The element.
+        element: ElementId,
+        /// Whether it is there.
+        there: bool,
+    },
     /// Such a label is under way from before a restart.
     ErrandSent {
         /// Where.

@@ -38,12 +38,13 @@ pub struct Label {
 pub enum Operation {
     /// Run a kernel over inputs and keep its outputs.
     Analyse(Box<Analysis>),
-    /// Pull a sealed object from another element and keep it here under a new object id.
+    /// Pull a sealed object from another element and keep it here: under the same id as another copy of it, or as an object
+    /// of its own.
     Copy {
         /// What and where it is.
         from: Input,
-        /// The id of the copy.
-        to: ObjectId,
+        /// The id, and the file that it is of.
+        to: Output,
     },
     /// Remove objects; it is no error if one is gone already.
     Remove {
@@ -100,7 +101,7 @@ impl Operation {
                 let outputs = analysis.outputs.iter();
                 outputs.map(Output::objects).collect()
             }
-            Self::Copy { to, .. } => std::iter::once(to.0..to.0 + 1).collect(),
+            Self::Copy { to, .. } => std::iter::once(to.objects()).collect(),
             Self::Remove { .. } => Vec::new(),
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod attribute;
 pub mod content;
+pub mod copies;
 pub mod flash;
 pub mod folder;
 pub mod id;

@@ -110,7 +110,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     run.outcome.start = live.start;
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
-        Operation::Copy { from, to } => run.copy(from, *to, phase),
+        Operation::Copy { from, to } => run.copy(from, to, phase),
         Operation::Remove { objects } => run.remove(objects),
     };
     if result.is_err() {
@@ -478,7 +478,7 @@ impl Running<'_> {
         Ok(sealed)
     }
 
-    fn copy(&mut self, from: &Input, to: ObjectId, phase: &dyn Fn(&'static str)) -> Done {
+    fn copy(&mut self, from: &Input, to: &Output, phase: &dyn Fn(&'static str)) -> Done {
         phase("fetching");
         self.outcome.kernel_start = self.outcome.start;
         let folder = private_folder(self.parts, self.id());
@@ -507,7 +507,7 @@ impl Running<'_> {
         };
         self.outcome.moved_bytes = moved;
         let size = own_file(&own).and_then(|made| {
-            let adopted = self.parts.store.adopt(to, &made);
+            let adopted = self.parts.store.adopt(to.object, &made);
             adopted.map_err(|error| store_failure(&error))
         });
         let size = size.inspect_err(|_| {
@@ -517,16 +517,16 @@ impl Running<'_> {
         self.outcome.read_bytes = size;
         self.outcome.written_bytes = size;
         self.made.push(ObjectRecord {
-            id: to,
+            id: to.object,
             size,
             owner: self.owner(),
-            inode: 0,
-            path: String::new(),
+            inode: to.inode.0,
+            path: to.path.clone(),
             mode: None,
             task: None,
             sealed_at: now(),
         });
-        Ok(vec![Sealed::file(to, size)])
+        Ok(vec![Sealed::file(to.object, size)])
     }
 
     /// Removes what it can; the first that it can't is told, and what is gone all the same.

@@ -64,7 +64,7 @@ pub(crate) fn live_json(live: &Live) -> Value {
         Operation::Copy { from, to } => {
             json["operation"] = "copy".into();
             json["inputs"] = json!([hex(from.object)]);
-            json["outputs"] = json!([hex(*to)]);
+            json["outputs"] = json!([hex(to.object)]);
         }
         Operation::Remove { objects } => {
             json["operation"] = "remove".into();

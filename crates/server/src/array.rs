@@ -12,12 +12,13 @@ use crate::names::{Fault, SqliteNames};
 use crate::notes::Noted;
 use parking_lot::Mutex;
 use prost::Message as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
+use tidemill_core::copies::Site;
 use tidemill_core::dispatch::ElementLoad;
 use tidemill_core::id::ElementId;
 use tidemill_core::label::Owner;
@@ -79,6 +80,9 @@ struct Slot {
     /// When it last said anything.
     heard: Instant,
     connection: Option<Connection>,
+    /// Since when it has had none, in nanoseconds since the Unix epoch; of one that has not come since the server started, since
+    /// then.
+    away_since: i64,
     /// Counts its connections, so that the end of an old one is not taken for the end of the new.
     epoch: u64,
 }
@@ -153,6 +157,7 @@ impl Array {
                 status,
                 heard: Instant::now(),
                 connection: None,
+                away_since: clock::now_ns(),
                 epoch: 0,
             };
             (slot.status.element, slot)
@@ -221,6 +226,29 @@ impl Array {
             || Some(format!("element {element} is not known")),
             Slot::trouble,
         )
+    }
+
+    /// Elements that are up, for copies.
+    pub(crate) fn sites(&self) -> Vec<Site> {
+        let slots = self.slots.lock();
+        let up = slots.values().filter(|slot| slot.connection.is_some());
+        let sites = up.map(|slot| Site {
+            element: ElementId(slot.status.element),
+            host: slot.status.host.clone(),
+            free_bytes: slot.status.free_bytes,
+            takes: slot.status.role == "store" && !slot.hangs(),
+        });
+        sites.collect()
+    }
+
+    /// Elements that have been away for longer than that.
+    pub(crate) fn gone(&self, longer_than: Duration) -> BTreeSet<u32> {
+        let least = i64::try_from(longer_than.as_nanos()).unwrap_or(i64::MAX);
+        let before = clock::now_ns().saturating_sub(least);
+        let slots = self.slots.lock();
+        let away = slots.iter().filter(|(_, slot)| slot.connection.is_none());
+        let gone = away.filter(|(_, slot)| slot.away_since <= before);
+        gone.map(|(&element, _)| element).collect()
     }
 
     /// Elements that are up.
@@ -338,6 +366,7 @@ impl Array {
                     status: element.clone(),
                     heard: Instant::now(),
                     connection,
+                    away_since: 0,
                     epoch,
                 },
             );
@@ -478,6 +507,7 @@ impl Array {
                 return;
             };
             slot.connection = None;
+            slot.away_since = clock::now_ns();
             slot.status.up = false;
             slot.status.trouble.clear();
         }
@@ -534,7 +564,11 @@ impl Array {
         let mut rooms = Rooms::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
-            if slot.connection.is_none() || slot.status.role != "store" {
+            if slot.connection.is_none() {
+                continue;
+            }
+            rooms.up.push((slot.status.element, !slot.hangs()));
+            if slot.status.role != "store" {
                 continue;
             }
             let status = &slot.status;

@@ -3,6 +3,7 @@
 use crate::access::Access;
 use crate::array::{Array, outbox};
 use crate::check::Check;
+use crate::copies;
 use crate::ends::Ends;
 use crate::jobs::driver::Signals;
 use crate::names::commit::Database;
@@ -62,6 +63,13 @@ impl v1::array_server::Array for ArrayService {
             }
         }
         let rooms = self.array.rooms();
+        let mut copies = self
+            .database
+            .read(copies::health)
+            .map_err(|fault| refused(&fault))?;
+        if !peer.trusted {
+            copies.lost_paths.clear();
+        }
         Ok(Response::new(v1::StatusReply {
             capacity_bytes: rooms.capacity_bytes,
             free_bytes: rooms.free_bytes,
@@ -75,6 +83,7 @@ impl v1::array_server::Array for ArrayService {
             mounts: self.sessions.mounts(),
             unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
             trouble: self.trouble(),
+            copies: Some(copies),
         }))
     }
 

@@ -123,7 +123,7 @@ impl Run<'_> {
         for folder in 0..route::FOLDERS {
             let listed = self.check.list(element, folder).await?;
             self.checked.objects += listed.len() as u64;
-            first.extend(self.compare(&listed, held.get(&folder))?);
+            first.extend(self.compare(element, &listed, held.get(&folder))?);
         }
         self.checked.elements += 1;
         if first.is_empty() {
@@ -138,7 +138,7 @@ impl Run<'_> {
         let mut found = Suspicions::new();
         for folder in folders {
             let listed = self.check.list(element, folder).await?;
-            let mut again = self.compare(&listed, held.get(&folder))?;
+            let mut again = self.compare(element, &listed, held.get(&folder))?;
             again.retain(|object, _| first.contains_key(object));
             found.extend(again);
         }
@@ -158,6 +158,7 @@ impl Run<'_> {
     /// Compares what is in one folder of an element with what should be there.
     fn compare(
         &self,
+        element: u32,
         listed: &[Listed],
         held: Option<&BTreeMap<u64, Held>>,
     ) -> Result<Suspicions, String> {
@@ -185,7 +186,7 @@ impl Run<'_> {
         let names = &self.check.names;
         let unknown = names
             .database()
-            .read(|db| holdings::unknown(db, names.shared(), &others))
+            .read(|db| holdings::unknown(db, names.shared(), element, &others))
             .map_err(text)?;
         let sizes = listed.iter().map(|one| (one.object, one.size));
         let orphans = sizes.filter(|(object, _)| unknown.contains(object));

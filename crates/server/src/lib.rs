@@ -9,6 +9,7 @@ mod array_service;
 mod authority;
 mod check;
 mod clock;
+mod copies;
 mod ends;
 mod gate;
 mod jobs;

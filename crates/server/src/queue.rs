@@ -177,8 +177,8 @@ impl Queue for Memory {
 mod tests {
     use super::*;
     use crate::jobs::outbox::Posted;
-    use tidemill_core::id::ObjectId;
-    use tidemill_core::label::{Input, Operation, Owner};
+    use tidemill_core::id::{Inode, ObjectId};
+    use tidemill_core::label::{Input, Operation, Output, Owner};
 
     const HERE: ElementId = ElementId(1);
     const ELSEWHERE: ElementId = ElementId(2);
@@ -196,7 +196,12 @@ mod tests {
             after: Vec::new(),
             operation: Operation::Copy {
                 from,
-                to: ObjectId(100 + id),
+                to: Output {
+                    name: String::new(),
+                    object: ObjectId(100 + id),
+                    inode: Inode(9),
+                    path: "/f".into(),
+                },
             },
         }
     }

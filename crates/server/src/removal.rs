@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_core::id::{ElementId, LabelId, ObjectId};
 
 /// How often the list is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -95,20 +95,27 @@ impl Garbage {
     }
 }
 
-/// A label is to remove these objects.
-pub(crate) fn labelled(db: &Connection, label: LabelId, objects: &[u64]) -> Result<(), Fault> {
+/// A label is to remove these objects of an element.
+pub(crate) fn labelled(
+    db: &Connection,
+    label: LabelId,
+    element: ElementId,
+    objects: &[u64],
+) -> Result<(), Fault> {
     if objects.is_empty() {
         return Ok(());
     }
-    let sql = "UPDATE removal SET label = ?1 WHERE object IN (SELECT value FROM json_each(?2))";
+    let sql = "UPDATE removal SET label = ?1 WHERE element = ?2 \
+               AND object IN (SELECT value FROM json_each(?3))";
     db.prepare_cached(sql)?
-        .execute(params![label.0.cast_signed(), json(&objects)])?;
+        .execute(params![label.0.cast_signed(), element.0, json(&objects)])?;
     Ok(())
 }
 
-/// A label that was to remove these objects has ended: well, or badly with some of them gone all the same.
+/// A label that was to remove these objects of an element has ended: well, or badly with some of them gone all the same.
 pub(crate) fn ended(
     db: &Connection,
+    element: ElementId,
     objects: &[ObjectId],
     failed: Option<&[ObjectId]>,
     now: i64,
@@ -117,15 +124,16 @@ pub(crate) fn ended(
         let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
         json(&objects)
     };
-    let sql = "DELETE FROM removal WHERE object IN (SELECT value FROM json_each(?1))";
+    let sql =
+        "DELETE FROM removal WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))";
     db.prepare_cached(sql)?
-        .execute([list(failed.unwrap_or(objects))])?;
+        .execute(params![element.0, list(failed.unwrap_or(objects))])?;
     if failed.is_some() {
-        let sql = "UPDATE removal SET label = 0, queued = ?2 \
-                   WHERE object IN (SELECT value FROM json_each(?1))";
+        let sql = "UPDATE removal SET label = 0, queued = ?3 \
+                   WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))";
         let again = now + AGAIN_NS - REST_NS;
         db.prepare_cached(sql)?
-            .execute(params![list(objects), again])?;
+            .execute(params![element.0, list(objects), again])?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::removal::Garbage;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
-use crate::{clock, names, notes};
+use crate::{clock, copies, names, notes};
 use rustix::fs::{FlockOperation, flock};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -75,6 +75,10 @@ pub struct Config {
     pub keep_jobs: Option<Duration>,
     /// Rate at which elements that do not say so are taken to pull from each other, in bytes per second.
     pub link_bytes_per_sec: u64,
+    /// How many copies there are to be of versions of which no folder says so, from 1 to `core::copies::COPIES_MAX`.
+    pub copies: u32,
+    /// How long an element may be away before the copies that it has are made again elsewhere.
+    pub repair_after: Duration,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -94,6 +98,8 @@ impl Config {
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
+            copies: 1,
+            repair_after: Duration::from_secs(600),
             queue: None,
         }
     }
@@ -205,6 +211,7 @@ impl Server {
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
         names.keep_kernels_folder(owner).await?;
+        names.shared().set_copies(config.copies);
         let settings = Settings {
             array_id: names.database().read(names::array_id)?,
             element_timeout: config.element_timeout,
@@ -215,7 +222,11 @@ impl Server {
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         let signals = Signals::default();
-        let decides = (config.default_policy.as_str(), config.queue);
+        let decides = Decides {
+            policy: config.default_policy.clone(),
+            repair_after: config.repair_after,
+            queue: config.queue,
+        };
         let told = (driver.clone(), incoming);
         let worker = start_driver(&names, &array, &signals, decides, told).await?;
         array.expect_known();
@@ -328,23 +339,43 @@ fn start_local(
     LocalNames::start(&path, recalls, access).map_err(|source| file(&path, source))
 }
 
+/// What the driver decides by, and where it puts labels.
+struct Decides {
+    policy: String,
+    repair_after: Duration,
+    queue: Option<Arc<dyn Queue>>,
+}
+
 /// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.
 async fn start_driver(
     names: &Arc<SqliteNames>,
     array: &Arc<Array>,
     signals: &Signals,
-    (default_policy, queue): (&str, Option<Arc<dyn Queue>>),
+    decides: Decides,
     (driver, incoming): (Sender<Incoming>, std::sync::mpsc::Receiver<Incoming>),
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
-    tidemill_core::policy::by_name(default_policy, 0)?;
+    let Decides {
+        policy,
+        repair_after,
+        queue,
+    } = decides;
+    tidemill_core::policy::by_name(&policy, 0)?;
     let (names, array, signals) = (names.clone(), array.clone(), signals.clone());
-    let policy = default_policy.to_owned();
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
-    tokio::spawn(garbage.clone().watch(array.clone(), driver));
+    tokio::spawn(garbage.clone().watch(array.clone(), driver.clone()));
+    let copies = copies::watch(database.clone(), array.clone(), repair_after, driver);
+    tokio::spawn(copies);
     let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
     let made = tokio::task::spawn_blocking(move || {
-        Driver::new(names, array, queue, garbage, signals, &policy)
+        Driver::new(
+            names,
+            array,
+            queue,
+            garbage,
+            signals,
+            (&policy, repair_after),
+        )
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))

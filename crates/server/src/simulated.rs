@@ -13,11 +13,11 @@ use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
-use crate::notes;
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::session::Sessions;
+use crate::{copies, notes};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -101,6 +101,10 @@ pub struct Options {
     pub element_timeout: Duration,
     /// Policy of jobs that name none.
     pub policy: String,
+    /// How many copies there are to be of versions.
+    pub copies: u32,
+    /// How long an element may be away before its copies are made again.
+    pub repair_after: Duration,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -214,6 +218,7 @@ impl Simulated {
             tls: false,
             authority: authority(),
         };
+        names.shared().set_copies(options.copies);
         let array = Arc::new(Array::new(names, settings, told.clone())?);
         let signals = Signals::default();
         let database = names.database().clone();
@@ -225,10 +230,13 @@ impl Simulated {
             options.queue.clone().unwrap_or_else(own),
             garbage.clone(),
             signals.clone(),
-            &options.policy,
+            (&options.policy, options.repair_after),
         )?;
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
+        let after = options.repair_after;
+        let copying = copies::watch(database.clone(), array.clone(), after, told.clone());
+        tokio::spawn(copying);
         tokio::spawn(notes::run(database, array.clone()));
         tokio::spawn(garbage.watch(array.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
@@ -482,6 +490,8 @@ mod tests {
             seed: 1,
             element_timeout: Duration::from_secs(10),
             policy: tidemill_core::policy::DEFAULT.into(),
+            copies: 1,
+            repair_after: Duration::from_secs(600),
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

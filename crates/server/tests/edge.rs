@@ -314,7 +314,12 @@ async fn the_bearer_of_a_users_token_acts_as_that_user_and_nobody_else() {
     let v1::name_result::Result::Entry(own) = own else {
         panic!("{own:?}")
     };
-    let open = |ino| Op::Open(v1::Open { ino, version: 0 });
+    let open = |ino| {
+        Op::Open(v1::Open {
+            ino,
+            ..v1::Open::default()
+        })
+    };
     let ino = own.attr.unwrap().ino;
     client.one(&user(ALICE), open(ino)).await.unwrap();
     // Nobody else, however it is claimed.
@@ -455,7 +460,10 @@ async fn revoked(element: &mut FakeElement) -> Vec<v1::Revoked> {
 
 /// The right of a user to a file, and when it ends.
 async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
-    let open = Op::Open(v1::Open { ino, version: 0 });
+    let open = Op::Open(v1::Open {
+        ino,
+        ..v1::Open::default()
+    });
     match client.one(&user(uid), open).await {
         Ok(Answer::Opened(opened)) => Some(opened.capability),
         Ok(other) => panic!("{other:?}"),

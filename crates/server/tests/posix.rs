@@ -146,7 +146,7 @@ async fn nobody_reaches_others_files_by_name_or_number() {
         }),
         Op::Open(v1::Open {
             ino: secret,
-            version: 0,
+            ..v1::Open::default()
         }),
         Op::NewVersion(v1::NewVersion {
             ino: secret,
@@ -604,7 +604,11 @@ mod versions {
     }
 
     fn open(ino: u64, version: u64) -> Op {
-        Op::Open(v1::Open { ino, version })
+        Op::Open(v1::Open {
+            ino,
+            version,
+            ..v1::Open::default()
+        })
     }
 
     fn rewrite(ino: u64, object: u64, steal: bool) -> Op {

@@ -219,6 +219,38 @@ fn the_last_note_about_an_inode_goes_before_all_else() {
 }
 
 #[test]
+fn copies_of_an_object_are_one_file_again_and_one_of_them_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
+    one.object(100, 10, "/kept", 1);
+    one.note(&note(10, 5, Kind::File, 100, &[(1, b"renamed")]));
+    two.object(100, 10, "/kept", 7);
+    // Overwritten: all copies of what was there before are to be removed.
+    one.object(101, 11, "/new", 1);
+    three.object(101, 11, "/new", 2);
+    one.object(102, 11, "/new", 3);
+    one.note(&note(11, 6, Kind::File, 102, &[(1, b"new")]));
+    // The element of the first copy is lost.
+    two.object(103, 12, "/saved", 4);
+    three.object(103, 12, "/saved", 5);
+    let rebuilt = again(folder.path(), &[one.path, two.path, three.path]);
+    assert_eq!((rebuilt.files, rebuilt.apart.len()), (3, 0), "{rebuilt:?}");
+    let tree = tree(&folder.path().join("again"));
+    assert_eq!(tree["/renamed"], (10, 3, 100));
+    assert_eq!(tree["/new"], (11, 3, 102));
+    assert_eq!(tree["/saved"], (12, 1, 103));
+    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
+    let first = "SELECT group_concat(object || '@' || element || '*' || copies) FROM \
+                 (SELECT * FROM version ORDER BY object)";
+    assert_eq!(ask(first), "100@0*2,101@0*2,102@0*1,103@1*2");
+    let others = "SELECT group_concat(object || '@' || element || ':' || state) FROM copy";
+    assert_eq!(ask(others), "100@1:1,103@2:1");
+    let removal = "SELECT group_concat(object || '@' || element) FROM removal";
+    assert_eq!(ask(removal), "101@0,101@2");
+}
+
+#[test]
 fn what_can_not_be_put_back_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let one = Element::new(folder.path(), 0);

@@ -1,5 +1,5 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
-//! on after a defect, `--without FAULT,FAULT` to leave faults out.
+//! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -18,13 +18,16 @@ fn main() -> ExitCode {
         Some((first.parse::<u64>().ok()?, end.parse::<u64>().ok()?))
     });
     let Some((first, end)) = seeds else {
-        println!("usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT]");
+        println!(
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N]"
+        );
         return ExitCode::FAILURE;
     };
     let without = value("--without").map_or("", String::as_str).split(',');
     let options = Options {
         verbose: has("--verbose"),
         without: without.map(str::to_owned).collect(),
+        copies: value("--copies").map_or(1, |copies| copies.parse().unwrap_or(1)),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));

@@ -54,6 +54,25 @@ impl World {
             self.ask("SELECT * FROM removal"),
         );
         look(
+            "a copy is being made",
+            self.ask("SELECT * FROM copy WHERE state = 0"),
+        );
+        // What more elements would take waits for them.
+        let most = self.elements.len();
+        let short = format!(
+            "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR \
+             (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object) < min(copies, {most})"
+        );
+        look("a version lacks copies", self.ask(&short));
+        // As many as are wanted, and no more.
+        let surplus = "SELECT version.* FROM version WHERE removed = 0 AND copies < \
+                       (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object)";
+        look("a version has too many copies", self.ask(surplus));
+        look(
+            "what a lost element has is looked at",
+            self.ask("SELECT * FROM lost"),
+        );
+        look(
             "a file without name is kept",
             self.ask("SELECT * FROM orphan"),
         );
@@ -131,7 +150,10 @@ impl World {
     fn check_objects(&self) {
         for element in &self.elements {
             let id = element.id;
-            let sql = format!("SELECT object FROM inode WHERE element = {id} AND object != 0");
+            let sql = format!(
+                "SELECT object FROM inode WHERE element = {id} AND object != 0 \
+                 UNION SELECT object FROM copy WHERE element = {id}"
+            );
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");
             let held: BTreeSet<String> = element.store.objects.keys().map(line).collect();

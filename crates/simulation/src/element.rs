@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{Analysis, FailureKind, Kernel, Label, Lane, Outcome, Owner, Sealed};
+use tidemill_core::label::{
+    Analysis, FailureKind, Kernel, Label, Lane, Outcome, Output, Owner, Sealed,
+};
 use tidemill_core::resources::{LIGHT_MAX, Ledger, Offers};
 use tidemill_element::db::{Db, Writer};
 use tidemill_element::flash_model::FlashModel;
@@ -399,6 +401,26 @@ fn did(live: &Live, outcome: Outcome, objects: Vec<(u64, Bytes)>) -> Did {
         ..Work::without_effect(outcome)
     };
     Did { work, objects }
+}
+
+/// The end of a copy.
+pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
+    let mut outcome = failed(live.start, FailureKind::Device, String::new());
+    outcome.end = time::now();
+    outcome.result = Ok(vec![Sealed::file(to.object, bytes.size)]);
+    let record = ObjectRecord {
+        id: to.object,
+        size: bytes.size,
+        owner: live.label.owner,
+        inode: to.inode.0,
+        path: to.path.clone(),
+        mode: None,
+        task: None,
+        sealed_at: outcome.end,
+    };
+    let mut did = did(live, outcome, vec![(to.object.0, bytes)]);
+    did.work.made = vec![record];
+    did
 }
 
 /// The end of a removal of which these objects are gone, and others are left or not.

@@ -1,10 +1,10 @@
 //! Labels on elements: they arrive, run for a while, end and are kept.
 
-use crate::element::{Did, broke, done, removed};
+use crate::element::{Did, broke, copied, done, removed};
 use crate::store::Bytes;
 use crate::world::World;
 use tidemill_core::id::{LabelId, ObjectId};
-use tidemill_core::label::{Analysis, FailureKind, Operation};
+use tidemill_core::label::{Analysis, FailureKind, Input, Operation, Output};
 use tidemill_element::labels::Live;
 use tidemill_wire::v1::{self, label::Operation as Sent, to_element::Message as To};
 
@@ -56,6 +56,7 @@ impl World {
         let (what, outputs) = match &label.operation {
             Some(Sent::Analyse(analyse)) => (Ok(analyse.task), analyse.outputs.as_slice()),
             Some(Sent::Remove(remove)) => (Err(remove.objects.clone()), [].as_slice()),
+            Some(Sent::Copy(copy)) => (Err(vec![copy.to]), [].as_slice()),
             other => panic!("nobody asks for {other:?}"),
         };
         let sent = (element, what);
@@ -125,7 +126,7 @@ impl World {
         let analysis = match &live.label.operation {
             Operation::Analyse(analysis) => analysis,
             Operation::Remove { objects } => return self.unlink(element, live, objects),
-            Operation::Copy { .. } => return broke(live, FailureKind::Kernel),
+            Operation::Copy { from, to } => return self.copy(element, live, from, to),
         };
         if self.dice.chance(self.weather.kernel) {
             return broke(live, FailureKind::Exit(1));
@@ -149,11 +150,30 @@ impl World {
         done(live, analysis, inputs, remembered, hashes)
     }
 
+    fn copy(&mut self, element: usize, live: &Live, from: &Input, to: &Output) -> Did {
+        if self.elements[element].store.full {
+            return broke(live, FailureKind::Device);
+        }
+        match self.fetch(element, from.element.0, from.object.0) {
+            Some(bytes) => copied(live, to, bytes),
+            None => broke(live, FailureKind::Input),
+        }
+    }
+
     fn unlink(&mut self, element: usize, live: &Live, objects: &[ObjectId]) -> Did {
         let mut gone = Vec::new();
         for &object in objects {
+            let others = self
+                .elements
+                .iter()
+                .filter(|other| other.id != self.elements[element].id);
+            let others = others.filter(|other| other.store.objects.contains_key(&object.0));
+            let last = others.count() == 0;
             let current = self.reference.is_current(object.0);
-            assert!(!current, "object {object} is removed and has a name");
+            assert!(
+                !current || !last,
+                "the last copy of object {object} is removed, and it has a name"
+            );
             if !self.dice.chance(self.weather.unlink) {
                 self.elements[element].store.objects.remove(&object.0);
                 gone.push(object);

@@ -84,6 +84,8 @@ pub struct Options {
     pub verbose: bool,
     /// Faults that are left out, by the names in `docs/testing.md`: to find out which ones a defect takes.
     pub without: Vec<String>,
+    /// Copies that the server is to make of versions; 0 is as 1.
+    pub copies: u32,
 }
 
 /// Simulates one seed.
@@ -93,6 +95,7 @@ pub struct Options {
 pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
     let mut world = World::new(seed);
     world.verbose = options.verbose;
+    world.copies = options.copies.max(1);
     world.weather.leave_out(&options.without);
     let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
     match ran {

@@ -294,6 +294,7 @@ impl Client {
             size,
             mtime: 1,
             attributes,
+            copies: None,
         };
         self.one(Op::Seal(seal)).await.is_ok()
     }
@@ -351,7 +352,7 @@ impl Client {
         };
         let open = v1::Open {
             ino: attr.ino,
-            version: 0,
+            ..v1::Open::default()
         };
         let Ok(Named::Opened(opened)) = self.one(Op::Open(open)).await else {
             return;

@@ -26,6 +26,8 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// How often it is looked whether the server did something by itself, in milliseconds.
 const LOOK_MS: u64 = 200;
+/// How long an element may be away before its copies are made again.
+const REPAIR_MS: u64 = 6000;
 /// How often the driver is woken although nothing happened.
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Events that are remembered for the report of a failure.
@@ -107,6 +109,8 @@ pub(crate) struct World {
     server_start: u64,
     driver_due: bool,
     policy: String,
+    /// How many the server is to make of versions.
+    pub(crate) copies: u32,
     /// Where labels wait, if not in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
@@ -180,6 +184,7 @@ impl World {
             server_start: 0,
             driver_due: false,
             policy: policy.into(),
+            copies: 1,
             broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
@@ -481,6 +486,8 @@ impl World {
             seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
             element_timeout: Duration::from_millis(self.weather.element_timeout_ms),
             policy: self.policy.clone(),
+            copies: self.copies,
+            repair_after: Duration::from_millis(REPAIR_MS),
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;

@@ -4,9 +4,10 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// A line of the file: a range of seeds, and the faults that are left out.
+/// A line of the file: a range of seeds, the faults that are left out, and the copies that are made of versions.
 fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
+    let (line, copies) = line.split_once(" copies ").unwrap_or((line, "1"));
     let (seeds, without) = line.split_once(" without ").unwrap_or((line, ""));
     let (first, end) = match seeds.trim().split_once("..") {
         Some((first, end)) => (first.parse().ok()?, end.parse().ok()?),
@@ -19,6 +20,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let options = Options {
         verbose: false,
         without: without.collect(),
+        copies: copies.trim().parse().ok()?,
     };
     Some((first..end, options))
 }

@@ -75,7 +75,9 @@ impl From<&core::Label> for v1::Label {
             core::Operation::Analyse(analysis) => Operation::Analyse(analyse(analysis)),
             core::Operation::Copy { from, to } => Operation::Copy(v1::Copy {
                 from: Some(input(from)),
-                to: to.0,
+                to: to.object.0,
+                ino: to.inode.0,
+                path: to.path.clone(),
             }),
             core::Operation::Remove { objects } => Operation::Remove(v1::Remove {
                 objects: objects.iter().map(|object| object.0).collect(),
@@ -240,7 +242,12 @@ impl TryFrom<&v1::Label> for core::Label {
             Operation::Analyse(analyse) => core::Operation::Analyse(Box::new(analyse.try_into()?)),
             Operation::Copy(copy) => core::Operation::Copy {
                 from: copy.from.as_ref().ok_or(ConvertError("copy.from"))?.into(),
-                to: ObjectId(copy.to),
+                to: core::Output {
+                    name: String::new(),
+                    object: ObjectId(copy.to),
+                    inode: Inode(copy.ino),
+                    path: copy.path.clone(),
+                },
             },
             Operation::Remove(remove) => core::Operation::Remove {
                 objects: remove.objects.iter().copied().map(ObjectId).collect(),

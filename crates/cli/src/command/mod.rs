@@ -12,6 +12,7 @@ pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod jobs;
 pub(crate) mod kernel;
+pub(crate) mod layout;
 pub(crate) mod lineage;
 pub(crate) mod logs;
 pub(crate) mod ls;
@@ -55,6 +56,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Get(args) => get::run(args, &context).await,
         Command::Cat(args) => cat::run(args, &context).await,
         Command::Ls(args) => ls::run(args, &context).await,
+        Command::Layout(args) => layout::run(args, &context).await,
         Command::Mkdir(args) => mkdir::run(args, &context).await,
         Command::Mv(args) => mv::run(args, &context).await,
         Command::Rm(args) => rm::run(args, &context).await,

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_client::Server;
-use tidemill_client::transfer::Transfer;
+use tidemill_client::transfer::{Transfer, Wanted};
+use tidemill_core::copies::COPIES_MAX;
 use tidemill_core::id::ElementId;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::task::JoinSet;
@@ -23,6 +24,7 @@ const EXAMPLES: &str = "Examples:
   tidemill put a.fits /raw/first.fits           under another name
   tidemill put -r survey /                      a folder with all that is in it, as /survey
   tidemill put --element 2 a.fits /raw/         to one element
+  tidemill put --copies 2 a.fits /raw/          and a copy to another host
   make-data | tidemill put - /raw/data          from standard input";
 
 /// Files copied at the same time.
@@ -41,6 +43,9 @@ pub(crate) struct Args {
     /// The element that is to hold the files [default: the folder's, else by inode]
     #[arg(long, short, value_name = "ID")]
     element: Option<u32>,
+    /// How many elements are to have a copy, on other hosts first, 1 to 8 [default: as the folder says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(COPIES_MAX)))]
+    copies: Option<u32>,
 }
 
 /// One thing to be made in the array.
@@ -70,7 +75,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .sum();
     let copy = Arc::new(Copy {
         transfer: Transfer::new(server.clone(), credentials()).await?,
-        element: args.element.map(ElementId),
+        wanted: Wanted {
+            element: args.element.map(ElementId),
+            copies: args.copies,
+        },
         progress: Progress::new(context, total),
     });
     let mut running: JoinSet<anyhow::Result<u64>> = JoinSet::new();
@@ -122,7 +130,7 @@ pub(crate) fn tell(
 
 struct Copy {
     transfer: Transfer,
-    element: Option<ElementId>,
+    wanted: Wanted,
     progress: Progress,
 }
 
@@ -130,7 +138,7 @@ impl Copy {
     async fn file(&self, local: &Path, path: &str) -> anyhow::Result<u64> {
         self.progress.now(local.display());
         let progress = |bytes| self.progress.add(bytes);
-        let put = self.transfer.put(local, path, self.element, progress).await;
+        let put = self.transfer.put(local, path, self.wanted, progress).await;
         put.with_context(|| format!("can't put {} as {path}", local.display()))
     }
 }

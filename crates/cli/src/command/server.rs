@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Endpoint;
+use tidemill_core::copies::COPIES_MAX;
 use tidemill_core::event::Role;
 use tidemill_core::id::ElementId;
 
@@ -55,6 +56,12 @@ pub(crate) struct Args {
     /// How long jobs that have ended stay on the list, such as 30d [default: until they are deleted]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
     keep_jobs: Option<Length>,
+    /// Elements that are to have a copy of each file, on other hosts first, 1 to 8; folders may say otherwise [default: 1]
+    #[arg(long, value_name = "N", env = "TIDEMILL_SERVER_COPIES")]
+    copies: Option<u32>,
+    /// How long an element may be away before its copies of files are made again elsewhere, such as 30m [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
+    repair_after: Option<Length>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -66,7 +73,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .or(context.config.server.host_cores)
         .unwrap_or(0);
     let host_listen = args.host_listen.or(context.config.server.host_listen);
-    let config = config(args, context);
+    let config = config(args, context)?;
     let folder = config.dir.clone();
     let tls = config.tls;
     if !tls {
@@ -101,7 +108,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-fn config(args: Args, context: &Context) -> tidemill_server::Config {
+fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Config> {
     let file = &context.config.server;
     let folder = args.folder.or_else(|| file.folder.clone());
     let mut config = tidemill_server::Config::new(folder.unwrap_or_else(|| context.array.server()));
@@ -120,7 +127,17 @@ fn config(args: Args, context: &Context) -> tidemill_server::Config {
     if let Some(Size(rate)) = args.link.or(file.link) {
         config.link_bytes_per_sec = rate;
     }
-    config
+    if let Some(copies) = args.copies.or(file.copies) {
+        anyhow::ensure!(
+            (1..=COPIES_MAX).contains(&copies),
+            "--copies {copies} is no number of copies: give 1 to {COPIES_MAX}"
+        );
+        config.copies = copies;
+    }
+    if let Some(Length(time)) = args.repair_after.or(file.repair_after) {
+        config.repair_after = time;
+    }
+    Ok(config)
 }
 
 /// Leaves the TCP address where people and scripts find it, since the port may be one that was free.

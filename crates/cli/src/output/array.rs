@@ -4,6 +4,7 @@ use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+use tidemill_core::shown::line;
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1;
 
@@ -50,6 +51,7 @@ impl View for ArrayView {
         }
         self.mounts_text(out)?;
         self.unsealed_text(out)?;
+        self.copies_text(out)?;
         if self.running.is_empty() {
             return Ok(());
         }
@@ -71,6 +73,7 @@ impl View for ArrayView {
             "free_bytes": status.free_bytes,
             "elements": status.elements.iter().map(element_json).collect::<Vec<_>>(),
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
+            "copies": copies_json(status.copies.as_ref()),
             "unsealed": status.unsealed.iter().map(unsealed_json).collect::<Vec<_>>(),
             "running_jobs": self.running.iter().map(super::job::job_json).collect::<Vec<_>>(),
         })
@@ -136,6 +139,41 @@ impl ArrayView {
         Ok(())
     }
 
+    fn copies_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some(copies) = &self.status.copies else {
+            return Ok(());
+        };
+        if copies.short > 0 {
+            let files = format::count(copies.short, "file");
+            writeln!(
+                out,
+                "\ncopies    {files} with fewer copies than wanted: made as soon as elements with room are up"
+            )?;
+        }
+        for element in &copies.lost_elements {
+            writeln!(
+                out,
+                "lost      element {element}: what it has is copied again from others; start it, or leave it"
+            )?;
+        }
+        if copies.lost > 0 {
+            let files = format::count(copies.lost, "file");
+            let paths = copies
+                .lost_paths
+                .iter()
+                .map(|path| String::from_utf8_lossy(path));
+            let paths: Vec<String> = paths.map(|path| line(&path)).collect();
+            let more = copies.lost > paths.len() as u64;
+            writeln!(
+                out,
+                "lost      {files} without any copy on an element that is up: {}{}",
+                paths.join(", "),
+                if more { ", …" } else { "" }
+            )?;
+        }
+        Ok(())
+    }
+
     fn unsealed_text(&self, out: &mut dyn Write) -> io::Result<()> {
         for (index, unsealed) in self.status.unsealed.iter().enumerate() {
             if index == 0 {
@@ -169,6 +207,17 @@ fn mount_json(mount: &v1::Mount) -> Value {
         "host": mount.host,
         "path": mount.path,
         "since": mount.since,
+    })
+}
+
+fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {
+    let copies = copies.cloned().unwrap_or_default();
+    let paths = copies.lost_paths.iter();
+    json!({
+        "short": copies.short,
+        "lost": copies.lost,
+        "lost_paths": paths.map(|path| String::from_utf8_lossy(path)).collect::<Vec<_>>(),
+        "lost_elements": copies.lost_elements,
     })
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod check;
 pub(crate) mod explain;
 pub(crate) mod files;
 pub(crate) mod job;
+pub(crate) mod layout;
 pub(crate) mod lineage;
 pub(crate) mod plan;
 pub(crate) mod prov;

@@ -78,10 +78,16 @@ impl Dispatcher {
         if task.state == TaskState::Ready {
             for index in 0..task.spec.inputs.len() {
                 let placed = self.input(id, index).expect("a ready task has its inputs");
-                assert_eq!(task.ready_inputs.get(index), Some(&placed), "{id:?}");
+                let used = task.ready_inputs.get(index);
+                let used = used.expect("a ready task has all of its inputs");
+                assert_eq!(
+                    (used.object, used.size),
+                    (placed.object, placed.size),
+                    "{id:?}"
+                );
                 assert!(
-                    self.reachable(placed),
-                    "{id:?} is ready, {placed:?} is out of reach"
+                    self.is_on(placed, used.element) && self.reachable(*used),
+                    "{id:?} is ready, {used:?} is out of reach"
                 );
             }
         }

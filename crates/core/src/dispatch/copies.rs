@@ -1,7 +1,9 @@
-//! Which elements should have copies of objects that others hold: what they pulled for earlier labels.
+//! Which elements have copies of objects that others hold: what they should have pulled for earlier labels, and what is kept
+//! there for good.
 //!
-//! Only costs are reckoned with this. Labels name the element that holds an object, and an element that
-//! dropped its copy pulls again; so a wrong guess moves bytes but loses nothing.
+//! With what they pulled only costs are reckoned. Labels name an element that holds an object, and an element that
+//! dropped its copy pulls again; so a wrong guess moves bytes but loses nothing. What is kept for good is as the first copy:
+//! an input can be had as long as an element with any of them is up.
 
 use crate::id::{ElementId, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -13,9 +15,14 @@ pub const COPIES_BYTES_MAX: u64 = 256 << 20;
 /// Copies per element that are reckoned with.
 pub const COPIES_MAX: usize = 4096;
 
+/// Copies that are kept for good, which are reckoned with: beyond them the first copy is the only one that is known.
+pub const LASTING_MAX: usize = 1 << 20;
+
 /// Copies in the array.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
+    /// Objects with the elements that keep a copy for good, beside the first.
+    lasting: BTreeSet<(ObjectId, ElementId)>,
     /// Objects with the elements that should have a copy.
     holders: BTreeSet<(ObjectId, ElementId)>,
     kept: BTreeMap<ElementId, Kept>,
@@ -31,7 +38,7 @@ struct Kept {
 impl Copies {
     /// An element is to pull an object.
     pub(super) fn note(&mut self, element: ElementId, object: ObjectId, size: u64) {
-        if !self.holders.insert((object, element)) {
+        if self.lasting.contains(&(object, element)) || !self.holders.insert((object, element)) {
             return;
         }
         let kept = self.kept.entry(element).or_default();
@@ -49,10 +56,33 @@ impl Copies {
         }
     }
 
+    /// An element keeps a copy for good, or no more.
+    pub(super) fn set(&mut self, object: ObjectId, element: ElementId, there: bool) {
+        if !there {
+            self.lasting.remove(&(object, element));
+        } else if self.lasting.len() < LASTING_MAX {
+            self.lasting.insert((object, element));
+        }
+    }
+
+    /// Nobody asks for the copies of an object any more.
+    pub(super) fn forget_lasting(&mut self, object: ObjectId) {
+        let elements: Vec<ElementId> = self.lasting(object).collect();
+        for element in elements {
+            self.lasting.remove(&(object, element));
+        }
+    }
+
+    /// The elements that keep a copy for good, beside the first.
+    pub(super) fn lasting(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
+        of(&self.lasting, object)
+    }
+
     /// The elements that should have a copy.
     pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = ElementId> + '_ {
-        let all = (object, ElementId(0))..=(object, ElementId(u32::MAX));
-        self.holders.range(all).map(|(_, element)| *element)
+        let pulled = of(&self.holders, object);
+        let pulled = pulled.filter(move |&element| !self.lasting.contains(&(object, element)));
+        self.lasting(object).chain(pulled)
     }
 
     /// The copies that an element should have, oldest first.
@@ -67,6 +97,14 @@ impl Copies {
             self.holders.remove(&(object, element));
         }
     }
+}
+
+fn of(
+    copies: &BTreeSet<(ObjectId, ElementId)>,
+    object: ObjectId,
+) -> impl Iterator<Item = ElementId> + '_ {
+    let all = (object, ElementId(0))..=(object, ElementId(u32::MAX));
+    copies.range(all).map(|(_, element)| *element)
 }
 
 #[cfg(test)]

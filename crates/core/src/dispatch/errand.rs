@@ -3,19 +3,20 @@
 
 use super::{Dispatcher, ERRANDS_MAX};
 use crate::id::{ElementId, LabelId};
-use crate::label::{Label, Operation, Owner};
+use crate::label::{Label, Lane, Operation, Owner};
 
 impl Dispatcher {
-    /// Whether an element takes another errand now.
+    /// Whether an element takes another errand of this lane now. Copies, which take long, leave room for a removal.
     #[must_use]
-    pub fn takes_errand(&self, element: ElementId) -> bool {
+    pub fn takes_errand(&self, element: ElementId, lane: Lane) -> bool {
         let under_way = self.errands.values().filter(|&&on| on == element).count();
-        self.up(element) && under_way < ERRANDS_MAX
+        let spared = usize::from(lane == Lane::Copy);
+        self.up(element) && under_way + spared < ERRANDS_MAX
     }
 
     /// What can't be sent now is not kept: who asked asks again.
     pub(super) fn on_errand(&mut self, element: ElementId, owner: Owner, operation: Operation) {
-        if !self.takes_errand(element) || !self.ids.ready(0) {
+        if !self.takes_errand(element, operation.lane()) || !self.ids.ready(0) {
             return;
         }
         let id = self.ids.label();

@@ -37,7 +37,24 @@ impl Dispatcher {
     /// Whether a sealed object can be read now. A file that never had a byte has no object: it is empty
     /// everywhere.
     pub(super) fn reachable(&self, placed: Placed) -> bool {
-        placed.object == ObjectId::STATUS || self.up(placed.element)
+        placed.object == ObjectId::STATUS || self.up(self.nearest(placed).element)
+    }
+
+    /// A sealed object where it can be read now, if it can be anywhere.
+    pub(super) fn nearest(&self, placed: Placed) -> Placed {
+        if self.up(placed.element) {
+            return placed;
+        }
+        let mut copies = self.copies.lasting(placed.object);
+        let element = copies.find(|&element| self.up(element));
+        let element = element.unwrap_or(placed.element);
+        Placed { element, ..placed }
+    }
+
+    /// Whether a task can only be sure of this input as long as that element is up.
+    pub(super) fn is_on(&self, placed: Placed, element: ElementId) -> bool {
+        let mut copies = self.copies.lasting(placed.object);
+        placed.element == element || copies.any(|copy| copy == element)
     }
 
     /// The sealed object of an input, if there is one.
@@ -134,7 +151,7 @@ impl Dispatcher {
         for (index, input) in self.task(id).spec.inputs.iter().enumerate() {
             if let Some(placed) = self.input(id, index) {
                 if self.reachable(placed) {
-                    found.placed.push(placed);
+                    found.placed.push(self.nearest(placed));
                     continue;
                 }
                 let name = input.name.clone();
@@ -166,7 +183,9 @@ impl Dispatcher {
             let task = self.task(id);
             let outputs = task.outputs.iter().flatten();
             let expected = outputs
-                .filter(|placed| self.presence(placed.element) == Presence::Expected)
+                .filter(|placed| {
+                    self.presence(self.nearest(**placed).element) == Presence::Expected
+                })
                 .count();
             let pinned_away = task.spec.element.is_some_and(|element| !self.up(element));
             if task.losses >= LOSSES_MAX || expected > 0 || pinned_away {
@@ -239,7 +258,7 @@ impl Dispatcher {
             task.outputs
                 .iter()
                 .flatten()
-                .all(|placed| self.up(placed.element))
+                .all(|&placed| self.up(self.nearest(placed).element))
         };
         let needed = || {
             task.dependents
@@ -348,6 +367,36 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    /// Tasks that waited for an element may have what they need from another one, or need it again.
+    pub(super) fn on_copied(
+        &mut self,
+        object: ObjectId,
+        element: ElementId,
+        there: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        self.copies.set(object, element, there);
+        if there {
+            for task in std::mem::take(&mut self.stranded) {
+                self.settle(task, turn);
+            }
+            return;
+        }
+        let ready = self.lines.values().flatten().map(|&(_, task)| task);
+        let ready = ready.filter(|&task| {
+            let mut inputs = self.task(task).ready_inputs.iter();
+            inputs.any(|placed| placed.object == object && placed.element == element)
+        });
+        for task in ready.collect::<Vec<_>>() {
+            self.settle(task, turn);
+        }
+    }
+
+    /// No job reads an object any more: nothing more is told of its copies.
+    pub fn forget_copies(&mut self, object: ObjectId) {
+        self.copies.forget_lasting(object);
     }
 
     pub(super) fn on_file_sealed(&mut self, path: &str, placed: Placed, turn: &mut Turn<'_>) {

@@ -43,7 +43,7 @@ mod sight;
 mod table;
 mod task;
 
-pub use copies::{COPIES_BYTES_MAX, COPIES_MAX};
+pub use copies::{COPIES_BYTES_MAX, COPIES_MAX, LASTING_MAX};
 pub use element::expected_run;
 pub use query::{ElementLoad, ElementStatus, JobStatus, TaskStatus};
 
@@ -268,6 +268,11 @@ impl Dispatcher {
                 owner,
                 operation,
             } => self.on_errand(element, owner, operation),
+            Event::Copied {
+                object,
+                element,
+                there,
+            } => self.on_copied(object, element, there, turn),
             Event::ErrandSent { element, label } => {
                 self.errands.insert(label, element);
             }

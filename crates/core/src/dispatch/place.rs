@@ -268,7 +268,7 @@ impl Dispatcher {
         let spec = &task.spec;
         for (index, input) in spec.inputs.iter().enumerate() {
             let ready = task.ready_inputs.get(index).copied();
-            let sealed = || self.input(id, index);
+            let sealed = || Some(self.nearest(self.input(id, index)?));
             let flying = || self.flying(input.origin, along?);
             let Some(placed) = ready.or_else(sealed).or_else(flying) else {
                 continue;

@@ -104,7 +104,7 @@ impl Dispatcher {
                 let inputs = 0..self.task(task).spec.inputs.len();
                 inputs
                     .filter_map(|index| self.input(task, index))
-                    .any(|placed| placed.element == id)
+                    .any(|placed| self.is_on(placed, id))
             });
         let unready: Vec<TaskId> = unready.collect();
         let stranded = std::mem::take(&mut self.stranded);

@@ -14,12 +14,10 @@ pub use extents::{Extent, Extents, PIECES_MAX};
 pub use place::{PlacementError, RESERVE_BYTES, Room, place};
 pub use stripes::{Striped, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 
+use crate::copies::{COPIES_MAX, CopyState};
 use crate::id::{ElementId, ObjectId};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Most copies of one part.
-pub const COPIES_MAX: usize = 8;
 
 /// What a sealed version is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,21 +46,8 @@ pub struct Part {
 pub struct Copy {
     /// Which element.
     pub element: ElementId,
-    /// What that calls it.
-    pub object: ObjectId,
     /// Whether it can be read.
     pub state: CopyState,
-}
-
-/// Whether a copy can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CopyState {
-    /// It has all bytes of the part.
-    Current,
-    /// It is being made.
-    Coming,
-    /// Its element has not been there for too long, or it is damaged.
-    Lost,
 }
 
 /// Bytes of a file that follow each other in one object, or in none.
@@ -118,12 +103,11 @@ pub enum LayoutError {
 }
 
 impl Part {
-    /// A part that lies on one element, under its own name.
+    /// A part that lies on one element.
     #[must_use]
     pub fn on(object: ObjectId, size: u64, element: ElementId) -> Self {
         let copy = Copy {
             element,
-            object,
             state: CopyState::Current,
         };
         Self {
@@ -272,7 +256,7 @@ impl Layout {
             elements.sort_unstable();
             elements.dedup();
             let different = elements.len() == part.copies.len();
-            if !different || elements.is_empty() || elements.len() > COPIES_MAX {
+            if !different || elements.is_empty() || elements.len() > COPIES_MAX as usize {
                 return Err(LayoutError::Copies(index));
             }
         }

@@ -164,7 +164,6 @@ fn every_copy_that_can_be_read_counts() {
     let mut layout = striped(4096, 2, 3 * 4096);
     let state = |state| Copy {
         element: ElementId(7),
-        object: ObjectId(70),
         state,
     };
     layout.parts_mut()[0].copies.push(state(CopyState::Current));

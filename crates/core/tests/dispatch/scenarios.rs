@@ -353,7 +353,12 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
             element: ElementId(0),
             size: 5,
         },
-        to: ObjectId(8),
+        to: Output {
+            name: String::new(),
+            object: ObjectId(8),
+            inode: Inode(9),
+            path: "/f".into(),
+        },
     };
     let errand = |operation| Event::Errand {
         element,
@@ -366,7 +371,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
     }
     let sent = world.wanted(element);
     assert_eq!(sent.len(), ERRANDS_MAX, "the others are asked for again");
-    assert!(!world.dispatcher.takes_errand(element));
+    assert!(!world.dispatcher.takes_errand(element, Lane::Remove));
     assert_eq!(sent[0].operation, copy);
     assert_eq!(sent[1].operation, remove(0));
     // It is for this element, whatever becomes of it.
@@ -384,7 +389,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
         });
         assert_eq!(world.wanted(element).len(), left);
     }
-    assert!(world.dispatcher.takes_errand(element));
+    assert!(world.dispatcher.takes_errand(element, Lane::Remove));
     world.dispatcher.check();
 }
 
@@ -426,6 +431,86 @@ fn a_lost_intermediate_that_is_still_needed_is_made_again() {
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 2);
+}
+
+#[test]
+fn what_is_lost_is_read_from_a_copy_and_not_made_again() {
+    let mut world = with_intermediate_on_element_0(1);
+    let made = world.log.iter().find_map(|action| match action {
+        Action::Publish {
+            task: TaskId(1),
+            outputs,
+            ..
+        } => Some(outputs[0]),
+        _ => None,
+    });
+    let made = made.unwrap();
+    world.on(Event::Copied {
+        object: made.object,
+        element: ElementId(1),
+        there: true,
+    });
+    world.lose(0);
+    let placed = world.file(ElementId(1), 1);
+    world.on(Event::FileSealed {
+        path: "/t9/in0".into(),
+        placed,
+    });
+    world.finish(9, Ok(1));
+    let reader = world.wanted(ElementId(1)).pop().unwrap();
+    let Operation::Analyse(analysis) = reader.operation else {
+        panic!("{reader:?}")
+    };
+    let input = &analysis.inputs[0];
+    assert_eq!((input.object, input.element), (made.object, ElementId(1)));
+    world.finish(2, Ok(10));
+    assert_eq!(world.job_state(1), JobState::Done);
+    assert_eq!(world.count(publishes(1)), 1);
+    world.dispatcher.check();
+}
+
+#[test]
+fn a_task_that_waits_for_an_element_goes_on_when_its_input_is_copied_elsewhere() {
+    let mut world = array(2);
+    let raw = world.file(ElementId(0), 10);
+    world.lose(0);
+    let reader = task(1, "a", vec![Origin::File(raw)]);
+    world.submit(job(1, "input-locality", vec![reader]));
+    assert_eq!(world.states(1), [TaskState::Waiting]);
+    let copied = |there| Event::Copied {
+        object: raw.object,
+        element: ElementId(1),
+        there,
+    };
+    world.on(copied(true));
+    assert_eq!(world.sent(1).unwrap().0, 1);
+    world.finish(1, Ok(10));
+    world.on(copied(false));
+    let reader = task(2, "b", vec![Origin::File(raw)]);
+    world.submit(job(2, "input-locality", vec![reader]));
+    assert_eq!(world.states(2), [TaskState::Waiting]);
+    world.gain(0);
+    assert_eq!(world.sent(2).unwrap().0, 0);
+    world.dispatcher.check();
+}
+
+#[test]
+fn every_copy_is_local() {
+    let mut world = array(3);
+    let raw = world.file(ElementId(0), 1 << 30);
+    world.on(Event::Copied {
+        object: raw.object,
+        element: ElementId(2),
+        there: true,
+    });
+    let readers = (1..=24).map(|id| task(id, "a", vec![Origin::File(raw)]));
+    world.submit(job(1, "input-locality", readers.collect()));
+    let elements: Vec<u32> = (1..=24).filter_map(|id| Some(world.sent(id)?.0)).collect();
+    assert!(
+        elements.contains(&0) && elements.contains(&2),
+        "{elements:?}"
+    );
+    assert!(!elements.contains(&1), "{elements:?}");
 }
 
 #[test]

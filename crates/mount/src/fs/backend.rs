@@ -404,28 +404,48 @@ impl Backend {
     ) -> Result<Place, ClientError> {
         let mut pauses = Pauses::until(until);
         loop {
-            if let Some(place) = self.known(element) {
-                return Ok(place);
-            }
-            let asked = self.elements.lock().asked;
-            let recently = asked.is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
-            let refreshed = if recently {
-                Ok(())
-            } else {
-                self.refresh(until).await
+            let error = match self.look(element, until).await {
+                Err(error @ (ClientError::Unreachable { .. } | ClientError::ElementDown(_))) => {
+                    error
+                }
+                found => return found,
             };
-            match refreshed {
-                Ok(()) | Err(ClientError::Unreachable { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            if let Some(place) = self.known(element) {
-                return Ok(place);
-            }
             let Some(pause) = pauses.next() else {
-                let down = ClientError::ElementDown(ElementId(element));
-                return Err(refreshed.err().unwrap_or(down));
+                return Err(error);
             };
             tokio::time::sleep(pause.min(ELEMENTS_TTL)).await;
+        }
+    }
+
+    /// As [`Self::find`], of an element that is not waited for: there may be another one.
+    pub(crate) async fn look(
+        &self,
+        element: u32,
+        until: Option<Instant>,
+    ) -> Result<Place, ClientError> {
+        if let Some(place) = self.known(element) {
+            return Ok(place);
+        }
+        let asked = self.elements.lock().asked;
+        let recently = asked.is_some_and(|at| at.elapsed() < ELEMENTS_TTL);
+        if !recently {
+            self.refresh(until).await?;
+        }
+        let down = ClientError::ElementDown(ElementId(element));
+        self.known(element).ok_or(down)
+    }
+
+    /// The folder of an element, if it is on this host and objects are opened in place.
+    pub(crate) fn folder(&self, element: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
+        if let Some(place) = self.known(element) {
+            return Ok(place.folder);
+        }
+        pace.wait()?;
+        let found = self.look(element, Some(patience::deadline()));
+        match self.runtime.block_on(found) {
+            Ok(place) => Ok(place.folder),
+            Err(ClientError::ElementDown(_)) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

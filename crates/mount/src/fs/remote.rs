@@ -199,7 +199,7 @@ impl Remote {
                 let piece = buffer.clone();
                 async move { objects.write(&address, start, piece).await }
             };
-            let outcome = right.ask(&backend, element, None, write).await;
+            let outcome = right.ask(&backend, None, write).await;
             if let Err(error) = &outcome {
                 tracing::warn!(element, "a write failed: {error}");
             }
@@ -252,7 +252,7 @@ impl Remote {
         F: Future<Output = Result<T, tidemill_client::Error>>,
     {
         let until = Some(patience::deadline());
-        let asked = self.right.ask(&self.backend, self.element, until, request);
+        let asked = self.right.ask(&self.backend, until, request);
         Ok(self.backend.runtime.block_on(asked)?)
     }
 
@@ -398,7 +398,7 @@ impl Remote {
         self.backend.runtime.spawn(async move {
             let objects = &backend.objects;
             let read = |address| async move { objects.read(&address, start, length).await };
-            let answer = right.ask(&backend, element, until, read).await;
+            let answer = right.ask(&backend, until, read).await;
             let answer = answer.map_err(|error| {
                 tracing::warn!(element, "a read failed: {error}");
                 error.errno()

@@ -15,6 +15,9 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 /// How long an element may take to answer before it counts as one that can't be reached.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long a reader waits for an element's answer before it is asked whether another one has a copy.
+const OTHERS_AFTER: Duration = Duration::from_secs(6);
+
 /// A right to one object.
 #[derive(Debug)]
 pub(crate) struct Right {
@@ -23,7 +26,8 @@ pub(crate) struct Right {
     /// The version to be read; `None`: a version to be written.
     version: Option<u64>,
     caller: Caller,
-    capability: Mutex<Vec<u8>>,
+    /// The element that is to be asked, and what is shown to it.
+    place: Mutex<(u32, Vec<u8>)>,
 }
 
 impl Right {
@@ -34,7 +38,7 @@ impl Right {
             object: opened.object,
             version,
             caller,
-            capability: Mutex::new(opened.capability.clone()),
+            place: Mutex::new((opened.element, opened.capability.clone())),
         })
     }
 
@@ -45,13 +49,13 @@ impl Right {
             object,
             version: Some(0),
             caller: Caller::default(),
-            capability: Mutex::default(),
+            place: Mutex::default(),
         })
     }
 
     /// To be shown to the element.
     pub(crate) fn capability(&self) -> Vec<u8> {
-        self.capability.lock().clone()
+        self.place.lock().1.clone()
     }
 
     /// Asks the server again.
@@ -60,10 +64,20 @@ impl Right {
         backend: &Backend,
         until: Option<Instant>,
     ) -> Result<(), ClientError> {
+        self.ask_again(backend, until, Vec::new()).await
+    }
+
+    async fn ask_again(
+        &self,
+        backend: &Backend,
+        until: Option<Instant>,
+        avoid: Vec<u32>,
+    ) -> Result<(), ClientError> {
         let op = match self.version {
             Some(version) => Op::Open(v1::Open {
                 ino: self.ino,
                 version,
+                avoid,
             }),
             // The server answers the same for an object that is being written already.
             None => Op::NewVersion(v1::NewVersion {
@@ -79,7 +93,7 @@ impl Right {
             .pop()
         {
             Some(Answer::Opened(opened)) if opened.object == self.object => {
-                *self.capability.lock() = opened.capability;
+                *self.place.lock() = (opened.element, opened.capability);
                 Ok(())
             }
             Some(Answer::Error(error)) => Err(error.into()),
@@ -95,12 +109,30 @@ impl Right {
         }
     }
 
-    /// Makes a request to the element that holds the object; repeats it if the element is away or the right has
-    /// run out. Without an end it is repeated for as long as the mount lives.
+    /// Whether another element has a copy of the version that is read: then that one is asked from now on.
+    async fn turn_elsewhere(
+        &self,
+        backend: &Backend,
+        until: Option<Instant>,
+        avoid: &[u32],
+    ) -> bool {
+        if self.version.is_none() {
+            return false;
+        }
+        // Another read of the object may have found it.
+        let found = || !avoid.contains(&self.place.lock().0);
+        found() || {
+            let asked = self.ask_again(backend, until, avoid.to_vec()).await;
+            asked.is_ok() && found()
+        }
+    }
+
+    /// Makes a request to an element that holds the object; repeats it if the element is away, or the right has
+    /// run out, and turns to another one at once that has a copy of what is read. Without an end it is repeated for as long as
+    /// the mount lives.
     pub(crate) async fn ask<T, F>(
         &self,
         backend: &Backend,
-        element: u32,
         until: Option<Instant>,
         request: impl Fn(Address) -> F,
     ) -> Result<T, ClientError>
@@ -109,8 +141,13 @@ impl Right {
     {
         let mut pauses = Pauses::until(until);
         let mut renewed = false;
+        // Those that did not answer since the last pause.
+        let mut silent = Vec::new();
+        let mut patient = self.version.is_none();
         loop {
-            let error = match self.attempt(backend, element, until, &request).await {
+            let element = self.place.lock().0;
+            let attempt = self.attempt(backend, patient, until, &request).await;
+            let error = match attempt {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::ElementRefused { status: 403, .. }) if !renewed => {
                     renewed = true;
@@ -118,35 +155,63 @@ impl Right {
                     continue;
                 }
                 Err(error) if error.is_lost() => error,
+                // It may have lost the object.
+                Err(error @ ClientError::ElementRefused { status: 404, .. })
+                    if self.version.is_some() =>
+                {
+                    silent.push(element);
+                    if self.turn_elsewhere(backend, until, &silent).await {
+                        continue;
+                    }
+                    return Err(error);
+                }
                 Err(error) => return Err(error),
             };
+            silent.push(element);
+            if self.turn_elsewhere(backend, until, &silent).await {
+                tracing::info!(element, "a copy on another element is read: {error}");
+                continue;
+            }
+            patient = true;
             let Some(pause) = pauses.next() else {
                 return Err(error);
             };
             tracing::debug!("waiting for an element: {error}");
             tokio::time::sleep(pause).await;
-            backend.forget_element(element);
+            for element in silent.drain(..) {
+                backend.forget_element(element);
+            }
         }
     }
 
     async fn attempt<T, F>(
         &self,
         backend: &Backend,
-        element: u32,
+        patient: bool,
         until: Option<Instant>,
         request: &impl Fn(Address) -> F,
     ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let url = backend.find(element, until).await?.url;
+        let (element, capability) = self.place.lock().clone();
+        let found = match self.version {
+            Some(_) => backend.look(element, until).await,
+            None => backend.find(element, until).await,
+        };
+        let url = found?.url;
         let address = Address {
             element: ElementId(element),
             url: url.clone(),
             object: ObjectId(self.object),
-            capability: self.capability(),
+            capability,
         };
-        let last = Instant::now() + REQUEST_TIMEOUT;
+        let last = if patient {
+            REQUEST_TIMEOUT
+        } else {
+            OTHERS_AFTER
+        };
+        let last = Instant::now() + last;
         let end = until.map_or(last, |until| until.min(last));
         let answer = tokio::time::timeout_at(end.into(), request(address)).await;
         answer.unwrap_or_else(|_| Err(silent(&url)))

@@ -508,6 +508,7 @@ impl Version {
                 size,
                 mtime,
                 attributes: self.job.pending.map(|pending| pending.told(ino)),
+                copies: None,
             }),
             None => Op::Abandon(v1::Abandon { ino, object }),
         }

@@ -132,39 +132,64 @@ impl Fs {
         pace: Pace,
     ) -> Result<Object, Error> {
         let in_place = Right::none(ino, id);
-        let (data, right) = if id == 0 {
-            (Data::Nothing, in_place)
-        } else {
-            let place = self.backend.place(element, pace)?;
-            match &place.folder {
-                Some(folder) => {
-                    let file = object_file::open(&object_path(folder, id))?;
-                    (Data::Local(Arc::new(file)), in_place)
+        if id == 0 {
+            return Ok(Object::new(id, element, Data::Nothing, in_place));
+        }
+        let mut avoid = Vec::new();
+        if let Some(folder) = self.backend.folder(element, pace)? {
+            match object_file::open(&object_path(&folder, id)) {
+                Ok(file) => {
+                    let data = Data::Local(Arc::new(file));
+                    return Ok(Object::new(id, element, data, in_place));
                 }
-                None => self.open_remote(caller, ino, id, pace)?,
+                // Another element may have a copy.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => avoid.push(element),
+                Err(error) => return Err(error.into()),
             }
-        };
-        Ok(Object::new(id, element, data, right))
+        }
+        self.open_asked(caller, (ino, id), avoid, pace)
     }
 
-    fn open_remote(
+    /// Opens an object where the server says that it is to be read.
+    fn open_asked(
         &self,
         caller: Caller,
-        ino: u64,
-        id: u64,
+        (ino, id): (u64, u64),
+        avoid: Vec<u32>,
         pace: Pace,
-    ) -> Result<(Data, Arc<Right>), Error> {
+    ) -> Result<Object, Error> {
         pace.wait()?;
-        let op = Op::Open(v1::Open { ino, version: 0 });
-        let Answer::Opened(opened) = self.backend.one(caller, op)? else {
+        let missing = avoid.clone();
+        let open = v1::Open {
+            ino,
+            version: 0,
+            avoid,
+        };
+        let Answer::Opened(opened) = self.backend.one(caller, Op::Open(open))? else {
             return Err(ClientError::Answer("Open").into());
         };
-        if opened.object != id {
+        let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
+        let element = opened.element;
+        if opened.object != id || missing.contains(&element) {
+            self.backend.released(right.release());
             return Err(Errno::NOENT.into());
         }
-        let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
-        let remote = self.remote(&opened, right.clone());
-        Ok((Data::Remote(remote), right))
+        let place = match self.backend.place(element, pace) {
+            Ok(place) => place,
+            Err(error) => {
+                self.backend.released(right.release());
+                return Err(error);
+            }
+        };
+        let Some(folder) = &place.folder else {
+            let remote = self.remote(&opened, right.clone());
+            return Ok(Object::new(id, element, Data::Remote(remote), right));
+        };
+        let file = object_file::open(&object_path(folder, id));
+        // An open file needs nobody who keeps its object.
+        self.backend.released(right.release());
+        let data = Data::Local(Arc::new(file?));
+        Ok(Object::new(id, element, data, Right::none(ino, id)))
     }
 
     fn remote(&self, opened: &v1::Opened, right: Arc<Right>) -> Remote {
@@ -223,8 +248,8 @@ impl Fs {
             object.truncate(0)?;
             return Ok(object);
         };
-        if base.element == object.element {
-            let before = self.base_object(caller, base)?;
+        let before = self.base_object(caller, base)?;
+        if before.element == object.element {
             return Ok(object.begin_as(before, bytes, base.mtime));
         }
         object.truncate(0)?;
@@ -756,8 +781,12 @@ impl Fs {
                 }
             }
             drop(state);
-            let (ino, version) = (node.ino, 0);
-            if let Err(error) = backend.one(caller, Op::Open(v1::Open { ino, version })) {
+            let ino = node.ino;
+            let open = v1::Open {
+                ino,
+                ..v1::Open::default()
+            };
+            if let Err(error) = backend.one(caller, Op::Open(open)) {
                 tracing::debug!(ino, "readers may lose their version: {error}");
             }
         });

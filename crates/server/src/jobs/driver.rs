@@ -21,6 +21,7 @@ use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
+use crate::copies::{self, Found, Losses, Short};
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -34,11 +35,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
+use tidemill_core::copies::{CopyState, Next, Site};
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Owner};
+use tidemill_core::label::{Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
@@ -98,6 +100,11 @@ pub(crate) struct Driver {
     offered: BTreeMap<LabelId, Vec<ObjectId>>,
     look: bool,
     sweep: bool,
+    copy: bool,
+    /// Elements that are no longer waited for.
+    losses: Losses,
+    /// Versions that were to rest until then are looked at all the same: an element came.
+    woken: i64,
     change: i64,
     /// What follows from the jobs that were brought back.
     first: (Vec<Step>, Outbox),
@@ -140,7 +147,7 @@ impl Driver {
         queue: Arc<dyn Queue>,
         garbage: Garbage,
         signals: Signals,
-        default_policy: &str,
+        (default_policy, repair_after): (&str, Duration),
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
         let blocks = Blocks::new(database.clone());
@@ -157,6 +164,7 @@ impl Driver {
                 })?,
             )
         })?;
+        let losses = database.read(|db| Losses::new(db, repair_after))?;
         let mut driver = Self {
             dispatcher,
             shared: names.shared().clone(),
@@ -174,6 +182,9 @@ impl Driver {
             offered: BTreeMap::new(),
             look: true,
             sweep: false,
+            copy: false,
+            woken: 0,
+            losses,
             change,
             first: Default::default(),
         };
@@ -219,7 +230,9 @@ impl Driver {
 
     /// Takes what has come in, decides, keeps and sends; looks around if nothing comes in for so long.
     pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
-        let mut next = inbox.next(wait)?;
+        // What was kept since the last turn counts.
+        let copy = std::mem::take(&mut self.copy);
+        let mut next = inbox.next(if copy { Duration::ZERO } else { wait })?;
         self.look |= next.is_none();
         let mut steps = Vec::new();
         let mut outbox = Outbox::default();
@@ -239,14 +252,103 @@ impl Driver {
         if std::mem::take(&mut self.sweep) {
             self.remove_garbage(&mut steps, &mut outbox);
         }
-        self.finish(steps, outbox, inbox)
+        if copy {
+            self.make_copies(&mut steps, &mut outbox);
+        }
+        self.finish(steps, outbox, inbox)?;
+        if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
+            tracing::warn!(%fault, "what is left of lost elements is not known");
+        }
+        Ok(())
+    }
+
+    /// Makes labels of copies that are missing.
+    fn make_copies(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let gone = self.array.gone(self.losses.after);
+        let looks = self.losses.renew(&gone, &self.array.up());
+        steps.extend(looks.into_iter().map(Step::Look));
+        let until = clock::now_ns().max(self.woken);
+        let lost = self.losses.lost();
+        let shorts = self.database.read(|db| copies::due(db, until, &lost));
+        let shorts = shorts.unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "copies are put off");
+            Vec::new()
+        });
+        let sites = self.array.sites();
+        let all = shorts.len() < copies::VERSIONS_MAX;
+        let mut settled = false;
+        for mut short in shorts {
+            let object = short.kept.object;
+            if let Some(found) = self.go_on_copying(&mut short, &sites, steps, outbox) {
+                steps.push(Step::Copies { object, found });
+                settled = true;
+            }
+        }
+        self.copy |= (settled && !all) || self.losses.pending();
+    }
+
+    /// Has elements make the copies of a version that are missing, as far as they take labels.
+    fn go_on_copying(
+        &mut self,
+        short: &mut Short,
+        sites: &[Site],
+        steps: &mut Vec<Step>,
+        outbox: &mut Outbox,
+    ) -> Option<Found> {
+        if short.is_gone() {
+            return Some(Found::Enough);
+        }
+        loop {
+            match short.kept.next(sites) {
+                Next::Enough => return Some(Found::Enough),
+                Next::Wait => return None,
+                Next::Remove(elements) => {
+                    self.untell_copies(short.kept.object, &elements, steps, outbox);
+                    return Some(Found::Surplus(elements));
+                }
+                Next::NoSource | Next::NoPlace => {
+                    let has = short.kept.left();
+                    return Some(Found::Rest { has });
+                }
+                Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {
+                    return None;
+                }
+                Next::Make { from, to } => {
+                    let errand = Event::Errand {
+                        element: to,
+                        owner: short.owner,
+                        operation: short.operation(from),
+                    };
+                    self.feed(errand, steps, outbox);
+                    short.kept.holders.push((to, CopyState::Coming));
+                }
+            }
+        }
+    }
+
+    /// Tells the dispatcher that these elements are no longer to be read from.
+    fn untell_copies(
+        &mut self,
+        object: ObjectId,
+        elements: &[ElementId],
+        steps: &mut Vec<Step>,
+        outbox: &mut Outbox,
+    ) {
+        for &element in elements {
+            let copied = Event::Copied {
+                object,
+                element,
+                there: false,
+            };
+            self.feed(copied, steps, outbox);
+        }
     }
 
     /// Makes labels of what is to be removed.
     fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         for element in self.array.up() {
             let (id, mut last) = (ElementId(element), ObjectId(0));
-            while self.dispatcher.takes_errand(id) {
+            while self.dispatcher.takes_errand(id, Lane::Remove) {
                 let objects = match self.garbage.due(element, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
@@ -287,6 +389,7 @@ impl Driver {
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
             Incoming::Garbage => self.sweep = true,
+            Incoming::Copies => self.copy = true,
             Incoming::Load(asker) => {
                 // Whoever asked may have given up.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
@@ -326,9 +429,28 @@ impl Driver {
                 }
             }
         }
+        let pins = memo.pins.clone();
         self.jobs.insert(job.spec.job, memo);
+        self.tell_copies(&pins, steps, outbox);
         self.feed(Event::Submitted(Box::new(job.spec)), steps, outbox);
         self.ask_for_programs(outbox);
+    }
+
+    /// Tells the dispatcher where copies of objects are that jobs read.
+    fn tell_copies(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let copies = self.database.read(|db| copies::of_all(db, objects));
+        let copies = copies.unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "where copies are is not known");
+            Vec::new()
+        });
+        for (object, element) in copies {
+            let copied = Event::Copied {
+                object,
+                element,
+                there: true,
+            };
+            self.feed(copied, steps, outbox);
+        }
     }
 
     fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -341,6 +463,8 @@ impl Driver {
                 self.feed(Event::ElementUp { element: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
                 self.ask_for_programs(outbox);
+                self.woken = clock::now_ns() + copies::REST_NS;
+                self.copy = true;
             }
             Report::Programs {
                 element,
@@ -506,6 +630,18 @@ impl Driver {
                 Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
                 Err(_) => Err(outcome.removed.clone()),
             };
+            // A copy is there, or can't be made: the next one can be.
+            self.copy |= task.is_none();
+            let copied = outcome.result.iter().flatten().filter(|_| task.is_none());
+            let read = copied.filter(|sealed| self.shared.object_held(sealed.object.0));
+            for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
+                let copied = Event::Copied {
+                    object,
+                    element,
+                    there: true,
+                };
+                self.feed(copied, steps, outbox);
+            }
             if let Some(task) = task {
                 steps.push(Step::Measured {
                     task,
@@ -669,8 +805,9 @@ impl Driver {
         }
         let mut batch = v1::Labels::default();
         let mut bytes = 0;
+        let up = self.array.up();
         for (label, remembered) in labels.iter().zip(remembered) {
-            let label = self.signed(element, label, remembered);
+            let label = self.signed((element, &up), label, remembered);
             bytes += label.encoded_len();
             batch.labels.push(label);
             // Those that read folders name very many files.
@@ -703,16 +840,27 @@ impl Driver {
         })
     }
 
-    /// The label as it is sent: with the right to pull each input that is elsewhere.
+    /// An element that is up and has an object that lies on one that is not.
+    fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
+        let holders = self.database.read(|db| copies::holders(db, object));
+        let mut holders = holders.unwrap_or_default().into_iter();
+        holders.find(|element| up.contains(element))
+    }
+
+    /// The label as it is sent: with the right to pull each input that is elsewhere, from where it can be had now.
     fn signed(
         &self,
-        element: ElementId,
+        (element, up): (ElementId, &[u32]),
         label: &Label,
         remembered: Option<v1::Remembered>,
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
         let sign = |input: &mut v1::Input| {
             if input.element != element.0 {
+                if !up.contains(&input.element) {
+                    let other = self.elsewhere(input.object, up);
+                    input.element = other.unwrap_or(input.element);
+                }
                 input.capability = self.shared.sign_for_label(
                     input.element,
                     input.object,
@@ -825,6 +973,7 @@ impl Driver {
                     self.shared.pin(placed.object.0);
                 }
             }
+            self.tell_copies(&[placed.object], steps, outbox);
             let key = awaited_key(uid, &path);
             steps.push(Step::Resolved { uid, path, placed });
             self.feed(Event::FileSealed { path: key, placed }, steps, outbox);
@@ -852,6 +1001,9 @@ impl Driver {
             .store(!self.awaited.is_empty(), Ordering::Relaxed);
         for object in std::mem::take(&mut outbox.unpinned) {
             self.shared.unpin(object.0);
+            if !self.shared.object_held(object.0) {
+                self.dispatcher.forget_copies(object);
+            }
         }
         for (element, message) in outbox.messages.drain(..) {
             self.array.send(element, message);

@@ -45,6 +45,8 @@ pub(crate) enum Incoming {
     NamesChanged,
     /// There are objects to be removed.
     Garbage,
+    /// There are versions that may lack copies.
+    Copies,
     /// Somebody asks what elements have to do.
     Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
     /// The server stops.

@@ -2,7 +2,7 @@
 //! ended. The [queue](crate::queue) is filled from it, and after a restart it tells what elements may have.
 
 use crate::names::Fault;
-use crate::removal;
+use crate::{copies, removal};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use tidemill_core::id::{ElementId, LabelId, TaskId};
@@ -17,21 +17,25 @@ pub(crate) struct Posted {
     /// The task that it is a try of, or the objects that it removes.
     task: Option<TaskId>,
     removes: Vec<u64>,
+    /// The object that it makes a copy of.
+    copies: Option<u64>,
     body: Vec<u8>,
 }
 
 impl Posted {
     pub(crate) fn new(element: ElementId, label: &Label) -> Self {
-        let (task, removes) = match &label.operation {
-            Operation::Analyse(analysis) => (Some(analysis.task), Vec::new()),
-            Operation::Remove { objects } => (None, objects.iter().map(|one| one.0).collect()),
-            Operation::Copy { .. } => (None, Vec::new()),
-        };
+        let (mut task, mut removes, mut copies) = (None, Vec::new(), None);
+        match &label.operation {
+            Operation::Analyse(analysis) => task = Some(analysis.task),
+            Operation::Remove { objects } => removes = objects.iter().map(|one| one.0).collect(),
+            Operation::Copy { to, .. } => copies = Some(to.object.0),
+        }
         Self {
             element,
             label: label.id,
             task,
             removes,
+            copies,
             body: v1::Label::from(label).encode_to_vec(),
         }
     }
@@ -46,7 +50,10 @@ impl Posted {
             db.prepare_cached("UPDATE task SET label = ?2, element = ?3 WHERE task = ?1")?
                 .execute(params![task, label, element])?;
         }
-        removal::labelled(db, self.label, &self.removes)
+        if let Some(object) = self.copies {
+            copies::coming(db, object, self.element)?;
+        }
+        removal::labelled(db, self.label, self.element, &self.removes)
     }
 }
 

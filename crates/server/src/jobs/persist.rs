@@ -5,11 +5,12 @@ use super::outbox::{self, Posted};
 use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
+use crate::copies::{Found, Look};
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Change, Fault};
-use crate::removal;
+use crate::{copies, removal};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
@@ -61,6 +62,10 @@ pub(crate) enum Step {
         element: ElementId,
         objects: Vec<ObjectId>,
     },
+    /// What was found out of the copies of a version.
+    Copies { object: ObjectId, found: Found },
+    /// What an element has is looked at: it is lost, or back.
+    Look(Look),
     /// A file that a user's jobs waited for is there.
     Resolved {
         uid: u32,
@@ -163,6 +168,8 @@ impl Writer<'_> {
                 publish::expire(self.db, ino, *object, self.now)
             }
             Step::Remove { element, objects } => self.remove(*element, objects),
+            Step::Look(look) => copies::look(self.db, *look, self.now),
+            Step::Copies { object, found } => copies::found(self.db, *object, found, self.now),
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
             Step::Settle {
                 label,
@@ -260,9 +267,15 @@ impl Writer<'_> {
         element: ElementId,
         ended: &Result<Vec<ObjectId>, Vec<ObjectId>>,
     ) -> Result<(), Fault> {
-        if let Some(Operation::Remove { objects }) = outbox::take(self.db, label)? {
-            let failed = ended.as_ref().err().map(Vec::as_slice);
-            return removal::ended(self.db, &objects, failed, self.now);
+        match outbox::take(self.db, label)? {
+            Some(Operation::Remove { objects }) => {
+                let failed = ended.as_ref().err().map(Vec::as_slice);
+                return removal::ended(self.db, element, &objects, failed, self.now);
+            }
+            Some(Operation::Copy { to, .. }) => {
+                return copies::ended(self.db, to.object, element, ended.is_ok(), self.now);
+            }
+            Some(Operation::Analyse(_)) | None => {}
         }
         let mut known = self
             .db

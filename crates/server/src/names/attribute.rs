@@ -4,12 +4,17 @@ use super::fault::Fault;
 use super::node::{Node, SETGID, SETUID};
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use rusqlite::{OptionalExtension, params};
+use tidemill_core::copies::COPIES_MAX;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// The folder attribute: new files below this directory go to that element. On a file: where it is.
 pub(crate) const FOLDER_ELEMENT: &[u8] = b"user.tidemill.element";
+/// The folder attribute: new versions of files below this directory get so many copies. On a file: how many there are to
+/// be of its version.
+pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
 /// Attributes that the array answers.
-const VIRTUAL: [&[u8]; 4] = [
+const VIRTUAL: [&[u8]; 5] = [
+    b"user.tidemill.layout",
     b"user.tidemill.lineage",
     b"user.tidemill.object",
     b"user.tidemill.version",
@@ -19,7 +24,8 @@ const VIRTUAL: [&[u8]; 4] = [
 const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(node: &Node, name: &[u8]) -> bool {
-    VIRTUAL.contains(&name) || (name == FOLDER_ELEMENT && !node.is_dir())
+    let of_folders = [FOLDER_ELEMENT, FOLDER_COPIES];
+    VIRTUAL.contains(&name) || (of_folders.contains(&name) && !node.is_dir())
 }
 
 impl Tx<'_> {
@@ -127,6 +133,11 @@ impl Tx<'_> {
             FOLDER_ELEMENT => node
                 .element()
                 .and_then(|element| number(u64::from(element))),
+            FOLDER_COPIES if node.object != 0 => {
+                let (wanted, _) = self.copies_of(node.object)?;
+                number(wanted.into())
+            }
+            b"user.tidemill.layout" => Some(self.layout(node)?.into_bytes()),
             b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
             b"user.tidemill.lineage" if node.object != 0 => {
                 Some(crate::lineage::summary(self, node.object)?.into_bytes())
@@ -165,6 +176,14 @@ impl Tx<'_> {
                 return Err(Fault::BadElement(shown(&op.value)));
             }
             self.shared.set_folder_elements();
+        }
+        if op.name == FOLDER_COPIES {
+            let text = std::str::from_utf8(&op.value).ok().map(str::trim);
+            let copies = text.and_then(|text| text.parse::<u32>().ok());
+            if copies.is_none_or(|copies| !(1..=COPIES_MAX).contains(&copies)) {
+                return Err(Fault::BadCopies(shown(&op.value)));
+            }
+            self.shared.set_folder_copies();
         }
         self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name, op.value];

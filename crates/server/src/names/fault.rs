@@ -98,6 +98,9 @@ pub enum Fault {
     /// A folder attribute that names no element.
     #[error("{0:?} is no element number")]
     BadElement(String),
+    /// A number of copies that there can't be.
+    #[error("{0:?} is no number of copies: give 1 to 8")]
+    BadCopies(String),
     /// No place for a new file.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -140,9 +143,11 @@ impl Fault {
             | Self::Reserved(_) => Errno::PERM,
             Self::NameTooLong(_) => Errno::NAMETOOLONG,
             Self::Loop(_) => Errno::LOOP,
-            Self::BadName(_) | Self::IntoItself(_) | Self::Malformed(_) | Self::BadElement(_) => {
-                Errno::INVAL
-            }
+            Self::BadName(_)
+            | Self::IntoItself(_)
+            | Self::Malformed(_)
+            | Self::BadElement(_)
+            | Self::BadCopies(_) => Errno::INVAL,
             Self::Busy(_) => Errno::TXTBSY,
             Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,

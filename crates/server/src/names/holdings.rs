@@ -1,9 +1,8 @@
 //! What the namespace says that elements hold, for a comparison with what they do hold.
 
+use super::copies::{self, CURRENT};
 use super::fault::Fault;
-use super::node::Caller;
 use super::shared::Shared;
-use super::transaction::Tx;
 use crate::jobs::outbox;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,9 +19,13 @@ pub(crate) struct Held {
 
 /// The objects of an element that are the sealed versions of files.
 pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, Held>, Fault> {
-    let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE element = ?1 AND object != 0 AND kind = ?2";
+    let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE element = ?1 AND object != 0 AND kind = ?2 \
+               UNION ALL SELECT inode.object, inode.ino, inode.size, inode.uid, inode.gid, inode.mode FROM copy \
+               CROSS JOIN version ON version.object = copy.object \
+               CROSS JOIN inode ON inode.ino = version.ino AND inode.object = copy.object \
+               WHERE copy.element = ?1 AND copy.state = ?3";
     let mut statement = db.prepare(sql)?;
-    let rows = statement.query_map(params![element, Kind::File as i32], |row| {
+    let rows = statement.query_map(params![element, Kind::File as i32, CURRENT], |row| {
         let held = Held {
             ino: row.get::<_, i64>(1)?.cast_unsigned(),
             size: row.get::<_, i64>(2)?.cast_unsigned(),
@@ -34,10 +37,11 @@ pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Those of some objects that nothing knows: no version, writer, label or removal. Files' sealed versions are versions.
+/// Those of some objects of an element that nothing knows: no version, writer, label or removal. Files' sealed versions are versions.
 pub(crate) fn unknown(
     db: &Connection,
     shared: &Shared,
+    element: u32,
     objects: &[u64],
 ) -> Result<BTreeSet<u64>, Fault> {
     let mut unknown = BTreeSet::new();
@@ -50,12 +54,14 @@ pub(crate) fn unknown(
         before.is_some_and(|(_, &end)| object < end)
     };
     let mut known = db.prepare_cached(
-        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0)
+        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (copies = 1 OR element = ?2))
+             OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)
              OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
-             OR EXISTS (SELECT 1 FROM removal WHERE object = ?1)",
+             OR EXISTS (SELECT 1 FROM removal WHERE object = ?1 AND element = ?2)",
     )?;
     for &object in objects {
-        let listed: bool = known.query_row([object.cast_signed()], |row| row.get(0))?;
+        let listed: bool =
+            known.query_row(params![object.cast_signed(), element], |row| row.get(0))?;
         if !listed && !to_be_made(object) && !shared.object_held(object) {
             unknown.insert(object);
         }
@@ -78,14 +84,12 @@ pub(crate) fn remove_unknown(
     objects: &[u64],
     now: i64,
 ) -> Result<BTreeSet<u64>, Fault> {
-    let unknown = unknown(db, shared, objects)?;
+    let unknown = unknown(db, shared, element, objects)?;
     let held = of_element(db, element)?;
-    let root = Caller::root();
-    let tx = Tx::new(db, shared, &root, 0, now);
     for &object in &unknown {
         // A version's row may be lost or damaged; a file's bytes are not removed for that.
         if !held.contains_key(&object) {
-            tx.drop_object(object, i64::from(element))?;
+            copies::remove_copy(db, object, element, now)?;
         }
     }
     Ok(unknown)

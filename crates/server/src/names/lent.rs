@@ -218,7 +218,10 @@ mod tests {
             assert!(matches!(changed, Answer::Attr(_)), "{changed:?}");
         };
         let lent = || {
-            let open = v1::Open { ino, version: 0 };
+            let open = v1::Open {
+                ino,
+                ..v1::Open::default()
+            };
             match answer(&names, &user, Op::Open(open)) {
                 Answer::Opened(opened) => {
                     let right = names.shared().key().read(&opened.capability);

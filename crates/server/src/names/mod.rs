@@ -9,6 +9,7 @@ mod attribute;
 pub(crate) mod changes;
 pub(crate) mod claims;
 pub(crate) mod commit;
+pub(crate) mod copies;
 mod emptying;
 mod fault;
 pub(crate) mod holdings;

@@ -57,6 +57,7 @@ const MIGRATIONS: &[&str] = &[
     DELETED,
     ANNOTATIONS,
     HASHING,
+    COPIES,
 ];
 
 const NAMES: &str = "
@@ -166,6 +167,23 @@ CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB 
 ";
 
 const HASHING: &str = "ALTER TABLE task ADD COLUMN hash_ns INTEGER NOT NULL DEFAULT 0;";
+// One object may be removed on several elements.
+const COPIES: &str = "
+ALTER TABLE version ADD COLUMN copies INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE copy(object INTEGER NOT NULL, element INTEGER NOT NULL, state INTEGER NOT NULL,
+  PRIMARY KEY(object, element)) WITHOUT ROWID;
+CREATE INDEX copy_element ON copy(element);
+CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
+CREATE INDEX short_has ON short(has, at);
+CREATE TABLE lost(element INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
+CREATE INDEX version_copies ON version(element, object) WHERE copies > 1 AND removed = 0;
+ALTER TABLE removal RENAME TO removal_of_one;
+CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
+  label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(element, object)) WITHOUT ROWID;
+INSERT INTO removal SELECT element, object, queued, label FROM removal_of_one;
+DROP TABLE removal_of_one;
+CREATE INDEX removal_object ON removal(object);
+";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

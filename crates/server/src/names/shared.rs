@@ -7,7 +7,7 @@ use crate::clock;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Room;
@@ -27,6 +27,9 @@ pub(crate) struct Shared {
     rooms: RwLock<Rooms>,
     holds: Mutex<Holds>,
     folder_elements: AtomicBool,
+    folder_copies: AtomicBool,
+    /// Copies of versions of which no folder says how many.
+    copies: AtomicU32,
     files: AtomicU64,
     /// Inode of the folder of users' kernels; 0 before it is known.
     kernels_folder: AtomicU64,
@@ -39,6 +42,8 @@ pub(crate) struct Shared {
 pub(crate) struct Rooms {
     /// Storage elements that are up, in order of their ids.
     pub(crate) store: Vec<Room>,
+    /// All elements that are up, in order, and whether each was heard of lately.
+    pub(crate) up: Vec<(u32, bool)>,
     /// Bytes of all storage elements; a disk that several are on counts once.
     pub(crate) capacity_bytes: u64,
     /// How many of them are free.
@@ -86,6 +91,8 @@ impl Shared {
             rooms: RwLock::default(),
             holds: Mutex::default(),
             folder_elements: AtomicBool::new(false),
+            folder_copies: AtomicBool::new(false),
+            copies: AtomicU32::new(1),
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
             claims: Claims::default(),
@@ -179,6 +186,34 @@ impl Shared {
 
     pub(crate) fn set_folder_elements(&self) {
         self.folder_elements.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any directory asks for copies.
+    pub(crate) fn folder_copies(&self) -> bool {
+        self.folder_copies.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_folder_copies(&self) {
+        self.folder_copies.store(true, Ordering::Relaxed);
+    }
+
+    /// How many copies there are to be of a version if no folder says so.
+    pub(crate) fn copies(&self) -> u32 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_copies(&self, copies: u32) {
+        self.copies.store(copies, Ordering::Relaxed);
+    }
+
+    /// Whether an element is up.
+    pub(crate) fn is_up(&self, element: u32) -> bool {
+        self.rooms.read().up.iter().any(|(up, _)| *up == element)
+    }
+
+    /// Whether an element is up and was heard of lately.
+    pub(crate) fn answers(&self, element: u32) -> bool {
+        self.rooms.read().up.contains(&(element, true))
     }
 
     /// The folder of users' kernels; 0 if there is none.

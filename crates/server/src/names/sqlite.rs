@@ -71,6 +71,11 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_elements();
         }
+        let folders =
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.copies' AS BLOB)";
+        if count(folders).map_err(at)? > 0 {
+            shared.set_folder_copies();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

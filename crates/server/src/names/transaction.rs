@@ -243,13 +243,18 @@ impl<'a> Tx<'a> {
         if !self.shared.folder_elements() {
             return Ok(None);
         }
+        self.folder_attribute(dir, super::attribute::FOLDER_ELEMENT)
+    }
+
+    /// The number that the nearest directory upwards has as this attribute.
+    pub(crate) fn folder_attribute(&self, dir: &Node, name: &[u8]) -> Result<Option<u32>, Fault> {
         let mut at = dir.ino;
         let mut parent = dir.parent;
         for _ in 0..DEPTH_MAX {
             let mut statement = self
                 .db
                 .prepare_cached("SELECT value FROM xattr WHERE ino = ?1 AND name = ?2")?;
-            let key = params![at.cast_signed(), super::attribute::FOLDER_ELEMENT];
+            let key = params![at.cast_signed(), name];
             let value: Option<Vec<u8>> = statement.query_row(key, |row| row.get(0)).optional()?;
             if let Some(value) = value {
                 return Ok(std::str::from_utf8(&value)

@@ -76,6 +76,7 @@ impl Tx<'_> {
         } else {
             self.older(&node, op.version)?
         };
+        let element = self.readable(object, element, &op.avoid)?;
         self.shared.hold(self.session, node.ino, object);
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
@@ -137,7 +138,15 @@ impl Tx<'_> {
         if node.writing != 0 {
             self.take_over(&node, op.steal)?;
         }
-        let element = self.place_again(&node, op.element)?;
+        // Who goes on with what the file has asks for where that is.
+        let goes_on = op
+            .element
+            .filter(|&named| i64::from(named) == node.element && !self.shared.is_up(named));
+        let named = match goes_on {
+            Some(first) => Some(self.readable(node.object, first, &[])?),
+            None => op.element,
+        };
+        let element = self.place_again(&node, named)?;
         node.writing = op.object;
         if node.object == 0 {
             node.element = element;
@@ -283,7 +292,8 @@ impl Tx<'_> {
         // The file changed when it was last written to, not when the seal became known.
         node.ctime = node.ctime.max(node.mtime.min(self.now));
         node.version += 1;
-        self.record_version(&node, writer.unwrap_or(self.caller.uid), 0)?;
+        let copies = self.copies_wanted(&node, op.copies)?;
+        self.record_copies(&node, writer.unwrap_or(self.caller.uid), 0, copies)?;
         self.drop_object(old.0, old.1)?;
         node.update(self.db)?;
         self.note(&node)?;
@@ -298,6 +308,12 @@ impl Tx<'_> {
 
     /// Writes the row that lineage is answered from, long after the bytes may be gone.
     pub(crate) fn record_version(&self, node: &Node, uid: u32, task: u64) -> Result<(), Fault> {
+        let copies = self.copies_wanted(node, None)?;
+        self.record_copies(node, uid, task, copies)
+    }
+
+    /// As [`Self::record_version`], of a version of which there are to be so many copies.
+    fn record_copies(&self, node: &Node, uid: u32, task: u64, copies: u32) -> Result<(), Fault> {
         let path = self.path_of(node.ino)?.unwrap_or_default();
         let row = params![
             node.object.cast_signed(),
@@ -309,10 +325,14 @@ impl Tx<'_> {
             self.now,
             task.cast_signed(),
             path,
+            copies,
         ];
-        let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, copies) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
+        if copies > 1 {
+            self.want_copies(node.object)?;
+        }
         Ok(())
     }
 
@@ -393,9 +413,14 @@ impl Tx<'_> {
                 "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
             )?
             .execute(row)?;
-        self.db
-            .prepare_cached("UPDATE version SET removed = 1 WHERE object = ?1")?
-            .execute([object.cast_signed()])?;
+        let sql = "UPDATE version SET removed = 1 WHERE object = ?1 RETURNING copies";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let copies: Option<u32> = statement
+            .query_row([object.cast_signed()], |row| row.get(0))
+            .optional()?;
+        if copies.is_some_and(|copies| copies > 1) {
+            self.drop_copies(object)?;
+        }
         self.keep_annotations(object)
     }
 

@@ -4,6 +4,7 @@ use super::kept::{Kept, KeptObject};
 use super::tree::Tree;
 use super::{Apart, Rebuilt};
 use crate::names::Fault;
+use crate::names::copies::CURRENT;
 use crate::names::node::{NO_ELEMENT, Node};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,8 @@ pub(super) struct Files<'a> {
     /// Versions of files whose later one is lost.
     older: Vec<&'a KeptObject>,
     versions: Vec<Version<'a>>,
+    /// Elements that have an object beside the first.
+    copies: BTreeMap<u64, Vec<u32>>,
     rebuilt: Rebuilt,
 }
 
@@ -57,8 +60,18 @@ impl<'a> Files<'a> {
             }
         }
         let mut objects: BTreeMap<u64, Vec<&KeptObject>> = BTreeMap::new();
-        for object in all.iter().flat_map(|kept| &kept.objects) {
-            objects.entry(object.inode).or_default().push(object);
+        let mut kept: Vec<&KeptObject> = all.iter().flat_map(|kept| &kept.objects).collect();
+        // Copies of one object: the first is the one that was there first.
+        kept.sort_by_key(|object| (object.id, object.sealed_at));
+        let mut copies: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+        let mut last = None;
+        for object in kept {
+            if last == Some(object.id) {
+                copies.entry(object.id).or_default().push(object.element);
+            } else {
+                objects.entry(object.inode).or_default().push(object);
+            }
+            last = Some(object.id);
         }
         for of_one in objects.values_mut() {
             of_one.sort_by_key(|object| (object.sealed_at, object.id));
@@ -75,6 +88,7 @@ impl<'a> Files<'a> {
             missing: missing.collect(),
             older: Vec::new(),
             versions: Vec::new(),
+            copies,
             rebuilt: Rebuilt::default(),
         }
     }
@@ -287,7 +301,8 @@ impl<'a> Files<'a> {
                 Some(path) if !version.superseded => path.as_slice(),
                 _ => version.object.path.as_bytes(),
             };
-            write_version(db, version, path)?;
+            let copies = self.copies.get(&version.object.id);
+            write_version(db, version, path, copies.map_or(&[], Vec::as_slice))?;
             if !version.superseded {
                 rebuilt.bytes += version.object.size;
             }
@@ -316,10 +331,15 @@ fn fill(node: &mut Node, object: &KeptObject) {
 }
 
 /// Writes a version's row; one that has a later one is to be removed, as it was before.
-fn write_version(db: &Connection, version: &Version<'_>, path: &[u8]) -> Result<(), Fault> {
+fn write_version(
+    db: &Connection,
+    version: &Version<'_>,
+    path: &[u8],
+    copies: &[u32],
+) -> Result<(), Fault> {
     let object = version.object;
-    let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, removed) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+    let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, removed, copies) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
     db.prepare_cached(sql)?.execute(params![
         object.id.cast_signed(),
         version.ino.cast_signed(),
@@ -331,15 +351,21 @@ fn write_version(db: &Connection, version: &Version<'_>, path: &[u8]) -> Result<
         object.task.cast_signed(),
         path,
         version.superseded,
+        i64::try_from(copies.len() + 1).unwrap_or(1),
     ])?;
+    let elements = std::iter::once(object.element).chain(copies.iter().copied());
     if version.superseded {
-        let row = params![
-            object.id.cast_signed(),
-            object.element,
-            object.sealed_at.cast_signed()
-        ];
-        db.prepare_cached("INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)")?
-            .execute(row)?;
+        let sql = "INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
+        let mut insert = db.prepare_cached(sql)?;
+        let sealed_at = object.sealed_at.cast_signed();
+        for element in elements {
+            insert.execute(params![object.id.cast_signed(), element, sealed_at])?;
+        }
+        return Ok(());
+    }
+    let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
+    for element in elements.skip(1) {
+        insert.execute(params![object.id.cast_signed(), element, CURRENT])?;
     }
     Ok(())
 }

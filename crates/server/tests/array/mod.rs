@@ -135,6 +135,8 @@ pub struct FakeElement {
     pub id: u32,
     /// Removals that came and were not looked at yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
+    /// Other labels that came with one that was looked at.
+    pub waiting: VecDeque<v1::Label>,
     /// What capabilities are checked with.
     pub key: Vec<u8>,
     pub out: mpsc::Sender<v1::FromElement>,
@@ -189,6 +191,7 @@ impl FakeElement {
             id,
             key: welcome.key,
             removals: VecDeque::new(),
+            waiting: VecDeque::new(),
             out,
             stream,
         }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
-use tidemill_client::transfer::Transfer;
+use tidemill_client::transfer::{Transfer, Wanted};
 use tidemill_core::id::ElementId;
 use tidemill_wire::v1::{self, name_op::Op};
 
@@ -103,9 +103,11 @@ impl Bench<'_> {
         for (data, bytes) in self.used(subjects) {
             let local = self.inputs.file(data, bytes)?;
             let path = self.path(id, data, bytes);
-            self.transfer
-                .put(&local, &path, Some(ElementId(id)), |_| ())
-                .await?;
+            let wanted = Wanted {
+                element: Some(ElementId(id)),
+                copies: Some(1),
+            };
+            self.transfer.put(&local, &path, wanted, |_| ()).await?;
         }
         let mut kernels: Vec<KernelSpeed> = Vec::new();
         for subject in subjects {

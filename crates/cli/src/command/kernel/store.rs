@@ -15,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Server;
-use tidemill_client::transfer::Transfer;
+use tidemill_client::transfer::{Transfer, Wanted};
 use tidemill_core::job::own::{self, OwnName};
 use tidemill_kernel::hash_file;
 use tidemill_wire::v1::{self, name_op::Op};
@@ -258,7 +258,9 @@ impl Store {
                 }
             }
             if !sent {
-                self.transfer.put(local, &path(&new), None, |_| ()).await?;
+                self.transfer
+                    .put(local, &path(&new), Wanted::default(), |_| ())
+                    .await?;
                 sent = true;
             }
             let before = newest.and_then(|file| OwnName::parse(file).version);

@@ -1,0 +1,105 @@
+//! Where the bytes of a file are.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
+
+/// What `tidemill layout` shows of one file.
+#[derive(Debug)]
+pub(crate) struct LayoutView {
+    /// Its path.
+    pub(crate) path: String,
+    /// As the server says it.
+    pub(crate) layout: Value,
+    /// The array's.
+    pub(crate) elements: Vec<v1::Element>,
+}
+
+impl View for LayoutView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let parts = self.parts();
+        let size = self.layout["size"].as_u64().unwrap_or(0);
+        let wanted = self.layout["copies"].as_u64().unwrap_or(1);
+        writeln!(
+            out,
+            "{}: {}, version {}, {} wanted",
+            line(&self.path),
+            format::bytes(size),
+            self.layout["version"],
+            if wanted == 1 {
+                "1 copy".into()
+            } else {
+                format!("{wanted} copies")
+            }
+        )?;
+        let header = ["OFFSET", "SIZE", "OBJECT", "ELEMENT", "STATE", "HOST"];
+        let mut rows = table(&header, &[0, 1, 3]);
+        for part in parts {
+            for copy in part["copies"].as_array().into_iter().flatten() {
+                let element = copy["element"].as_u64().unwrap_or(0);
+                rows.add_row([
+                    part["offset"].to_string(),
+                    format::bytes(part["size"].as_u64().unwrap_or(0)),
+                    part["object"].as_str().unwrap_or_default().to_owned(),
+                    element.to_string(),
+                    copy["state"].as_str().unwrap_or_default().to_owned(),
+                    line(self.host(element).unwrap_or_default()),
+                ]);
+            }
+        }
+        write_table(out, &rows)?;
+        for part in parts {
+            if let Some(note) = self.note(part, wanted) {
+                writeln!(out, "{note}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let mut layout = self.layout.clone();
+        layout["path"] = json!(self.path);
+        layout
+    }
+}
+
+impl LayoutView {
+    fn parts(&self) -> &[Value] {
+        self.layout["parts"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    fn host(&self, element: u64) -> Option<&str> {
+        let mut elements = self.elements.iter();
+        let found = elements.find(|one| u64::from(one.element) == element)?;
+        Some(&found.host)
+    }
+
+    /// What is not as it should be.
+    fn note(&self, part: &Value, wanted: u64) -> Option<String> {
+        let copies = part["copies"].as_array()?;
+        let current: Vec<u64> = copies
+            .iter()
+            .filter(|copy| copy["state"] == "current")
+            .filter_map(|copy| copy["element"].as_u64())
+            .collect();
+        if (current.len() as u64) < wanted {
+            let missing = wanted - current.len() as u64;
+            return Some(format!(
+                "{} missing: made as soon as elements with room are up",
+                if missing == 1 {
+                    "1 copy is".into()
+                } else {
+                    format!("{missing} copies are")
+                }
+            ));
+        }
+        let hosts: BTreeSet<_> = current.iter().map(|&element| self.host(element)).collect();
+        (wanted > 1 && hosts.len() == 1).then(|| {
+            "all copies are on one host: they outlive an element, and not the host".to_owned()
+        })
+    }
+}

@@ -1,0 +1,448 @@
+//! Further copies of versions: which are missing, as the table `short` says, and labels that make them.
+//!
+//! A copy has the id of the version, on another element. Its row in `copy` is written with its label, and is current when
+//! that has ended well; it goes with the version, whatever its label does then. A row of `short` goes when there are as many
+//! copies as wanted, so what a restart finds there is what is still to be done.
+
+use crate::array::Array;
+use crate::clock;
+use crate::jobs::Incoming;
+use crate::jobs::store::json;
+use crate::names::Fault;
+use crate::names::commit::Database;
+use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tidemill_core::copies::{COPIES_MAX, CopyState, Kept};
+use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::label::{Input, Operation, Output, Owner};
+use tidemill_wire::v1;
+
+/// How often it is looked whether copies are missing.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Versions that are looked at in one go.
+pub(crate) const VERSIONS_MAX: usize = 256;
+/// Versions of an element that are put on the list in one go.
+const PAGE_MAX: i64 = 4096;
+/// All of them are (`lost.after`).
+const ALL: i64 = i64::MAX;
+/// Files that are named of those that can't be had.
+const LOST_NAMED_MAX: i64 = 10;
+/// How long a version is left alone of which no copy could be made.
+pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
+
+/// A version that may have fewer copies than it should.
+#[derive(Clone, Debug)]
+pub(crate) struct Short {
+    pub(crate) kept: Kept,
+    pub(crate) owner: Owner,
+    ino: u64,
+    path: String,
+    /// It is no file's version any more.
+    gone: bool,
+}
+
+/// What was found out of the copies of a version.
+#[derive(Clone, Debug)]
+pub(crate) enum Found {
+    /// There are enough, or none are wanted any more.
+    Enough,
+    /// Nothing can be done now, with so many that are current.
+    Rest { has: usize },
+    /// These are too many.
+    Surplus(Vec<ElementId>),
+}
+
+/// Elements that are no longer waited for.
+#[derive(Debug)]
+pub(crate) struct Losses {
+    /// How long an element may be away.
+    pub(crate) after: Duration,
+    /// Those that are lost, and those that were and have come back, as long as what they hold has not been looked at.
+    elements: BTreeMap<u32, Loss>,
+}
+
+/// How far what an element holds has been looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Loss {
+    back: bool,
+    all: bool,
+}
+
+/// Of an element that is lost, or has come back, more versions are to be looked at, or all from the first on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    element: u32,
+    back: bool,
+    begin: bool,
+}
+
+impl Losses {
+    /// As they were kept.
+    pub(crate) fn new(db: &Connection, after: Duration) -> Result<Self, Fault> {
+        let mut statement = db.prepare("SELECT element, back, after FROM lost")?;
+        let rows = statement.query_map([], |row| {
+            let loss = Loss {
+                back: row.get(1)?,
+                all: row.get::<_, i64>(2)? == ALL,
+            };
+            Ok((row.get(0)?, loss))
+        })?;
+        let elements = rows.collect::<Result<_, _>>()?;
+        Ok(Self { after, elements })
+    }
+
+    /// Those that are lost.
+    pub(crate) fn lost(&self) -> BTreeSet<u32> {
+        let lost = self.elements.iter().filter(|(_, loss)| !loss.back);
+        lost.map(|(&element, _)| element).collect()
+    }
+
+    /// Takes note of who is gone and who is up; gives what is to be looked at.
+    pub(crate) fn renew(&mut self, gone: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
+        let mut looks = Vec::new();
+        for &element in gone {
+            if self.elements.get(&element).is_none_or(|loss| loss.back) {
+                tracing::warn!(
+                    element,
+                    "an element is no longer waited for: what it has is copied again"
+                );
+                looks.push(Look {
+                    element,
+                    back: false,
+                    begin: true,
+                });
+            }
+        }
+        for (&element, loss) in &self.elements {
+            if !loss.back && up.contains(&element) {
+                tracing::info!(element, "a lost element is back");
+                looks.push(Look {
+                    element,
+                    back: true,
+                    begin: true,
+                });
+            } else if !loss.all && looks.iter().all(|look| look.element != element) {
+                looks.push(Look {
+                    element,
+                    back: loss.back,
+                    begin: false,
+                });
+            }
+        }
+        for look in &looks {
+            let loss = Loss {
+                back: look.back,
+                all: false,
+            };
+            self.elements.insert(look.element, loss);
+        }
+        looks
+    }
+
+    /// What was kept of them, once it is.
+    pub(crate) fn looked(&mut self, db: &Connection) -> Result<(), Fault> {
+        self.elements = Self::new(db, self.after)?.elements;
+        Ok(())
+    }
+
+    /// Whether there is more to be looked at.
+    pub(crate) fn pending(&self) -> bool {
+        self.elements.values().any(|loss| !loss.all)
+    }
+}
+
+/// Puts the next versions that an element has on the list of those to be looked at.
+pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
+    if look.begin {
+        let sql = "INSERT OR REPLACE INTO lost VALUES (?1, ?2, 0)";
+        db.prepare_cached(sql)?
+            .execute(params![look.element, look.back])?;
+    }
+    let sql = "SELECT after FROM lost WHERE element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let after = statement.query_row([look.element], |row| row.get::<_, i64>(0));
+    let Some(after) = after.optional()? else {
+        return Ok(());
+    };
+    let held = "SELECT object FROM copy WHERE element = ?1 AND object > ?2 \
+                UNION ALL SELECT object FROM version \
+                WHERE element = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
+    let mut statement = db.prepare_cached(held)?;
+    let row = params![look.element, after, PAGE_MAX];
+    let objects = statement.query_map(row, |row| row.get(0))?;
+    let objects = objects.collect::<Result<Vec<i64>, _>>()?;
+    let sql = "INSERT INTO short SELECT object, \
+               (element NOT IN (SELECT element FROM lost WHERE back = 0)) + (SELECT count(*) FROM copy \
+                WHERE copy.object = version.object AND state = ?3 \
+                AND element NOT IN (SELECT element FROM lost WHERE back = 0)), ?2 \
+               FROM version WHERE object = ?1 \
+               ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
+    let mut insert = db.prepare_cached(sql)?;
+    for &object in &objects {
+        insert.execute(params![object, now, CURRENT])?;
+    }
+    match objects.last() {
+        Some(&last) if objects.len() >= PAGE_MAX as usize => {
+            let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
+            db.prepare_cached(sql)?
+                .execute(params![look.element, last])?;
+        }
+        _ => {
+            db.prepare_cached("DELETE FROM lost WHERE element = ?1 AND back = 1")?
+                .execute([look.element])?;
+            let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
+            db.prepare_cached(sql)?
+                .execute(params![look.element, ALL])?;
+        }
+    }
+    Ok(())
+}
+
+/// Has the driver look, for ever.
+pub(crate) async fn watch(
+    database: Arc<Database>,
+    array: Arc<Array>,
+    after: Duration,
+    driver: Sender<Incoming>,
+) {
+    let mut gone = BTreeSet::new();
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        let due = database.read(|db| Ok(!objects(db, clock::now_ns(), 1)?.is_empty()));
+        let before = std::mem::replace(&mut gone, array.gone(after));
+        let look = due.unwrap_or(false) || before != gone;
+        if look && driver.send(Incoming::Copies).is_err() {
+            return;
+        }
+    }
+}
+
+/// What is to be told of copies.
+pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
+    let count = |sql: &str| -> Result<u64, Fault> {
+        let mut statement = db.prepare_cached(sql)?;
+        let count: i64 = statement.query_row([], |row| row.get(0))?;
+        Ok(count.cast_unsigned())
+    };
+    let sql =
+        "SELECT path FROM short JOIN version USING (object) WHERE has = 0 ORDER BY object LIMIT ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let lost_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
+    let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
+    let lost_elements = elements.query_map([], |row| row.get(0))?;
+    Ok(v1::CopyHealth {
+        short: count("SELECT count(*) FROM short")?,
+        lost: count("SELECT count(*) FROM short WHERE has = 0")?,
+        lost_paths: lost_paths.collect::<Result<_, _>>()?,
+        lost_elements: lost_elements.collect::<Result<_, _>>()?,
+    })
+}
+
+/// Those to be looked at, which have the fewest copies first.
+fn objects(db: &Connection, now: i64, max: usize) -> Result<Vec<i64>, Fault> {
+    let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 ORDER BY at LIMIT ?3";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut objects = Vec::new();
+    for has in 0..=COPIES_MAX {
+        let left = i64::try_from(max - objects.len()).unwrap_or(0);
+        let rows = statement.query_map(params![has, now, left], |row| row.get(0))?;
+        objects.extend(rows.collect::<Result<Vec<i64>, _>>()?);
+    }
+    Ok(objects)
+}
+
+/// The versions to be looked at until `now`, which have the fewest copies first. `lost` are elements that are no longer
+/// waited for.
+pub(crate) fn due(db: &Connection, now: i64, lost: &BTreeSet<u32>) -> Result<Vec<Short>, Fault> {
+    let objects = objects(db, now, VERSIONS_MAX)?;
+    let shorts = objects.into_iter().map(|object| short(db, object, lost));
+    shorts.collect()
+}
+
+fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fault> {
+    let sql = "SELECT version.size, copies, version.element, removed, version.ino, path, \
+               coalesce(inode.uid, version.uid), coalesce(inode.gid, 0) \
+               FROM version LEFT JOIN inode ON inode.ino = version.ino WHERE version.object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let object = object.cast_unsigned();
+    let found = statement
+        .query_row([object.cast_signed()], |row| {
+            let kept = Kept {
+                object: ObjectId(object),
+                size: row.get::<_, i64>(0)?.cast_unsigned(),
+                wanted: row.get::<_, u32>(1)? as usize,
+                holders: vec![(ElementId(row.get(2)?), CopyState::Current)],
+            };
+            Ok(Short {
+                kept,
+                gone: row.get(3)?,
+                ino: row.get::<_, i64>(4)?.cast_unsigned(),
+                path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(5)?).into_owned(),
+                owner: Owner {
+                    uid: row.get(6)?,
+                    gid: row.get(7)?,
+                },
+            })
+        })
+        .optional()?;
+    let Some(mut short) = found else {
+        return Ok(Short::gone(object));
+    };
+    let others = others(db, object)?.into_iter();
+    let others = others.map(|(element, state)| (ElementId(element), state));
+    short.kept.holders.extend(others);
+    for (element, state) in &mut short.kept.holders {
+        if lost.contains(&element.0) {
+            *state = CopyState::Lost;
+        }
+    }
+    let mut going = db.prepare_cached("SELECT element FROM removal WHERE object = ?1")?;
+    let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
+    for element in going.collect::<Result<Vec<u32>, _>>()? {
+        let going = (ElementId(element), CopyState::Going);
+        short.kept.holders.push(going);
+    }
+    Ok(short)
+}
+
+impl Short {
+    fn gone(object: u64) -> Self {
+        Self {
+            kept: Kept {
+                object: ObjectId(object),
+                size: 0,
+                wanted: 0,
+                holders: Vec::new(),
+            },
+            owner: Owner::default(),
+            ino: 0,
+            path: String::new(),
+            gone: true,
+        }
+    }
+
+    /// Whether nobody wants copies of it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// What an element is to do that is to have a copy.
+    pub(crate) fn operation(&self, from: ElementId) -> Operation {
+        Operation::Copy {
+            from: Input {
+                name: String::new(),
+                object: self.kept.object,
+                element: from,
+                size: self.kept.size,
+            },
+            to: Output {
+                name: String::new(),
+                object: self.kept.object,
+                inode: Inode(self.ino),
+                path: self.path.clone(),
+            },
+        }
+    }
+}
+
+/// Copies of some objects that are there, beside the first of each.
+pub(crate) fn of_all(
+    db: &Connection,
+    objects: &[ObjectId],
+) -> Result<Vec<(ObjectId, ElementId)>, Fault> {
+    let any = db
+        .prepare_cached("SELECT 1 FROM copy LIMIT 1")?
+        .exists([])?;
+    if !any || objects.is_empty() {
+        return Ok(Vec::new());
+    }
+    let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
+    let sql = "SELECT copy.object, element FROM json_each(?1) AS wanted \
+               CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![json(&objects), CURRENT], |row| {
+        let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
+        Ok((object, ElementId(row.get(1)?)))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// All elements that have an object which is a version, the first before the others.
+pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
+    let sql = "SELECT element FROM version WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let first = statement.query_row([object.cast_signed()], |row| row.get::<_, u32>(0));
+    let others = others(db, object)?.into_iter();
+    let others = others.filter(|(_, state)| *state == CopyState::Current);
+    let others = others.map(|(element, _)| element);
+    Ok(first.optional()?.into_iter().chain(others).collect())
+}
+
+/// A label is to make a copy. There is none of a version that went meanwhile.
+pub(crate) fn coming(db: &Connection, object: u64, element: ElementId) -> Result<(), Fault> {
+    let sql = "INSERT OR IGNORE INTO copy SELECT object, ?2, ?3 FROM version \
+               WHERE object = ?1 AND removed = 0 AND element != ?2";
+    db.prepare_cached(sql)?
+        .execute(params![object.cast_signed(), element.0, COMING])?;
+    Ok(())
+}
+
+/// A label that was to make a copy has ended.
+pub(crate) fn ended(
+    db: &Connection,
+    object: ObjectId,
+    element: ElementId,
+    well: bool,
+    now: i64,
+) -> Result<(), Fault> {
+    let row = params![object.0.cast_signed(), element.0];
+    if !well {
+        let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2";
+        if db.prepare_cached(sql)?.execute(row)? > 0 {
+            look_later(db, object, 1, now)?;
+        }
+        return Ok(());
+    }
+    let sql = "UPDATE copy SET state = ?3 WHERE object = ?1 AND element = ?2";
+    let row = params![object.0.cast_signed(), element.0, CURRENT];
+    if db.prepare_cached(sql)?.execute(row)? > 0 {
+        return look_again(db, object.0, now);
+    }
+    // The version went while it was being made.
+    remove_copy(db, object.0, element.0, now)
+}
+
+/// Keeps what was found out of the copies of a version.
+pub(crate) fn found(
+    db: &Connection,
+    object: ObjectId,
+    found: &Found,
+    now: i64,
+) -> Result<(), Fault> {
+    match found {
+        Found::Enough => {
+            db.prepare_cached("DELETE FROM short WHERE object = ?1")?
+                .execute([object.0.cast_signed()])?;
+            Ok(())
+        }
+        Found::Rest { has } => look_later(db, object, *has, now),
+        Found::Surplus(elements) => {
+            for element in elements {
+                remove_copy(db, object.0, element.0, now)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn look_later(db: &Connection, object: ObjectId, has: usize, now: i64) -> Result<(), Fault> {
+    let has = i64::try_from(has.min(COPIES_MAX as usize)).unwrap_or(0);
+    let sql = "UPDATE short SET at = ?2, has = ?3 WHERE object = ?1";
+    db.prepare_cached(sql)?
+        .execute(params![object.0.cast_signed(), now + REST_NS, has])?;
+    Ok(())
+}

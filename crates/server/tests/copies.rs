@@ -1,0 +1,514 @@
+//! Copies of files on several elements: how many are wanted, how they are made, and that they go with their version.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod array;
+
+use array::{FakeElement, Running, failure, root, stat, status, submit, user};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+use tidemill_client::Server as Client;
+use tidemill_server::Config;
+use tidemill_wire::v1::{
+    self, label::Operation, name_op::Op, name_result::Result as Answer, to_element::Message as To,
+};
+
+/// An element on a host.
+async fn element(client: &Client, id: u32, host: &str) -> FakeElement {
+    let status = v1::Element {
+        host: host.into(),
+        ..status(id)
+    };
+    FakeElement::attach_as(client, status, Vec::new()).await
+}
+
+async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> {
+    client.one(&root(), op).await
+}
+
+/// A folder whose files are to have so many copies; gives its inode.
+async fn folder(client: &Client, name: &str, copies: &str) -> u64 {
+    let (ino, _) = client.reserve(1, 0).await.unwrap();
+    let create = v1::Create {
+        parent: 1,
+        name: name.into(),
+        kind: v1::Kind::Directory.into(),
+        mode: 0o755,
+        ino: ino.0,
+        ..v1::Create::default()
+    };
+    one(client, Op::Create(create)).await.unwrap();
+    set(client, ino.0, copies).await.unwrap();
+    ino.0
+}
+
+async fn set(client: &Client, ino: u64, copies: &str) -> Result<Answer, tidemill_client::Error> {
+    let set = v1::SetXattr {
+        ino,
+        name: b"user.tidemill.copies".to_vec(),
+        value: copies.into(),
+        ..v1::SetXattr::default()
+    };
+    one(client, Op::SetXattr(set)).await
+}
+
+/// A sealed file on element 0; gives its inode and object.
+async fn file(client: &Client, path: &str) -> (u64, u64) {
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: path.into(),
+        kind: v1::Kind::File.into(),
+        mode: 0o644,
+        ino: ino.0,
+        object: object.0,
+        element: Some(0),
+        ..v1::Create::default()
+    };
+    one(client, Op::Create(create)).await.unwrap();
+    seal(client, ino.0, object.0, None).await.unwrap();
+    (ino.0, object.0)
+}
+
+async fn seal(
+    client: &Client,
+    ino: u64,
+    object: u64,
+    copies: Option<u32>,
+) -> Result<Answer, tidemill_client::Error> {
+    let seal = v1::Seal {
+        ino,
+        object,
+        size: 5,
+        copies,
+        ..v1::Seal::default()
+    };
+    one(client, Op::Seal(seal)).await
+}
+
+/// The next label that makes a copy.
+async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
+    loop {
+        if let Some(label) = element.waiting.pop_front() {
+            match label.operation {
+                Some(Operation::Copy(copy)) => return (label.id, copy),
+                other => panic!("no copy: {other:?}"),
+            }
+        }
+        if let To::Labels(labels) = element.next().await {
+            element.waiting.extend(labels.labels);
+        }
+    }
+}
+
+/// It has made a copy.
+async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
+    let outcome = v1::LabelOutcome {
+        sealed: vec![v1::SealedObject {
+            object: copy.to,
+            size: 5,
+            ..v1::SealedObject::default()
+        }],
+        ..v1::LabelOutcome::default()
+    };
+    element.finished(label, outcome).await;
+    element.acknowledged(vec![label]).await;
+}
+
+async fn attribute(client: &Client, ino: u64, name: &str) -> String {
+    let get = v1::GetXattr {
+        ino,
+        name: name.into(),
+    };
+    match one(client, Op::GetXattr(get)).await.unwrap() {
+        Answer::Bytes(bytes) => String::from_utf8(bytes.value).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Elements and states of a file's copies.
+async fn copies(client: &Client, ino: u64) -> Value {
+    let layout = attribute(client, ino, "user.tidemill.layout").await;
+    serde_json::from_str::<Value>(&layout).unwrap()["parts"][0]["copies"].take()
+}
+
+fn at(element: u32, state: &str) -> Value {
+    json!({ "element": element, "state": state })
+}
+
+fn rows(dir: &Path, sql: &str) -> i64 {
+    let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
+    db.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+async fn unlink(client: &Client, parent: u64, name: &str) {
+    let unlink = v1::Unlink {
+        parent,
+        name: name.into(),
+        ..v1::Unlink::default()
+    };
+    one(client, Op::Unlink(unlink)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_copied_to_another_host_and_its_copies_go_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut first = element(&client, 0, "a").await;
+    let mut same_host = element(&client, 1, "a").await;
+    let mut other_host = element(&client, 2, "b").await;
+    let folder = folder(&client, "d", "2").await;
+    let (ino, object) = file(&client, "/d/f").await;
+    let (label, sent) = copy(&mut other_host).await;
+    let from = sent.from.as_ref().unwrap();
+    assert_eq!((from.object, from.element, sent.to), (object, 0, object));
+    assert!(!from.capability.is_empty());
+    assert_eq!((sent.ino, sent.path.as_str()), (ino, "/d/f"));
+    let coming = json!([at(0, "current"), at(2, "coming")]);
+    assert_eq!(copies(&client, ino).await, coming);
+    made(&mut other_host, (label, sent)).await;
+    let current = json!([at(0, "current"), at(2, "current")]);
+    assert_eq!(copies(&client, ino).await, current);
+    assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
+    // The next version: the one before goes from both.
+    let (_, next) = client.reserve(0, 1).await.unwrap();
+    let new = v1::NewVersion {
+        ino,
+        object: next.0,
+        ..v1::NewVersion::default()
+    };
+    one(&client, Op::NewVersion(new)).await.unwrap();
+    // The one who writes it wants three.
+    seal(&client, ino, next.0, Some(3)).await.unwrap();
+    let (second, third) = tokio::join!(copy(&mut other_host), copy(&mut same_host));
+    made(&mut other_host, second).await;
+    made(&mut same_host, third).await;
+    let all = json!([at(0, "current"), at(1, "current"), at(2, "current")]);
+    assert_eq!(copies(&client, ino).await, all);
+    assert_eq!(first.removed().await, [object]);
+    assert_eq!(other_host.removed().await, [object]);
+    unlink(&client, folder, "f").await;
+    for element in [&mut first, &mut same_host, &mut other_host] {
+        assert_eq!(element.removed().await, [next.0]);
+    }
+    assert_eq!(rows(dir.path(), "SELECT count(*) FROM copy"), 0);
+}
+
+/// The element that a version is to be read from, by one whom these did not answer.
+async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
+    let open = v1::Open {
+        ino,
+        version: 0,
+        avoid: avoid.to_vec(),
+    };
+    match one(client, Op::Open(open)).await.unwrap() {
+        Answer::Opened(opened) => {
+            assert!(!opened.capability.is_empty());
+            opened.element
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_read_from_whichever_copy_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (ino, _) = file(&client, "/d/f").await;
+    let sent = copy(&mut other).await;
+    assert_eq!(read_from(&client, ino, &[0]).await, 0, "it is being made");
+    made(&mut other, sent).await;
+    for (avoid, expected) in [
+        (vec![], 0),
+        (vec![1], 0),
+        (vec![0], 1),
+        (vec![0, 1], 0),
+        (vec![u32::MAX, 7], 0),
+    ] {
+        let element = read_from(&client, ino, &avoid).await;
+        assert_eq!(element, expected, "{avoid:?}");
+    }
+    drop(first);
+    while copies(&client, ino).await[0] != at(0, "away") {
+        tokio::task::yield_now().await;
+    }
+    for avoid in [vec![], vec![0]] {
+        assert_eq!(read_from(&client, ino, &avoid).await, 1);
+    }
+    // A new version that begins as the one before goes where that can be had.
+    let (_, object) = client.reserve(0, 1).await.unwrap();
+    let new = v1::NewVersion {
+        ino,
+        object: object.0,
+        element: Some(0),
+        steal: false,
+    };
+    match one(&client, Op::NewVersion(new)).await.unwrap() {
+        Answer::Opened(opened) => assert_eq!(opened.element, 1),
+        other => panic!("{other:?}"),
+    }
+    drop(other);
+    while copies(&client, ino).await[1] != at(1, "away") {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(read_from(&client, ino, &[]).await, 0, "none is up");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (_, object) = file(&client, "/d/f").await;
+    let sent = copy(&mut other).await;
+    made(&mut other, sent).await;
+    drop(first);
+    let mut third = element(&client, 2, "c").await;
+    let script = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "wordcount"; element = 2;
+        input = ["f"]; output = ["out"]; stdout = "out"; } );"#;
+    let reply = submit(&client, 0, script).await;
+    assert!(reply.job > 0, "{reply:?}");
+    let (_, analyse) = third.labels().await.remove(0);
+    let input = &analyse.inputs[0];
+    assert_eq!((input.object, input.element), (object, 1));
+    assert!(!input.capability.is_empty());
+}
+
+/// Waits until the server says so of copies.
+async fn health(client: &Client, expected: impl Fn(&v1::CopyHealth) -> bool) -> v1::CopyHealth {
+    loop {
+        let copies = client.status().await.unwrap().copies.unwrap();
+        if expected(&copies) {
+            return copies;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn soon(dir: &Path) -> Config {
+    Config {
+        element_timeout: Duration::from_millis(300),
+        repair_after: Duration::from_millis(300),
+        tls: false,
+        ..Config::new(dir)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_element_had_is_copied_again_and_is_too_much_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start_with(soon(dir.path())).await;
+    let client = running.client().await;
+    let mut first = element(&client, 0, "a").await;
+    let mut lost = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (ino, object) = file(&client, "/d/f").await;
+    let sent = copy(&mut lost).await;
+    made(&mut lost, sent).await;
+    let (other_ino, other) = file(&client, "/d/g").await;
+    let sent = copy(&mut lost).await;
+    made(&mut lost, sent).await;
+    health(&client, |copies| copies.short == 0).await;
+    let mut third = element(&client, 2, "c").await;
+    drop(lost);
+    let told = health(&client, |copies| copies.lost_elements == [1]).await;
+    assert_eq!((told.lost, told.lost_paths.len()), (0, 0));
+    let sent = copy(&mut third).await;
+    let from = sent.1.from.as_ref().unwrap();
+    assert_eq!((from.object, from.element), (object, 0));
+    // The server dies, and knows it still.
+    drop((first, third, client));
+    running.crash().await;
+    let slow = Config {
+        repair_after: Duration::from_secs(3600),
+        ..soon(dir.path())
+    };
+    let running = Running::start_with(slow).await;
+    let client = running.client().await;
+    first = element(&client, 0, "a").await;
+    third = element(&client, 2, "c").await;
+    let mut objects = Vec::new();
+    for _ in 0..2 {
+        let sent = copy(&mut third).await;
+        objects.push(sent.1.to);
+        made(&mut third, sent).await;
+    }
+    assert_eq!(objects, [object, other]);
+    health(&client, |copies| copies.short == 0).await;
+    let three = json!([at(0, "current"), at(1, "away"), at(2, "current")]);
+    assert_eq!(copies(&client, ino).await, three);
+    // It is back with what it had: one of three is too much, and the first is none of these.
+    let back = element(&client, 1, "b").await;
+    assert_eq!(third.removed().await, [object, other]);
+    let two = json!([at(0, "current"), at(1, "current")]);
+    assert_eq!(copies(&client, ino).await, two);
+    assert_eq!(copies(&client, other_ino).await, two);
+    health(&client, |copies| {
+        copies.short == 0 && copies.lost_elements.is_empty()
+    })
+    .await;
+    drop((first, back));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_which_nothing_is_left_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start_with(soon(dir.path())).await;
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let mut second = element(&client, 1, "b").await;
+    let mut third = element(&client, 2, "c").await;
+    folder(&client, "d", "2").await;
+    let (_, object) = file(&client, "/d/f").await;
+    let sent = tokio::select! {
+        sent = copy(&mut second) => sent,
+        sent = copy(&mut third) => sent,
+    };
+    assert_eq!(sent.1.to, object);
+    drop((second, third, first));
+    let told = health(&client, |copies| copies.lost == 1).await;
+    assert_eq!(told.lost_paths, [b"/d/f".to_vec()]);
+    assert_eq!((told.short, told.lost_elements), (1, vec![0, 1, 2]));
+    // It is no more when one is back that has it.
+    let _first = element(&client, 0, "a").await;
+    health(&client, |copies| copies.lost == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_is_made_although_server_and_element_are_killed_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    folder(&client, "d", "2").await;
+    let (ino, _) = file(&client, "/d/f").await;
+    let sent = copy(&mut other).await;
+    drop(other);
+    let mut other = element(&client, 1, "b").await;
+    assert_eq!(copy(&mut other).await.0, sent.0);
+    drop((other, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    let again = copy(&mut other).await;
+    assert_eq!((again.0, again.1.to), (sent.0, sent.1.to));
+    // It can't be made: nothing is left of it, and it is tried again.
+    let full = failure("device", "the disk is full");
+    other.finished(again.0, full).await;
+    other.acknowledged(vec![again.0]).await;
+    assert_eq!(copies(&client, ino).await, json!([at(0, "current")]));
+    let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
+    db.execute("UPDATE short SET at = 0", []).unwrap();
+    let third = copy(&mut other).await;
+    assert!(third.0 > again.0);
+    made(&mut other, third).await;
+    let both = json!([at(0, "current"), at(1, "current")]);
+    assert_eq!(copies(&client, ino).await, both);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_comes_after_its_version_went_goes_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut first = element(&client, 0, "a").await;
+    let mut other = element(&client, 1, "b").await;
+    let folder = folder(&client, "d", "2").await;
+    let (_, object) = file(&client, "/d/f").await;
+    let sent = copy(&mut other).await;
+    unlink(&client, folder, "f").await;
+    assert_eq!(first.removed().await, [object]);
+    made(&mut other, sent).await;
+    assert_eq!(other.removed().await, [object]);
+    let left = "SELECT (SELECT count(*) FROM copy) + (SELECT count(*) FROM short)";
+    assert_eq!(rows(dir.path(), left), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_that_no_element_can_take_wait_for_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _first = element(&client, 0, "a").await;
+    folder(&client, "d", "2").await;
+    let (ino, object) = file(&client, "/d/f").await;
+    // It was looked for an element.
+    let rested = "SELECT count(*) FROM short WHERE at > 1000000000 * (1 + unixepoch('subsec'))";
+    while rows(dir.path(), rested) == 0 {
+        tokio::task::yield_now().await;
+    }
+    // A compute element keeps none; the same host is better than nothing.
+    let host = v1::Element {
+        role: "host".into(),
+        ..status(1000)
+    };
+    let _host = FakeElement::attach_as(&client, host, Vec::new()).await;
+    let mut second = element(&client, 1, "a").await;
+    let sent = copy(&mut second).await;
+    assert_eq!(sent.1.to, object);
+    made(&mut second, sent).await;
+    let both = json!([at(0, "current"), at(1, "current")]);
+    assert_eq!(copies(&client, ino).await, both);
+    drop(second);
+    while copies(&client, ino).await[1] != at(1, "away") {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_of_copies_that_make_no_sense_are_refused_and_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _element = element(&client, 0, "a").await;
+    let folder = folder(&client, "d", " 8\n").await;
+    for bad in ["0", "9", "", "-1", "two", "4294967297"] {
+        let error = set(&client, folder, bad).await.unwrap_err();
+        assert!(error.is(Errno::INVAL), "{bad}: {error}");
+        assert!(error.to_string().contains("give 1 to 8"), "{error}");
+    }
+    let (ino, object) = file(&client, "/f").await;
+    let error = set(&client, ino, "2").await.unwrap_err();
+    assert!(
+        error.to_string().contains("user.tidemill.copies"),
+        "{error}"
+    );
+    let (new, object_2) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: b"/g".to_vec(),
+        kind: v1::Kind::File.into(),
+        ino: new.0,
+        object: object_2.0,
+        ..v1::Create::default()
+    };
+    one(&client, Op::Create(create)).await.unwrap();
+    for bad in [0, 9] {
+        let error = seal(&client, new.0, object_2.0, Some(bad)).await;
+        assert!(error.unwrap_err().is(Errno::INVAL));
+    }
+    // Nothing has become of it: it can still be sealed.
+    assert!(stat(&client, "/g").await.unwrap().writing);
+    seal(&client, new.0, object_2.0, Some(1)).await.unwrap();
+    // Who may not write a folder has nothing to say about it.
+    let strange = v1::SetXattr {
+        ino: folder,
+        name: b"user.tidemill.copies".to_vec(),
+        value: b"2".to_vec(),
+        ..v1::SetXattr::default()
+    };
+    let refused = client.one(&user(1000), Op::SetXattr(strange)).await;
+    assert!(refused.unwrap_err().is(Errno::ACCESS));
+    assert_eq!(copies(&client, ino).await, json!([at(0, "current")]));
+    assert_eq!(stat(&client, "/f").await.unwrap().object, object);
+}

@@ -1,0 +1,127 @@
+//! Files of which there are several copies, in an array of real processes.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// The elements that have a file and the states of its copies, as `tidemill layout` tells them.
+fn copies(array: &Array, path: &str) -> Vec<(u64, String)> {
+    let layout = array.json(&["layout", path]);
+    let copies = layout["parts"][0]["copies"].as_array().cloned();
+    let copy = |copy: &Value| {
+        let state = copy["state"].as_str().unwrap().to_owned();
+        (copy["element"].as_u64().unwrap(), state)
+    };
+    copies.unwrap_or_default().iter().map(copy).collect()
+}
+
+/// Waits until a file has so many copies that can be read.
+fn copied(array: &Array, path: &str, count: usize) {
+    wait("the file is copied", || {
+        let copies = copies(array, path);
+        copies.len() == count && copies.iter().all(|(_, state)| state == "current")
+    });
+}
+
+/// Where the bytes of a file would be on each of the elements.
+fn objects(array: &Array, path: &str) -> [PathBuf; 2] {
+    let layout = array.json(&["layout", path]);
+    let object = layout["parts"][0]["object"].as_str().unwrap().to_owned();
+    let below = format!("objects/{}/{object}", &object[14..]);
+    [0, 1].map(|index| array.element_folder(index).join(&below))
+}
+
+#[test]
+fn a_file_is_copied_to_another_element_and_goes_from_both() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; echo bytes > d/f; mkdir d/sub; echo x > d/sub/g");
+    copied(&array, "/d/f", 2);
+    copied(&array, "/d/sub/g", 2);
+    let both = objects(&array, "/d/f");
+    for object in &both {
+        assert_eq!(std::fs::read_to_string(object).unwrap(), "bytes\n");
+    }
+    let said = array.sh("getfattr --only-values -n user.tidemill.layout d/f; getfattr --only-values -n user.tidemill.copies d/f");
+    assert!(said.contains("current") && said.ends_with('2'), "{said}");
+    let text = array.run(&["layout", "/d/f"]);
+    assert!(
+        text.out.contains("all copies are on one host"),
+        "{}",
+        text.out
+    );
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+    // A new version, and then none.
+    array.sh("echo more >> d/f");
+    wait("the first version is removed", || {
+        both.iter().all(|object| !object.exists())
+    });
+    copied(&array, "/d/f", 2);
+    let both = objects(&array, "/d/f");
+    assert_eq!(std::fs::read_to_string(&both[1]).unwrap(), "bytes\nmore\n");
+    array.sh("rm d/f");
+    wait("both are removed", || {
+        both.iter().all(|object| !object.exists())
+    });
+    // The one who puts it may want them without a folder.
+    let local = array.path("local");
+    std::fs::write(&local, "put").unwrap();
+    let local = local.to_str().unwrap();
+    assert!(array.run(&["put", "--copies", "2", local, "/h"]).ok);
+    copied(&array, "/h", 2);
+    for bad in ["0", "9", "x"] {
+        let said = array.run(&["put", "--copies", bad, local, "/i"]);
+        assert!(!said.ok && said.err.contains("--copies"), "{}", said.err);
+        let set = format!("setfattr -n user.tidemill.copies -v {bad} d");
+        assert!(!array.try_sh(&set).ok);
+    }
+    assert!(!array.try_sh("setfattr -n user.tidemill.copies -v 2 h").ok);
+    assert!(!array.run(&["layout", "/d"]).ok);
+}
+
+/// An element is killed, and its folder gone, while it is read from: nobody who reads notices, nor does a job.
+#[test]
+fn readers_and_jobs_go_on_with_another_copy_when_an_element_is_lost() {
+    for remote in [true, false] {
+        let Some(mut array) = Array::with(Options {
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        let text: String = (0..4_000_000).map(|line| format!("{line}\n")).collect();
+        let local = array.path("local");
+        std::fs::write(&local, &text).unwrap();
+        let local = local.to_str().unwrap();
+        array.sh("mkdir d");
+        let put = ["put", "--copies", "2", "--element", "0", local, "/d/f"];
+        assert!(array.run(&put).ok);
+        array.sh("setfattr -n user.tidemill.copies -v 2 d; setfattr -n user.tidemill.element -v 0 d; echo small > d/g");
+        copied(&array, "/d/f", 2);
+        copied(&array, "/d/g", 2);
+        let mut open = std::fs::File::open(array.at("d/f")).unwrap();
+        let mut read = vec![0; 1 << 20];
+        open.read_exact(&mut read).unwrap();
+        array.kill_element(0);
+        std::fs::rename(array.element_folder(0), array.path("lost")).unwrap();
+        open.read_to_end(&mut read).unwrap();
+        assert!(read == text.as_bytes(), "{} bytes", read.len());
+        // What was not open before.
+        assert_eq!(array.sh("cat d/g"), "small\n");
+        assert_eq!(array.run(&["cat", "/d/g"]).out, "small\n");
+        let back = array.path("back");
+        assert!(array.run(&["get", "/d/f", back.to_str().unwrap()]).ok);
+        assert!(std::fs::read(&back).unwrap() == text.as_bytes());
+        let job = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["g"];
+            input = ["g"]; output = ["out"]; stdout = "out"; element = 1; } );"#;
+        array.done(array.submit(job));
+        // Writing goes on, too, from what only the copy has.
+        array.sh("setfattr -x user.tidemill.element d; echo more >> d/g");
+        assert_eq!(array.sh("cat d/g"), "small\nmore\n");
+        let copies = copies(&array, "/d/f");
+        assert_eq!(copies, [(0, "away".to_owned()), (1, "current".to_owned())]);
+    }
+}

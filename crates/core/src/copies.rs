@@ -63,6 +63,8 @@ pub enum Next {
     },
     /// These are more than are wanted.
     Remove(Vec<ElementId>),
+    /// There are more than are wanted, but none may go before an element that has one is up again.
+    Later,
     /// No element that is up has one.
     NoSource,
     /// No element that is up can take one.
@@ -88,6 +90,9 @@ impl Kept {
         let up: Vec<&Site> = of(CopyState::Current).filter_map(site).collect();
         if up.len() > self.wanted {
             return Next::Remove(self.surplus(&up));
+        }
+        if self.left() > self.wanted {
+            return Next::Later;
         }
         let coming = of(CopyState::Coming).count();
         if self.left() + coming >= self.wanted {
@@ -244,6 +249,6 @@ mod tests {
         assert_eq!(same_host.next(&all), Next::Remove(vec![ElementId(1)]));
         let mut two = all.clone();
         two.truncate(2);
-        assert_eq!(four.next(&two), Next::Enough, "the others are away");
+        assert_eq!(four.next(&two), Next::Later, "the others are away");
     }
 }

@@ -11,6 +11,7 @@ use crate::jobs::store::json;
 use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy};
+use crate::names::notes;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Versions that are looked at in one go.
 pub(crate) const VERSIONS_MAX: usize = 256;
 /// Versions of an element that are put on the list in one go.
-const PAGE_MAX: i64 = 4096;
+const PAGE_MAX: u32 = 4096;
 /// All of them are (`lost.after`).
 const ALL: i64 = i64::MAX;
 /// Files that are named of those that can't be had.
@@ -186,7 +187,7 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
         insert.execute(params![object, now, CURRENT])?;
     }
     match objects.last() {
-        Some(&last) if objects.len() >= PAGE_MAX as usize => {
+        Some(&last) if objects.len() as u64 >= u64::from(PAGE_MAX) => {
             let sql = "UPDATE lost SET after = ?2 WHERE element = ?1";
             db.prepare_cached(sql)?
                 .execute(params![look.element, last])?;
@@ -235,7 +236,9 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
     let lost_elements = elements.query_map([], |row| row.get(0))?;
     Ok(v1::CopyHealth {
-        short: count("SELECT count(*) FROM short")?,
+        short: count(&format!(
+            "SELECT count(*) FROM short WHERE has < {COPIES_MAX}"
+        ))?,
         lost: count("SELECT count(*) FROM short WHERE has = 0")?,
         lost_paths: lost_paths.collect::<Result<_, _>>()?,
         lost_elements: lost_elements.collect::<Result<_, _>>()?,
@@ -410,6 +413,7 @@ pub(crate) fn ended(
     let sql = "UPDATE copy SET state = ?3 WHERE object = ?1 AND element = ?2";
     let row = params![object.0.cast_signed(), element.0, CURRENT];
     if db.prepare_cached(sql)?.execute(row)? > 0 {
+        notes::copied(db, object.0, element.0)?;
         return look_again(db, object.0, now);
     }
     // The version went while it was being made.

@@ -222,11 +222,7 @@ impl Server {
         let (driver, incoming) = std::sync::mpsc::channel();
         let array = Arc::new(Array::new(&names, settings, driver.clone())?);
         let signals = Signals::default();
-        let decides = Decides {
-            policy: config.default_policy.clone(),
-            repair_after: config.repair_after,
-            queue: config.queue,
-        };
+        let decides = Decides::of(&config);
         let told = (driver.clone(), incoming);
         let worker = start_driver(&names, &array, &signals, decides, told).await?;
         array.expect_known();
@@ -344,6 +340,16 @@ struct Decides {
     policy: String,
     repair_after: Duration,
     queue: Option<Arc<dyn Queue>>,
+}
+
+impl Decides {
+    fn of(config: &Config) -> Self {
+        Self {
+            policy: config.default_policy.clone(),
+            repair_after: config.repair_after,
+            queue: config.queue.clone(),
+        }
+    }
 }
 
 /// The driver reads unfinished jobs first, which may take a while, and then lives on a thread of its own.

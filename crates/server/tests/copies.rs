@@ -170,6 +170,16 @@ async fn a_version_is_copied_to_another_host_and_its_copies_go_with_it() {
     made(&mut other_host, (label, sent)).await;
     let current = json!([at(0, "current"), at(2, "current")]);
     assert_eq!(copies(&client, ino).await, current);
+    // Whoever has a copy knows what the file is called, and when it changes.
+    let note = other_host.note(ino).await;
+    assert_eq!((note.forget, note.object, note.copies), (false, object, 2));
+    let set = v1::SetAttr {
+        ino,
+        mode: Some(0o640),
+        ..v1::SetAttr::default()
+    };
+    one(&client, Op::SetAttr(set)).await.unwrap();
+    assert_eq!(other_host.note(ino).await.mode, 0o640);
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
     // The next version: the one before goes from both.
     let (_, next) = client.reserve(0, 1).await.unwrap();

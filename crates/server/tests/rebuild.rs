@@ -223,7 +223,10 @@ fn copies_of_an_object_are_one_file_again_and_one_of_them_is_enough() {
     let folder = tempfile::tempdir().unwrap();
     let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
     one.object(100, 10, "/kept", 1);
-    one.note(&note(10, 5, Kind::File, 100, &[(1, b"renamed")]));
+    one.note(&NameNote {
+        copies: 3,
+        ..note(10, 5, Kind::File, 100, &[(1, b"renamed")])
+    });
     two.object(100, 10, "/kept", 7);
     // Overwritten: all copies of what was there before are to be removed.
     one.object(101, 11, "/new", 1);
@@ -233,19 +236,22 @@ fn copies_of_an_object_are_one_file_again_and_one_of_them_is_enough() {
     // The element of the first copy is lost.
     two.object(103, 12, "/saved", 4);
     three.object(103, 12, "/saved", 5);
+    three.note(&note(12, 7, Kind::File, 103, &[(1, b"known")]));
     let rebuilt = again(folder.path(), &[one.path, two.path, three.path]);
     assert_eq!((rebuilt.files, rebuilt.apart.len()), (3, 0), "{rebuilt:?}");
     let tree = tree(&folder.path().join("again"));
     assert_eq!(tree["/renamed"], (10, 3, 100));
     assert_eq!(tree["/new"], (11, 3, 102));
-    assert_eq!(tree["/saved"], (12, 1, 103));
+    assert_eq!(tree["/known"], (12, 3, 103));
     let db = Connection::open(folder.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
     let first = "SELECT group_concat(object || '@' || element || '*' || copies) FROM \
                  (SELECT * FROM version ORDER BY object)";
-    assert_eq!(ask(first), "100@0*2,101@0*2,102@0*1,103@1*2");
+    assert_eq!(ask(first), "100@0*3,101@0*2,102@0*1,103@1*2");
     let others = "SELECT group_concat(object || '@' || element || ':' || state) FROM copy";
     assert_eq!(ask(others), "100@1:1,103@2:1");
+    let short = "SELECT group_concat(object || ':' || has) FROM short";
+    assert_eq!(ask(short), "100:2", "the third is made again");
     let removal = "SELECT group_concat(object || '@' || element) FROM removal";
     assert_eq!(ask(removal), "101@0,101@2");
 }

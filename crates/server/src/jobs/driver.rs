@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidemill_core::copies::{CopyState, Next, Site};
+use tidemill_core::copies::{COPIES_MAX, CopyState, Next, Site};
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
@@ -308,6 +308,10 @@ impl Driver {
                 }
                 Next::NoSource | Next::NoPlace => {
                     let has = short.kept.left();
+                    return Some(Found::Rest { has });
+                }
+                Next::Later => {
+                    let has = COPIES_MAX as usize;
                     return Some(Found::Rest { has });
                 }
                 Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {

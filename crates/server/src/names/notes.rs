@@ -3,6 +3,7 @@
 //! A note says how things are when it is sent, not what was changed. Its number is taken in the transaction that reads
 //! it, so of two notes about an inode the one with the higher number is the later.
 
+use super::copies::CURRENT;
 use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
@@ -33,7 +34,22 @@ pub(crate) fn changed(db: &Connection, node: &Node) -> Result<(), Fault> {
         return Ok(());
     }
     let element = if node.object == 0 { ALL } else { node.element };
-    changed_at(db, element, node.ino)
+    // Those that have copies of its version know it, too.
+    let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT element, ?2, 1 FROM copy \
+               WHERE object = ?3 AND state = ?4 ON CONFLICT DO UPDATE SET changes = changes + 1";
+    let (ino, object) = (node.ino.cast_signed(), node.object.cast_signed());
+    db.prepare_cached(sql)?
+        .execute(params![element, ino, object, CURRENT])?;
+    Ok(())
+}
+
+/// An element has a copy of a version now, and is to hear of its file.
+pub(crate) fn copied(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
+    let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM version WHERE object = ?1 \
+               ON CONFLICT DO UPDATE SET changes = changes + 1";
+    db.prepare_cached(sql)?
+        .execute(params![object.cast_signed(), element])?;
+    Ok(())
 }
 
 fn changed_at(db: &Connection, element: i64, ino: u64) -> Result<(), Fault> {
@@ -145,7 +161,8 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
             ..v1::NameNote::default()
         });
     };
-    let elsewhere = node.object != 0 && node.element != i64::from(element);
+    let (wanted, copied) = copies(db, node.object, element)?;
+    let elsewhere = node.object != 0 && node.element != i64::from(element) && !copied;
     let mut names = db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
     let places = names.query_map([ino.cast_signed()], |row| {
         Ok(v1::NamePlace {
@@ -176,7 +193,18 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         object: node.object,
         size: node.size,
         target: node.target,
+        copies: wanted,
         places: places.collect::<Result<_, _>>()?,
         xattrs: xattrs.collect::<Result<_, _>>()?,
     })
+}
+
+/// How many copies there are to be of a version, and whether an element has one beside the first.
+fn copies(db: &Connection, object: u64, element: u32) -> Result<(u32, bool), Fault> {
+    let sql = "SELECT copies, EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3) \
+               FROM version WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let row = params![object.cast_signed(), element, CURRENT];
+    let found = statement.query_row(row, |row| Ok((row.get(0)?, row.get(1)?)));
+    Ok(found.optional()?.unwrap_or((1, false)))
 }

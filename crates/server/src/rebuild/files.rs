@@ -39,6 +39,8 @@ pub(super) struct Files<'a> {
     versions: Vec<Version<'a>>,
     /// Elements that have an object beside the first.
     copies: BTreeMap<u64, Vec<u32>>,
+    /// How many copies there are to be of an object, as notes say.
+    wanted: BTreeMap<u64, usize>,
     rebuilt: Rebuilt,
 }
 
@@ -76,6 +78,9 @@ impl<'a> Files<'a> {
         for of_one in objects.values_mut() {
             of_one.sort_by_key(|object| (object.sealed_at, object.id));
         }
+        let wanted = notes.values().filter(|note| note.copies > 1);
+        let wanted = wanted.map(|note| (note.object, note.copies as usize));
+        let wanted = wanted.collect();
         let missing = all.iter().flat_map(|kept| &kept.missing);
         let parents = notes.values().flat_map(|note| &note.places);
         let parents = parents.map(|place| place.parent);
@@ -89,6 +94,7 @@ impl<'a> Files<'a> {
             older: Vec::new(),
             versions: Vec::new(),
             copies,
+            wanted,
             rebuilt: Rebuilt::default(),
         }
     }
@@ -302,7 +308,13 @@ impl<'a> Files<'a> {
                 _ => version.object.path.as_bytes(),
             };
             let copies = self.copies.get(&version.object.id);
-            write_version(db, version, path, copies.map_or(&[], Vec::as_slice))?;
+            let wanted = self.wanted.get(&version.object.id).copied().unwrap_or(1);
+            write_version(
+                db,
+                version,
+                path,
+                (copies.map_or(&[], Vec::as_slice), wanted),
+            )?;
             if !version.superseded {
                 rebuilt.bytes += version.object.size;
             }
@@ -335,7 +347,7 @@ fn write_version(
     db: &Connection,
     version: &Version<'_>,
     path: &[u8],
-    copies: &[u32],
+    (copies, wanted): (&[u32], usize),
 ) -> Result<(), Fault> {
     let object = version.object;
     let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, removed, copies) \
@@ -351,7 +363,7 @@ fn write_version(
         object.task.cast_signed(),
         path,
         version.superseded,
-        i64::try_from(copies.len() + 1).unwrap_or(1),
+        i64::try_from(wanted.max(copies.len() + 1)).unwrap_or(1),
     ])?;
     let elements = std::iter::once(object.element).chain(copies.iter().copied());
     if version.superseded {
@@ -366,6 +378,11 @@ fn write_version(
     let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
     for element in elements.skip(1) {
         insert.execute(params![object.id.cast_signed(), element, CURRENT])?;
+    }
+    if copies.len() + 1 < wanted {
+        let has = i64::try_from(copies.len() + 1).unwrap_or(1);
+        db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
+            .execute(params![object.id.cast_signed(), has])?;
     }
     Ok(())
 }

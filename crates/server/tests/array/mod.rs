@@ -135,6 +135,8 @@ pub struct FakeElement {
     pub id: u32,
     /// Removals that came and were not looked at yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
+    /// What it was told of names.
+    pub told: Vec<v1::NameNote>,
     /// Other labels that came with one that was looked at.
     pub waiting: VecDeque<v1::Label>,
     /// What capabilities are checked with.
@@ -192,6 +194,7 @@ impl FakeElement {
             key: welcome.key,
             removals: VecDeque::new(),
             waiting: VecDeque::new(),
+            told: Vec::new(),
             out,
             stream,
         }
@@ -218,6 +221,7 @@ impl FakeElement {
             Some(To::Notes(notes)) => {
                 let change = notes.notes.iter().map(|note| note.change).max();
                 let change = change.unwrap_or(0);
+                self.told.extend(notes.notes);
                 self.send(From::Noted(v1::Noted { change })).await;
                 None
             }
@@ -234,6 +238,16 @@ impl FakeElement {
             }
             Some(message) => Some(message),
             None => panic!("an empty message"),
+        }
+    }
+
+    /// The next note about an inode.
+    pub async fn note(&mut self, ino: u64) -> v1::NameNote {
+        loop {
+            if let Some(at) = self.told.iter().position(|note| note.ino == ino) {
+                return self.told.remove(at);
+            }
+            self.hear().await;
         }
     }
 

@@ -9,9 +9,10 @@ use super::fault::Fault;
 use super::node::Node;
 use super::transaction::Tx;
 use rusqlite::{Connection, OptionalExtension, params};
-use serde_json::json;
+use serde_json::{Value, json};
 use tidemill_core::copies::{COPIES_MAX, CopyState};
-use tidemill_core::id::Inode;
+use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::layout::{self, Layout, Part};
 
 /// States of a copy (`copy.state`).
 pub(crate) const COMING: i64 = 0;
@@ -104,22 +105,13 @@ impl Tx<'_> {
         if let (Some(first), true) = (node.element(), node.object != 0) {
             let (copies, others) = self.copies_of(node.object)?;
             wanted = copies;
-            let first = std::iter::once((first, CopyState::Current));
-            let copies = first.chain(others).map(|(element, state)| {
-                let state = match state {
-                    CopyState::Coming => "coming",
-                    CopyState::Lost => "lost",
-                    _ if self.shared.is_up(element) => "current",
-                    _ => "away",
-                };
-                json!({ "element": element, "state": state })
+            let mut part = Part::on(ObjectId(node.object), node.size, ElementId(first));
+            let others = others.into_iter().map(|(element, state)| layout::Copy {
+                element: ElementId(element),
+                state,
             });
-            parts.push(json!({
-                "object": format!("{:016x}", node.object),
-                "offset": 0,
-                "size": node.size,
-                "copies": copies.collect::<Vec<_>>(),
-            }));
+            part.copies.extend(others);
+            parts = self.told(&Layout::Whole(part));
         }
         let layout = json!({
             "layout": "whole",
@@ -129,6 +121,28 @@ impl Tx<'_> {
             "parts": parts,
         });
         Ok(layout.to_string())
+    }
+
+    fn told(&self, layout: &Layout) -> Vec<Value> {
+        let copy = |copy: &layout::Copy| {
+            let state = match copy.state {
+                CopyState::Coming => "coming",
+                CopyState::Lost => "lost",
+                _ if self.shared.is_up(copy.element.0) => "current",
+                _ => "away",
+            };
+            json!({ "element": copy.element.0, "state": state })
+        };
+        let part = |(index, part): (usize, &Part)| {
+            let pieces = layout.pieces_of(index, 0..part.size);
+            json!({
+                "object": format!("{:016x}", part.object.0),
+                "offset": pieces.first().map_or(0, |piece| piece.offset),
+                "size": part.size,
+                "copies": part.copies.iter().map(copy).collect::<Vec<_>>(),
+            })
+        };
+        layout.parts().iter().enumerate().map(part).collect()
     }
 }
 

@@ -11,8 +11,9 @@ pub mod lineage;
 pub mod local;
 pub mod route;
 
-/// Version of the control protocol. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 5;
+/// Version of the control protocol. Peers of different versions refuse each other. One of version 5 would run a task without
+/// what it needs and finds around it, and take a folder for a file.
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;

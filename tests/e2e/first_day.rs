@@ -3,6 +3,15 @@
 use crate::array::{Array, Options, said};
 use serde_json::Value;
 
+fn other_commands_mean_the_newest_too(array: &Array, newest: u64) {
+    for command in ["explain", "report", "logs"] {
+        let of_newest = array.run(&[command]);
+        let of_it = array.run(&[command, &newest.to_string()]);
+        assert!(of_newest.ok, "{command}: {}", of_newest.err);
+        assert_eq!(of_newest.out, of_it.out, "{command}");
+    }
+}
+
 #[test]
 fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
     let Some(array) = Array::start() else { return };
@@ -25,12 +34,7 @@ fn the_newest_job_is_followed_and_jobs_that_ended_can_be_taken_off_the_list() {
     assert_eq!(array.ended(bad)["state"], "failed");
     let newest = array.run(&["watch"]);
     assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
-    for command in ["explain", "report", "logs"] {
-        let of_newest = array.run(&[command]);
-        let of_it = array.run(&[command, &bad.to_string()]);
-        assert!(of_newest.ok, "{command}: {}", of_newest.err);
-        assert_eq!(of_newest.out, of_it.out, "{command}");
-    }
+    other_commands_mean_the_newest_too(&array, bad);
 
     let listed = |args: &[&str]| -> Vec<u64> {
         let jobs = array.json(&[&["jobs"], args].concat());

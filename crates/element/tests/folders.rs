@@ -14,14 +14,7 @@ use tidemill_wire::v1;
 const FOLDER: u64 = 0x10_0000;
 
 async fn element() -> (tempfile::TempDir, FakeServer, Element, Connection) {
-    let folder = folder();
-    let mut server = FakeServer::start().await;
-    let element = Element::start(config(1, folder.path(), &server))
-        .await
-        .unwrap();
-    let connection = server.welcomed().await;
-    put(&element, 1, b"input").await;
-    (folder, server, element, connection)
+    element_with(b"input").await
 }
 
 fn label(id: u64, script: &str) -> v1::Label {

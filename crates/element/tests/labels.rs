@@ -11,14 +11,7 @@ use tidemill_wire::v1;
 const SHELL: &str = "sh";
 
 async fn element() -> (tempfile::TempDir, FakeServer, Element, Connection) {
-    let folder = folder();
-    let mut server = FakeServer::start().await;
-    let element = Element::start(config(1, folder.path(), &server))
-        .await
-        .unwrap();
-    let connection = server.welcomed().await;
-    put(&element, 1, b"three\nwords\nhere\n").await;
-    (folder, server, element, connection)
+    element_with(b"three\nwords\nhere\n").await
 }
 
 #[tokio::test(flavor = "multi_thread")]

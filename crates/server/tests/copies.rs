@@ -53,6 +53,33 @@ async fn set(client: &Client, ino: u64, copies: &str) -> Result<Answer, tidemill
     one(client, Op::SetXattr(set)).await
 }
 
+/// What a file of two copies needs.
+struct Two {
+    client: Client,
+    first: FakeElement,
+    other: FakeElement,
+    folder: u64,
+    ino: u64,
+    object: u64,
+}
+
+/// A file on the first of two elements of different hosts, of which a copy is to be made.
+async fn two(running: &Running) -> Two {
+    let client = running.client().await;
+    let first = element(&client, 0, "a").await;
+    let other = element(&client, 1, "b").await;
+    let folder = folder(&client, "d", "2").await;
+    let (ino, object) = file(&client, "/d/f").await;
+    Two {
+        client,
+        first,
+        other,
+        folder,
+        ino,
+        object,
+    }
+}
+
 /// A sealed file on element 0; gives its inode and object.
 async fn file(client: &Client, path: &str) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
@@ -225,11 +252,13 @@ async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
 async fn a_version_is_read_from_whichever_copy_answers() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let client = running.client().await;
-    let first = element(&client, 0, "a").await;
-    let mut other = element(&client, 1, "b").await;
-    folder(&client, "d", "2").await;
-    let (ino, _) = file(&client, "/d/f").await;
+    let Two {
+        client,
+        first,
+        mut other,
+        ino,
+        ..
+    } = two(&running).await;
     let sent = copy(&mut other).await;
     assert_eq!(read_from(&client, ino, &[0]).await, 0, "it is being made");
     made(&mut other, sent).await;
@@ -273,11 +302,13 @@ async fn a_version_is_read_from_whichever_copy_answers() {
 async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let client = running.client().await;
-    let first = element(&client, 0, "a").await;
-    let mut other = element(&client, 1, "b").await;
-    folder(&client, "d", "2").await;
-    let (_, object) = file(&client, "/d/f").await;
+    let Two {
+        client,
+        first,
+        mut other,
+        object,
+        ..
+    } = two(&running).await;
     let sent = copy(&mut other).await;
     made(&mut other, sent).await;
     drop(first);
@@ -316,11 +347,14 @@ fn soon(dir: &Path) -> Config {
 async fn what_a_lost_element_had_is_copied_again_and_is_too_much_when_it_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
-    let client = running.client().await;
-    let mut first = element(&client, 0, "a").await;
-    let mut lost = element(&client, 1, "b").await;
-    folder(&client, "d", "2").await;
-    let (ino, object) = file(&client, "/d/f").await;
+    let Two {
+        client,
+        mut first,
+        other: mut lost,
+        ino,
+        object,
+        ..
+    } = two(&running).await;
     let sent = copy(&mut lost).await;
     made(&mut lost, sent).await;
     let (other_ino, other) = file(&client, "/d/g").await;
@@ -396,11 +430,13 @@ async fn a_file_of_which_nothing_is_left_is_named() {
 async fn a_copy_is_made_although_server_and_element_are_killed_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let client = running.client().await;
-    let _first = element(&client, 0, "a").await;
-    let mut other = element(&client, 1, "b").await;
-    folder(&client, "d", "2").await;
-    let (ino, _) = file(&client, "/d/f").await;
+    let Two {
+        client,
+        first: _first,
+        mut other,
+        ino,
+        ..
+    } = two(&running).await;
     let sent = copy(&mut other).await;
     drop(other);
     let mut other = element(&client, 1, "b").await;
@@ -431,11 +467,14 @@ async fn a_copy_is_made_although_server_and_element_are_killed_meanwhile() {
 async fn a_copy_that_comes_after_its_version_went_goes_too() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let client = running.client().await;
-    let mut first = element(&client, 0, "a").await;
-    let mut other = element(&client, 1, "b").await;
-    let folder = folder(&client, "d", "2").await;
-    let (_, object) = file(&client, "/d/f").await;
+    let Two {
+        client,
+        mut first,
+        mut other,
+        folder,
+        object,
+        ..
+    } = two(&running).await;
     let sent = copy(&mut other).await;
     unlink(&client, folder, "f").await;
     assert_eq!(first.removed().await, [object]);

@@ -280,11 +280,7 @@ async fn a_folder_is_known_after_a_restart() {
         i32::from(State::Done)
     );
     // Nobody reads it any more: all its files go.
-    let mut removed = Vec::new();
-    while removed.len() < 4 {
-        removed.extend(element.removed().await);
-    }
-    removed.sort_unstable();
+    let removed = element.removed_of(4).await;
     let first = analyse.outputs[1].object;
     assert_eq!(
         removed,

@@ -743,11 +743,7 @@ async fn intermediates_go_when_their_readers_are_done_and_inputs_stay_while_need
         ended(&client, reply.job).await.state,
         i32::from(State::Done)
     );
-    let mut removed = Vec::new();
-    while removed.len() < 2 {
-        removed.extend(element.removed().await);
-    }
-    removed.sort_unstable();
+    let removed = element.removed_of(2).await;
     assert_eq!(removed, [input, analyse.inputs[0].object]);
     assert!(stat(&client, "/w/mid").await.is_none());
     assert!(stat(&client, "/w/out").await.is_some());

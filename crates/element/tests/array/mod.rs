@@ -469,3 +469,15 @@ pub fn sealed(outcome: &v1::LabelOutcome) -> Vec<(u64, u64)> {
 pub fn ids(ids: &[u64]) -> Vec<LabelId> {
     ids.iter().copied().map(LabelId).collect()
 }
+
+/// A running element whose object 1 is this, and the server's end of its connection.
+pub async fn element_with(input: &[u8]) -> (tempfile::TempDir, FakeServer, Element, Connection) {
+    let folder = folder();
+    let mut server = FakeServer::start().await;
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
+    let connection = server.welcomed().await;
+    put(&element, 1, input).await;
+    (folder, server, element, connection)
+}

@@ -55,12 +55,6 @@ impl IdSource for Blocks {
     }
 
     fn objects(&mut self, count: u64) -> ObjectId {
-        let first = self.objects.start;
-        assert!(
-            count <= self.objects.end - first,
-            "all were found ready before"
-        );
-        self.objects.start += count;
-        ObjectId(first)
+        ObjectId(ids::take(&mut self.objects, count))
     }
 }

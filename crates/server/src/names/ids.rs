@@ -4,6 +4,7 @@ use super::fault::Fault;
 use super::node::Caller;
 use super::transaction::Tx;
 use rusqlite::{Connection, params};
+use std::ops::Range;
 use tidemill_core::id::Inode;
 
 /// Ids of one kind in one reservation.
@@ -16,6 +17,14 @@ pub(crate) fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fa
         .prepare_cached(sql)?
         .query_row(params![kind, count.cast_signed()], |row| row.get(0))?;
     Ok(first.cast_unsigned())
+}
+
+/// Takes `count` ids that follow each other from a block that has them; gives the first.
+pub(crate) fn take(block: &mut Range<u64>, count: u64) -> u64 {
+    let first = block.start;
+    assert!(count <= block.end - first, "all were reserved before");
+    block.start += count;
+    first
 }
 
 /// Reserves inodes and objects for a client. What an untrusted one reserved is noted: it may use no other.

@@ -268,6 +268,16 @@ impl FakeElement {
         objects
     }
 
+    /// Carries out removals until so many objects are gone; gives them in order.
+    pub async fn removed_of(&mut self, count: usize) -> Vec<u64> {
+        let mut removed = Vec::new();
+        while removed.len() < count {
+            removed.extend(self.removed().await);
+        }
+        removed.sort_unstable();
+        removed
+    }
+
     pub async fn send(&self, message: From) {
         self.out
             .send(v1::FromElement {

@@ -155,13 +155,10 @@ async fn authority_and_token_stay_when_the_server_starts_again() {
     assert_eq!(seen[0], seen[1]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_array_with_tls_takes_no_element_without() {
-    let dir = tempfile::tempdir().unwrap();
-    let running = Running::start_with(Config::new(dir.path())).await;
-    let client = running.client().await;
+/// What element 3, which serves without TLS, is told.
+async fn refused(client: &Client, version: u32) -> tonic::Status {
     let hello = v1::Hello {
-        version: tidemill_wire::PROTOCOL_VERSION,
+        version,
         element: Some(array::status(3)),
         ..v1::Hello::default()
     };
@@ -169,7 +166,28 @@ async fn an_array_with_tls_takes_no_element_without() {
         message: Some(v1::from_element::Message::Hello(hello)),
     };
     let stream = tokio_stream::iter([hello]);
-    let refused = client.array().attach(stream).await.unwrap_err();
+    client.array().attach(stream).await.unwrap_err()
+}
+
+/// One that knows no needs, surroundings and folders would leave them out without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_element_of_another_release_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    for version in [5, tidemill_wire::PROTOCOL_VERSION + 1] {
+        let refused = refused(&client, version).await;
+        let said = format!("protocol version {version}");
+        assert!(refused.message().contains(&said), "{refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_array_with_tls_takes_no_element_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start_with(Config::new(dir.path())).await;
+    let client = running.client().await;
+    let refused = refused(&client, tidemill_wire::PROTOCOL_VERSION).await;
     assert!(
         refused.message().contains("element 3 serves without TLS"),
         "{refused}"

@@ -139,6 +139,15 @@ struct Outbox {
     unpinned: Vec<ObjectId>,
 }
 
+/// What the dispatcher is told of a copy.
+fn copied(object: ObjectId, element: ElementId, there: bool) -> Event {
+    Event::Copied {
+        object,
+        element,
+        there,
+    }
+}
+
 impl Driver {
     /// Brings back the jobs that had not ended.
     pub(crate) fn new(
@@ -339,12 +348,7 @@ impl Driver {
         outbox: &mut Outbox,
     ) {
         for &element in elements {
-            let copied = Event::Copied {
-                object,
-                element,
-                there: false,
-            };
-            self.feed(copied, steps, outbox);
+            self.feed(copied(object, element, false), steps, outbox);
         }
     }
 
@@ -448,12 +452,7 @@ impl Driver {
             Vec::new()
         });
         for (object, element) in copies {
-            let copied = Event::Copied {
-                object,
-                element,
-                there: true,
-            };
-            self.feed(copied, steps, outbox);
+            self.feed(copied(object, element, true), steps, outbox);
         }
     }
 
@@ -636,15 +635,10 @@ impl Driver {
             };
             // A copy is there, or can't be made: the next one can be.
             self.copy |= task.is_none();
-            let copied = outcome.result.iter().flatten().filter(|_| task.is_none());
-            let read = copied.filter(|sealed| self.shared.object_held(sealed.object.0));
+            let made = outcome.result.iter().flatten().filter(|_| task.is_none());
+            let read = made.filter(|sealed| self.shared.object_held(sealed.object.0));
             for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
-                let copied = Event::Copied {
-                    object,
-                    element,
-                    there: true,
-                };
-                self.feed(copied, steps, outbox);
+                self.feed(copied(object, element, true), steps, outbox);
             }
             if let Some(task) = task {
                 steps.push(Step::Measured {

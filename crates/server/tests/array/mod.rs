@@ -278,13 +278,12 @@ impl FakeElement {
         removed
     }
 
+    /// Sends, or not if the connection has ended: whoever reads next is told of that.
     pub async fn send(&self, message: From) {
-        self.out
-            .send(v1::FromElement {
-                message: Some(message),
-            })
-            .await
-            .unwrap();
+        let message = v1::FromElement {
+            message: Some(message),
+        };
+        drop(self.out.send(message).await);
     }
 }
 

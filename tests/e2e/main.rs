@@ -28,6 +28,7 @@ mod resources;
 mod results;
 mod scripts;
 mod store;
+mod striped;
 mod surroundings;
 mod traces;
 mod users;

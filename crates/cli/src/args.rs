@@ -85,6 +85,7 @@ pub(crate) enum Command {
     Cat(command::cat::Args),
     Ls(command::ls::Args),
     Layout(command::layout::Args),
+    Stripe(command::stripe::Args),
     Mkdir(command::mkdir::Args),
     Mv(command::mv::Args),
     Rm(command::rm::Args),

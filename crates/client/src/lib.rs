@@ -18,6 +18,7 @@ pub mod object_file;
 pub mod objects;
 pub mod server;
 pub mod sparse;
+mod striped;
 pub mod tls;
 pub mod transfer;
 pub mod turns;

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::Stripes;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -41,6 +42,8 @@ pub struct Wanted {
     pub element: Option<ElementId>,
     /// How many copies there are to be of it, else as its folder or the array says.
     pub copies: Option<u32>,
+    /// How it is to be striped, else as its folder says.
+    pub stripes: Option<Stripes>,
 }
 
 /// Puts and gets whole files as one user.
@@ -89,71 +92,102 @@ impl Transfer {
             path: local.display().to_string(),
             source,
         };
-        let mut file = File::open(local).map_err(at)?;
+        let file = File::open(local).map_err(at)?;
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&file.metadata().map_err(at)?.permissions());
-        let opened = self.begin(path, mode & 0o7777, wanted.element).await?;
+        let opened = self.begin(path, mode & 0o7777, wanted).await?;
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
-        let mut remote = self.remote(&opened)?;
         let (ino, object) = (attr.ino, opened.object);
         let _said = self.say_that_we_write(ino, object);
-        let mut offset = 0;
-        let mut buffer = vec![0; PIECE_BYTES];
-        let written: Result<u64, Error> = async {
-            loop {
-                // What we read from may make us wait for as long as it likes; others go on meanwhile.
-                let work = move || {
-                    let count = fill(&mut file, &mut buffer);
-                    (file, buffer, count)
-                };
-                let filled = tokio::task::spawn_blocking(work).await;
-                let count;
-                (file, buffer, count) = filled.map_err(|error| at(error.into()))?;
-                let count = count.map_err(at)?;
-                if count == 0 {
-                    break;
-                }
-                let piece = Bytes::copy_from_slice(&buffer[..count]);
-                let mut written = self.objects.write(&remote, offset, piece.clone()).await;
-                if is_refused(&written) {
-                    remote = self.anew(&remote, ino).await?;
-                    written = self.objects.write(&remote, offset, piece).await;
-                }
-                written?;
-                offset += count as u64;
-                progress(count as u64);
+        let written = match self.parts(&opened)? {
+            Some(parts) => {
+                let written = self.write_parts(parts, (&attr, object), (file, path), &mut progress);
+                written.await
             }
-            if offset == 0 {
-                self.objects.truncate(&remote, 0).await?;
+            None => {
+                let remote = self.remote(&opened)?;
+                let written = self.write_whole(remote, &attr, (file, path), &mut progress);
+                written.await.map(|size| (size, Vec::new()))
             }
-            let body = seal_body(&attr, path);
-            let sealed = self.objects.seal(&remote, &body).await;
-            if !is_refused(&sealed) {
-                return sealed;
-            }
-            remote = self.anew(&remote, ino).await?;
-            self.objects.seal(&remote, &body).await
-        }
-        .await;
+        };
         match written {
-            Ok(size) => {
+            Ok((size, parts)) => {
                 let seal = v1::Seal {
                     ino,
                     object,
                     size,
                     copies: wanted.copies,
+                    parts,
                     ..v1::Seal::default()
                 };
-                let sealed = self.server.one(&self.credentials, Op::Seal(seal));
+                let sealed = self.one(Op::Seal(seal));
                 sealed.await.map(|_| size)
             }
             Err(error) => {
-                let abandon = Op::Abandon(v1::Abandon { ino, object });
                 // The first error is the one to tell; a version left behind is given up by the server later.
-                let _ = self.server.one(&self.credentials, abandon).await;
+                let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
                 Err(error)
             }
         }
+    }
+
+    /// Writes a local file to the element that a version was opened on, and seals it there; gives its length.
+    async fn write_whole(
+        &self,
+        mut remote: Remote,
+        attr: &v1::Attr,
+        (mut file, path): (File, &str),
+        progress: &mut impl FnMut(u64),
+    ) -> Result<u64, Error> {
+        let at = |source| Error::Local {
+            path: path.to_owned(),
+            source,
+        };
+        let ino = attr.ino;
+        let mut offset = 0;
+        let mut buffer = vec![0; PIECE_BYTES];
+        loop {
+            // What we read from may make us wait for as long as it likes; others go on meanwhile.
+            let work = move || {
+                let count = fill(&mut file, &mut buffer);
+                (file, buffer, count)
+            };
+            let filled = tokio::task::spawn_blocking(work).await;
+            let count;
+            (file, buffer, count) = filled.map_err(|error| at(error.into()))?;
+            let count = count.map_err(at)?;
+            if count == 0 {
+                break;
+            }
+            let piece = Bytes::copy_from_slice(&buffer[..count]);
+            let mut written = self.objects.write(&remote, offset, piece.clone()).await;
+            if is_refused(&written) {
+                remote = self.anew(&remote, ino).await?;
+                written = self.objects.write(&remote, offset, piece).await;
+            }
+            written?;
+            offset += count as u64;
+            progress(count as u64);
+        }
+        if offset == 0 {
+            self.objects.truncate(&remote, 0).await?;
+        }
+        let body = seal_body(attr, path);
+        let sealed = self.objects.seal(&remote, &body).await;
+        if !is_refused(&sealed) {
+            return sealed;
+        }
+        remote = self.anew(&remote, ino).await?;
+        self.objects.seal(&remote, &body).await
+    }
+
+    pub(crate) fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    /// Carries out one operation of names.
+    pub(crate) async fn one(&self, op: Op) -> Result<Answer, Error> {
+        self.server.one(&self.credentials, op).await
     }
 
     /// The right to go on with a version that is being written.
@@ -161,8 +195,7 @@ impl Transfer {
         let again = v1::NewVersion {
             ino,
             object: remote.object.0,
-            element: None,
-            steal: false,
+            ..v1::NewVersion::default()
         };
         let answer = self.server.one(&self.credentials, Op::NewVersion(again));
         match answer.await? {
@@ -180,8 +213,7 @@ impl Transfer {
                 let again = v1::NewVersion {
                     ino,
                     object,
-                    element: None,
-                    steal: false,
+                    ..v1::NewVersion::default()
                 };
                 // If it can't be told now, it is told the next time.
                 let _ = server.one(&credentials, Op::NewVersion(again)).await;
@@ -239,23 +271,48 @@ impl Transfer {
                 done += bytes.len() as u64;
                 piece(bytes)
             };
-            let read = match self.remote(&opened) {
-                Ok(remote) => self.objects.read_from(&remote, from, counted).await,
-                Err(error) => Err(error),
-            };
+            let read = self.read_opened(&opened, from, counted).await;
             let gone = |error: &Error| {
                 error.is_lost() || matches!(error, Error::ElementRefused { status: 404, .. })
             };
             match read {
                 // Another element may have a copy of this very version.
-                Err(error) if gone(&error) && !open.avoid.contains(&opened.element) => {
-                    tracing::debug!(element = opened.element, "a copy is looked for: {error}");
-                    open.avoid.push(opened.element);
+                Err((Some(element), error)) if gone(&error) && !open.avoid.contains(&element) => {
+                    tracing::debug!(element, "a copy is looked for: {error}");
+                    open.avoid.push(element);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
-                read => return read.map(|()| done),
+                // A right to one of several objects has run out meanwhile.
+                Err((_, error))
+                    if opened.layout.is_some() && is_no_right(&error) && done > from =>
+                {
+                    open.version = opened.attr.map_or(0, |attr| attr.version);
+                }
+                read => return read.map(|()| done).map_err(|(_, error)| error),
             }
         }
+    }
+
+    /// Reads on in a version that was opened. An error comes with the element that was asked.
+    async fn read_opened(
+        &self,
+        opened: &v1::Opened,
+        from: u64,
+        piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<(), (Option<u32>, Error)> {
+        let at = |error: Error| {
+            let element = match error {
+                Error::ElementDown(element) => element.0,
+                _ => opened.element,
+            };
+            (Some(element), error)
+        };
+        if let Some(parts) = self.parts(opened).map_err(at)? {
+            return self.read_parts(&parts, from, piece).await;
+        }
+        let remote = self.remote(opened).map_err(at)?;
+        let read = self.objects.read_from(&remote, from, piece);
+        read.await.map_err(at)
     }
 
     /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
@@ -291,12 +348,12 @@ impl Transfer {
         }
     }
 
-    async fn begin(
-        &self,
-        path: &str,
-        mode: u32,
-        element: Option<ElementId>,
-    ) -> Result<v1::Opened, Error> {
+    async fn begin(&self, path: &str, mode: u32, wanted: Wanted) -> Result<v1::Opened, Error> {
+        let element = wanted.element.map(|element| element.0);
+        let stripes = wanted.stripes.map(|stripes| v1::Stripes {
+            unit: stripes.unit,
+            width: u32::try_from(stripes.width).unwrap_or(u32::MAX),
+        });
         let (ino, object) = self.ids.take().await?;
         let create = v1::Create {
             parent: 0,
@@ -305,7 +362,8 @@ impl Transfer {
             mode,
             ino: ino.0,
             object: object.0,
-            element: element.map(|element| element.0),
+            element,
+            stripes,
             uid: self.credentials.uid,
             gid: self.credentials.gid,
             ..v1::Create::default()
@@ -313,11 +371,11 @@ impl Transfer {
         let answer = match self.server.one(&self.credentials, Op::Create(create)).await {
             Err(error) if error.is(rustix::io::Errno::EXIST) => {
                 let ino = self.resolve(path).await?.ino;
-                let element = element.map(|element| element.0);
                 let new = v1::NewVersion {
                     ino,
                     object: object.0,
                     element,
+                    stripes,
                     steal: false,
                 };
                 self.server
@@ -333,27 +391,36 @@ impl Transfer {
     }
 
     fn remote(&self, opened: &v1::Opened) -> Result<Remote, Error> {
-        let element = ElementId(opened.element);
-        let url = self
-            .urls
-            .get(&element)
-            .ok_or(Error::ElementDown(element))?
-            .clone();
+        let (element, object) = (ElementId(opened.element), ObjectId(opened.object));
+        self.remote_at(element, object, &opened.capability)
+    }
+
+    pub(crate) fn remote_at(
+        &self,
+        element: ElementId,
+        object: ObjectId,
+        capability: &[u8],
+    ) -> Result<Remote, Error> {
+        let url = self.urls.get(&element);
         Ok(Remote {
             element,
-            url,
-            object: ObjectId(opened.object),
-            capability: opened.capability.clone(),
+            url: url.ok_or(Error::ElementDown(element))?.clone(),
+            object,
+            capability: capability.to_vec(),
         })
     }
 }
 
 /// Whether an element does not take a right, or takes it no more.
-fn is_refused<T>(done: &Result<T, Error>) -> bool {
-    matches!(done, Err(Error::ElementRefused { status: 403, .. }))
+pub(crate) fn is_refused<T>(done: &Result<T, Error>) -> bool {
+    done.as_ref().is_err_and(is_no_right)
 }
 
-fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+fn is_no_right(error: &Error) -> bool {
+    matches!(error, Error::ElementRefused { status: 403, .. })
+}
+
+pub(crate) fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read(&mut buffer[filled..])? {
@@ -365,7 +432,7 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 }
 
 /// What an element notes of a file that was written.
-fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
+pub(crate) fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
     SealBody {
         inode: attr.ino,
         path: path.into(),
@@ -374,5 +441,6 @@ fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
         mode: attr.mode,
         durable: false,
         lost: false,
+        part: None,
     }
 }

@@ -22,6 +22,8 @@ pub mod object {
     pub const SEALED_AT: u32 = 7;
     /// Permission bits of the file when it was sealed (`u64`).
     pub const MODE: u32 = 8;
+    /// What it is a part of (`layout::PartOf::to_bytes`); absent if it is all of a version.
+    pub const PART: u32 = 9;
 }
 
 /// Attributes of a task collection: its lineage and its tracker.

@@ -5,6 +5,7 @@
 
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
+use crate::layout::PartOf;
 use crate::resources::Needs;
 use crate::surroundings::Surroundings;
 use crate::time::{Span, Time};
@@ -45,6 +46,8 @@ pub enum Operation {
         from: Input,
         /// The id, and the file that it is of.
         to: Output,
+        /// What it is a part of.
+        part: Option<PartOf>,
     },
     /// Remove objects; it is no error if one is gone already.
     Remove {

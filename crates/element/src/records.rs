@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Result, params};
 use tidemill_core::attribute::{object, task};
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Analysis, FailureKind, Outcome, Owner};
+use tidemill_core::layout::PartOf;
 use tidemill_core::time::Time;
 use tidemill_wire::route::SealBody;
 
@@ -56,6 +57,8 @@ pub struct ObjectRecord {
     pub task: Option<u64>,
     /// When it was sealed.
     pub sealed_at: Time,
+    /// What it is a part of.
+    pub part: Option<PartOf>,
 }
 
 impl ObjectRecord {
@@ -74,6 +77,7 @@ impl ObjectRecord {
             mode: Some(body.mode),
             task: None,
             sealed_at,
+            part: body.part.and_then(|part| PartOf::from_bytes(&part)),
         }
     }
 }
@@ -100,6 +104,15 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     set(object::SEALED_AT, Value::Number(record.sealed_at.0))?;
     if let Some(mode) = record.mode {
         set(object::MODE, Value::Number(mode.into()))?;
+    }
+    if let Some(part) = record.part {
+        set_attribute(
+            connection,
+            record.id,
+            object::PAGE,
+            object::PART,
+            &part.to_bytes(),
+        )?;
     }
     match record.task {
         Some(id) => set(object::TASK, Value::Number(id)),

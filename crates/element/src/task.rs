@@ -23,6 +23,7 @@ use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
 use tidemill_core::label::{
     Analysis, Failure, FailureKind, Input, Label, Operation, Outcome, Output, Owner, Sealed,
 };
+use tidemill_core::layout::PartOf;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
@@ -110,7 +111,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     run.outcome.start = live.start;
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
-        Operation::Copy { from, to } => run.copy(from, to, phase),
+        Operation::Copy { from, to, part } => run.copy(from, (to, *part), phase),
         Operation::Remove { objects } => run.remove(objects),
     };
     if result.is_err() {
@@ -365,6 +366,7 @@ impl Running<'_> {
             mode: None,
             task: Some(analysis.task.0),
             sealed_at: now(),
+            part: None,
         }
     }
 
@@ -478,7 +480,12 @@ impl Running<'_> {
         Ok(sealed)
     }
 
-    fn copy(&mut self, from: &Input, to: &Output, phase: &dyn Fn(&'static str)) -> Done {
+    fn copy(
+        &mut self,
+        from: &Input,
+        (to, part): (&Output, Option<PartOf>),
+        phase: &dyn Fn(&'static str),
+    ) -> Done {
         phase("fetching");
         self.outcome.kernel_start = self.outcome.start;
         let folder = private_folder(self.parts, self.id());
@@ -525,6 +532,7 @@ impl Running<'_> {
             mode: None,
             task: None,
             sealed_at: now(),
+            part,
         });
         Ok(vec![Sealed::file(to.object, size)])
     }

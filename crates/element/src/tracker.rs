@@ -61,7 +61,7 @@ pub(crate) fn live_json(live: &Live) -> Value {
             json["stdout"] = stdout.into();
             json["stderr"] = stderr.into();
         }
-        Operation::Copy { from, to } => {
+        Operation::Copy { from, to, .. } => {
             json["operation"] = "copy".into();
             json["inputs"] = json!([hex(from.object)]);
             json["outputs"] = json!([hex(to.object)]);
@@ -104,6 +104,7 @@ pub(crate) fn ended_json(
 /// One attribute: its value as a number or text where its page says so, else in hexadecimal.
 pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
     let is_number = match page {
+        object::PAGE if number == object::PART => None,
         object::PAGE => Some(number != object::PATH),
         status::PAGE => Some(!matches!(number, status::HISTORY | status::FLASH_MODEL)),
         task::PAGE => TASK_NAMES

@@ -6,6 +6,7 @@
 use crate::array::Array;
 use crate::clock;
 use crate::names::holdings::{self, Held};
+use crate::names::parts;
 use crate::names::{Fault, SqliteNames, path_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tidemill_client::objects::{Objects, Remote};
 use tidemill_client::{Error, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::PartOf;
 use tidemill_wire::route::{self, Listed, SEAL_ALL_MAX, SealBody};
 use tidemill_wire::v1::{self, check_reply::Message};
 use tokio::sync::mpsc::Sender;
@@ -210,7 +212,7 @@ impl Run<'_> {
         let open: Vec<(u64, SealBody)> = found
             .iter()
             .filter_map(|(&object, suspicion)| match suspicion {
-                Suspicion::Unsealed(held, _) => Some((object, self.body(held))),
+                Suspicion::Unsealed(held, _) => Some((object, self.body(object, held))),
                 _ => None,
             })
             .collect();
@@ -234,7 +236,9 @@ impl Run<'_> {
         path.ok().flatten().unwrap_or_default()
     }
 
-    fn body(&self, held: &Held) -> SealBody {
+    fn body(&self, object: u64, held: &Held) -> SealBody {
+        let part = |db: &rusqlite::Connection| parts::part_of(db, object);
+        let part = self.check.names.database().read(part).ok().flatten();
         SealBody {
             inode: held.ino,
             path: String::from_utf8_lossy(&self.path(held)).into_owned(),
@@ -243,6 +247,7 @@ impl Run<'_> {
             mode: held.mode,
             durable: false,
             lost: true,
+            part: part.map(PartOf::to_bytes),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy};
 use crate::names::notes;
+use crate::names::parts;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use tidemill_core::copies::{COPIES_MAX, CopyState, Kept};
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::label::{Input, Operation, Output, Owner};
+use tidemill_core::layout::PartOf;
 use tidemill_wire::v1;
 
 /// How often it is looked whether copies are missing.
@@ -42,6 +44,8 @@ pub(crate) struct Short {
     pub(crate) owner: Owner,
     ino: u64,
     path: String,
+    /// What it is a part of.
+    part: Option<PartOf>,
     /// It is no file's version any more.
     gone: bool,
 }
@@ -170,7 +174,7 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
         return Ok(());
     };
     let held = "SELECT object FROM copy WHERE element = ?1 AND object > ?2 \
-                UNION ALL SELECT object FROM version \
+                UNION ALL SELECT object FROM held \
                 WHERE element = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
     let mut statement = db.prepare_cached(held)?;
     let row = params![look.element, after, PAGE_MAX];
@@ -178,9 +182,9 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     let objects = objects.collect::<Result<Vec<i64>, _>>()?;
     let sql = "INSERT INTO short SELECT object, \
                (element NOT IN (SELECT element FROM lost WHERE back = 0)) + (SELECT count(*) FROM copy \
-                WHERE copy.object = version.object AND state = ?3 \
+                WHERE copy.object = held.object AND state = ?3 \
                 AND element NOT IN (SELECT element FROM lost WHERE back = 0)), ?2 \
-               FROM version WHERE object = ?1 \
+               FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
     let mut insert = db.prepare_cached(sql)?;
     for &object in &objects {
@@ -229,8 +233,7 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
         let count: i64 = statement.query_row([], |row| row.get(0))?;
         Ok(count.cast_unsigned())
     };
-    let sql =
-        "SELECT path FROM short JOIN version USING (object) WHERE has = 0 ORDER BY object LIMIT ?1";
+    let sql = "SELECT DISTINCT path FROM short CROSS JOIN held ON held.object = short.object WHERE has = 0 ORDER BY short.object LIMIT ?1";
     let mut statement = db.prepare_cached(sql)?;
     let lost_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
     let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
@@ -267,9 +270,9 @@ pub(crate) fn due(db: &Connection, now: i64, lost: &BTreeSet<u32>) -> Result<Vec
 }
 
 fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fault> {
-    let sql = "SELECT version.size, copies, version.element, removed, version.ino, path, \
-               coalesce(inode.uid, version.uid), coalesce(inode.gid, 0) \
-               FROM version LEFT JOIN inode ON inode.ino = version.ino WHERE version.object = ?1";
+    let sql = "SELECT held.size, copies, held.element, removed, held.ino, path, \
+               coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
+               FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let object = object.cast_unsigned();
     let found = statement
@@ -282,6 +285,7 @@ fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fa
             };
             Ok(Short {
                 kept,
+                part: None,
                 gone: row.get(3)?,
                 ino: row.get::<_, i64>(4)?.cast_unsigned(),
                 path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(5)?).into_owned(),
@@ -295,6 +299,7 @@ fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fa
     let Some(mut short) = found else {
         return Ok(Short::gone(object));
     };
+    short.part = parts::part_of(db, object)?;
     let others = others(db, object)?.into_iter();
     let others = others.map(|(element, state)| (ElementId(element), state));
     short.kept.holders.extend(others);
@@ -324,6 +329,7 @@ impl Short {
             owner: Owner::default(),
             ino: 0,
             path: String::new(),
+            part: None,
             gone: true,
         }
     }
@@ -348,6 +354,7 @@ impl Short {
                 inode: Inode(self.ino),
                 path: self.path.clone(),
             },
+            part: self.part,
         }
     }
 }
@@ -376,7 +383,7 @@ pub(crate) fn of_all(
 
 /// All elements that have an object which is a version, the first before the others.
 pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT element FROM version WHERE object = ?1";
+    let sql = "SELECT element FROM held WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let first = statement.query_row([object.cast_signed()], |row| row.get::<_, u32>(0));
     let others = others(db, object)?.into_iter();
@@ -387,7 +394,7 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
 
 /// A label is to make a copy. There is none of a version that went meanwhile.
 pub(crate) fn coming(db: &Connection, object: u64, element: ElementId) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO copy SELECT object, ?2, ?3 FROM version \
+    let sql = "INSERT OR IGNORE INTO copy SELECT object, ?2, ?3 FROM held \
                WHERE object = ?1 AND removed = 0 AND element != ?2";
     db.prepare_cached(sql)?
         .execute(params![object.cast_signed(), element.0, COMING])?;

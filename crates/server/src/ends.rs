@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
+use tidemill_core::layout::PartOf;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -216,7 +217,10 @@ impl Ends {
                 ..v1::Seal::default()
             }),
             // Nothing of it reached the element.
-            NOT_FOUND => Op::Abandon(v1::Abandon { ino, object }),
+            NOT_FOUND => Op::Abandon(v1::Abandon {
+                ino,
+                object: version.version,
+            }),
             _ => return Err(format!("object {object:016x}: {}", result.message)),
         };
         let path = String::from_utf8_lossy(&version.path);
@@ -298,5 +302,6 @@ fn body(version: &Unfinished) -> SealBody {
         mode: version.mode,
         durable: false,
         lost: true,
+        part: version.part.map(PartOf::to_bytes),
     }
 }

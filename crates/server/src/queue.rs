@@ -202,6 +202,7 @@ mod tests {
                     inode: Inode(9),
                     path: "/f".into(),
                 },
+                part: None,
             },
         }
     }

@@ -6,6 +6,8 @@ use crate::array::Array;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::names::commit::Database;
+use crate::names::node::NO_ELEMENT;
+use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::{clock, names::Fault};
 use rusqlite::{Connection, params};
@@ -47,6 +49,9 @@ impl Garbage {
     pub(crate) async fn watch(self, array: Arc<Array>, driver: Sender<Incoming>) {
         loop {
             tokio::time::sleep(PERIOD).await;
+            if let Err(fault) = self.let_go().await {
+                tracing::warn!(%fault, "parts of versions that nobody uses stay for now");
+            }
             let due = array.up().into_iter().any(|element| {
                 let due = self.due(element, ObjectId(0));
                 due.is_ok_and(|due| !due.is_empty())
@@ -55,6 +60,32 @@ impl Garbage {
                 return;
             }
         }
+    }
+
+    /// What lay in several objects becomes these, each to be removed by itself, when nobody uses it any more.
+    async fn let_go(&self) -> Result<(), Fault> {
+        let any = self.database.read(|db| {
+            let sql = "SELECT 1 FROM removal WHERE element = ?1";
+            Ok(db.prepare_cached(sql)?.exists([NO_ELEMENT])?)
+        })?;
+        if !any {
+            return Ok(());
+        }
+        let (now, due, shared) = (clock::now_ns(), self.queued(), self.shared.clone());
+        let let_go =
+            move |db: &Connection| parts::let_go(db, due, |object| shared.object_held(object), now);
+        self.database.write(let_go).await
+    }
+
+    /// When what can be removed now was put on the list: before, and not before.
+    fn queued(&self) -> (i64, i64) {
+        let now = clock::now_ns();
+        let since = if now - self.started < START_GRACE_NS {
+            self.started
+        } else {
+            0
+        };
+        (now - REST_NS, since)
     }
 
     /// Objects of an element that can be removed now and that no label is under way for: of those after `after`, in
@@ -75,13 +106,7 @@ impl Garbage {
     }
 
     fn page(&self, element: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
-        let now = clock::now_ns();
-        let before = now - REST_NS;
-        let since = if now - self.started < START_GRACE_NS {
-            self.started
-        } else {
-            0
-        };
+        let (before, since) = self.queued();
         self.database.read(|db| {
             let sql = "SELECT object FROM removal WHERE element = ?1 AND object > ?2 AND label = 0 \
                        AND queued < ?3 AND queued >= ?4 ORDER BY object LIMIT ?5";

@@ -286,6 +286,7 @@ async fn a_version_is_read_from_whichever_copy_answers() {
         object: object.0,
         element: Some(0),
         steal: false,
+        stripes: None,
     };
     match one(&client, Op::NewVersion(new)).await.unwrap() {
         Answer::Opened(opened) => assert_eq!(opened.element, 1),

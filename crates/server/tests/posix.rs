@@ -617,6 +617,7 @@ mod versions {
             object,
             element: None,
             steal,
+            stripes: None,
         })
     }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tidemill_core::attribute::{name, object};
 use tidemill_core::id::{Inode, ObjectId};
+use tidemill_core::layout::PartOf;
 use tidemill_server::rebuild::{Rebuilt, rebuild};
 use tidemill_wire::v1::{self, Kind, NameNote, to_element::Message as To};
 
@@ -254,6 +255,73 @@ fn copies_of_an_object_are_one_file_again_and_one_of_them_is_enough() {
     assert_eq!(ask(short), "100:2", "the third is made again");
     let removal = "SELECT group_concat(object || '@' || element) FROM removal";
     assert_eq!(ask(removal), "101@0,101@2");
+}
+
+#[test]
+fn what_lies_on_several_elements_is_one_file_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two, three] = [0, 1, 2].map(|id| Element::new(folder.path(), id));
+    let part = |element: &Element, id, (version, index): (u64, u64), sealed_at| {
+        element.object(id, version - 100, "/was", sealed_at);
+        let of = PartOf {
+            version: ObjectId(version),
+            index,
+            width: 2,
+            unit: 4096,
+        };
+        element.attribute(id, object::PAGE, object::PART, &of.to_bytes());
+    };
+    // Noted, with a copy of its second part.
+    part(&one, 201, (110, 0), 1);
+    part(&two, 202, (110, 1), 1);
+    part(&three, 202, (110, 1), 5);
+    let noted = note(10, 5, Kind::File, 110, &[(1, b"noted")]);
+    one.note(&noted);
+    three.note(&NameNote { copies: 2, ..noted });
+    // Written once more than was noted.
+    two.object(111, 11, "/late", 1);
+    two.note(&note(11, 6, Kind::File, 111, &[(1, b"late")]));
+    part(&one, 203, (111 + 1, 0), 2);
+    part(&two, 204, (111 + 1, 1), 2);
+    for (element, id) in [(&one, 203), (&two, 204)] {
+        let sql = "UPDATE attribute SET value = ?2 WHERE object = ?1 AND page = ?3 AND number = ?4";
+        let inode = 11_u64.to_le_bytes();
+        let row = params![id, inode, object::PAGE, object::INODE];
+        element.db.execute(sql, row).unwrap();
+    }
+    // Its first part is lost.
+    part(&two, 206, (115, 1), 3);
+    two.note(&note(15, 7, Kind::File, 115, &[(1, b"half")]));
+    let rebuilt = again(folder.path(), &[one.path, two.path, three.path]);
+    let tree = tree(&folder.path().join("again"));
+    let expected = [("/late", (11, 4, 112)), ("/noted", (10, 3, 110))];
+    let expected = expected.map(|(path, of)| (path.to_owned(), of));
+    assert_eq!(tree, BTreeMap::from(expected));
+    assert_eq!(rebuilt.missing, [PathBuf::from("/half")]);
+    assert!(rebuilt.apart.is_empty(), "{rebuilt:?}");
+    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
+    let nodes = "SELECT group_concat(ino || '@' || element || ':' || size) FROM (SELECT * FROM inode \
+                 WHERE object != 0 ORDER BY ino)";
+    assert_eq!(ask(nodes), "10@-1:4097,11@-1:4097");
+    let parts = "SELECT group_concat(object || '.' || seq || '=' || part || '@' || element) FROM \
+                 (SELECT * FROM part ORDER BY object, seq)";
+    let all = "110.0=201@0,110.1=202@1,112.0=203@0,112.1=204@1,115.1=206@1";
+    assert_eq!(ask(parts), all);
+    let copies = "SELECT group_concat(object || '@' || element) FROM copy";
+    assert_eq!(ask(copies), "202@2");
+    assert_eq!(ask("SELECT group_concat(object) FROM short"), "201");
+    let removal = "SELECT group_concat(object || '@' || element) FROM removal";
+    assert_eq!(ask(removal), "111@1", "what was before");
+    assert!(
+        db.query_row(
+            "SELECT next FROM counter WHERE name = 'object'",
+            [],
+            |row| row.get::<_, i64>(0)
+        )
+        .unwrap()
+            > 206
+    );
 }
 
 #[test]

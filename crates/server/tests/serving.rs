@@ -49,10 +49,13 @@ async fn a_file_is_written_sealed_and_found_again_after_a_crash() {
     };
     // A size that no file has would stay with it for ever.
     for size in [1 << 63, u64::MAX] {
-        let false_size = Op::Seal(v1::Seal { size, ..seal });
+        let false_size = Op::Seal(v1::Seal {
+            size,
+            ..seal.clone()
+        });
         client.one(&root(), false_size).await.unwrap_err();
     }
-    client.one(&root(), Op::Seal(seal)).await.unwrap();
+    client.one(&root(), Op::Seal(seal.clone())).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     drop(element);
@@ -300,6 +303,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
         object: object.0,
         element: None,
         steal: false,
+        stripes: None,
     };
     assert!(matches!(
         mount(Op::NewVersion(new)).await,

@@ -417,6 +417,7 @@ pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
         mode: None,
         task: None,
         sealed_at: outcome.end,
+        part: None,
     };
     let mut did = did(live, outcome, vec![(to.object.0, bytes)]);
     did.work.made = vec![record];
@@ -474,6 +475,7 @@ fn made(
             mode: None,
             task: Some(analysis.task.0),
             sealed_at: outcome.end,
+            part: None,
         })
         .collect()
 }

@@ -126,7 +126,7 @@ impl World {
         let analysis = match &live.label.operation {
             Operation::Analyse(analysis) => analysis,
             Operation::Remove { objects } => return self.unlink(element, live, objects),
-            Operation::Copy { from, to } => return self.copy(element, live, from, to),
+            Operation::Copy { from, to, .. } => return self.copy(element, live, from, to),
         };
         if self.dice.chance(self.weather.kernel) {
             return broke(live, FailureKind::Exit(1));

@@ -233,6 +233,7 @@ impl Client {
                     object,
                     element: None,
                     steal: false,
+                    stripes: None,
                 }),
                 Err(_) => Op::Create(v1::Create {
                     name: path.as_bytes().to_vec(),
@@ -280,6 +281,7 @@ impl Client {
             mode: 0o644,
             durable: false,
             lost: false,
+            part: None,
         };
         let size = loop {
             let ask = Ask::Element(element, OfElement::Seal(object, body.clone()));
@@ -289,6 +291,7 @@ impl Client {
             }
         };
         let seal = v1::Seal {
+            parts: Vec::new(),
             ino: attr.ino,
             object,
             size,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label as core;
+use tidemill_core::layout::{Layout, Part, PartOf, Striped};
 use tidemill_core::locks::{Lock, Owner, Space};
 use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
 use tidemill_core::surroundings::Surroundings;
@@ -73,11 +74,17 @@ impl From<&core::Label> for v1::Label {
         use v1::label::Operation;
         let operation = match &label.operation {
             core::Operation::Analyse(analysis) => Operation::Analyse(analyse(analysis)),
-            core::Operation::Copy { from, to } => Operation::Copy(v1::Copy {
+            core::Operation::Copy { from, to, part } => Operation::Copy(v1::Copy {
                 from: Some(input(from)),
                 to: to.object.0,
                 ino: to.inode.0,
                 path: to.path.clone(),
+                part: part.map(|part| v1::PartOf {
+                    version: part.version.0,
+                    index: part.index,
+                    width: part.width,
+                    unit: part.unit,
+                }),
             }),
             core::Operation::Remove { objects } => Operation::Remove(v1::Remove {
                 objects: objects.iter().map(|object| object.0).collect(),
@@ -230,6 +237,7 @@ fn input(input: &core::Input) -> v1::Input {
         element: input.element.0,
         size: input.size,
         capability: Vec::new(),
+        layout: None,
     }
 }
 
@@ -248,6 +256,7 @@ impl TryFrom<&v1::Label> for core::Label {
                     inode: Inode(copy.ino),
                     path: copy.path.clone(),
                 },
+                part: copy.part.as_ref().map(part_of),
             },
             Operation::Remove(remove) => core::Operation::Remove {
                 objects: remove.objects.iter().copied().map(ObjectId).collect(),
@@ -262,6 +271,36 @@ impl TryFrom<&v1::Label> for core::Label {
             after: label.after.iter().copied().map(LabelId).collect(),
             operation,
         })
+    }
+}
+
+/// What an object is a part of.
+fn part_of(part: &v1::PartOf) -> PartOf {
+    PartOf {
+        version: ObjectId(part.version),
+        index: part.index,
+        width: part.width,
+        unit: part.unit,
+    }
+}
+
+/// The layout of a version of `size` bytes, each part where it is to be read or written.
+///
+/// # Errors
+/// If it contradicts itself.
+pub fn layout(layout: &v1::Layout, size: u64) -> Result<Striped, ConvertError> {
+    let part = |part: &v1::LayoutPart| {
+        let (object, element) = (ObjectId(part.object), ElementId(part.element));
+        Part::on(object, part.size, element)
+    };
+    let striped = Layout::Striped(Striped {
+        unit: layout.unit,
+        size,
+        parts: layout.parts.iter().map(part).collect(),
+    });
+    match (striped.check(), striped) {
+        (Ok(()), Layout::Striped(striped)) => Ok(striped),
+        _ => Err(ConvertError("layout")),
     }
 }
 

@@ -71,6 +71,9 @@ pub struct SealBody {
     /// the object through that any more once it is sealed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// What it is a part of, as it is kept ([`PartOf::to_bytes`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<[u8; 32]>,
 }
 
 /// How many folders an element keeps its objects in: by the lowest byte of their ids.

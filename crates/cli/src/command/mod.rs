@@ -27,6 +27,7 @@ pub(crate) mod report;
 pub(crate) mod rm;
 pub(crate) mod server;
 pub(crate) mod status;
+pub(crate) mod stripe;
 pub(crate) mod submit;
 pub(crate) mod token;
 pub(crate) mod up;
@@ -57,6 +58,7 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Cat(args) => cat::run(args, &context).await,
         Command::Ls(args) => ls::run(args, &context).await,
         Command::Layout(args) => layout::run(args, &context).await,
+        Command::Stripe(args) => stripe::run(args, &context).await,
         Command::Mkdir(args) => mkdir::run(args, &context).await,
         Command::Mv(args) => mv::run(args, &context).await,
         Command::Rm(args) => rm::run(args, &context).await,

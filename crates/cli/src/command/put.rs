@@ -16,6 +16,7 @@ use tidemill_client::Server;
 use tidemill_client::transfer::{Transfer, Wanted};
 use tidemill_core::copies::COPIES_MAX;
 use tidemill_core::id::ElementId;
+use tidemill_core::layout::Stripes;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::task::JoinSet;
 
@@ -25,6 +26,7 @@ const EXAMPLES: &str = "Examples:
   tidemill put -r survey /                      a folder with all that is in it, as /survey
   tidemill put --element 2 a.fits /raw/         to one element
   tidemill put --copies 2 a.fits /raw/          and a copy to another host
+  tidemill put --stripe 1MiB,4 big /raw/        1 MiB to each of 4 elements in turn
   make-data | tidemill put - /raw/data          from standard input";
 
 /// Files copied at the same time.
@@ -46,6 +48,9 @@ pub(crate) struct Args {
     /// How many elements are to have a copy, on other hosts first, 1 to 8 [default: as the folder says]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(COPIES_MAX)))]
     copies: Option<u32>,
+    /// Stripes of so many bytes, over so many elements [default: as the folder says; without WIDTH: over all]
+    #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "element")]
+    stripe: Option<Stripes>,
 }
 
 /// One thing to be made in the array.
@@ -78,6 +83,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         wanted: Wanted {
             element: args.element.map(ElementId),
             copies: args.copies,
+            stripes: args.stripe,
         },
         progress: Progress::new(context, total),
     });

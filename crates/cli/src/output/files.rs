@@ -81,10 +81,15 @@ fn row(entry: &v1::Entry) -> Vec<String> {
         v1::Kind::File | v1::Kind::Unspecified => '-',
     };
     let attr = entry.attr.unwrap_or_default();
+    let place = if attr.parts {
+        "striped".to_owned()
+    } else {
+        attr.element.to_string()
+    };
     let element = match (attr.object, attr.writing) {
-        (_, true) => format!("{} (being written)", attr.element),
+        (_, true) => format!("{place} (being written)"),
         (0, false) => "-".into(),
-        (_, false) => attr.element.to_string(),
+        (_, false) => place,
     };
     let mut shown = name(entry);
     if kind(entry) == v1::Kind::Symlink {
@@ -127,7 +132,7 @@ fn entry_json(entry: &v1::Entry) -> Value {
         "mtime": attr.mtime,
         "version": attr.version,
         "object": attr.object,
-        "element": attr.element,
+        "element": (!attr.parts).then_some(attr.element),
         "writing": attr.writing,
     })
 }

@@ -26,9 +26,10 @@ impl View for LayoutView {
         let wanted = self.layout["copies"].as_u64().unwrap_or(1);
         writeln!(
             out,
-            "{}: {}, version {}, {} wanted",
+            "{}: {}, {}version {}, {} wanted",
             line(&self.path),
             format::bytes(size),
+            self.stripes(),
             self.layout["version"],
             if wanted == 1 {
                 "1 copy".into()
@@ -70,6 +71,12 @@ impl View for LayoutView {
 impl LayoutView {
     fn parts(&self) -> &[Value] {
         self.layout["parts"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    fn stripes(&self) -> String {
+        let unit = self.layout["unit"].as_u64();
+        let stripes = unit.map(|unit| format!("stripes of {}, ", format::bytes(unit)));
+        stripes.unwrap_or_default()
     }
 
     fn host(&self, element: u64) -> Option<&str> {

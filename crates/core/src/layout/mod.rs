@@ -11,8 +11,8 @@ mod stripes;
 mod tests;
 
 pub use extents::{Extent, Extents, PIECES_MAX};
-pub use place::{PlacementError, RESERVE_BYTES, Room, place};
-pub use stripes::{Striped, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
+pub use place::{PlacementError, RESERVE_BYTES, Room, place, place_stripes};
+pub use stripes::{PartOf, Striped, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 
 use crate::copies::{COPIES_MAX, CopyState};
 use crate::id::{ElementId, ObjectId};
@@ -81,8 +81,13 @@ pub enum LayoutError {
     /// So many parts can't be.
     #[error("{0} elements can't hold a striped file: it takes 1 to {WIDTH_MAX}")]
     Width(usize),
-    /// A part is not as long as its place in the layout says.
-    #[error("part {part} has {has} bytes, and its place in the file asks for {asked}")]
+    /// No description of stripes.
+    #[error(
+        "`{0}` says not how to stripe: give UNIT or UNIT,WIDTH, such as 1MiB or 1MiB,4 (bytes, KiB, MiB, GiB)"
+    )]
+    Stripes(String),
+    /// A part is longer than its place in the layout says.
+    #[error("part {part} has {has} bytes, and its place in the file takes {asked}")]
     Length {
         /// Which part.
         part: usize,

@@ -1,5 +1,6 @@
 //! Where new files go.
 
+use super::WIDTH_MAX;
 use crate::id::{ElementId, Inode};
 
 /// What placement needs to know of an element.
@@ -25,6 +26,16 @@ pub enum PlacementError {
     /// The element that was asked for is full.
     #[error("element {0} is full; remove files on it or name another element")]
     Full(ElementId),
+    /// A file is to be striped over more elements than can take some of it.
+    #[error(
+        "a file can't be striped over {width} elements: {able} are up and have room; give fewer, or see `tidemill status`"
+    )]
+    Width {
+        /// How many were asked for.
+        width: usize,
+        /// How many there are.
+        able: usize,
+    },
     /// All are full.
     #[error("every storage element is full; remove files or add an element")]
     AllFull,
@@ -68,6 +79,42 @@ pub fn place(
         .or(any)
         .map(|room| room.element)
         .ok_or(PlacementError::AllFull)
+}
+
+/// Chooses the elements of a striped file: `width` of them, all if that is 0, one after the other from inode modulo the
+/// elements on, those before that answer.
+///
+/// # Errors
+/// See [`PlacementError`].
+pub fn place_stripes(
+    inode: Inode,
+    width: usize,
+    rooms: &[Room],
+) -> Result<Vec<ElementId>, PlacementError> {
+    if rooms.is_empty() {
+        return Err(PlacementError::NoElement);
+    }
+    let first = usize::try_from(inode.0 % rooms.len() as u64).unwrap_or(0);
+    let (before, from) = rooms.split_at(first);
+    let takes = from.iter().chain(before);
+    let mut takes: Vec<&Room> = takes
+        .filter(|room| room.free_bytes >= RESERVE_BYTES)
+        .collect();
+    if takes.is_empty() {
+        return Err(PlacementError::AllFull);
+    }
+    takes.sort_by_key(|room| !room.answers);
+    let answering = takes.iter().filter(|room| room.answers).count();
+    let able = takes.len().min(WIDTH_MAX);
+    let chosen = match width {
+        0 if answering > 0 => answering.min(able),
+        0 => able,
+        width => width,
+    };
+    if chosen > able {
+        return Err(PlacementError::Width { width, able });
+    }
+    Ok(takes[..chosen].iter().map(|room| room.element).collect())
 }
 
 #[cfg(test)]
@@ -120,6 +167,30 @@ mod tests {
         assert_eq!(
             place(Inode(6), Some(ElementId(7)), &some),
             Err(PlacementError::Unknown(ElementId(7)))
+        );
+    }
+
+    #[test]
+    fn a_striped_file_takes_elements_in_turn_that_have_room_and_answer() {
+        let ids = |elements: Vec<ElementId>| elements.iter().map(|e| e.0).collect::<Vec<_>>();
+        let mut all = rooms(&[1 << 30; 4]);
+        assert_eq!(ids(place_stripes(Inode(6), 3, &all).unwrap()), [2, 3, 0]);
+        assert_eq!(ids(place_stripes(Inode(6), 0, &all).unwrap()), [2, 3, 0, 1]);
+        all[3].answers = false;
+        assert_eq!(ids(place_stripes(Inode(6), 0, &all).unwrap()), [2, 0, 1]);
+        assert_eq!(ids(place_stripes(Inode(6), 4, &all).unwrap()), [2, 0, 1, 3]);
+        all[0].free_bytes = 0;
+        assert_eq!(
+            place_stripes(Inode(6), 4, &all),
+            Err(PlacementError::Width { width: 4, able: 3 })
+        );
+        assert_eq!(
+            place_stripes(Inode(6), 1, &[]),
+            Err(PlacementError::NoElement)
+        );
+        assert_eq!(
+            place_stripes(Inode(6), 0, &rooms(&[0, 0])),
+            Err(PlacementError::AllFull)
         );
     }
 }

@@ -2,7 +2,10 @@
 //! is a plain file (Active Storage §4).
 
 use super::{LayoutError, Part, Piece, Within};
+use crate::id::ObjectId;
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 /// A stripe unit is a multiple of this many bytes: a page, so that no page of the file lies on two elements.
 pub const UNIT_GRAIN: u64 = 4096;
@@ -10,6 +13,122 @@ pub const UNIT_GRAIN: u64 = 4096;
 pub const UNIT_MAX: u64 = 1 << 30;
 /// Most elements that one file is striped over.
 pub const WIDTH_MAX: usize = 1024;
+/// Characters shown of what is no description of stripes.
+const TEXT_SHOWN_MAX: usize = 64;
+
+/// How a file is to be striped, written as `UNIT` or `UNIT,WIDTH`, such as `1MiB,4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stripes {
+    /// Bytes of a stripe.
+    pub unit: u64,
+    /// Elements; 0: all that keep data.
+    pub width: usize,
+}
+
+impl Stripes {
+    /// Itself, if a file can be striped so.
+    ///
+    /// # Errors
+    /// What is wrong with the unit or the width.
+    pub fn checked(self) -> Result<Self, LayoutError> {
+        Striped::check_form(self.unit, self.width.max(1))?;
+        Ok(self)
+    }
+}
+
+impl FromStr for Stripes {
+    type Err = LayoutError;
+
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        let wrong = || LayoutError::Stripes(text.chars().take(TEXT_SHOWN_MAX).collect());
+        let (unit, width) = match text.split_once(',') {
+            Some((unit, width)) => {
+                let width: usize = width.trim().parse().map_err(|_| wrong())?;
+                if width == 0 {
+                    return Err(LayoutError::Width(0));
+                }
+                (unit, width)
+            }
+            None => (text, 0),
+        };
+        let unit = unit.trim();
+        let digits = unit
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(unit.len());
+        let (number, suffix) = unit.split_at(digits);
+        let scale: u64 = match suffix.trim_start() {
+            "" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            _ => return Err(wrong()),
+        };
+        let number: u64 = number.parse().map_err(|_| wrong())?;
+        let unit = number.checked_mul(scale).ok_or_else(wrong)?;
+        Self { unit, width }.checked()
+    }
+}
+
+impl fmt::Display for Stripes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scales = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        let scale = scales
+            .into_iter()
+            .find(|(scale, _)| self.unit.is_multiple_of(*scale));
+        let (scale, suffix) = scale.unwrap_or((1, ""));
+        write!(f, "{}{suffix}", self.unit / scale)?;
+        match self.width {
+            0 => Ok(()),
+            width => write!(f, ",{width}"),
+        }
+    }
+}
+
+/// What an object is to the striped version that it is a part of; kept with it on its element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartOf {
+    /// The version's own object, which has no bytes.
+    pub version: ObjectId,
+    /// Which of its parts.
+    pub index: u64,
+    /// How many there are.
+    pub width: u64,
+    /// Bytes of a stripe.
+    pub unit: u64,
+}
+
+impl PartOf {
+    /// As the value of an attribute: the four numbers, 8 bytes each, little-endian.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 32] {
+        let numbers = [self.version.0, self.index, self.width, self.unit];
+        let mut bytes = [0; 32];
+        for (chunk, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            chunk.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The other way round; `None` if it makes no sense.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 32] = bytes.try_into().ok()?;
+        let number = |at: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(number)
+        };
+        let part = Self {
+            version: ObjectId(number(0)),
+            index: number(8),
+            width: number(16),
+            unit: number(24),
+        };
+        let width = usize::try_from(part.width).ok()?;
+        Striped::check_form(part.unit, width).ok()?;
+        (part.index < part.width).then_some(part)
+    }
+}
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +137,7 @@ pub struct Striped {
     pub unit: u64,
     /// Length of the file in bytes.
     pub size: u64,
-    /// One for each element.
+    /// One for each element. One may have less than its place in the file asks for: what it lacks is zeros.
     pub parts: Vec<Part>,
 }
 
@@ -49,6 +168,46 @@ impl Striped {
             0
         };
         whole * unit + rest
+    }
+
+    /// The same for a file of that many bytes, with every part as long as its place.
+    #[must_use]
+    pub fn of_size(&self, size: u64) -> Self {
+        let (unit, width) = (self.unit, self.parts.len());
+        let part = |(index, part): (usize, &Part)| Part {
+            size: Self::part_size(unit, width, size, index),
+            ..part.clone()
+        };
+        let parts = self.parts.iter().enumerate().map(part).collect();
+        Self { unit, size, parts }
+    }
+
+    /// What one of the parts is of the version, whose own object this is.
+    #[must_use]
+    pub fn part_of(&self, version: ObjectId, index: usize) -> PartOf {
+        PartOf {
+            version,
+            index: index as u64,
+            width: self.width(),
+            unit: self.unit,
+        }
+    }
+
+    /// The length of the file whose parts have so many bytes: it ends with the last byte that any of them has. `None`: there
+    /// is no such number.
+    #[must_use]
+    pub fn size_of(unit: u64, sizes: &[u64]) -> Option<u64> {
+        let width = sizes.len() as u64;
+        let mut end = 0;
+        for (part, &size) in (0..).zip(sizes) {
+            let Some(last) = size.checked_sub(1) else {
+                continue;
+            };
+            let stripe = (last / unit).checked_mul(width)?.checked_add(part)?;
+            let last = stripe.checked_mul(unit)?.checked_add(last % unit)?;
+            end = end.max(last.checked_add(1)?);
+        }
+        Some(end)
     }
 
     fn width(&self) -> u64 {
@@ -106,7 +265,7 @@ impl Striped {
         Self::check_form(self.unit, self.parts.len())?;
         for (index, part) in self.parts.iter().enumerate() {
             let asked = Self::part_size(self.unit, self.parts.len(), self.size, index);
-            if part.size != asked {
+            if part.size > asked {
                 return Err(LayoutError::Length {
                     part: index,
                     has: part.size,

@@ -196,10 +196,13 @@ fn what_contradicts_itself_is_refused() {
         assert!(Striped::check_form(unit, width).is_err(), "{unit} {width}");
     }
     let mut short = striped(4096, 2, 8192);
+    // What a part lacks is zeros; it can't have more than its place takes.
     short.parts_mut()[1].size = 7;
+    assert_eq!(short.check(), Ok(()));
+    short.parts_mut()[1].size = 4097;
     let asked = LayoutError::Length {
         part: 1,
-        has: 7,
+        has: 4097,
         asked: 4096,
     };
     assert_eq!(short.check(), Err(asked));
@@ -245,6 +248,73 @@ fn what_contradicts_itself_is_refused() {
     }
 }
 
+#[test]
+fn what_a_part_is_of_is_kept_as_bytes() {
+    let part = PartOf {
+        version: ObjectId(1 << 59),
+        index: 2,
+        width: 3,
+        unit: 4096,
+    };
+    assert_eq!(PartOf::from_bytes(&part.to_bytes()), Some(part));
+    for wrong in [
+        PartOf { index: 3, ..part },
+        PartOf { unit: 1, ..part },
+        PartOf { width: 0, ..part },
+        PartOf {
+            width: u64::MAX,
+            ..part
+        },
+    ] {
+        assert_eq!(PartOf::from_bytes(&wrong.to_bytes()), None);
+    }
+    assert_eq!(PartOf::from_bytes(&[0; 31]), None);
+}
+
+#[test]
+fn stripes_are_written_as_they_are_read() {
+    let stripes = |unit, width| Stripes { unit, width };
+    for (text, read) in [
+        ("1MiB", stripes(1 << 20, 0)),
+        ("4096,3", stripes(4096, 3)),
+        (" 64 KiB , 2 ", stripes(64 << 10, 2)),
+        ("1GiB,1024", stripes(1 << 30, 1024)),
+    ] {
+        assert_eq!(text.parse(), Ok(read), "{text}");
+        assert_eq!(read.to_string().parse(), Ok(read), "{read}");
+    }
+    for text in [
+        "",
+        "MiB",
+        "1MB",
+        "1M",
+        "1MiB,0",
+        "1MiB,x",
+        "0",
+        "4097",
+        "2GiB",
+        "1MiB,1025",
+        "-4096",
+        "99999999999999999999",
+    ] {
+        assert!(text.parse::<Stripes>().is_err(), "{text}");
+    }
+}
+
+proptest! {
+    /// The file ends with the last byte that a part has.
+    #[test]
+    fn lengths_of_parts_say_the_length_of_the_file(unit in 1..9_u64, sizes in proptest::collection::vec(0..40_u64, 1..6)) {
+        let size = Striped::size_of(unit, &sizes).unwrap();
+        let width = sizes.len();
+        let holds = |size| (0..width).map(|part| Striped::part_size(unit, width, size, part)).collect::<Vec<_>>();
+        let fits = |size| holds(size).iter().zip(&sizes).all(|(takes, has)| has <= takes);
+        prop_assert!(fits(size));
+        prop_assert!(size == 0 || !fits(size - 1));
+        prop_assert_eq!(Striped::size_of(unit, &holds(size)), Some(size));
+    }
+}
+
 /// Bounds of numbers are no bounds of files that lie in them.
 #[test]
 fn the_greatest_files_overflow_nothing() {
@@ -265,6 +335,7 @@ fn the_greatest_files_overflow_nothing() {
             size
         );
     }
+    assert_eq!(Striped::size_of(UNIT_MAX, &[size, 1]), None);
     let mut extents = Extents::default();
     extents.add(part(1, 1), &[(size - 1, 0, 1)]).unwrap();
     assert_eq!(extents.size, size);

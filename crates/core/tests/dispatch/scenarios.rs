@@ -359,6 +359,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
             inode: Inode(9),
             path: "/f".into(),
         },
+        part: None,
     };
     let errand = |operation| Event::Errand {
         element,

@@ -391,6 +391,7 @@ impl Build for v1::Label {
             element,
             size: 0,
             capability: capability(element, object, rights::READ),
+            layout: None,
         });
         self
     }
@@ -445,6 +446,7 @@ pub fn copy_label(id: u64, from: u64, element: u32, to: u64) -> v1::Label {
                 element,
                 size: 0,
                 capability: capability(element, from, rights::READ),
+                layout: None,
             }),
             to,
             ..v1::Copy::default()

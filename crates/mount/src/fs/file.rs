@@ -335,14 +335,16 @@ impl Fs {
 
     fn sync_object(&self, object: &Object) -> Result<(), Error> {
         object.sync()?;
-        if object.local().is_none() || object.entry_durable.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let place = self.backend.place(object.element, Pace::MayWait)?;
-        let path = place.folder.map(|folder| object_path(&folder, object.id));
-        if let Some(folder) = path.as_deref().and_then(std::path::Path::parent) {
-            File::open(folder)?.sync_all()?;
-            object.entry_durable.store(true, Ordering::Release);
+        for part in object.parts() {
+            if part.local().is_none() || part.entry_durable.load(Ordering::Acquire) {
+                continue;
+            }
+            let place = self.backend.place(part.element, Pace::MayWait)?;
+            let path = place.folder.map(|folder| object_path(&folder, part.id));
+            if let Some(folder) = path.as_deref().and_then(std::path::Path::parent) {
+                File::open(folder)?.sync_all()?;
+                part.entry_durable.store(true, Ordering::Release);
+            }
         }
         Ok(())
     }

@@ -37,6 +37,8 @@ mod repeat;
 pub(crate) mod right;
 pub(crate) mod seal;
 mod sharing;
+mod striped;
+mod striped_open;
 pub(crate) mod table;
 mod takeover;
 pub(crate) mod unsealed;
@@ -175,6 +177,9 @@ impl Fs {
 
     /// The blocks of a sealed file on its device, if that is on this host.
     fn blocks_of(&self, attr: &Attr) -> Option<u64> {
+        if attr.parts {
+            return None;
+        }
         let place = self.backend.place(attr.element, Pace::Now).ok()?;
         let path = version::object_path(&place.folder?, attr.object);
         path.symlink_metadata().ok().map(|stat| stat.blocks())

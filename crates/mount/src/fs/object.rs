@@ -2,6 +2,7 @@
 
 use super::remote::Remote;
 use super::right::Right;
+use super::striped::Striped;
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, Timespec};
@@ -45,6 +46,8 @@ pub(crate) enum Data {
     Local(Arc<File>),
     /// On an element that is asked for them.
     Remote(Remote),
+    /// On several elements.
+    Striped(Striped),
     /// Nowhere: a file that has no version yet is empty.
     Nothing,
 }
@@ -82,7 +85,22 @@ impl Object {
 
     /// Whether reading and writing waits for another process.
     pub(crate) fn waits(&self) -> bool {
-        matches!(self.data, Data::Remote(_))
+        self.parts()
+            .any(|part| matches!(part.data, Data::Remote(_)))
+    }
+
+    /// The objects that its bytes are in: itself, or several.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
+        let (itself, several) = match &self.data {
+            Data::Striped(striped) => (None, striped.parts()),
+            _ => (Some(self), [].as_slice()),
+        };
+        itself.into_iter().chain(several.iter().map(Arc::as_ref))
+    }
+
+    /// Whether it lies in several objects.
+    pub(crate) fn is_striped(&self) -> bool {
+        matches!(self.data, Data::Striped(_))
     }
 
     /// A version that begins with the first bytes of another on the same element, last changed at `mtime`.
@@ -137,6 +155,7 @@ impl Object {
                 Ok(buffer)
             }
             Data::Remote(remote) => remote.read(offset, length),
+            Data::Striped(striped) => striped.read(offset, length),
             Data::Nothing => Ok(Vec::new()),
         }
     }
@@ -146,6 +165,7 @@ impl Object {
         match &self.data {
             Data::Local(file) => Ok(file.write_all_at(bytes, offset)?),
             Data::Remote(remote) => remote.write(offset, bytes),
+            Data::Striped(striped) => striped.write(offset, bytes),
             Data::Nothing => Err(Errno::BADF.into()),
         }
     }
@@ -155,14 +175,17 @@ impl Object {
         match &self.data {
             Data::Local(file) => Ok(file.set_len(size)?),
             Data::Remote(remote) => remote.truncate(size),
+            Data::Striped(striped) => striped.truncate(size),
             Data::Nothing => Err(Errno::BADF.into()),
         }
     }
 
     /// It is not open any more: forgets what was read of it.
     pub(crate) fn rest(&self) {
-        if let Data::Remote(remote) = &self.data {
-            remote.forget();
+        match &self.data {
+            Data::Remote(remote) => remote.forget(),
+            Data::Striped(striped) => striped.parts().iter().for_each(|part| part.rest()),
+            Data::Local(_) | Data::Nothing => {}
         }
     }
 
@@ -170,16 +193,19 @@ impl Object {
     pub(crate) fn flush(&self) -> Result<(), Error> {
         match &self.data {
             Data::Remote(remote) => remote.flush(),
+            Data::Striped(striped) => striped.flush(),
             _ => Ok(()),
         }
     }
 
     /// As [`Self::flush`], for as long as the mount lives.
     pub(crate) async fn flushed(&self) -> Result<(), Error> {
-        match &self.data {
-            Data::Remote(remote) => remote.flushed().await,
-            _ => Ok(()),
+        for part in self.parts() {
+            if let Data::Remote(remote) = &part.data {
+                remote.flushed().await?;
+            }
         }
+        Ok(())
     }
 
     /// Makes the bytes written so far survive power loss.
@@ -190,6 +216,7 @@ impl Object {
         match &self.data {
             Data::Local(file) => Ok(file.sync_all()?),
             Data::Remote(remote) => remote.sync(),
+            Data::Striped(striped) => striped.sync(),
             Data::Nothing => Ok(()),
         }
     }
@@ -205,6 +232,7 @@ impl Object {
                 })
             }
             Data::Remote(remote) => Ok(remote.stat()),
+            Data::Striped(striped) => striped.stat(),
             Data::Nothing => Ok(Stat::default()),
         }
     }
@@ -229,6 +257,10 @@ impl Object {
                 remote.set_mtime(mtime);
                 Ok(())
             }
+            Data::Striped(striped) => {
+                let mut parts = striped.parts().iter();
+                parts.try_for_each(|part| part.set_mtime(mtime))
+            }
             Data::Nothing => Ok(()),
         }
     }
@@ -238,6 +270,8 @@ impl Object {
         let file = match &self.data {
             Data::Local(file) => file,
             Data::Remote(remote) => return remote.allocate(offset, length, mode),
+            // A program that has to have the room writes zeros then.
+            Data::Striped(_) => return Err(Errno::OPNOTSUPP.into()),
             Data::Nothing => return Err(Errno::BADF.into()),
         };
         let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;

@@ -10,6 +10,7 @@ use crate::error::Error;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tidemill_client::objects::Remote as Address;
@@ -207,6 +208,14 @@ impl Remote {
         });
     }
 
+    /// Sends what is buffered, if that can go now.
+    pub(crate) fn begin_flush(&self) {
+        let mut writing = self.out.writing.lock();
+        if !writing.buffer.is_empty() && writing.has_room() {
+            self.dispatch(&mut writing);
+        }
+    }
+
     /// Sends what is buffered and waits until it has arrived, as long as the operation has time.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         let mut writing = self.out.writing.lock();
@@ -349,6 +358,21 @@ impl Remote {
         Ok(out)
     }
 
+    /// Asks for bytes that are about to be read.
+    pub(crate) fn ask_for(&self, range: Range<u64>) {
+        let size = {
+            let writing = self.out.writing.lock();
+            if !writing.buffer.is_empty() || !writing.in_flight.is_empty() {
+                return;
+            }
+            writing.size
+        };
+        let end = range.end.min(size);
+        if range.start < end {
+            self.piece(range.start, end, size);
+        }
+    }
+
     /// The piece that holds `at`, asked for if need be; asks ahead for the next if reads look sequential.
     fn piece(&self, at: u64, end: u64, size: u64) -> Arc<Piece> {
         let mut reading = self.reading.lock();
@@ -417,7 +441,9 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.backend.released(self.right.release());
+        if self.right.holds() {
+            self.backend.released(self.right.release());
+        }
     }
 }
 

@@ -22,7 +22,10 @@ const OTHERS_AFTER: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 pub(crate) struct Right {
     ino: u64,
+    /// The version's.
     object: u64,
+    /// The one of those that it lies in which is asked for; `None`: it lies in itself.
+    part: Option<u64>,
     /// The version to be read; `None`: a version to be written.
     version: Option<u64>,
     caller: Caller,
@@ -36,10 +39,33 @@ impl Right {
         Arc::new(Self {
             ino: opened.attr.map_or(0, |attr| attr.ino),
             object: opened.object,
+            part: None,
             version,
             caller,
             place: Mutex::new((opened.element, opened.capability.clone())),
         })
+    }
+
+    /// To one of the objects that a version lies in.
+    pub(crate) fn of_part(
+        caller: Caller,
+        opened: &v1::Opened,
+        part: &v1::LayoutPart,
+        version: Option<u64>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            ino: opened.attr.map_or(0, |attr| attr.ino),
+            object: opened.object,
+            part: Some(part.object),
+            version,
+            caller,
+            place: Mutex::new((part.element, part.capability.clone())),
+        })
+    }
+
+    /// Whether the server keeps the version for who has it: a part has none of its own.
+    pub(crate) fn holds(&self) -> bool {
+        self.part.is_none()
     }
 
     /// To an object file that is opened in place, where the file's own mode counts.
@@ -47,6 +73,7 @@ impl Right {
         Arc::new(Self {
             ino,
             object,
+            part: None,
             version: Some(0),
             caller: Caller::default(),
             place: Mutex::default(),
@@ -85,6 +112,7 @@ impl Right {
                 object: self.object,
                 element: None,
                 steal: false,
+                stripes: None,
             }),
         };
         match backend
@@ -93,12 +121,22 @@ impl Right {
             .pop()
         {
             Some(Answer::Opened(opened)) if opened.object == self.object => {
-                *self.place.lock() = (opened.element, opened.capability);
+                let place = self.place_in(opened);
+                *self.place.lock() = place.ok_or(ClientError::Answer("Open"))?;
                 Ok(())
             }
             Some(Answer::Error(error)) => Err(error.into()),
             _ => Err(ClientError::Answer("Open")),
         }
+    }
+
+    fn place_in(&self, opened: v1::Opened) -> Option<(u32, Vec<u8>)> {
+        let Some(object) = self.part else {
+            return Some((opened.element, opened.capability));
+        };
+        let parts = opened.layout?.parts;
+        let part = parts.into_iter().find(|part| part.object == object)?;
+        Some((part.element, part.capability))
     }
 
     /// What tells the server that the object is no longer read here.
@@ -203,7 +241,7 @@ impl Right {
         let address = Address {
             element: ElementId(element),
             url: url.clone(),
-            object: ObjectId(self.object),
+            object: ObjectId(self.part.unwrap_or(self.object)),
             capability,
         };
         let last = if patient {

@@ -7,7 +7,7 @@
 
 use super::Caller;
 use super::backend::Backend;
-use super::object::Object;
+use super::object::{Data, Object};
 use super::pending::Pending;
 use super::right;
 use super::table::Table;
@@ -18,7 +18,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
-use tidemill_core::id::ElementId;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::PartOf;
 use tidemill_wire::route::{SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -84,7 +85,9 @@ struct Lane {
 #[derive(Debug)]
 struct Version {
     job: Job,
-    /// Length and mtime, once the element has sealed it; `None` before, and of what is dropped.
+    /// Lengths of those of its objects that elements have sealed, in their order.
+    lengths: Vec<u64>,
+    /// Length and mtime, once all are sealed; `None` before, and of what is dropped.
     sealed: Option<(u64, i64)>,
     /// The pause before it is tried again.
     pause: Duration,
@@ -119,6 +122,7 @@ impl Sealer {
         self.0.unsealed.enter(job.object.id, job.ino);
         let version = Version {
             job,
+            lengths: Vec::new(),
             sealed: None,
             pause: PAUSE_MIN,
             alone: false,
@@ -243,7 +247,7 @@ impl Worker {
         let until = Some(Instant::now() + ATTEMPT);
         for version in &refused {
             let job = &version.job;
-            if let Err(error) = job.object.right.renew(&self.backend, until).await {
+            if let Err(error) = version.part().right.renew(&self.backend, until).await {
                 tracing::debug!(ino = job.ino, "no new right to seal: {error}");
             }
         }
@@ -262,9 +266,9 @@ impl Worker {
         ready: &mut Vec<Version>,
     ) -> Vec<Version> {
         // Before the seal: the element's own change of the file must not count.
-        let stats = versions.iter().map(|v| v.job.object.stat());
+        let stats = versions.iter().map(|v| v.part().stat());
         let stats: Vec<_> = stats.map(Result::unwrap_or_default).collect();
-        let items: Vec<_> = versions.iter().map(|v| self.item(&v.job)).collect();
+        let items: Vec<_> = versions.iter().map(|v| self.item(v)).collect();
         let results = match self.ask_element(element, &items).await {
             Ok(results) => results,
             Err(error) => {
@@ -278,13 +282,16 @@ impl Worker {
             .collect();
         let mut refused = Vec::new();
         for (mut version, stat) in versions.into_iter().zip(stats) {
-            match results.get(&version.job.object.id) {
+            match results.get(&version.part().id) {
                 Some(result) if result.status == 200 => {
                     if result.size < stat.size {
                         self.say_lost(&version.job, &format!("it has {} bytes there", result.size));
                     }
-                    version.sealed = Some((result.size, stat.mtime));
-                    ready.push(version);
+                    if version.is_sealed(result.size, stat.mtime) {
+                        ready.push(version);
+                    } else {
+                        self.queue(version);
+                    }
                 }
                 Some(result) if result.status == 403 => refused.push(version),
                 Some(result) => {
@@ -297,15 +304,16 @@ impl Worker {
         refused
     }
 
-    fn item(&self, job: &Job) -> SealItem {
+    fn item(&self, version: &Version) -> SealItem {
+        let (job, part) = (&version.job, version.part());
         let path = self.table.path(job.ino).unwrap_or_default();
-        let bytes = job.object.right.capability();
+        let bytes = part.right.capability();
         let mut capability = String::with_capacity(bytes.len() * 2);
         for byte in bytes {
             let _ = write!(capability, "{byte:02x}");
         }
         SealItem {
-            object: job.object.id,
+            object: part.id,
             capability,
             body: SealBody {
                 inode: job.ino,
@@ -315,6 +323,7 @@ impl Worker {
                 mode: job.attr.mode,
                 durable: false,
                 lost: false,
+                part: version.part_of().map(PartOf::to_bytes),
             },
         }
     }
@@ -385,6 +394,7 @@ impl Worker {
                 let mut attr = known.map_or(job.attr, |node| node.state.lock().attr);
                 attr.object = job.object.id;
                 attr.element = job.object.element;
+                attr.parts = job.object.is_striped();
                 attr.size = size;
                 attr.mtime = mtime;
                 attr.version += 1;
@@ -455,6 +465,7 @@ impl Worker {
                     let attr = &mut state.attr;
                     attr.object = sealed.object;
                     attr.element = sealed.element;
+                    attr.parts = sealed.parts;
                     attr.size = sealed.size;
                     attr.mtime = sealed.mtime;
                     attr.ctime = attr.ctime.max(sealed.ctime);
@@ -496,7 +507,35 @@ impl Version {
     /// The element that has to seal it first.
     fn element(&self) -> Option<u32> {
         let unsealed = self.job.ending == Ending::Seal && self.sealed.is_none();
-        unsealed.then_some(self.job.object.element)
+        unsealed.then_some(self.part().element)
+    }
+
+    /// The object that is sealed next.
+    fn part(&self) -> &Object {
+        let next = self.job.object.parts().nth(self.lengths.len());
+        next.unwrap_or(&self.job.object)
+    }
+
+    /// What that is a part of.
+    fn part_of(&self) -> Option<PartOf> {
+        let Data::Striped(striped) = &self.job.object.data else {
+            return None;
+        };
+        let version = ObjectId(self.job.object.id);
+        Some(striped.part_of(version, self.lengths.len()))
+    }
+
+    /// An element has sealed the next one; says whether it was the last.
+    fn is_sealed(&mut self, length: u64, mtime: i64) -> bool {
+        self.lengths.push(length);
+        if !self.job.object.is_striped() {
+            self.sealed = Some((length, mtime));
+        } else if self.lengths.len() == self.job.object.parts().count() {
+            // The server reckons by the lengths how long the file is.
+            let stat = self.job.object.stat().unwrap_or_default();
+            self.sealed = Some((stat.size, stat.mtime));
+        }
+        self.sealed.is_some()
     }
 
     fn op(&self) -> Op {
@@ -509,6 +548,10 @@ impl Version {
                 mtime,
                 attributes: self.job.pending.map(|pending| pending.told(ino)),
                 copies: None,
+                parts: match self.job.object.is_striped() {
+                    true => self.lengths.clone(),
+                    false => Vec::new(),
+                },
             }),
             None => Op::Abandon(v1::Abandon { ino, object }),
         }

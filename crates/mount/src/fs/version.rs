@@ -65,14 +65,14 @@ impl Fs {
                 pace.wait()?;
                 self.ask_what_was_closed(caller, node)?;
             }
-            let (id, element) = {
+            let (id, place) = {
                 let state = node.state.lock();
                 if let Some(object) = state.written() {
                     return Ok(object.clone());
                 }
-                (state.attr.object, state.attr.element)
+                (state.attr.object, element_of(&state.attr))
             };
-            match self.sealed_object(caller, node, (id, element), pace) {
+            match self.sealed_object(caller, node, (id, place), pace) {
                 Ok(object) => return Ok(object),
                 // Another version was sealed meanwhile, or the element moved.
                 Err(error) if error.is(Errno::NOENT) && tries > 0 => {
@@ -92,7 +92,7 @@ impl Fs {
         &self,
         caller: Caller,
         node: &Node,
-        (id, element): (u64, u32),
+        (id, element): (u64, Option<u32>),
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
         if let Some(object) = node.state.lock().open_object(id) {
@@ -128,15 +128,17 @@ impl Fs {
         caller: Caller,
         ino: u64,
         id: u64,
-        element: u32,
+        element: Option<u32>,
         pace: Pace,
     ) -> Result<Object, Error> {
         let in_place = Right::none(ino, id);
         if id == 0 {
-            return Ok(Object::new(id, element, Data::Nothing, in_place));
+            return Ok(Object::new(id, 0, Data::Nothing, in_place));
         }
         let mut avoid = Vec::new();
-        if let Some(folder) = self.backend.folder(element, pace)? {
+        if let Some(element) = element
+            && let Some(folder) = self.backend.folder(element, pace)?
+        {
             match object_file::open(&object_path(&folder, id)) {
                 Ok(file) => {
                     let data = Data::Local(Arc::new(file));
@@ -169,6 +171,11 @@ impl Fs {
             return Err(ClientError::Answer("Open").into());
         };
         let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
+        if opened.object == id
+            && let Some(layout) = &opened.layout
+        {
+            return self.open_striped(caller, (&opened, layout), right, pace);
+        }
         let element = opened.element;
         if opened.object != id || missing.contains(&element) {
             self.backend.released(right.release());
@@ -210,6 +217,9 @@ impl Fs {
         begin: Option<(&v1::Attr, u64)>,
     ) -> Result<Object, Error> {
         let right = Right::new(caller, opened, None);
+        if let Some(layout) = &opened.layout {
+            return self.writable_striped(caller, (opened, layout), right, begin);
+        }
         let place = self.backend.place(opened.element, Pace::MayWait)?;
         let object = |data| Object::new(opened.object, opened.element, data, right.clone());
         let Some(folder) = &place.folder else {
@@ -352,6 +362,7 @@ impl Fs {
             object,
             element: None,
             steal: false,
+            stripes: None,
         };
         self.backend.undo(caller, &Op::NewVersion(new));
     }
@@ -523,13 +534,14 @@ impl Fs {
         self.fetch(caller, node, Pace::MayWait)?;
         let attr = node.state.lock().attr;
         let reader = node.state.lock().bound_now().filter(|_| follow);
-        let stays = (keep > 0 || reader.is_some()) && attr.object != 0;
+        let stays = (keep > 0 || reader.is_some()) && attr.object != 0 && !attr.parts;
         let new = |_, object| {
             Op::NewVersion(v1::NewVersion {
                 ino: node.ino,
                 object,
                 element: stays.then_some(attr.element),
                 steal: false,
+                stripes: None,
             })
         };
         let ask = |op: &Op| self.ask_version(caller, node, op, until);
@@ -621,11 +633,11 @@ impl Fs {
     }
 
     fn base_object(&self, caller: Caller, base: &v1::Attr) -> Result<Arc<Object>, Error> {
-        let (node, object) = (self.node(base.ino), (base.object, base.element));
+        let (node, object) = (self.node(base.ino), (base.object, element_of(base)));
         self.sealed_object(caller, &node, object, Pace::MayWait)
     }
 
-    fn copy_base(
+    pub(super) fn copy_base(
         &self,
         caller: Caller,
         base: &v1::Attr,
@@ -941,13 +953,18 @@ impl State {
     }
 }
 
+/// The element that has all of a file's version; `None`: it lies on several.
+fn element_of(attr: &v1::Attr) -> Option<u32> {
+    (!attr.parts).then_some(attr.element)
+}
+
 /// Where an element keeps an object.
 pub(super) fn object_path(folder: &Path, object: u64) -> PathBuf {
     folder.join(ObjectId(object).relative_path())
 }
 
 /// Makes an object file; the folder of its lowest byte as well if it is not there yet.
-fn make_object_file(path: &Path) -> Result<File, Error> {
+pub(super) fn make_object_file(path: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     options
         .read(true)

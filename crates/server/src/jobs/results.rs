@@ -206,7 +206,7 @@ pub(super) fn recall(
         object: placed.object.0,
         element: placed.element.0,
         size: placed.size,
-        capability: Vec::new(),
+        ..v1::Input::default()
     });
     Ok(Some(v1::Remembered {
         task: found.result.task.cast_unsigned(),

@@ -2,6 +2,7 @@
 
 use super::fault::Fault;
 use super::node::{Node, SETGID, SETUID};
+use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::copies::COPIES_MAX;
@@ -12,6 +13,9 @@ pub(crate) const FOLDER_ELEMENT: &[u8] = b"user.tidemill.element";
 /// The folder attribute: new versions of files below this directory get so many copies. On a file: how many there are to
 /// be of its version.
 pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
+/// The folder attribute: new versions of files below this directory are striped so, as `UNIT` or `UNIT,WIDTH`; `off`: not.
+/// On a file: how it is.
+pub(crate) const FOLDER_STRIPES: &[u8] = b"user.tidemill.stripe";
 /// Attributes that the array answers.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
@@ -24,7 +28,7 @@ const VIRTUAL: [&[u8]; 5] = [
 const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(node: &Node, name: &[u8]) -> bool {
-    let of_folders = [FOLDER_ELEMENT, FOLDER_COPIES];
+    let of_folders = [FOLDER_ELEMENT, FOLDER_COPIES, FOLDER_STRIPES];
     VIRTUAL.contains(&name) || (of_folders.contains(&name) && !node.is_dir())
 }
 
@@ -137,6 +141,7 @@ impl Tx<'_> {
                 let (wanted, _) = self.copies_of(node.object)?;
                 number(wanted.into())
             }
+            FOLDER_STRIPES => self.stripes_of(node)?.map(String::into_bytes),
             b"user.tidemill.layout" => Some(self.layout(node)?.into_bytes()),
             b"user.tidemill.task" => self.task_of(node.object)?.and_then(number),
             b"user.tidemill.lineage" if node.object != 0 => {
@@ -184,6 +189,11 @@ impl Tx<'_> {
                 return Err(Fault::BadCopies(shown(&op.value)));
             }
             self.shared.set_folder_copies();
+        }
+        if op.name == FOLDER_STRIPES {
+            let text = String::from_utf8_lossy(&op.value);
+            text.trim().parse::<Striping>().map_err(Fault::BadLayout)?;
+            self.shared.set_folder_stripes();
         }
         self.part_annotations(&node)?;
         let row = params![node.ino.cast_signed(), op.name, op.value];

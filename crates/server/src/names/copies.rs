@@ -7,11 +7,11 @@
 use super::attribute::FOLDER_COPIES;
 use super::fault::Fault;
 use super::node::Node;
+use super::parts;
 use super::transaction::Tx;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
 use tidemill_core::copies::{COPIES_MAX, CopyState};
-use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::layout::{self, Layout, Part};
 
 /// States of a copy (`copy.state`).
@@ -40,18 +40,20 @@ impl Tx<'_> {
     }
 
     fn folder_copies(&self, ino: u64) -> Result<Option<u32>, Fault> {
-        let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
-        let mut statement = self.db.prepare_cached(sql)?;
-        let dir: Option<i64> = statement
-            .query_row([ino.cast_signed()], |row| row.get(0))
-            .optional()?;
-        let dir = Node::get(self.db, dir.map_or(Inode::ROOT.0, i64::cast_unsigned))?;
-        self.folder_attribute(&dir, FOLDER_COPIES)
+        self.folder_attribute(&self.folder_of(ino)?, FOLDER_COPIES)
     }
 
     /// Has copies made of a version that was just recorded.
-    pub(crate) fn want_copies(&self, object: u64) -> Result<(), Fault> {
-        look_again(self.db, object, self.now)
+    pub(crate) fn want_copies(&self, node: &Node) -> Result<(), Fault> {
+        if !node.has_parts() {
+            return look_again(self.db, node.object, self.now);
+        }
+        let parts = parts::parts(self.db, node.object)?;
+        let parts = parts.into_iter().flat_map(|(_, parts)| parts);
+        for part in parts {
+            look_again(self.db, part.object, self.now)?;
+        }
+        Ok(())
     }
 
     /// How many copies of a version are wanted, and the elements that have one beside the first or will.
@@ -100,27 +102,22 @@ impl Tx<'_> {
 
     /// Where the bytes of a file are, as JSON: the answer of the attribute `user.tidemill.layout`.
     pub(crate) fn layout(&self, node: &Node) -> Result<String, Fault> {
-        let mut parts = Vec::new();
-        let mut wanted = 1;
-        if let (Some(first), true) = (node.element(), node.object != 0) {
-            let (copies, others) = self.copies_of(node.object)?;
-            wanted = copies;
-            let mut part = Part::on(ObjectId(node.object), node.size, ElementId(first));
-            let others = others.into_iter().map(|(element, state)| layout::Copy {
-                element: ElementId(element),
-                state,
-            });
-            part.copies.extend(others);
-            parts = self.told(&Layout::Whole(part));
-        }
-        let layout = json!({
+        let mut told = json!({
             "layout": "whole",
             "version": node.version,
             "size": node.size,
-            "copies": wanted,
-            "parts": parts,
+            "copies": self.copies_of(node.object)?.0,
+            "parts": [],
         });
-        Ok(layout.to_string())
+        if node.object != 0 {
+            let layout = self.layout_of(node)?;
+            if let Layout::Striped(striped) = &layout {
+                told["layout"] = "striped".into();
+                told["unit"] = striped.unit.into();
+            }
+            told["parts"] = self.told(&layout).into();
+        }
+        Ok(told.to_string())
     }
 
     fn told(&self, layout: &Layout) -> Vec<Value> {

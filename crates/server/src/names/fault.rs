@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use std::sync::Arc;
-use tidemill_core::layout::PlacementError;
+use tidemill_core::layout::{LayoutError, PlacementError};
 use tidemill_wire::v1;
 
 /// Why a namespace operation failed.
@@ -101,6 +101,9 @@ pub enum Fault {
     /// A number of copies that there can't be.
     #[error("{0:?} is no number of copies: give 1 to 8")]
     BadCopies(String),
+    /// No layout.
+    #[error(transparent)]
+    BadLayout(LayoutError),
     /// No place for a new file.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -147,7 +150,9 @@ impl Fault {
             | Self::IntoItself(_)
             | Self::Malformed(_)
             | Self::BadElement(_)
-            | Self::BadCopies(_) => Errno::INVAL,
+            | Self::BadCopies(_)
+            | Self::BadLayout(_)
+            | Self::Placement(PlacementError::Width { .. }) => Errno::INVAL,
             Self::Busy(_) => Errno::TXTBSY,
             Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,

@@ -20,9 +20,12 @@ pub(crate) struct Held {
 /// The objects of an element that are the sealed versions of files.
 pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, Held>, Fault> {
     let sql = "SELECT object, ino, size, uid, gid, mode FROM inode WHERE element = ?1 AND object != 0 AND kind = ?2 \
-               UNION ALL SELECT inode.object, inode.ino, inode.size, inode.uid, inode.gid, inode.mode FROM copy \
-               CROSS JOIN version ON version.object = copy.object \
-               CROSS JOIN inode ON inode.ino = version.ino AND inode.object = copy.object \
+               UNION ALL SELECT part.part, inode.ino, part.size, inode.uid, inode.gid, inode.mode FROM part \
+               CROSS JOIN version ON version.object = part.object \
+               CROSS JOIN inode ON inode.ino = version.ino AND inode.object = part.object WHERE part.element = ?1 \
+               UNION ALL SELECT copy.object, inode.ino, held.size, inode.uid, inode.gid, inode.mode FROM copy \
+               CROSS JOIN held ON held.object = copy.object \
+               CROSS JOIN inode ON inode.ino = held.ino AND inode.object = held.version \
                WHERE copy.element = ?1 AND copy.state = ?3";
     let mut statement = db.prepare(sql)?;
     let rows = statement.query_map(params![element, Kind::File as i32, CURRENT], |row| {
@@ -55,6 +58,7 @@ pub(crate) fn unknown(
     };
     let mut known = db.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (copies = 1 OR element = ?2))
+             OR EXISTS (SELECT 1 FROM part WHERE part = ?1 AND element = ?2)
              OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)
              OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
              OR EXISTS (SELECT 1 FROM removal WHERE object = ?1 AND element = ?2)",

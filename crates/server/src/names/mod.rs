@@ -20,6 +20,7 @@ pub(crate) mod lineage;
 mod meant;
 pub(crate) mod node;
 pub(crate) mod notes;
+pub(crate) mod parts;
 pub(crate) mod schema;
 pub(crate) mod shared;
 pub(crate) mod sight;
@@ -42,6 +43,7 @@ pub(crate) use writers::SILENCE_NS_MAX;
 
 use std::future::Future;
 use std::pin::Pin;
+use tidemill_core::layout::PartOf;
 use tidemill_wire::v1;
 
 /// A future of a [`Names`] method.
@@ -178,8 +180,12 @@ pub struct Written {
 /// A version that a mount was writing when it went away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The object being written.
+    /// The object that is to be sealed.
     pub object: u64,
+    /// The version that is being written: that object, or one that it is a part of.
+    pub version: u64,
+    /// What the object is a part of.
+    pub part: Option<PartOf>,
     /// The file.
     pub ino: u64,
     /// The file's user and group.

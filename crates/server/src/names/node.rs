@@ -93,6 +93,11 @@ impl Node {
         u32::try_from(self.element).ok()
     }
 
+    /// Whether its version lies in several objects.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.object != 0 && self.element == NO_ELEMENT
+    }
+
     /// As it is sent.
     pub(crate) fn attr(&self) -> v1::Attr {
         v1::Attr {
@@ -113,6 +118,7 @@ impl Node {
             writing: self.writing != 0,
             // Who knows of mounts adds this.
             locked: false,
+            parts: self.has_parts(),
         }
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn changed(db: &Connection, node: &Node) -> Result<(), Fault> {
 
 /// An element has a copy of a version now, and is to hear of its file.
 pub(crate) fn copied(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
-    let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM version WHERE object = ?1 \
+    let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET changes = changes + 1";
     db.prepare_cached(sql)?
         .execute(params![object.cast_signed(), element])?;
@@ -162,7 +162,8 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         });
     };
     let (wanted, copied) = copies(db, node.object, element)?;
-    let elsewhere = node.object != 0 && node.element != i64::from(element) && !copied;
+    let whole = node.object != 0 && !node.has_parts();
+    let elsewhere = whole && node.element != i64::from(element) && !copied;
     let mut names = db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
     let places = names.query_map([ino.cast_signed()], |row| {
         Ok(v1::NamePlace {

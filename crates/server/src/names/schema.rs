@@ -58,6 +58,7 @@ const MIGRATIONS: &[&str] = &[
     ANNOTATIONS,
     HASHING,
     COPIES,
+    PARTS,
 ];
 
 const NAMES: &str = "
@@ -183,6 +184,18 @@ CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued I
 INSERT INTO removal SELECT element, object, queued, label FROM removal_of_one;
 DROP TABLE removal_of_one;
 CREATE INDEX removal_object ON removal(object);
+";
+
+// What lies in several objects is on no element itself.
+const PARTS: &str = "
+CREATE TABLE layout(object INTEGER PRIMARY KEY, unit INTEGER NOT NULL);
+CREATE TABLE part(object INTEGER NOT NULL, seq INTEGER NOT NULL, part INTEGER NOT NULL, element INTEGER NOT NULL,
+  size INTEGER NOT NULL, PRIMARY KEY(object, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX part_part ON part(part);
+CREATE INDEX part_element ON part(element, part);
+CREATE VIEW held AS SELECT object, object AS version, ino, size, element, copies, removed, uid, path FROM version
+  UNION ALL SELECT part.part, version.object, ino, part.size, part.element, copies, removed, uid, path
+  FROM part CROSS JOIN version ON version.object = part.object;
 ";
 
 /// Opens the database for writing, making or migrating it first.

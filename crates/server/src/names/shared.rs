@@ -28,6 +28,7 @@ pub(crate) struct Shared {
     holds: Mutex<Holds>,
     folder_elements: AtomicBool,
     folder_copies: AtomicBool,
+    folder_stripes: AtomicBool,
     /// Copies of versions of which no folder says how many.
     copies: AtomicU32,
     files: AtomicU64,
@@ -92,6 +93,7 @@ impl Shared {
             holds: Mutex::default(),
             folder_elements: AtomicBool::new(false),
             folder_copies: AtomicBool::new(false),
+            folder_stripes: AtomicBool::new(false),
             copies: AtomicU32::new(1),
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
@@ -195,6 +197,15 @@ impl Shared {
 
     pub(crate) fn set_folder_copies(&self) {
         self.folder_copies.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any directory asks for stripes.
+    pub(crate) fn folder_stripes(&self) -> bool {
+        self.folder_stripes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_folder_stripes(&self) {
+        self.folder_stripes.store(true, Ordering::Relaxed);
     }
 
     /// How many copies there are to be of a version if no folder says so.

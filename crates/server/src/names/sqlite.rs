@@ -76,6 +76,11 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_copies();
         }
+        let folders =
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.stripe' AS BLOB)";
+        if count(folders).map_err(at)? > 0 {
+            shared.set_folder_stripes();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

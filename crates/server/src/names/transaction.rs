@@ -5,6 +5,7 @@ use super::node::{Caller, Node, READ, SEARCH, WRITE};
 use super::shared::Shared;
 use super::sight::Sight;
 use rusqlite::{Connection, OptionalExtension, params};
+use std::str::FromStr;
 use tidemill_core::id::Inode;
 use tidemill_wire::control;
 
@@ -246,8 +247,12 @@ impl<'a> Tx<'a> {
         self.folder_attribute(dir, super::attribute::FOLDER_ELEMENT)
     }
 
-    /// The number that the nearest directory upwards has as this attribute.
-    pub(crate) fn folder_attribute(&self, dir: &Node, name: &[u8]) -> Result<Option<u32>, Fault> {
+    /// What the nearest directory upwards has as this attribute.
+    pub(crate) fn folder_attribute<T: FromStr>(
+        &self,
+        dir: &Node,
+        name: &[u8],
+    ) -> Result<Option<T>, Fault> {
         let mut at = dir.ino;
         let mut parent = dir.parent;
         for _ in 0..DEPTH_MAX {

@@ -204,7 +204,11 @@ impl Tx<'_> {
             NO_ELEMENT
         } else {
             self.check_object(op.object)?;
-            self.place(Inode(ino), op.element, parent)?
+            let dir = || Ok(parent.clone());
+            match self.stripes_wanted((op.stripes.as_ref(), op.element), dir, None)? {
+                Some(stripes) => self.begin_parts(ino, op.object, stripes)?,
+                None => self.place(Inode(ino), op.element, parent)?,
+            }
         };
         let time = self.time(op.time);
         Ok(Node {

@@ -48,14 +48,16 @@ impl Tx<'_> {
                 return Ok(node.element);
             }
         }
+        self.place(Inode(node.ino), named, &self.folder_of(node.ino)?)
+    }
+
+    /// A folder that a file is in; the root, if it is in none.
+    pub(crate) fn folder_of(&self, ino: u64) -> Result<Node, Fault> {
         let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
-        let dir: Option<i64> = self
-            .db
-            .prepare_cached(sql)?
-            .query_row([node.ino.cast_signed()], |row| row.get(0))
-            .optional()?;
-        let dir = Node::get(self.db, dir.map_or(Inode::ROOT.0, i64::cast_unsigned))?;
-        self.place(Inode(node.ino), named, &dir)
+        let mut statement = self.db.prepare_cached(sql)?;
+        let dir = statement.query_row([ino.cast_signed()], |row| row.get(0));
+        let dir = dir.optional()?.map_or(Inode::ROOT.0, i64::cast_unsigned);
+        Node::get(self.db, dir)
     }
 
     fn file(&self, ino: u64) -> Result<Node, Fault> {
@@ -72,24 +74,31 @@ impl Tx<'_> {
         let node = self.file(op.ino)?;
         self.need_read(&node)?;
         let (object, element, size) = if op.version == 0 || op.version == node.version {
-            (node.object, node.element().unwrap_or(0), node.size)
+            (node.object, node.element, node.size)
         } else {
             self.older(&node, op.version)?
         };
-        let element = self.readable(object, element, &op.avoid)?;
         self.shared.hold(self.session, node.ino, object);
-        Ok(Answer::Opened(v1::Opened {
+        let opened = v1::Opened {
             attr: Some(node.attr()),
-            others: false,
             object,
-            element,
             size,
+            ..v1::Opened::default()
+        };
+        let Ok(first) = u32::try_from(element) else {
+            let layout = self.opened_parts(&node, object, &op.avoid, rights::READ)?;
+            return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
+        };
+        let element = self.readable(object, first, &op.avoid)?;
+        Ok(Answer::Opened(v1::Opened {
+            element,
             capability: self.right(&node, element, object, rights::READ),
+            ..opened
         }))
     }
 
     /// The right to use an object of a file.
-    fn right(&self, node: &Node, element: u32, object: u64, rights: u32) -> Vec<u8> {
+    pub(crate) fn right(&self, node: &Node, element: u32, object: u64, rights: u32) -> Vec<u8> {
         let uid = self.caller.uid;
         if self.caller.trusted {
             return self.shared.sign(element, object, rights, uid);
@@ -97,7 +106,7 @@ impl Tx<'_> {
         self.shared.lend(node.ino, element, object, rights, uid)
     }
 
-    fn older(&self, node: &Node, version: u64) -> Result<(u64, u32, u64), Fault> {
+    fn older(&self, node: &Node, version: u64) -> Result<(u64, i64, u64), Fault> {
         let sql =
             "SELECT object, element, size, removed FROM version WHERE ino = ?1 AND version = ?2";
         let row = params![node.ino.cast_signed(), version.cast_signed()];
@@ -146,7 +155,12 @@ impl Tx<'_> {
             Some(first) => Some(self.readable(node.object, first, &[])?),
             None => op.element,
         };
-        let element = self.place_again(&node, named)?;
+        let dir = || self.folder_of(node.ino);
+        let stripes = self.stripes_wanted((op.stripes.as_ref(), named), dir, Some(&node))?;
+        let element = match stripes {
+            Some(stripes) => self.begin_parts(node.ino, op.object, stripes)?,
+            None => self.place_again(&node, named)?,
+        };
         node.writing = op.object;
         if node.object == 0 {
             node.element = element;
@@ -227,27 +241,30 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn writing_element(&self, object: u64) -> Result<Option<u32>, Fault> {
+    fn writing_element(&self, object: u64) -> Result<Option<i64>, Fault> {
         let sql = "SELECT element FROM writing WHERE object = ?1";
-        let found: Option<i64> = self
-            .db
-            .prepare_cached(sql)?
-            .query_row([object.cast_signed()], |row| row.get(0))
-            .optional()?;
-        Ok(found.and_then(|element| u32::try_from(element).ok()))
+        let mut statement = self.db.prepare_cached(sql)?;
+        let found = statement.query_row([object.cast_signed()], |row| row.get(0));
+        Ok(found.optional()?)
     }
 
     pub(crate) fn opened_for_writing(&self, node: &Node, object: u64) -> Result<Answer, Fault> {
         let element = self.writing_element(object)?.ok_or(Fault::Stale(object))?;
         self.shared.hold(self.session, node.ino, object);
         let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
-        Ok(Answer::Opened(v1::Opened {
+        let opened = v1::Opened {
             attr: Some(node.attr()),
-            others: false,
             object,
+            ..v1::Opened::default()
+        };
+        let Ok(element) = u32::try_from(element) else {
+            let layout = self.opened_parts(node, object, &[], all)?;
+            return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
+        };
+        Ok(Answer::Opened(v1::Opened {
             element,
-            size: 0,
             capability: self.right(node, element, object, all),
+            ..opened
         }))
     }
 
@@ -269,6 +286,9 @@ impl Tx<'_> {
         if op.size > SIZE_MAX {
             return Err(Fault::Malformed("no file has as many bytes as that"));
         }
+        if let Some(answer) = self.seal_for_lost(op)? {
+            return Ok(answer);
+        }
         let (mut node, writer) = self.written(op.ino, op.object)?;
         if node.object == op.object {
             // The same request again: its answer was lost.
@@ -278,6 +298,10 @@ impl Tx<'_> {
         let (Some(element), true) = (element, node.writing == op.object) else {
             return Err(Fault::Stale(op.object));
         };
+        let size = match element {
+            NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,
+            _ => op.size,
+        };
         let old = (node.object, node.element);
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut node, attributes)?;
@@ -286,8 +310,8 @@ impl Tx<'_> {
         self.shared.release(self.session, node.ino, op.object);
         node.writing = 0;
         node.object = op.object;
-        node.element = i64::from(element);
-        node.size = op.size;
+        node.element = element;
+        node.size = size;
         node.mtime = self.time(op.mtime);
         // The file changed when it was last written to, not when the seal became known.
         node.ctime = node.ctime.max(node.mtime.min(self.now));
@@ -297,13 +321,33 @@ impl Tx<'_> {
         self.drop_object(old.0, old.1)?;
         node.update(self.db)?;
         self.note(&node)?;
-        if old.0 == 0 && node.version > 1 {
+        // All elements knew it before, and only one does now.
+        if old.1 == NO_ELEMENT && node.version > 1 {
             self.note_for_all(node.ino)?;
         }
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Sealed(node.ino));
         self.purge_if_orphan(&node)?;
         Ok(Answer::Attr(node.attr()))
+    }
+
+    /// Of a version that lies in several objects, one was sealed for a writer that is gone; with the last one the version is.
+    fn seal_for_lost(&mut self, op: &v1::Seal) -> Result<Option<Answer>, Fault> {
+        if !self.caller.trusted || !op.parts.is_empty() {
+            return Ok(None);
+        }
+        let Some((version, sizes)) = self.seal_part(op.object, op.size)? else {
+            return Ok(None);
+        };
+        let Some(parts) = sizes else {
+            return Ok(Some(Answer::Empty(v1::Empty {})));
+        };
+        let whole = v1::Seal {
+            object: version,
+            parts,
+            ..op.clone()
+        };
+        self.seal(&whole).map(Some)
     }
 
     /// Writes the row that lineage is answered from, long after the bytes may be gone.
@@ -331,7 +375,7 @@ impl Tx<'_> {
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
         if copies > 1 {
-            self.want_copies(node.object)?;
+            self.want_copies(node)?;
         }
         Ok(())
     }
@@ -362,7 +406,7 @@ impl Tx<'_> {
 
     fn drop_unsealed(&self, node: &Node) -> Result<(), Fault> {
         let element = self.writing_element(node.writing)?;
-        self.drop_object(node.writing, element.map_or(node.element, i64::from))
+        self.drop_object(node.writing, element.unwrap_or(node.element))
     }
 
     pub(crate) fn release(&mut self, op: &v1::Release) -> Result<Answer, Fault> {
@@ -402,9 +446,10 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Asks for the removal of an object; it happens when nobody reads it and its element is there.
+    /// Asks for the removal of an object; it happens when nobody reads it and its element is there. That of one which lies in
+    /// several objects is that of these, then.
     pub(crate) fn drop_object(&self, object: u64, element: i64) -> Result<(), Fault> {
-        if object == 0 || element == NO_ELEMENT {
+        if object == 0 {
             return Ok(());
         }
         let row = params![object.cast_signed(), element, self.now];

@@ -2,6 +2,7 @@
 
 use super::fault::Fault;
 use super::node::{Caller, Node};
+use super::parts;
 use super::shared::Shared;
 use super::transaction::{Change, Tx, path_of};
 use super::{Unfinished, Unsealed};
@@ -17,8 +18,9 @@ const SILENT_MAX: usize = 1000;
 
 /// All versions that are not sealed, counted by writer and element.
 pub(crate) fn unsealed(db: &Connection) -> Result<Vec<Unsealed>, Fault> {
-    let sql =
-        "SELECT session, element, count(*), min(started) FROM writing GROUP BY session, element";
+    let sql = "SELECT session, coalesce(part.element, writing.element) AS place, count(*), min(started) \
+               FROM writing LEFT JOIN part ON part.object = writing.object \
+               WHERE coalesce(part.size, -1) = -1 GROUP BY session, place";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
         Ok(Unsealed {
@@ -38,9 +40,11 @@ pub(crate) fn unfinished(
     after: u64,
     limit: usize,
 ) -> Result<Vec<Unfinished>, Fault> {
-    let sql = "SELECT writing.object, writing.ino, coalesce(inode.uid, 0), coalesce(inode.gid, 0), \
-               coalesce(inode.mode, 0) FROM writing LEFT JOIN inode ON inode.ino = writing.ino \
-               WHERE session = ?1 AND writing.element = ?2 AND writing.object > ?3 ORDER BY writing.object LIMIT ?4";
+    let sql = "SELECT coalesce(part, writing.object) AS sealed, writing.ino, coalesce(inode.uid, 0), coalesce(inode.gid, 0), \
+               coalesce(inode.mode, 0), writing.object FROM writing LEFT JOIN inode ON inode.ino = writing.ino \
+               LEFT JOIN part ON part.object = writing.object \
+               WHERE session = ?1 AND coalesce(part.element, writing.element) = ?2 AND sealed > ?3 \
+               AND coalesce(part.size, -1) = -1 ORDER BY sealed LIMIT ?4";
     let mut statement = db.prepare_cached(sql)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let key = params![session.cast_signed(), element, after.cast_signed(), limit];
@@ -51,11 +55,16 @@ pub(crate) fn unfinished(
             owner: (row.get(2)?, row.get(3)?),
             mode: row.get(4)?,
             path: Vec::new(),
+            version: row.get::<_, i64>(5)?.cast_unsigned(),
+            part: None,
         })
     })?;
     let mut found = rows.collect::<Result<Vec<_>, _>>()?;
     for version in &mut found {
         version.path = path_of(db, version.ino)?.unwrap_or_default();
+        if version.version != version.object {
+            version.part = parts::part_of(db, version.object)?;
+        }
     }
     Ok(found)
 }

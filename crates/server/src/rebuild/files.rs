@@ -1,6 +1,7 @@
 //! Which files and folders there were: from notes where there are, else from the objects themselves.
 
 use super::kept::{Kept, KeptObject};
+use super::parts::Gathered;
 use super::tree::Tree;
 use super::{Apart, Rebuilt};
 use crate::names::Fault;
@@ -39,6 +40,8 @@ pub(super) struct Files<'a> {
     versions: Vec<Version<'a>>,
     /// Elements that have an object beside the first.
     copies: BTreeMap<u64, Vec<u32>>,
+    /// Versions that lie in several objects.
+    parts: &'a BTreeMap<u64, Gathered>,
     /// How many copies there are to be of an object, as notes say.
     wanted: BTreeMap<u64, usize>,
     rebuilt: Rebuilt,
@@ -53,7 +56,11 @@ fn removed(note: &NameNote) -> bool {
 }
 
 impl<'a> Files<'a> {
-    pub(super) fn new(all: &'a [Kept], root_owner: (u32, u32)) -> Self {
+    pub(super) fn new(
+        all: &'a [Kept],
+        parts: &'a BTreeMap<u64, Gathered>,
+        root_owner: (u32, u32),
+    ) -> Self {
         let mut notes: BTreeMap<u64, &NameNote> = BTreeMap::new();
         for note in all.iter().flat_map(|kept| &kept.notes) {
             let known = notes.entry(note.ino).or_insert(note);
@@ -62,7 +69,12 @@ impl<'a> Files<'a> {
             }
         }
         let mut objects: BTreeMap<u64, Vec<&KeptObject>> = BTreeMap::new();
-        let mut kept: Vec<&KeptObject> = all.iter().flat_map(|kept| &kept.objects).collect();
+        let kept = all.iter().flat_map(|kept| &kept.objects);
+        let whole = kept.filter(|object| object.part.is_none());
+        let (gathered, incomplete): (Vec<_>, Vec<_>) =
+            parts.values().partition(|gathered| gathered.whole);
+        let gathered = gathered.into_iter().map(|gathered| &gathered.version);
+        let mut kept: Vec<&KeptObject> = whole.chain(gathered).collect();
         // Copies of one object: the first is the one that was there first.
         kept.sort_by_key(|object| (object.id, object.sealed_at));
         let mut copies: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
@@ -81,7 +93,8 @@ impl<'a> Files<'a> {
         let wanted = notes.values().filter(|note| note.copies > 1);
         let wanted = wanted.map(|note| (note.object, note.copies as usize));
         let wanted = wanted.collect();
-        let missing = all.iter().flat_map(|kept| &kept.missing);
+        let incomplete = incomplete.into_iter().map(|gathered| &gathered.version);
+        let missing = all.iter().flat_map(|kept| &kept.missing).chain(incomplete);
         let parents = notes.values().flat_map(|note| &note.places);
         let parents = parents.map(|place| place.parent);
         let known = objects.keys().chain(notes.keys()).copied().chain(parents);
@@ -94,6 +107,7 @@ impl<'a> Files<'a> {
             older: Vec::new(),
             versions: Vec::new(),
             copies,
+            parts,
             wanted,
             rebuilt: Rebuilt::default(),
         }
@@ -221,7 +235,7 @@ impl<'a> Files<'a> {
         if unnoted {
             node.mtime = object.sealed_at.cast_signed();
         }
-        fill(&mut node, object);
+        self.fill(&mut node, object);
         self.versions.push(Version {
             object,
             ino: note.ino,
@@ -278,7 +292,7 @@ impl<'a> Files<'a> {
             version: 1,
             ..Node::folder(ino, 0, (object.uid, object.gid), sealed_at)
         };
-        fill(&mut node, object);
+        self.fill(&mut node, object);
         let suffix = format!(".object{}", object.id);
         let put = self.tree.put(node, object.path.as_bytes(), whole, &suffix);
         if put.own {
@@ -297,6 +311,31 @@ impl<'a> Files<'a> {
         });
     }
 
+    fn fill(&self, node: &mut Node, object: &KeptObject) {
+        node.size = object.size;
+        node.object = object.id;
+        node.element = match self.parts.contains_key(&object.id) {
+            true => NO_ELEMENT,
+            false => object.element.into(),
+        };
+    }
+
+    /// What is left of versions of which something is lost stays where it is.
+    fn write_incomplete(&self, db: &Connection) -> Result<(), Fault> {
+        for gathered in self.parts.values().filter(|gathered| !gathered.whole) {
+            let version = Version {
+                object: &gathered.version,
+                ino: gathered.version.inode,
+                number: 0,
+                superseded: false,
+            };
+            let path = gathered.version.path.as_bytes();
+            put_version(db, &version, path, (NO_ELEMENT, 1))?;
+            gathered.write(db, false, 1)?;
+        }
+        Ok(())
+    }
+
     /// Writes all of it.
     pub(super) fn write(&mut self, db: &Connection) -> Result<Rebuilt, Fault> {
         let mut rebuilt = std::mem::take(&mut self.rebuilt);
@@ -309,16 +348,19 @@ impl<'a> Files<'a> {
             };
             let copies = self.copies.get(&version.object.id);
             let wanted = self.wanted.get(&version.object.id).copied().unwrap_or(1);
-            write_version(
-                db,
-                version,
-                path,
-                (copies.map_or(&[], Vec::as_slice), wanted),
-            )?;
+            if let Some(gathered) = self.parts.get(&version.object.id) {
+                let wanted = wanted.max(gathered.copies());
+                put_version(db, version, path, (NO_ELEMENT, wanted))?;
+                gathered.write(db, version.superseded, wanted)?;
+            } else {
+                let copies = copies.map(Vec::as_slice).unwrap_or_default();
+                write_version(db, version, path, (copies, wanted))?;
+            }
             if !version.superseded {
                 rebuilt.bytes += version.object.size;
             }
         }
+        self.write_incomplete(db)?;
         let sql = "INSERT INTO xattr VALUES (?1, ?2, ?3)";
         let mut statement = db.prepare_cached(sql)?;
         for note in self
@@ -336,18 +378,12 @@ impl<'a> Files<'a> {
     }
 }
 
-fn fill(node: &mut Node, object: &KeptObject) {
-    node.size = object.size;
-    node.object = object.id;
-    node.element = object.element.into();
-}
-
-/// Writes a version's row; one that has a later one is to be removed, as it was before.
-fn write_version(
+/// Writes a version's row.
+fn put_version(
     db: &Connection,
     version: &Version<'_>,
     path: &[u8],
-    (copies, wanted): (&[u32], usize),
+    (element, copies): (i64, usize),
 ) -> Result<(), Fault> {
     let object = version.object;
     let sql = "INSERT INTO version(object, ino, version, size, element, uid, sealed_at, task, path, removed, copies) \
@@ -357,14 +393,27 @@ fn write_version(
         version.ino.cast_signed(),
         version.number.cast_signed(),
         object.size.cast_signed(),
-        object.element,
+        element,
         object.uid,
         object.sealed_at.cast_signed(),
         object.task.cast_signed(),
         path,
         version.superseded,
-        i64::try_from(wanted.max(copies.len() + 1)).unwrap_or(1),
+        i64::try_from(copies).unwrap_or(1),
     ])?;
+    Ok(())
+}
+
+/// As [`put_version`], of one object; a version that has a later one is to be removed, as it was before.
+fn write_version(
+    db: &Connection,
+    version: &Version<'_>,
+    path: &[u8],
+    (copies, wanted): (&[u32], usize),
+) -> Result<(), Fault> {
+    let object = version.object;
+    let all = wanted.max(copies.len() + 1);
+    put_version(db, version, path, (object.element.into(), all))?;
     let elements = std::iter::once(object.element).chain(copies.iter().copied());
     if version.superseded {
         let sql = "INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";

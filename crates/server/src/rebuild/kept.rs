@@ -6,6 +6,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tidemill_core::attribute::{name, object, task};
+use tidemill_core::layout::PartOf;
 use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
@@ -46,6 +47,7 @@ pub(super) struct KeptObject {
     pub(super) mode: Option<u32>,
     pub(super) task: u64,
     pub(super) sealed_at: u64,
+    pub(super) part: Option<PartOf>,
 }
 
 /// A task that ended.
@@ -272,6 +274,10 @@ fn object(id: u64, element: u32, attributes: &Attributes) -> KeptObject {
         mode: attributes.small(object::MODE),
         task: attributes.number(object::TASK).unwrap_or(0),
         sealed_at: attributes.number(object::SEALED_AT).unwrap_or(0),
+        part: attributes
+            .0
+            .get(&object::PART)
+            .and_then(|bytes| PartOf::from_bytes(bytes)),
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod files;
 mod kept;
+mod parts;
 mod tree;
 
 use crate::jobs::spec::StoredTask;
@@ -185,7 +186,8 @@ fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt
     let first = &all[0];
     let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
     db.execute(sql, params![first.key, first.array])?;
-    let mut files = Files::new(all, root_owner);
+    let gathered = parts::gather(all);
+    let mut files = Files::new(all, &gathered, root_owner);
     files.noted();
     files.unnoted();
     let mut rebuilt = files.write(db)?;
@@ -313,7 +315,14 @@ fn raise_counters(
     let job = tasks.values().map(|task| task.job()).max().unwrap_or(0);
     let used = [
         ("inode", inode),
-        ("object", largest(|kept| kept.object_max)),
+        (
+            "object",
+            largest(|kept| {
+                let parts = kept.objects.iter().filter_map(|object| object.part);
+                let versions = parts.map(|part| part.version.0).max().unwrap_or(0);
+                kept.object_max.max(versions)
+            }),
+        ),
         ("label", largest(|kept| kept.label_max)),
         ("job", job),
         ("task", tasks.keys().next_back().copied().unwrap_or(0)),

@@ -106,6 +106,7 @@ impl Bench<'_> {
             let wanted = Wanted {
                 element: Some(ElementId(id)),
                 copies: Some(1),
+                ..Wanted::default()
             };
             self.transfer.put(&local, &path, wanted, |_| ()).await?;
         }

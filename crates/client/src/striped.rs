@@ -1,0 +1,211 @@
+//! Whole files that lie on several elements, to and from all of them at once.
+
+use crate::objects::Remote;
+use crate::transfer::{PIECE_BYTES, Transfer, fill, is_refused, seal_body};
+use crate::{Error, Objects};
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use std::fs::File;
+use std::ops::Range;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::{Layout, Striped};
+use tidemill_wire::convert;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Bytes of a file that are on their way as one.
+const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
+/// Windows that are read at once: the next one comes while one is handed on.
+const WINDOWS: usize = 2;
+/// Requests of one window at once.
+const REQUESTS: usize = 16;
+
+/// A version in parts, as it was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    version: ObjectId,
+    striped: Striped,
+    remotes: Vec<Remote>,
+}
+
+impl Parts {
+    /// The element that a part is on.
+    fn element(&self, part: usize) -> u32 {
+        self.remotes[part].element.0
+    }
+
+    /// Bytes of the file. If a part of them can't be read the error comes with the element that was asked.
+    async fn window(&self, objects: &Objects, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
+        let layout = Layout::Striped(self.striped.clone());
+        let ask = |(part, span): (usize, Range<u64>)| async move {
+            let read = objects.read(&self.remotes[part], span.start, span.end - span.start);
+            let bytes = read.await.map_err(|error| (self.element(part), error))?;
+            Ok((part, span.start, bytes))
+        };
+        let spans = layout.spans(range.clone()).into_iter();
+        let spans = stream::iter(spans.map(ask)).buffered(REQUESTS);
+        let spans: Vec<(usize, u64, Bytes)> = spans.try_collect().await?;
+        let length = usize::try_from(range.end - range.start).unwrap_or(0);
+        let mut window = BytesMut::with_capacity(length);
+        for piece in layout.pieces(range) {
+            let length = usize::try_from(piece.length).unwrap_or(0);
+            let end = window.len() + length;
+            let span = piece.at.and_then(|at| {
+                let span = spans.iter().find(|(part, ..)| *part == at.part)?;
+                let skip = usize::try_from(at.offset.checked_sub(span.1)?).ok()?;
+                Some(span.2.get(skip..)?.get(..length).unwrap_or(&span.2[skip..]))
+            });
+            window.extend_from_slice(span.unwrap_or_default());
+            // What nobody wrote.
+            window.resize(end, 0);
+        }
+        Ok(window.freeze())
+    }
+
+    /// Writes bytes of the file, each part's in one request.
+    async fn write(&self, objects: &Objects, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let end = offset + bytes.len() as u64;
+        let layout = Layout::Striped(self.striped.of_size(end));
+        let ask = |(part, span): (usize, Range<u64>)| {
+            let length = usize::try_from(span.end - span.start).unwrap_or(0);
+            let mut data = BytesMut::with_capacity(length);
+            for piece in layout.pieces_of(part, span.clone()) {
+                let from = usize::try_from(piece.offset - offset).unwrap_or(0);
+                let length = usize::try_from(piece.length).unwrap_or(0);
+                data.extend_from_slice(&bytes[from..from + length]);
+            }
+            async move {
+                let remote = &self.remotes[part];
+                objects.write(remote, span.start, data.freeze()).await
+            }
+        };
+        let spans = layout.spans(offset..end).into_iter();
+        let written = stream::iter(spans.map(ask)).buffer_unordered(REQUESTS);
+        written.try_collect().await
+    }
+
+    /// Makes the parts of a file of that many bytes that have none, and seals all; gives their lengths.
+    async fn seal(
+        &self,
+        objects: &Objects,
+        size: u64,
+        (attr, path): (&v1::Attr, &str),
+    ) -> Result<Vec<u64>, Error> {
+        let body = seal_body(attr, path);
+        let width = self.remotes.len();
+        let seal = |part: usize| {
+            let mut body = body.clone();
+            body.part = Some(self.striped.part_of(self.version, part).to_bytes());
+            async move {
+                let remote = &self.remotes[part];
+                if Striped::part_size(self.striped.unit, width, size, part) == 0 {
+                    objects.truncate(remote, 0).await?;
+                }
+                objects.seal(remote, &body).await
+            }
+        };
+        let sealed = stream::iter((0..width).map(seal)).buffered(REQUESTS);
+        sealed.try_collect().await
+    }
+}
+
+impl Transfer {
+    /// The parts of a version that was opened; `None`: it is one object.
+    pub(crate) fn parts(&self, opened: &v1::Opened) -> Result<Option<Parts>, Error> {
+        let Some(layout) = &opened.layout else {
+            return Ok(None);
+        };
+        let wrong = |_| Error::Answer("Open");
+        let striped = convert::layout(layout, opened.size).map_err(wrong)?;
+        let remote = |part: &v1::LayoutPart| {
+            self.remote_at(
+                ElementId(part.element),
+                ObjectId(part.object),
+                &part.capability,
+            )
+        };
+        let remotes = layout.parts.iter().map(remote).collect::<Result<_, _>>()?;
+        Ok(Some(Parts {
+            version: ObjectId(opened.object),
+            striped,
+            remotes,
+        }))
+    }
+
+    /// Reads on in a version that lies on several elements, from `from` on. If that fails the error comes with the element that
+    /// was asked.
+    pub(crate) async fn read_parts(
+        &self,
+        parts: &Parts,
+        from: u64,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<(), (Option<u32>, Error)> {
+        let size = parts.striped.size;
+        let windows = (from..size).step_by(usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX));
+        let window = |start: u64| {
+            let end = size.min(start.saturating_add(WINDOW_BYTES));
+            parts.window(self.objects(), start..end)
+        };
+        let mut windows = stream::iter(windows.map(window)).buffered(WINDOWS);
+        while let Some(window) = windows.next().await {
+            let bytes = window.map_err(|(element, error)| (Some(element), error))?;
+            piece(bytes).map_err(|error| (None, error))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a local file to all elements that a version was opened on, and seals it there; gives the lengths of its parts.
+    pub(crate) async fn write_parts(
+        &self,
+        mut parts: Parts,
+        (attr, object): (&v1::Attr, u64),
+        (mut file, path): (File, &str),
+        progress: &mut impl FnMut(u64),
+    ) -> Result<(u64, Vec<u64>), Error> {
+        let at = |source| Error::Local {
+            path: path.to_owned(),
+            source,
+        };
+        let mut buffer = vec![0; usize::try_from(WINDOW_BYTES).unwrap_or(PIECE_BYTES)];
+        let mut offset = 0;
+        loop {
+            let work = move || {
+                let count = fill(&mut file, &mut buffer);
+                (file, buffer, count)
+            };
+            let filled = tokio::task::spawn_blocking(work).await;
+            let count;
+            (file, buffer, count) = filled.map_err(|error| at(error.into()))?;
+            let count = count.map_err(at)?;
+            if count == 0 {
+                break;
+            }
+            let bytes = &buffer[..count];
+            let mut written = parts.write(self.objects(), offset, bytes).await;
+            if is_refused(&written) {
+                parts = self.parts_anew(attr.ino, object).await?;
+                written = parts.write(self.objects(), offset, bytes).await;
+            }
+            written?;
+            offset += count as u64;
+            progress(count as u64);
+        }
+        let mut sealed = parts.seal(self.objects(), offset, (attr, path)).await;
+        if is_refused(&sealed) {
+            parts = self.parts_anew(attr.ino, object).await?;
+            sealed = parts.seal(self.objects(), offset, (attr, path)).await;
+        }
+        Ok((offset, sealed?))
+    }
+
+    async fn parts_anew(&self, ino: u64, object: u64) -> Result<Parts, Error> {
+        let again = v1::NewVersion {
+            ino,
+            object,
+            ..v1::NewVersion::default()
+        };
+        match self.one(Op::NewVersion(again)).await? {
+            Answer::Opened(opened) => self.parts(&opened)?.ok_or(Error::Answer("NewVersion")),
+            _ => Err(Error::Answer("NewVersion")),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A version that lies on several elements: what is read or written of it is asked of all that have some of it.
+
+use super::backend::Backend;
+use super::object::{Data, Object, Stat};
+use super::right::Right;
+use crate::error::Error;
+use rustix::io::Errno;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_core::id::ObjectId;
+use tidemill_core::layout::{self, Layout};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Striped {
+    /// How long its parts are says nothing.
+    layout: layout::Striped,
+    /// In their order in the file.
+    parts: Vec<Arc<Object>>,
+    /// Length of the file in bytes.
+    size: AtomicU64,
+    /// As long as it is open, the server keeps it for us.
+    hold: Option<(Arc<Backend>, Arc<Right>)>,
+}
+
+impl Striped {
+    /// Of a file of that many bytes.
+    pub(crate) fn new(layout: layout::Striped, parts: Vec<Arc<Object>>, size: u64) -> Self {
+        Self {
+            layout,
+            parts,
+            size: AtomicU64::new(size),
+            hold: None,
+        }
+    }
+
+    /// The server is told when it is not open any more.
+    pub(crate) fn held(mut self, backend: Arc<Backend>, right: Arc<Right>) -> Self {
+        self.hold = Some((backend, right));
+        self
+    }
+
+    pub(crate) fn parts(&self) -> &[Arc<Object>] {
+        &self.parts
+    }
+
+    /// What one of the parts is of the version.
+    pub(crate) fn part_of(&self, version: ObjectId, part: usize) -> layout::PartOf {
+        self.layout.part_of(version, part)
+    }
+
+    /// Bytes of a part of a file of that many bytes.
+    pub(crate) fn part_size(&self, size: u64, part: usize) -> u64 {
+        layout::Striped::part_size(self.layout.unit, self.parts.len(), size, part)
+    }
+
+    fn layout(&self, size: u64) -> Layout {
+        Layout::Striped(self.layout.of_size(size))
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        let size = self.size();
+        let end = offset.saturating_add(length as u64).min(size);
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let layout = self.layout(size);
+        let spans = layout.spans(offset..end);
+        for (part, span) in &spans[1..] {
+            if let Data::Remote(remote) = &self.parts[*part].data {
+                remote.ask_for(span.clone());
+            }
+        }
+        let mut bytes = vec![0; length_of(&(offset..end))];
+        for (part, span) in spans {
+            let read = self.parts[part].read(span.start, length_of(&span))?;
+            for piece in pieces(&layout, part, &span, offset..end) {
+                let (from, to, length) = (piece.0, piece.1, piece.2);
+                // What the part does not have is zeros.
+                let held = read.len().saturating_sub(from).min(length);
+                let held = read.get(from..from + held).unwrap_or_default();
+                bytes[to..to + held.len()].copy_from_slice(held);
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
+        let layout = self.layout(end);
+        for (part, span) in layout.spans(offset..end) {
+            let pieces: Vec<_> = pieces(&layout, part, &span, offset..end).collect();
+            if let [(_, to, length)] = pieces[..] {
+                self.parts[part].write(span.start, &bytes[to..to + length])?;
+                continue;
+            }
+            let mut gathered = Vec::with_capacity(length_of(&span));
+            for (_, to, length) in pieces {
+                gathered.extend_from_slice(&bytes[to..to + length]);
+            }
+            self.parts[part].write(span.start, &gathered)?;
+        }
+        self.size.fetch_max(end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
+        for (index, part) in self.parts.iter().enumerate() {
+            part.truncate(self.part_size(size, index))?;
+        }
+        self.size.store(size, Ordering::Release);
+        Ok(())
+    }
+
+    /// Hands over everything that is buffered here: all that one of them waits for is on its way at once.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        for part in &self.parts {
+            if let Data::Remote(remote) = &part.data {
+                remote.begin_flush();
+            }
+        }
+        self.parts.iter().try_for_each(|part| part.flush())
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        self.flush()?;
+        self.parts.iter().try_for_each(|part| part.sync())
+    }
+
+    pub(crate) fn stat(&self) -> Result<Stat, Error> {
+        let mut all = Stat {
+            size: self.size(),
+            ..Stat::default()
+        };
+        for part in &self.parts {
+            let stat = part.stat()?;
+            all.mtime = all.mtime.max(stat.mtime);
+            all.blocks += stat.blocks;
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Striped {
+    fn drop(&mut self) {
+        if let Some((backend, right)) = self.hold.take() {
+            backend.released(right.release());
+        }
+    }
+}
+
+fn length_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(0)
+}
+
+/// Of bytes of a part: where each piece of them begins in `span`, where in `range` of the file, and how long it is.
+fn pieces(
+    layout: &Layout,
+    part: usize,
+    span: &Range<u64>,
+    range: Range<u64>,
+) -> impl Iterator<Item = (usize, usize, usize)> {
+    let place = |offset: u64| usize::try_from(offset).unwrap_or(0);
+    let start = span.start;
+    let all = layout.pieces_of(part, span.clone()).into_iter();
+    all.filter_map(move |piece| {
+        let from = piece.at?.offset.checked_sub(start)?;
+        let to = piece.offset.checked_sub(range.start)?;
+        Some((place(from), place(to), place(piece.length)))
+    })
+}

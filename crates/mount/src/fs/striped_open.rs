@@ -1,0 +1,109 @@
+//! Opening versions that lie on several elements.
+
+use super::backend::Place;
+use super::object::{Data, Object};
+use super::remote::Remote;
+use super::right::Right;
+use super::striped::Striped;
+use super::takeover::open_to_writers;
+use super::version::{make_object_file, object_path};
+use super::{Caller, Fs, Pace};
+use crate::error::Error;
+use std::sync::Arc;
+use tidemill_client::{Error as ClientError, object_file};
+use tidemill_core::layout;
+use tidemill_wire::{convert, v1};
+
+fn read(opened: &v1::Opened, told: &v1::Layout) -> Result<layout::Striped, Error> {
+    let layout = convert::layout(told, opened.size);
+    layout.map_err(|_| ClientError::Answer("Open").into())
+}
+
+impl Fs {
+    /// A sealed version as it was opened; `right` is to all of it.
+    pub(super) fn open_striped(
+        &self,
+        caller: Caller,
+        (opened, told): (&v1::Opened, &v1::Layout),
+        right: Arc<Right>,
+        pace: Pace,
+    ) -> Result<Object, Error> {
+        let version = opened.attr.map(|attr| attr.version);
+        let open = |part: &v1::LayoutPart| -> Result<Arc<Object>, Error> {
+            let right = Right::of_part(caller, opened, part, version);
+            let place = self.backend.place(part.element, pace);
+            let local = match place {
+                Ok(Place {
+                    folder: Some(folder),
+                    ..
+                }) => object_file::open(&object_path(&folder, part.object)).ok(),
+                _ => None,
+            };
+            // An element that is away, or has lost it, is asked: so others are that have a copy.
+            let data = match local {
+                Some(file) => Data::Local(Arc::new(file)),
+                None => Data::Remote(self.remote_part(part, right.clone())),
+            };
+            Ok(Arc::new(Object::new(
+                part.object,
+                part.element,
+                data,
+                right,
+            )))
+        };
+        let parts: Result<Vec<_>, Error> = told.parts.iter().map(open).collect();
+        let (layout, parts) = match (read(opened, told), parts) {
+            (Ok(layout), Ok(parts)) => (layout, parts),
+            (Err(error), _) | (_, Err(error)) => {
+                self.backend.released(right.release());
+                return Err(error);
+            }
+        };
+        let striped = Striped::new(layout, parts, opened.size);
+        let striped = striped.held(self.backend.clone(), right.clone());
+        Ok(Object::new(opened.object, 0, Data::Striped(striped), right))
+    }
+
+    /// The objects that a version is written to, with the first bytes of the version before.
+    pub(super) fn writable_striped(
+        &self,
+        caller: Caller,
+        (opened, told): (&v1::Opened, &v1::Layout),
+        right: Arc<Right>,
+        begin: Option<(&v1::Attr, u64)>,
+    ) -> Result<Object, Error> {
+        let make = |part: &v1::LayoutPart| -> Result<Arc<Object>, Error> {
+            let right = Right::of_part(caller, opened, part, None);
+            let place = self.backend.place(part.element, Pace::MayWait)?;
+            let data = match &place.folder {
+                None => Data::Remote(self.remote_part(part, right.clone())),
+                Some(folder) => {
+                    let file = make_object_file(&object_path(folder, part.object))?;
+                    if place.owner.is_some() {
+                        open_to_writers(&file, place.owner)?;
+                    }
+                    Data::Local(Arc::new(file))
+                }
+            };
+            let object = Object::new(part.object, part.element, data, right);
+            if object.waits() {
+                // It has to exist even if nothing is ever written.
+                object.truncate(0)?;
+            }
+            Ok(Arc::new(object))
+        };
+        let parts = told.parts.iter().map(make).collect::<Result<Vec<_>, _>>()?;
+        let striped = Striped::new(read(opened, told)?, parts, 0);
+        // Who reads on after the seal holds it until then.
+        let striped = striped.held(self.backend.clone(), right.clone());
+        let object = Object::new(opened.object, 0, Data::Striped(striped), right);
+        if let Some((base, bytes)) = begin {
+            self.copy_base(caller, base, bytes, &object)?;
+        }
+        Ok(object)
+    }
+
+    fn remote_part(&self, part: &v1::LayoutPart, right: Arc<Right>) -> Remote {
+        Remote::new(self.backend.clone(), part.element, right, part.size)
+    }
+}

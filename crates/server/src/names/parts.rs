@@ -1,0 +1,307 @@
+//! Versions that lie in several objects: striped ones. Their own object is on no element (`NO_ELEMENT` in `inode` and
+//! `version`): it is what everything else means by the version. Its parts are rows of `part`, objects with places and copies
+//! like those of other versions.
+
+use super::attribute::FOLDER_STRIPES;
+use super::fault::Fault;
+use super::ids;
+use super::node::{NO_ELEMENT, Node};
+use super::transaction::Tx;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::str::FromStr;
+use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, Striped, Stripes};
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1;
+
+/// Bytes of a part that is not sealed.
+const UNSEALED: i64 = -1;
+/// Versions whose parts are let go of in one transaction.
+const LET_GO_MAX: i64 = 256;
+
+impl Tx<'_> {
+    /// How a new version of a file in a folder is to be striped: as was asked for, else as the folder says, else as the
+    /// version before; `None`: it is to be one object.
+    pub(crate) fn stripes_wanted(
+        &self,
+        (asked, element): (Option<&v1::Stripes>, Option<u32>),
+        dir: impl FnOnce() -> Result<Node, Fault>,
+        before: Option<&Node>,
+    ) -> Result<Option<Stripes>, Fault> {
+        if let Some(asked) = asked {
+            if asked.unit == 0 {
+                return Ok(None);
+            }
+            let stripes = Stripes {
+                unit: asked.unit,
+                width: asked.width as usize,
+            };
+            return Ok(Some(stripes.checked().map_err(Fault::BadLayout)?));
+        }
+        if element.is_some() {
+            return Ok(None);
+        }
+        if self.shared.folder_stripes()
+            && let Some(Striping(said)) = self.folder_attribute(&dir()?, FOLDER_STRIPES)?
+        {
+            return Ok(said);
+        }
+        let Some(before) = before.filter(|node| node.has_parts()) else {
+            return Ok(None);
+        };
+        let found = parts(self.db, before.object)?;
+        Ok(found.map(|(unit, parts)| Stripes {
+            unit,
+            width: parts.len(),
+        }))
+    }
+
+    /// Makes the parts of a version that is about to be written; gives the element that the version itself is on: none.
+    pub(crate) fn begin_parts(
+        &self,
+        ino: u64,
+        object: u64,
+        stripes: Stripes,
+    ) -> Result<i64, Fault> {
+        let rooms = self.shared.rooms();
+        let elements = layout::place_stripes(Inode(ino), stripes.width, &rooms.store)?;
+        let sql = "INSERT INTO layout VALUES (?1, ?2)";
+        let row = params![object.cast_signed(), stripes.unit.cast_signed()];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        let first = ids::reserve(self.db, "object", elements.len() as u64)?;
+        let mut insert = self
+            .db
+            .prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?;
+        for (seq, element) in (0_u64..).zip(elements) {
+            insert.execute(params![
+                object.cast_signed(),
+                seq.cast_signed(),
+                (first + seq).cast_signed(),
+                element.0,
+                UNSEALED,
+            ])?;
+        }
+        Ok(NO_ELEMENT)
+    }
+
+    /// The layout of a version as one who may use its parts is told; `None`: it is one object.
+    pub(crate) fn opened_parts(
+        &self,
+        node: &Node,
+        object: u64,
+        avoid: &[u32],
+        rights: u32,
+    ) -> Result<Option<v1::Layout>, Fault> {
+        let Some((unit, parts)) = parts(self.db, object)? else {
+            return Ok(None);
+        };
+        let writes = rights & rights::WRITE != 0;
+        let told = |part: &Row| {
+            let element = match writes {
+                true => part.element,
+                false => self.readable(part.object, part.element, avoid)?,
+            };
+            Ok(v1::LayoutPart {
+                object: part.object,
+                element,
+                size: part.size.unwrap_or(0),
+                capability: self.right(node, element, part.object, rights),
+            })
+        };
+        let parts = parts.iter().map(told).collect::<Result<_, Fault>>()?;
+        Ok(Some(v1::Layout { unit, parts }))
+    }
+
+    /// The parts of a version that is being written have these lengths; gives that of the file.
+    pub(crate) fn seal_parts(&self, object: u64, sizes: &[u64]) -> Result<u64, Fault> {
+        let Some((unit, parts)) = parts(self.db, object)? else {
+            return Err(Fault::Stale(object));
+        };
+        if sizes.len() != parts.len() {
+            return Err(Fault::Malformed(
+                "a version that lies in several objects is sealed with the length of each",
+            ));
+        }
+        for (part, &size) in parts.iter().zip(sizes) {
+            self.set_part_size(part.object, size)?;
+        }
+        let size = Striped::size_of(unit, sizes).and_then(|size| i64::try_from(size).ok());
+        size.map(i64::cast_unsigned)
+            .ok_or(Fault::Malformed("no file has as many bytes as that"))
+    }
+
+    /// One part of a version that is being written was sealed for a writer that is gone. Gives the version, and the lengths of
+    /// all once all are.
+    pub(crate) fn seal_part(
+        &self,
+        part: u64,
+        size: u64,
+    ) -> Result<Option<(u64, Option<Vec<u64>>)>, Fault> {
+        let Some(version) = version_of(self.db, part)? else {
+            return Ok(None);
+        };
+        self.set_part_size(part, size)?;
+        let all = parts(self.db, version)?.map_or_else(Vec::new, |(_, parts)| parts);
+        let sizes: Option<Vec<u64>> = all.iter().map(|part| part.size).collect();
+        Ok(Some((version, sizes)))
+    }
+
+    fn set_part_size(&self, part: u64, size: u64) -> Result<(), Fault> {
+        let size = i64::try_from(size);
+        let size = size.map_err(|_| Fault::Malformed("no object has as many bytes as that"))?;
+        self.db
+            .prepare_cached("UPDATE part SET size = ?2 WHERE part = ?1")?
+            .execute(params![part.cast_signed(), size])?;
+        Ok(())
+    }
+
+    /// Where the bytes of a version are.
+    pub(crate) fn layout_of(&self, node: &Node) -> Result<Layout, Fault> {
+        let others = |part: &mut Part| -> Result<(), Fault> {
+            let others = super::copies::others(self.db, part.object.0)?.into_iter();
+            part.copies
+                .extend(others.map(|(element, state)| layout::Copy {
+                    element: ElementId(element),
+                    state,
+                }));
+            Ok(())
+        };
+        let Some((unit, rows)) = parts(self.db, node.object)? else {
+            let element = ElementId(node.element().unwrap_or(0));
+            let mut part = Part::on(ObjectId(node.object), node.size, element);
+            others(&mut part)?;
+            return Ok(Layout::Whole(part));
+        };
+        let mut parts = Vec::new();
+        for row in rows {
+            let size = row.size.unwrap_or(0);
+            let mut part = Part::on(ObjectId(row.object), size, ElementId(row.element));
+            others(&mut part)?;
+            parts.push(part);
+        }
+        Ok(Layout::Striped(Striped {
+            unit,
+            size: node.size,
+            parts,
+        }))
+    }
+
+    /// How a file is striped, as it is asked for; `None`: it is not.
+    pub(crate) fn stripes_of(&self, node: &Node) -> Result<Option<String>, Fault> {
+        let parts = parts(self.db, node.object)?;
+        Ok(parts.map(|(unit, parts)| {
+            let width = parts.len();
+            Stripes { unit, width }.to_string()
+        }))
+    }
+}
+
+/// What the attribute of a folder says: `None` is `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Striping(Option<Stripes>);
+
+impl FromStr for Striping {
+    type Err = LayoutError;
+
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|stripes| Self(Some(stripes)))
+    }
+}
+
+/// A part as it is kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) object: u64,
+    pub(crate) element: u32,
+    /// `None`: it is not sealed.
+    pub(crate) size: Option<u64>,
+}
+
+/// The stripe unit and the parts of a version; `None`: it is one object.
+pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row>)>, Fault> {
+    let mut statement = db.prepare_cached("SELECT unit FROM layout WHERE object = ?1")?;
+    let unit = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
+    let Some(unit) = unit.optional()? else {
+        return Ok(None);
+    };
+    let sql = "SELECT part, element, size FROM part WHERE object = ?1 ORDER BY seq";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([object.cast_signed()], |row| {
+        Ok(Row {
+            object: row.get::<_, i64>(0)?.cast_unsigned(),
+            element: row.get(1)?,
+            size: u64::try_from(row.get::<_, i64>(2)?).ok(),
+        })
+    })?;
+    Ok(Some((
+        unit.cast_unsigned(),
+        rows.collect::<Result<_, _>>()?,
+    )))
+}
+
+/// What an object is a part of.
+pub(crate) fn part_of(db: &Connection, part: u64) -> Result<Option<PartOf>, Fault> {
+    let sql = "SELECT part.object, seq, (SELECT count(*) FROM part AS all_of WHERE all_of.object = part.object), unit \
+               FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let found = statement.query_row([part.cast_signed()], |row| {
+        let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok(PartOf {
+            version: ObjectId(number(0)?),
+            index: number(1)?,
+            width: number(2)?,
+            unit: number(3)?,
+        })
+    });
+    Ok(found.optional()?)
+}
+
+/// The version that an object is a part of.
+fn version_of(db: &Connection, part: u64) -> Result<Option<u64>, Fault> {
+    let mut statement = db.prepare_cached("SELECT object FROM part WHERE part = ?1")?;
+    let found = statement.query_row([part.cast_signed()], |row| row.get::<_, i64>(0));
+    Ok(found.optional()?.map(i64::cast_unsigned))
+}
+
+/// The parts of versions that nobody uses any more become objects to be removed.
+pub(crate) fn let_go(
+    db: &Connection,
+    due: (i64, i64),
+    held: impl Fn(u64) -> bool,
+    now: i64,
+) -> Result<(), Fault> {
+    let sql =
+        "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3 LIMIT ?4";
+    let mut statement = db.prepare_cached(sql)?;
+    let versions = statement.query_map(params![NO_ELEMENT, due.0, due.1, LET_GO_MAX], |row| {
+        row.get::<_, i64>(0)
+    })?;
+    let versions = versions.collect::<Result<Vec<_>, _>>()?;
+    for version in versions {
+        if held(version.cast_unsigned()) {
+            continue;
+        }
+        for sql in [
+            "INSERT OR IGNORE INTO removal(object, element, queued) \
+             SELECT part, element, ?2 FROM part WHERE object = ?1",
+            "INSERT OR IGNORE INTO removal(object, element, queued) SELECT copy.object, copy.element, ?2 FROM part \
+             CROSS JOIN copy ON copy.object = part.part WHERE part.object = ?1 AND state = 1",
+        ] {
+            db.prepare_cached(sql)?.execute(params![version, now])?;
+        }
+        for sql in [
+            "DELETE FROM copy WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM short WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM part WHERE object = ?1",
+            "DELETE FROM layout WHERE object = ?1",
+        ] {
+            db.prepare_cached(sql)?.execute([version])?;
+        }
+        db.prepare_cached("DELETE FROM removal WHERE element = ?1 AND object = ?2")?
+            .execute(params![NO_ELEMENT, version])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Versions that lie in several objects, put together from what elements keep of each.
+
+use super::kept::{Kept, KeptObject};
+use crate::names::Fault;
+use crate::names::copies::CURRENT;
+use crate::names::node::NO_ELEMENT;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use tidemill_core::layout::Striped;
+
+/// A version as its parts tell of it.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// As if it were one object.
+    pub(super) version: KeptObject,
+    unit: u64,
+    /// Those that are left, by their place: the first copy, and the elements of the others.
+    parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
+    /// Whether all are there.
+    pub(super) whole: bool,
+}
+
+/// All that elements have parts of, by the versions' own objects.
+pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
+    let objects = all.iter().flat_map(|kept| &kept.objects);
+    let parts = objects.filter_map(|object| Some((object, object.part?)));
+    let mut parts: Vec<_> = parts.collect();
+    // The first copy is the one that was there first.
+    parts.sort_by_key(|(object, part)| (part.version, part.index, object.id, object.sealed_at));
+    let mut found: BTreeMap<u64, Gathered> = BTreeMap::new();
+    for (object, part) in parts {
+        let gathered = found.entry(part.version.0).or_insert_with(|| Gathered {
+            version: KeptObject {
+                id: part.version.0,
+                part: None,
+                ..object.clone()
+            },
+            unit: part.unit,
+            parts: BTreeMap::new(),
+            whole: false,
+        });
+        gathered.version.sealed_at = gathered.version.sealed_at.max(object.sealed_at);
+        let entry = gathered.parts.entry(part.index);
+        let (first, copies) = entry.or_insert_with(|| (object.clone(), Vec::new()));
+        if first.id == object.id && first.element != object.element {
+            copies.push(object.element);
+        }
+        gathered.whole = gathered.parts.len() as u64 == part.width;
+    }
+    for gathered in found.values_mut() {
+        let sizes = gathered.parts.values().map(|(part, _)| part.size);
+        let sizes: Vec<u64> = sizes.collect();
+        let size = Striped::size_of(gathered.unit, &sizes);
+        gathered.version.size = size.unwrap_or(0);
+    }
+    found
+}
+
+impl Gathered {
+    /// Writes where its parts are; of a version that has a later one they are to be removed.
+    pub(super) fn write(
+        &self,
+        db: &Connection,
+        superseded: bool,
+        wanted: usize,
+    ) -> Result<(), Fault> {
+        let version = self.version.id.cast_signed();
+        db.prepare_cached("INSERT INTO layout VALUES (?1, ?2)")?
+            .execute(params![version, self.unit.cast_signed()])?;
+        for (seq, (part, copies)) in &self.parts {
+            let object = part.id.cast_signed();
+            db.prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?
+                .execute(params![
+                    version,
+                    seq.cast_signed(),
+                    object,
+                    part.element,
+                    part.size.cast_signed()
+                ])?;
+            let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
+            for element in copies {
+                insert.execute(params![object, element, CURRENT])?;
+            }
+            let has = copies.len() + 1;
+            if has < wanted && !superseded {
+                let has = i64::try_from(has).unwrap_or(1);
+                db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
+                    .execute(params![object, has])?;
+            }
+        }
+        if superseded {
+            let sql = "INSERT INTO removal(object, element, queued) VALUES (?1, ?2, ?3)";
+            let sealed_at = self.version.sealed_at.cast_signed();
+            db.prepare_cached(sql)?
+                .execute(params![version, NO_ELEMENT, sealed_at])?;
+        }
+        Ok(())
+    }
+
+    /// The most elements that any of its parts is on.
+    pub(super) fn copies(&self) -> usize {
+        let copies = self.parts.values().map(|(_, copies)| copies.len() + 1);
+        copies.max().unwrap_or(1)
+    }
+}

@@ -1,0 +1,182 @@
+//! Files that lie on several elements, in an array of real processes.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Numbers that look as if by chance, the same in each run.
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % below
+    }
+
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next(256) as u8).collect()
+    }
+}
+
+fn three(remote: bool) -> Option<Array> {
+    Array::with(Options {
+        elements: 3,
+        remote,
+        ..Options::default()
+    })
+}
+
+/// The object files of a striped file's parts.
+fn parts(array: &Array, path: &str) -> Vec<PathBuf> {
+    let layout = array.json(&["layout", path]);
+    assert_eq!(layout["layout"], "striped", "{layout}");
+    let part = |part: &Value| {
+        let object = part["object"].as_str().unwrap();
+        let element = part["copies"][0]["element"].as_u64().unwrap();
+        let folder = array.element_folder(usize::try_from(element).unwrap());
+        folder.join(format!("objects/{}/{object}", &object[14..]))
+    };
+    layout["parts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(part)
+        .collect()
+}
+
+fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
+    let local = array.path("local");
+    std::fs::write(&local, bytes).unwrap();
+    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    assert!(said.ok, "{}", said.err);
+}
+
+fn got(array: &Array, path: &str) -> Vec<u8> {
+    let local = array.path("got");
+    let said = array.run(&["get", path, local.to_str().unwrap()]);
+    assert!(said.ok, "{}", said.err);
+    std::fs::read(local).unwrap()
+}
+
+fn sealed(array: &Array, path: &str) {
+    wait("the file is sealed", || {
+        array.json(&["ls", path])["entries"][0]["writing"] != true
+    });
+}
+
+#[test]
+fn what_is_written_to_a_striped_file_is_read_from_all_its_elements() {
+    for remote in [false, true] {
+        let Some(array) = three(remote) else { return };
+        array.sh("mkdir d");
+        assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+        assert_eq!(array.run(&["stripe", "/d"]).out, "/d: 64KiB\n");
+        let mut chance = Chance(7);
+        let bytes = chance.bytes((5 << 20) + 123);
+        std::fs::write(array.at("d/f"), &bytes).unwrap();
+        assert!(std::fs::read(array.at("d/f")).unwrap() == bytes);
+        sealed(&array, "/d/f");
+        assert!(got(&array, "/d/f") == bytes);
+        // Each part is the file's stripes one after the other.
+        for (index, part) in parts(&array, "/d/f").iter().enumerate() {
+            let stripes = bytes.chunks(64 << 10).skip(index).step_by(3);
+            assert!(std::fs::read(part).unwrap() == stripes.collect::<Vec<_>>().concat());
+        }
+        let said = array.sh("stat -c %s d/f; getfattr --only-values -n user.tidemill.stripe d/f; echo x >> d/f; tail -c 2 d/f");
+        assert_eq!(said, format!("{}\n64KiB,3x\n", bytes.len()));
+        sealed(&array, "/d/f");
+        assert!(got(&array, "/d/f") == [&bytes[..], b"x\n"].concat());
+        put(&array, &bytes[..1 << 20], &["--stripe", "4096,2"], "/g");
+        assert!(std::fs::read(array.at("g")).unwrap() == bytes[..1 << 20]);
+        assert_eq!(parts(&array, "/g").len(), 2);
+        put(&array, b"", &["--stripe", "1MiB"], "/empty");
+        assert_eq!(std::fs::read(array.at("empty")).unwrap(), b"");
+        assert_eq!(got(&array, "/empty"), b"");
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+        let all = [parts(&array, "/d/f"), parts(&array, "/g")].concat();
+        array.sh("rm d/f g");
+        wait("all parts are removed", || {
+            all.iter().all(|part| !part.exists())
+        });
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+    }
+}
+
+/// One change of a file.
+fn change(chance: &mut Chance, file: &File, bytes: &[u8]) {
+    let offset = chance.next(700_000);
+    match chance.next(8) {
+        0 => file.set_len(offset).unwrap(),
+        1 => (&*file).write_all(&bytes[..5000]).unwrap(),
+        _ => {
+            let length = 1 + chance.next(200_000);
+            let from = chance.next(1000);
+            let piece = &bytes[from as usize..(from + length) as usize];
+            file.write_all_at(piece, offset).unwrap();
+        }
+    }
+}
+
+#[test]
+fn random_writes_to_a_striped_file_leave_what_they_leave_in_any_file() {
+    for remote in [false, true] {
+        let Some(array) = three(remote) else { return };
+        array.sh("mkdir d");
+        assert!(array.run(&["stripe", "/d", "8KiB,3"]).ok);
+        let mut chance = Chance(11);
+        let bytes = chance.bytes(300_000);
+        let (ours, model) = (array.at("d/f"), array.path("model"));
+        let open = |path: &Path| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
+            options.open(path).unwrap()
+        };
+        for round in 0..12 {
+            let seed = chance.next(1 << 30);
+            for path in [&ours, &model] {
+                let mut chance = Chance(seed);
+                let file = open(path);
+                for _ in 0..=chance.next(20) {
+                    change(&mut chance, &file, &bytes);
+                }
+                let open = std::fs::read(path).unwrap();
+                assert_eq!(open.len() as u64, file.metadata().unwrap().len());
+            }
+            let written = std::fs::read(&model).unwrap();
+            assert!(std::fs::read(&ours).unwrap() == written, "{remote} {round}");
+            sealed(&array, "/d/f");
+            assert!(got(&array, "/d/f") == written, "{remote} {round}");
+        }
+    }
+}
+
+#[test]
+fn what_reached_the_elements_is_sealed_when_a_mount_dies() {
+    for remote in [false, true] {
+        let Some(mut array) = three(remote) else {
+            return;
+        };
+        array.sh("mkdir d");
+        assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+        let bytes = Chance(5).bytes(1 << 20);
+        let mut file = File::create(array.at("d/f")).unwrap();
+        file.write_all(&bytes).unwrap();
+        file.sync_all().unwrap();
+        array.kill_mount();
+        drop(file);
+        wait("the server seals it", || {
+            array.json(&["ls", "/d/f"])["entries"][0]["size"] == 1 << 20
+        });
+        assert!(got(&array, "/d/f") == bytes);
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+    }
+}

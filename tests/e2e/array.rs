@@ -229,6 +229,26 @@ impl Array {
         kill_hard(self.elements[index].take());
     }
 
+    /// Loses the server's database, makes it again and goes on. Says what was found.
+    pub(crate) fn rebuild(&mut self) -> Value {
+        self.kill_mount();
+        self.kill_server();
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(self.path(&format!("server/server.db{suffix}")));
+        }
+        let server = self.path("server").display().to_string();
+        let elements = 0..self.elements.len();
+        let elements = elements.map(|index| self.element_folder(index).display().to_string());
+        let elements: Vec<String> = elements.collect();
+        let mut args = vec!["rebuild", "--folder", &server];
+        args.extend(elements.iter().map(String::as_str));
+        let said = self.json(&args);
+        self.start_server();
+        self.wait_for_elements(elements.len());
+        self.start_mount();
+        said
+    }
+
     pub(crate) fn kill_mount(&mut self) {
         kill_hard(self.mount.take());
         detach(&self.path("mnt"));

@@ -427,7 +427,7 @@ fn a_lost_server_database_is_made_again_from_the_elements() {
     );
     assert!(!array.path("server/server.db").exists());
 
-    let said = array.json(&["rebuild", "--folder", folder, first, second]);
+    let said = array.rebuild();
     assert_eq!(said["elements"], 2);
     assert_eq!(said["tasks"], 2);
     assert_eq!(said["unnoted"], serde_json::json!([]), "{said}");
@@ -437,9 +437,6 @@ fn a_lost_server_database_is_made_again_from_the_elements() {
         let was = apart["was"].as_str().unwrap();
         assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");
     }
-    array.start_server();
-    array.wait_for_elements(2);
-    array.start_mount();
     assert_eq!(tree(&array), before);
     assert_eq!(runs_of_count(&array), made);
 

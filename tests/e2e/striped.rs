@@ -180,3 +180,126 @@ fn what_reached_the_elements_is_sealed_when_a_mount_dies() {
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
+
+#[test]
+fn tasks_read_a_striped_file_as_one_wherever_they_run() {
+    for remote in [false, true] {
+        let Some(array) = three(remote) else { return };
+        array.sh("mkdir d");
+        assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+        let bytes = Chance(3).bytes((1 << 20) + 77);
+        std::fs::write(array.at("d/f"), &bytes).unwrap();
+        let sum = array.sh("sha256sum < d/f");
+        let task = |element: u32| {
+            format!(
+                r#"{{ name = "t{element}"; kernel = "/usr/bin/sha256sum"; stdin = "d/f"; input = ["d/f"];
+                   output = ["o{element}"]; stdout = "o{element}"; element = {element}; }}"#
+            )
+        };
+        let free = r#"{ name = "free"; kernel = "/usr/bin/sha256sum"; stdin = "d/f"; input = ["d/f"];
+            output = ["o"]; stdout = "o"; }"#;
+        let tasks = [task(0), task(1), task(2), free.to_owned()].join(",");
+        let script =
+            format!(r#"name = "j"; workdir = "/"; policy = "input-locality"; tasks = ({tasks});"#);
+        array.done(array.submit(&script));
+        for output in ["o", "o0", "o1", "o2"] {
+            assert_eq!(array.sh(&format!("cat {output}")), sum);
+        }
+        // Two of three parts had to come.
+        let jobs = array.json(&["jobs", "1"]);
+        let moved = jobs["tasks"][0]["moved_bytes"].as_u64().unwrap();
+        assert!((640 << 10..=768 << 10).contains(&moved), "{moved}");
+        // What a job makes in such a folder is a file like others.
+        let lineage = array.run(&["lineage", "/o1"]);
+        assert!(
+            lineage.ok && lineage.out.contains("d/f"),
+            "{}{}",
+            lineage.out,
+            lineage.err
+        );
+    }
+}
+
+#[test]
+fn a_rebuilt_array_has_its_striped_files() {
+    let Some(mut array) = three(false) else {
+        return;
+    };
+    array.sh("mkdir d; setfattr -n user.tidemill.stripe -v 4096 d");
+    let bytes = Chance(9).bytes(100_000);
+    std::fs::write(array.at("d/f"), &bytes).unwrap();
+    array.sh("mv d/f d/g; setfattr -n user.tidemill.copies -v 2 d; head -c 50000 d/g > d/h");
+    wait("all parts are copied", || {
+        let layout = array.json(&["layout", "/d/h"]);
+        let parts = layout["parts"].as_array().unwrap();
+        parts.iter().all(|part| {
+            let copies = part["copies"].as_array().unwrap();
+            copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+        })
+    });
+    let lost = array.element_folder(0);
+    let said = array.rebuild();
+    assert_eq!(
+        (&said["missing"], &said["unnoted"]),
+        (&Value::from([0; 0]), &Value::from([0; 0])),
+        "{said}"
+    );
+    assert!(std::fs::read(array.at("d/g")).unwrap() == bytes);
+    assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+    // Of each part there is a copy elsewhere.
+    array.kill_element(0);
+    std::fs::rename(&lost, array.path("lost")).unwrap();
+    assert!(got(&array, "/d/h") == bytes[..50_000]);
+    assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
+}
+
+#[test]
+fn what_is_no_striping_is_refused_and_says_why() {
+    let Some(array) = three(false) else { return };
+    array.sh("mkdir d; echo x > f");
+    for bad in ["0", "1000", "1MB", "x", "4096,0", "4096,9999", "2GiB"] {
+        let said = array.run(&["stripe", "/d", bad]);
+        assert!(!said.ok && said.err.contains(bad), "{}", said.err);
+        assert!(
+            !array
+                .try_sh(&format!("setfattr -n user.tidemill.stripe -v {bad} d"))
+                .ok
+        );
+        let local = array.path("local");
+        std::fs::write(&local, "x").unwrap();
+        let said = array.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
+        assert!(!said.ok, "{bad}");
+    }
+    // More elements than there are.
+    assert!(array.run(&["stripe", "/d", "4096,4"]).ok);
+    let said = array.try_sh("echo x > d/g");
+    assert!(
+        !said.ok && said.err.contains("Invalid argument"),
+        "{}",
+        said.err
+    );
+    let local = array.path("local");
+    let said = array.run(&["put", local.to_str().unwrap(), "/d/g"]);
+    assert!(
+        !said.ok && said.err.contains("4 elements: 3 are up"),
+        "{}",
+        said.err
+    );
+    let said = array.run(&["stripe", "/f", "4096"]);
+    assert!(
+        !said.ok && said.err.contains("/f is a file"),
+        "{}",
+        said.err
+    );
+    assert!(
+        !array
+            .try_sh("setfattr -n user.tidemill.stripe -v 4096 f")
+            .ok
+    );
+    // A folder below may say otherwise.
+    assert!(array.run(&["stripe", "/d", "off"]).ok);
+    array.sh("echo x > d/g");
+    assert_eq!(array.json(&["layout", "/d/g"])["layout"], "whole");
+}

@@ -136,6 +136,13 @@ pub enum Event {
         /// Whether it is there.
         there: bool,
     },
+    /// An object that jobs read lies in these, in their order: what is said of copies is said of them.
+    Parted {
+        /// The object.
+        object: ObjectId,
+        /// What it is made of.
+        parts: Vec<Placed>,
+    },
     /// Such a label is under way from before a restart.
     ErrandSent {
         /// Where.

@@ -67,13 +67,22 @@ impl State {
     }
 }
 
+/// How an input is had that is not here.
+#[derive(Clone, Debug, Default)]
+pub struct Way {
+    /// What is shown to the element that has it.
+    pub capability: Vec<u8>,
+    /// The objects that it lies in.
+    pub layout: Option<v1::Layout>,
+}
+
 /// A label from its acceptance until its outcome is kept.
 #[derive(Clone, Debug)]
 pub struct Live {
     /// The label.
     pub label: Arc<Label>,
-    /// The capabilities of its inputs, in their order.
-    pub capabilities: Arc<[Vec<u8>]>,
+    /// How to get its inputs, in their order.
+    pub ways: Arc<[Way]>,
     /// The result of an earlier task like it.
     pub remembered: Option<Arc<v1::Remembered>>,
     /// `queued`, `fetching` or `running`.
@@ -564,7 +573,7 @@ impl Incoming {
     fn live(&self, label: &Arc<Label>) -> Live {
         Live {
             label: Arc::clone(label),
-            capabilities: capabilities(&self.message),
+            ways: ways(&self.message),
             remembered: remembered(&self.message),
             state: "queued",
             start: Time::default(),
@@ -596,17 +605,18 @@ fn remembered(message: &v1::Label) -> Option<Arc<v1::Remembered>> {
     }
 }
 
-fn capabilities(message: &v1::Label) -> Arc<[Vec<u8>]> {
+fn ways(message: &v1::Label) -> Arc<[Way]> {
     use v1::label::Operation;
     let inputs = match &message.operation {
         Some(Operation::Analyse(analyse)) => analyse.inputs.as_slice(),
         Some(Operation::Copy(copy)) => copy.from.as_slice(),
         _ => &[],
     };
-    inputs
-        .iter()
-        .map(|input| input.capability.clone())
-        .collect()
+    let way = |input: &v1::Input| Way {
+        capability: input.capability.clone(),
+        layout: input.layout.clone(),
+    };
+    inputs.iter().map(way).collect()
 }
 
 #[cfg(test)]

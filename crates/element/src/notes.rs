@@ -95,6 +95,7 @@ mod tests {
             mode: None,
             task: None,
             sealed_at: Time(1),
+            part: None,
         };
         put_object(connection, &record).unwrap();
     }

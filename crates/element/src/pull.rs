@@ -13,9 +13,9 @@ use crate::folder::close_for_ever;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fs::{OpenOptions, Permissions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,8 @@ use tidemill_client::objects::Remote;
 use tidemill_client::{Objects, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Input;
-use tidemill_wire::v1;
+use tidemill_core::layout::Layout;
+use tidemill_wire::{convert, v1};
 
 /// A pull in which no byte arrives for this long is given up.
 const STALL_MAX: Duration = Duration::from_secs(30);
@@ -215,16 +216,21 @@ impl Pulls {
             return Ok(pulled(size, 0));
         }
         let fetched = self.fetch(input, capability, &path, true, cancelled);
+        self.fetched(input.object, &fetched);
+        fetched.map(|Fetched { size, .. }| pulled(size, size))
+    }
+
+    /// What is to be shared is there, or will not be.
+    fn fetched(&self, object: ObjectId, fetched: &Result<Fetched, PullError>) {
         let mut slots = self.slots.lock();
-        if let (Ok(fetched), Some(slot)) = (&fetched, slots.slots.get_mut(&input.object)) {
+        if let (Ok(fetched), Some(slot)) = (fetched, slots.slots.get_mut(&object)) {
             slot.size = Some(fetched.size);
-            self.flash.on_pulled(input.object, fetched.written);
+            self.flash.on_pulled(object, fetched.written);
         } else {
-            slots.slots.remove(&input.object);
+            slots.slots.remove(&object);
         }
         drop(slots);
         self.changed.notify_all();
-        fetched.map(|Fetched { size, .. }| pulled(size, size))
     }
 
     /// Copies an object into a new file at `path` and gives its length in bytes, all of which were moved.
@@ -306,6 +312,90 @@ impl Pulls {
                 tracing::warn!(path = %path.display(), %error, "a pulled object can't be removed");
             }
         }
+    }
+
+    /// Puts an object together here that lies in several on elements, or shares it with a label that has. `here` is where those
+    /// are that this element has.
+    ///
+    /// # Errors
+    /// See [`PullError`].
+    pub fn assemble(
+        self: &Arc<Self>,
+        input: &Input,
+        (layout, own): (&v1::Layout, ElementId),
+        here: &dyn Fn(ObjectId) -> Option<PathBuf>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Pulled, PullError> {
+        let path = self.folder.join(format!("{:016x}", input.object.0));
+        let pulled = |size, moved_bytes| Pulled {
+            pulls: Arc::clone(self),
+            object: input.object,
+            path: path.clone(),
+            size,
+            moved_bytes,
+        };
+        if let Some(size) = self.share(input.object, cancelled)? {
+            return Ok(pulled(size, 0));
+        }
+        let all = convert::layout(layout, input.size)
+            .map_err(|_| PullError::Client(tidemill_client::Error::Answer("layout")));
+        let put = all.and_then(|all| {
+            let whole = File::create(&path).and_then(|file| {
+                file.set_len(input.size)?;
+                Ok(file)
+            });
+            let device = |source| PullError::Device {
+                path: path.clone(),
+                source,
+            };
+            let whole = whole.map_err(device)?;
+            let mut moved = 0;
+            for (index, part) in layout.parts.iter().enumerate() {
+                let local = (part.element == own.0).then(|| here(ObjectId(part.object)));
+                let place = (&whole, &Layout::Striped(all.clone()), index);
+                moved += match local.flatten() {
+                    Some(local) => put_file(&local, place).map(|()| 0).map_err(device)?,
+                    None => self.put_part(input, part, (place, &path), cancelled)?,
+                };
+            }
+            close_for_ever(&whole).map_err(device)?;
+            Ok(moved)
+        });
+        let fetched = put.as_ref().map(|_| Fetched::written(input.size));
+        match fetched {
+            Ok(fetched) => self.fetched(input.object, &Ok(fetched)),
+            Err(_) => {
+                // The error of the pull is the one to tell.
+                let _ = std::fs::remove_file(&path);
+                self.fetched(input.object, &Err(PullError::Cancelled));
+            }
+        }
+        put.map(|moved| pulled(input.size, moved))
+    }
+
+    /// Brings one of the objects that another lies in, and puts its bytes where they belong; gives how many.
+    fn put_part(
+        &self,
+        input: &Input,
+        part: &v1::LayoutPart,
+        (place, path): (Place<'_>, &Path),
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        let of = Input {
+            name: input.name.clone(),
+            object: ObjectId(part.object),
+            element: ElementId(part.element),
+            size: part.size,
+        };
+        let own = path.with_extension(place.2.to_string());
+        let moved = self.copy(&of, &part.capability, &own, cancelled)?;
+        let put = put_file(&own, place).map_err(|source| PullError::Device {
+            path: own.clone(),
+            source,
+        });
+        // The error of the pull is the one to tell.
+        let _ = std::fs::remove_file(&own);
+        put.map(|()| moved)
     }
 
     fn fetch(
@@ -457,6 +547,29 @@ async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> boo
                 url: remote.url.to_string(),
             };
         }
+    }
+}
+
+/// A file that is put together, how, and of which part.
+type Place<'a> = (&'a File, &'a Layout, usize);
+
+/// Puts the bytes of a part where they belong in the whole.
+fn put_file(part: &Path, (whole, layout, index): Place<'_>) -> std::io::Result<()> {
+    let part = File::open(part)?;
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut at = 0;
+    loop {
+        let count = part.read_at(&mut buffer, at)?;
+        if count == 0 {
+            return Ok(());
+        }
+        for piece in layout.pieces_of(index, at..at + count as u64) {
+            let from = piece.at.map_or(at, |within| within.offset) - at;
+            let from = usize::try_from(from).unwrap_or(0);
+            let length = usize::try_from(piece.length).unwrap_or(0);
+            whole.write_all_at(&buffer[from..from + length], piece.offset)?;
+        }
+        at += count as u64;
     }
 }
 

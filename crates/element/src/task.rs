@@ -410,6 +410,19 @@ impl Running<'_> {
                 .push(held.map_err(|error| failed(format!("can't be opened: {error}")))?);
             return Ok(found);
         }
+        let way = self.live.ways.get(index);
+        if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
+            let here = |object| self.parts.store.local_path(object);
+            let cancelled = || self.live.control.is_cancelled();
+            let pulls = &self.parts.pulls;
+            let got = pulls.assemble(input, (layout, self.parts.element), &here, &cancelled);
+            let lost = |error: &PullError| failed(format!("can't be put together: {error}"));
+            let got = got.map_err(|error| pull_failure(&error, lost))?;
+            self.outcome.moved_bytes += got.moved_bytes;
+            let found = (got.path.clone(), got.size);
+            self.pulled.push(got);
+            return Ok(found);
+        }
         if input.element == self.parts.element {
             return Err(failed(format!("is not on element {}", input.element)));
         }
@@ -435,10 +448,8 @@ impl Running<'_> {
     }
 
     fn capability(&self, index: usize) -> &[u8] {
-        self.live
-            .capabilities
-            .get(index)
-            .map_or(&[], |bytes| bytes.as_slice())
+        let way = self.live.ways.get(index);
+        way.map_or(&[], |way| way.capability.as_slice())
     }
 
     /// Takes the outputs one after the other, each as it is found: the kernel has ended, and its folder comes back with the

@@ -383,7 +383,7 @@ pub(crate) fn of_all(
 
 /// All elements that have an object which is a version, the first before the others.
 pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT element FROM held WHERE object = ?1";
+    let sql = "SELECT element FROM held WHERE object = ?1 AND element >= 0";
     let mut statement = db.prepare_cached(sql)?;
     let first = statement.query_row([object.cast_signed()], |row| row.get::<_, u32>(0));
     let others = others(db, object)?.into_iter();

@@ -6,6 +6,7 @@
 //! an input can be had as long as an element with any of them is up.
 
 use crate::id::{ElementId, ObjectId};
+use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Bytes of copies that an element keeps after their last use, unless it is told otherwise, and that are
@@ -23,6 +24,8 @@ pub const LASTING_MAX: usize = 1 << 20;
 pub(super) struct Copies {
     /// Objects with the elements that keep a copy for good, beside the first.
     lasting: BTreeSet<(ObjectId, ElementId)>,
+    /// What objects are made of that lie in several.
+    parts: BTreeMap<ObjectId, Vec<Placed>>,
     /// Objects with the elements that should have a copy.
     holders: BTreeSet<(ObjectId, ElementId)>,
     kept: BTreeMap<ElementId, Kept>,
@@ -65,8 +68,24 @@ impl Copies {
         }
     }
 
+    /// An object lies in these.
+    pub(super) fn part(&mut self, object: ObjectId, parts: Vec<Placed>) {
+        self.parts.insert(object, parts);
+    }
+
+    /// The objects that one lies in; `None`: it is all in one place.
+    pub(super) fn parts(&self, object: ObjectId) -> Option<&[Placed]> {
+        if self.parts.is_empty() {
+            return None;
+        }
+        self.parts.get(&object).map(Vec::as_slice)
+    }
+
     /// Nobody asks for the copies of an object any more.
     pub(super) fn forget_lasting(&mut self, object: ObjectId) {
+        for part in self.parts.remove(&object).unwrap_or_default() {
+            self.forget_lasting(part.object);
+        }
         let elements: Vec<ElementId> = self.lasting(object).collect();
         for element in elements {
             self.lasting.remove(&(object, element));

@@ -40,8 +40,18 @@ impl Dispatcher {
         placed.object == ObjectId::STATUS || self.up(self.nearest(placed).element)
     }
 
-    /// A sealed object where it can be read now, if it can be anywhere.
+    /// A sealed object where it can be read now, if it can be anywhere. One that lies in several is where the first of them
+    /// is that can't be read, or where the first of them is.
     pub(super) fn nearest(&self, placed: Placed) -> Placed {
+        if let Some(parts) = self.copies.parts(placed.object) {
+            let mut parts = parts.iter().filter(|part| part.size > 0);
+            let parts = parts.by_ref().map(|&part| self.nearest(part).element);
+            let mut parts = parts.peekable();
+            let first = parts.peek().copied();
+            let away = parts.find(|&element| !self.up(element));
+            let element = away.or(first).unwrap_or(placed.element);
+            return Placed { element, ..placed };
+        }
         if self.up(placed.element) {
             return placed;
         }
@@ -53,6 +63,9 @@ impl Dispatcher {
 
     /// Whether a task can only be sure of this input as long as that element is up.
     pub(super) fn is_on(&self, placed: Placed, element: ElementId) -> bool {
+        if let Some(parts) = self.copies.parts(placed.object) {
+            return parts.iter().any(|&part| self.is_on(part, element));
+        }
         let mut copies = self.copies.lasting(placed.object);
         placed.element == element || copies.any(|copy| copy == element)
     }
@@ -387,7 +400,11 @@ impl Dispatcher {
         let ready = self.lines.values().flatten().map(|&(_, task)| task);
         let ready = ready.filter(|&task| {
             let mut inputs = self.task(task).ready_inputs.iter();
-            inputs.any(|placed| placed.object == object && placed.element == element)
+            inputs.any(|placed| {
+                let mut parts = self.copies.parts(placed.object).into_iter().flatten();
+                (placed.object == object && placed.element == element)
+                    || parts.any(|part| part.object == object)
+            })
         });
         for task in ready.collect::<Vec<_>>() {
             self.settle(task, turn);

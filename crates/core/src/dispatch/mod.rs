@@ -273,6 +273,7 @@ impl Dispatcher {
                 element,
                 there,
             } => self.on_copied(object, element, there, turn),
+            Event::Parted { object, parts } => self.copies.part(object, parts),
             Event::ErrandSent { element, label } => {
                 self.errands.insert(label, element);
             }

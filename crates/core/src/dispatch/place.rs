@@ -273,11 +273,16 @@ impl Dispatcher {
             let Some(placed) = ready.or_else(sealed).or_else(flying) else {
                 continue;
             };
-            if !spec.kernel.is_in(&input.name) {
-                reads.data += 1;
+            let data = !spec.kernel.is_in(&input.name);
+            reads.data += usize::from(data);
+            reads.bytes = reads.bytes.saturating_add(placed.size);
+            if let Some(parts) = self.copies.parts(placed.object) {
+                self.read_parts(placed, parts, data, reads);
+                continue;
+            }
+            if data {
                 reads.holders.push(placed.element);
             }
-            reads.bytes = reads.bytes.saturating_add(placed.size);
             let copies = self.copies.of(placed.object);
             let copies = copies.filter(|&copied| copied != placed.element);
             let holding = std::iter::once(placed.element).chain(copies);
@@ -296,6 +301,27 @@ impl Dispatcher {
             }
             same
         });
+    }
+
+    /// As [`Self::read`], of an input that lies in several objects.
+    fn read_parts(&self, placed: Placed, parts: &[Placed], data: bool, reads: &mut Reads) {
+        // Those that have put it together have all of it.
+        let whole: BTreeSet<ElementId> = self.copies.of(placed.object).collect();
+        let all = whole.iter().map(|&element| (element, placed.size));
+        reads.local.extend(all);
+        for part in parts.iter().map(|&part| self.nearest(part)) {
+            let lasting = self.copies.lasting(part.object);
+            let lasting = lasting.filter(|&element| element != part.element);
+            let holding = std::iter::once(part.element).chain(lasting);
+            let holding = holding.filter(|element| !whole.contains(element));
+            reads
+                .local
+                .extend(holding.map(|element| (element, part.size)));
+            if data {
+                reads.holders.push(part.element);
+            }
+        }
+        reads.placed.push(placed);
     }
 
     /// Sends a task, and those that follow it on the same element.
@@ -432,7 +458,8 @@ impl Dispatcher {
             std::mem::take(&mut task.ready_inputs)
         };
         for placed in &inputs {
-            if placed.element != element && placed.object != ObjectId::STATUS {
+            let parted = self.copies.parts(placed.object).is_some();
+            if (parted || placed.element != element) && placed.object != ObjectId::STATUS {
                 self.copies.note(element, placed.object, placed.size);
             }
         }

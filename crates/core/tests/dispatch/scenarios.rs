@@ -514,6 +514,68 @@ fn every_copy_is_local() {
     assert!(!elements.contains(&1), "{elements:?}");
 }
 
+/// A file whose bytes are here and there.
+fn striped(world: &mut World, parts: &[(u32, u64)]) -> Placed {
+    let place =
+        |world: &mut World, (element, size): (u32, u64)| world.file(ElementId(element), size);
+    let parts: Vec<Placed> = parts.iter().map(|&part| place(world, part)).collect();
+    let size = parts.iter().map(|part| part.size).sum();
+    let whole = world.file(parts[0].element, size);
+    world.on(Event::Parted {
+        object: whole.object,
+        parts,
+    });
+    whole
+}
+
+#[test]
+fn of_a_file_on_several_elements_each_has_what_it_has() {
+    let mut world = array(3);
+    let raw = striped(&mut world, &[(0, 1 << 30), (1, 3 << 30), (2, 2 << 30)]);
+    let reader = task(1, "a", vec![Origin::File(raw)]);
+    world.submit(job(1, "input-locality", vec![reader]));
+    assert_eq!(world.sent(1).unwrap().0, 1, "most of it is there");
+    world.finish(1, Ok(10));
+    // It can be read as long as all have their part.
+    world.lose(2);
+    let reader = task(2, "a", vec![Origin::File(raw)]);
+    world.submit(job(2, "input-locality", vec![reader]));
+    assert_eq!(world.states(2), [TaskState::Waiting]);
+    world.gain(2);
+    assert!(world.sent(2).is_some());
+    world.finish(2, Ok(10));
+    world.dispatcher.check();
+}
+
+#[test]
+fn a_part_that_is_lost_is_read_from_a_copy() {
+    let mut world = array(3);
+    let raw = striped(&mut world, &[(0, 1 << 20), (1, 1 << 20)]);
+    world.lose(1);
+    let reader = task(1, "a", vec![Origin::File(raw)]);
+    world.submit(job(1, "min-wait", vec![reader]));
+    assert_eq!(world.states(1), [TaskState::Waiting]);
+    let second = ObjectId(raw.object.0 - 1);
+    world.on(Event::Copied {
+        object: second,
+        element: ElementId(2),
+        there: true,
+    });
+    assert!(world.sent(1).is_some());
+    // And not any more.
+    let reader = task(2, "a", vec![Origin::File(raw)]);
+    world.on(Event::Copied {
+        object: second,
+        element: ElementId(2),
+        there: false,
+    });
+    world.submit(job(2, "min-wait", vec![reader]));
+    assert_eq!(world.states(2), [TaskState::Waiting]);
+    world.gain(1);
+    assert!(world.sent(2).is_some());
+    world.dispatcher.check();
+}
+
 #[test]
 fn an_intermediate_that_cannot_be_made_again_is_waited_for() {
     let mut world = with_intermediate_on_element_0(1);

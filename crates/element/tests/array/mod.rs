@@ -316,6 +316,7 @@ pub fn seal_body(path: &str) -> SealBody {
         mode: 0o640,
         durable: false,
         lost: false,
+        part: None,
     }
 }
 

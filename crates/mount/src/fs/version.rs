@@ -798,8 +798,15 @@ impl Fs {
                 ino,
                 ..v1::Open::default()
             };
-            if let Err(error) = backend.one(caller, Op::Open(open)) {
-                tracing::debug!(ino, "readers may lose their version: {error}");
+            match backend.one(caller, Op::Open(open)) {
+                // It was closed meanwhile, and nobody else would say so any more.
+                Ok(Answer::Opened(v1::Opened { object, .. }))
+                    if node.state.lock().open_object(object).is_none() =>
+                {
+                    backend.released(v1::Release { ino, object });
+                }
+                Ok(_) => {}
+                Err(error) => tracing::debug!(ino, "readers may lose their version: {error}"),
             }
         });
     }

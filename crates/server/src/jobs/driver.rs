@@ -23,6 +23,7 @@ use crate::array::{Array, Report};
 use crate::clock;
 use crate::copies::{self, Found, Losses, Short};
 use crate::names::commit::Database;
+use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
@@ -446,7 +447,22 @@ impl Driver {
 
     /// Tells the dispatcher where copies of objects are that jobs read.
     fn tell_copies(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
-        let copies = self.database.read(|db| copies::of_all(db, objects));
+        let of_all = |db: &rusqlite::Connection| parts::of_all(db, objects);
+        let parted = match self.shared.parts() {
+            true => self.database.read(of_all),
+            false => Ok(Vec::new()),
+        };
+        let parted = parted.unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "what files are made of is not known");
+            Vec::new()
+        });
+        let parts = parted.iter().flat_map(|(_, parts)| parts);
+        let parts = parts.map(|part| part.object);
+        let objects: Vec<ObjectId> = objects.iter().copied().chain(parts).collect();
+        for (object, parts) in parted {
+            self.feed(Event::Parted { object, parts }, steps, outbox);
+        }
+        let copies = self.database.read(|db| copies::of_all(db, &objects));
         let copies = copies.unwrap_or_else(|fault| {
             tracing::warn!(%fault, "where copies are is not known");
             Vec::new()
@@ -854,6 +870,10 @@ impl Driver {
     ) -> v1::Label {
         let mut message = v1::Label::from(label);
         let sign = |input: &mut v1::Input| {
+            if let Some(layout) = self.layout(input.object, up, label.owner.uid) {
+                input.layout = Some(layout);
+                return;
+            }
             if input.element != element.0 {
                 if !up.contains(&input.element) {
                     let other = self.elsewhere(input.object, up);
@@ -878,6 +898,30 @@ impl Driver {
             Some(v1::label::Operation::Remove(_)) | None => {}
         }
         message
+    }
+
+    /// Where the objects are to be read that one lies in; `None`: it is one.
+    fn layout(&self, object: u64, up: &[u32], uid: u32) -> Option<v1::Layout> {
+        if !self.shared.parts() {
+            return None;
+        }
+        let found = self.database.read(|db| parts::parts(db, object));
+        let (unit, rows) = found.unwrap_or_default()?;
+        let part = |row: parts::Row| {
+            let there = up.contains(&row.element).then_some(row.element);
+            let element = there.or_else(|| self.elsewhere(row.object, up));
+            let element = element.unwrap_or(row.element);
+            let right = rights::READ;
+            let sign = &self.shared;
+            v1::LayoutPart {
+                object: row.object,
+                element,
+                size: row.size.unwrap_or(0),
+                capability: sign.sign_for_label(element, row.object, right, uid),
+            }
+        };
+        let parts = rows.into_iter().map(part).collect();
+        Some(v1::Layout { unit, parts })
     }
 
     fn publish(&mut self, task: TaskId, label: LabelId, outputs: &[Placed], steps: &mut Vec<Step>) {

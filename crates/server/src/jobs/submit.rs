@@ -522,10 +522,14 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
     if node.version == 0 {
         return (Look::Unsealed, writing);
     }
-    let element = ElementId(node.element().unwrap_or(0));
+    let element = if node.has_parts() {
+        tx.first_part(node.object).unwrap_or(0)
+    } else {
+        node.element().unwrap_or(0)
+    };
     let placed = Placed {
         object: ObjectId(node.object),
-        element,
+        element: ElementId(element),
         size: node.size,
     };
     let executable = if tx.caller.uid == 0 {

@@ -145,7 +145,9 @@ pub(crate) fn versions(
     db: &Connection,
     objects: &BTreeSet<u64>,
 ) -> Result<Vec<v1::Version>, Fault> {
-    let sql = "SELECT version.object, version.path, size, ino, version.version, uid, sealed_at, element, task, \
+    let sql = "SELECT version.object, version.path, size, ino, version.version, uid, sealed_at, \
+               iif(element >= 0, element, coalesce((SELECT part.element FROM part \
+               WHERE part.object = version.object AND seq = 0), 0)), task, \
                coalesce(same.first, 0), coalesce(content.hash, '') FROM json_each(?1) AS met \
                CROSS JOIN version ON version.object = met.value LEFT JOIN same ON same.object = version.object \
                LEFT JOIN content ON content.object = coalesce(same.first, version.object)";

@@ -11,6 +11,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, Striped, Stripes};
+use tidemill_core::object::Placed;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
@@ -63,6 +64,7 @@ impl Tx<'_> {
         object: u64,
         stripes: Stripes,
     ) -> Result<i64, Fault> {
+        self.shared.set_parts();
         let rooms = self.shared.rooms();
         let elements = layout::place_stripes(Inode(ino), stripes.width, &rooms.store)?;
         let sql = "INSERT INTO layout VALUES (?1, ?2)";
@@ -186,6 +188,12 @@ impl Tx<'_> {
         }))
     }
 
+    /// The element of the first of the objects that a version lies in.
+    pub(crate) fn first_part(&self, object: u64) -> Option<u32> {
+        let (_, parts) = parts(self.db, object).ok()??;
+        parts.first().map(|part| part.element)
+    }
+
     /// How a file is striped, as it is asked for; `None`: it is not.
     pub(crate) fn stripes_of(&self, node: &Node) -> Result<Option<String>, Fault> {
         let parts = parts(self.db, node.object)?;
@@ -240,6 +248,25 @@ pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row
         unit.cast_unsigned(),
         rows.collect::<Result<_, _>>()?,
     )))
+}
+
+/// Those of some objects that lie in several, with these.
+pub(crate) fn of_all(
+    db: &Connection,
+    objects: &[ObjectId],
+) -> Result<Vec<(ObjectId, Vec<Placed>)>, Fault> {
+    let mut found = Vec::new();
+    for &object in objects {
+        let placed = |row: Row| Placed {
+            object: ObjectId(row.object),
+            element: ElementId(row.element),
+            size: row.size.unwrap_or(0),
+        };
+        if let Some((_, parts)) = parts(db, object.0)? {
+            found.push((object, parts.into_iter().map(placed).collect()));
+        }
+    }
+    Ok(found)
 }
 
 /// What an object is a part of.

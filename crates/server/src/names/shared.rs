@@ -29,6 +29,7 @@ pub(crate) struct Shared {
     folder_elements: AtomicBool,
     folder_copies: AtomicBool,
     folder_stripes: AtomicBool,
+    parts: AtomicBool,
     /// Copies of versions of which no folder says how many.
     copies: AtomicU32,
     files: AtomicU64,
@@ -94,6 +95,7 @@ impl Shared {
             folder_elements: AtomicBool::new(false),
             folder_copies: AtomicBool::new(false),
             folder_stripes: AtomicBool::new(false),
+            parts: AtomicBool::new(false),
             copies: AtomicU32::new(1),
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
@@ -206,6 +208,15 @@ impl Shared {
 
     pub(crate) fn set_folder_stripes(&self) {
         self.folder_stripes.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any version lies in several objects, or did since the start.
+    pub(crate) fn parts(&self) -> bool {
+        self.parts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_parts(&self) {
+        self.parts.store(true, Ordering::Relaxed);
     }
 
     /// How many copies there are to be of a version if no folder says so.

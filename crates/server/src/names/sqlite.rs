@@ -81,6 +81,9 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_stripes();
         }
+        if count("SELECT count(*) FROM (SELECT 1 FROM layout LIMIT 1)").map_err(at)? > 0 {
+            shared.set_parts();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

@@ -333,7 +333,7 @@ impl Tx<'_> {
 
     /// Of a version that lies in several objects, one was sealed for a writer that is gone; with the last one the version is.
     fn seal_for_lost(&mut self, op: &v1::Seal) -> Result<Option<Answer>, Fault> {
-        if !self.caller.trusted || !op.parts.is_empty() {
+        if !self.shared.parts() || !self.caller.trusted || !op.parts.is_empty() {
             return Ok(None);
         }
         let Some((version, sizes)) = self.seal_part(op.object, op.size)? else {

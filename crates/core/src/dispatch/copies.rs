@@ -23,6 +23,8 @@ pub const LASTING_MAX: usize = 1 << 20;
 pub(super) struct Copies {
     /// Objects with the elements that keep a copy for good, beside the first.
     lasting: BTreeSet<(ObjectId, ElementId)>,
+    /// Objects with elements that have them no more, or damaged.
+    gone: BTreeSet<(ObjectId, ElementId)>,
     /// Objects with the elements that should have a copy.
     holders: BTreeSet<(ObjectId, ElementId)>,
     kept: BTreeMap<ElementId, Kept>,
@@ -56,13 +58,24 @@ impl Copies {
         }
     }
 
-    /// An element keeps a copy for good, or no more.
+    /// An element keeps a copy for good, or no more: one that had it first may lose it, too.
     pub(super) fn set(&mut self, object: ObjectId, element: ElementId, there: bool) {
-        if !there {
+        if there {
+            self.gone.remove(&(object, element));
+            if self.lasting.len() < LASTING_MAX {
+                self.lasting.insert((object, element));
+            }
+        } else {
             self.lasting.remove(&(object, element));
-        } else if self.lasting.len() < LASTING_MAX {
-            self.lasting.insert((object, element));
+            if self.gone.len() < LASTING_MAX {
+                self.gone.insert((object, element));
+            }
         }
+    }
+
+    /// Whether an element that was said to have an object has it no more.
+    pub(super) fn is_gone(&self, object: ObjectId, element: ElementId) -> bool {
+        self.gone.contains(&(object, element))
     }
 
     /// Nobody asks for the copies of an object any more.
@@ -70,6 +83,10 @@ impl Copies {
         let elements: Vec<ElementId> = self.lasting(object).collect();
         for element in elements {
             self.lasting.remove(&(object, element));
+        }
+        let gone: Vec<ElementId> = of(&self.gone, object).collect();
+        for element in gone {
+            self.gone.remove(&(object, element));
         }
     }
 

@@ -58,6 +58,7 @@ const MIGRATIONS: &[&str] = &[
     ANNOTATIONS,
     HASHING,
     COPIES,
+    SCRUBS,
 ];
 
 const NAMES: &str = "
@@ -183,6 +184,18 @@ CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued I
 INSERT INTO removal SELECT element, object, queued, label FROM removal_of_one;
 DROP TABLE removal_of_one;
 CREATE INDEX removal_object ON removal(object);
+";
+
+// What is damaged, and what is to be read to find that.
+const SCRUBS: &str = "
+CREATE TABLE damage(object INTEGER NOT NULL, element INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
+  mending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, element)) WITHOUT ROWID;
+CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, element INTEGER NOT NULL,
+  listed INTEGER NOT NULL, idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL,
+  after INTEGER NOT NULL DEFAULT 0, labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0,
+  bytes INTEGER NOT NULL DEFAULT 0, damaged INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX scrub_element ON scrub(element);
+CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
 ";
 
 /// Opens the database for writing, making or migrating it first.

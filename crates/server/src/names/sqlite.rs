@@ -76,6 +76,9 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_copies();
         }
+        if database.read(crate::damage::any).map_err(at)? {
+            shared.set_damage();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

@@ -76,7 +76,11 @@ impl Tx<'_> {
         } else {
             self.older(&node, op.version)?
         };
-        let element = self.readable(object, element, &op.avoid)?;
+        let damaged = op.damaged.then(|| self.damaged_on(object)).transpose()?;
+        let element = match damaged.flatten() {
+            Some(damaged) => damaged,
+            None => self.readable(object, element, &op.avoid)?,
+        };
         self.shared.hold(self.session, node.ino, object);
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
@@ -420,6 +424,9 @@ impl Tx<'_> {
             .optional()?;
         if copies.is_some_and(|copies| copies > 1) {
             self.drop_copies(object)?;
+        }
+        if self.shared.damage() {
+            self.forget_damage(object)?;
         }
         self.keep_annotations(object)
     }

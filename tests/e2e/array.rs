@@ -58,6 +58,7 @@ impl Default for Options {
 /// What a command printed, and how it ended.
 pub(crate) struct Said {
     pub(crate) ok: bool,
+    pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
@@ -502,6 +503,7 @@ fn detach(path: &Path) {
 pub(crate) fn said(output: Output) -> Said {
     Said {
         ok: output.status.success(),
+        code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }

@@ -125,3 +125,135 @@ fn readers_and_jobs_go_on_with_another_copy_when_an_element_is_lost() {
         assert_eq!(copies, [(0, "away".to_owned()), (1, "current".to_owned())]);
     }
 }
+
+/// The server still takes an element for one that answers, and the client has asked it.
+#[test]
+fn a_client_goes_on_with_another_copy_when_an_element_hangs() {
+    let Some(array) = Array::with(Options {
+        remote: true,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    let local = array.path("local");
+    std::fs::write(&local, "bytes\n").unwrap();
+    let local = local.to_str().unwrap();
+    let put = ["put", "--copies", "2", "--element", "0", local, "/f"];
+    assert!(array.run(&put).ok);
+    copied(&array, "/f", 2);
+    array.signal_element(0, rustix::process::Signal::STOP);
+    assert_eq!(array.run(&["cat", "/f"]).out, "bytes\n");
+    array.signal_element(0, rustix::process::Signal::CONT);
+}
+
+/// Changes the first byte of an object below its element.
+fn spoil(object: &std::path::Path) {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    let mode = |mode| std::fs::set_permissions(object, std::fs::Permissions::from_mode(mode));
+    mode(0o600).unwrap();
+    let file = std::fs::File::options().write(true).open(object).unwrap();
+    file.write_all_at(b"X", 0).unwrap();
+    mode(0o444).unwrap();
+}
+
+#[test]
+fn what_rots_below_an_element_is_found_told_and_mended_or_can_be_had_as_it_is() {
+    for remote in [false, true] {
+        let Some(array) = Array::with(Options {
+            remote,
+            ..Options::default()
+        }) else {
+            return;
+        };
+        array.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; echo bytes > d/f; echo others > d/g; echo alone > h");
+        copied(&array, "/d/f", 2);
+        copied(&array, "/d/g", 2);
+        // All are hashed, then two rot.
+        let scrub = array.run(&["scrub", "--wait"]);
+        assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
+        spoil(&objects(&array, "/d/f")[0]);
+        std::fs::remove_file(&objects(&array, "/d/g")[1]).unwrap();
+        let found = array.run(&["scrub", "--wait", "/d"]);
+        assert!(
+            !found.ok && found.out.contains("2 damaged"),
+            "{}",
+            found.out
+        );
+        wait("both are mended", || array.run(&["health"]).ok);
+        for (name, bytes) in [("f", "bytes\n"), ("g", "others\n")] {
+            for object in objects(&array, &format!("/d/{name}")) {
+                assert_eq!(std::fs::read_to_string(object).unwrap(), bytes);
+            }
+            assert_eq!(array.sh(&format!("cat d/{name}")), bytes);
+        }
+        let again = array.run(&["scrub", "--wait", "/d"]);
+        assert!(again.ok, "{}{}", again.out, again.err);
+        // Of this one there is no other.
+        let layout = array.json(&["layout", "/h"]);
+        let on = layout["parts"][0]["copies"][0]["element"].as_u64().unwrap();
+        let alone = &objects(&array, "/h")[usize::try_from(on).unwrap()];
+        spoil(alone);
+        assert!(!array.run(&["scrub", "--wait", "/h"]).ok);
+        assert!(!alone.exists());
+        let health = array.run(&["health"]);
+        assert_eq!(health.code, Some(2), "{}", health.out);
+        assert!(
+            health.out.contains("/h") && health.out.contains("--damaged"),
+            "{}",
+            health.out
+        );
+        let said = array.try_sh("cat h");
+        assert!(
+            !said.ok && said.err.contains("Input/output error"),
+            "{}",
+            said.err
+        );
+        let cat = array.run(&["cat", "/h"]);
+        assert!(!cat.ok && cat.err.contains("is damaged"), "{}", cat.err);
+        let back = array.path("back");
+        let get = ["get", "--damaged", "/h", back.to_str().unwrap()];
+        assert!(array.run(&get).ok);
+        assert_eq!(std::fs::read_to_string(&back).unwrap(), "Xlone\n");
+        let check = array.run(&["check"]);
+        assert!(check.out.contains("damaged"), "{}", check.out);
+        array.sh("echo anew > h");
+        wait("nothing is damaged", || array.run(&["health"]).ok);
+        assert_eq!(array.sh("cat h"), "anew\n");
+    }
+}
+
+/// Elements and server are killed while they scrub and mend.
+#[test]
+fn a_scrub_and_what_it_mends_outlive_whoever_is_killed() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; for i in $(seq 40); do head -c 300000 /dev/urandom > d/$i; done");
+    let sums = array.sh("cd d; sha256sum $(seq 40)");
+    for i in 1..=40 {
+        copied(&array, &format!("/d/{i}"), 2);
+    }
+    assert!(array.run(&["scrub", "--wait"]).ok);
+    for i in 1..=40 {
+        let both = objects(&array, &format!("/d/{i}"));
+        spoil(&both[i % 2]);
+    }
+    assert!(array.run(&["scrub"]).ok);
+    for round in 0..4 {
+        match round % 2 {
+            0 => {
+                array.kill_element(0);
+                array.start_element(0);
+            }
+            _ => {
+                array.kill_server();
+                array.start_server();
+            }
+        }
+        array.wait_for_elements(2);
+    }
+    wait("all is mended", || {
+        array.run(&["scrub", "--wait"]).ok && array.run(&["health"]).ok
+    });
+    assert_eq!(array.sh("cd d; sha256sum $(seq 40)"), sums);
+}

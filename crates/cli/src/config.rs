@@ -4,7 +4,7 @@
 //! `[client]` is a flag of every command. The order is flag, environment (`TIDEMILL_*`), file, default; clap
 //! takes care of the first two. This file reads, it never writes.
 
-use crate::format::{Length, Size};
+use crate::format::{Length, OrOff, Size};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,6 +64,7 @@ pub(crate) struct Server {
     pub(crate) link: Option<Size>,
     pub(crate) copies: Option<u32>,
     pub(crate) repair_after: Option<Length>,
+    pub(crate) scrub_every: Option<OrOff<Length>>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -85,6 +86,7 @@ pub(crate) struct Element {
     pub(crate) link: Option<Size>,
     pub(crate) pulled: Option<Size>,
     pub(crate) in_place: Option<bool>,
+    pub(crate) scrub_rate: Option<OrOff<Size>>,
     pub(crate) role: Option<ElementRole>,
 }
 

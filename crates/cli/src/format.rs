@@ -73,6 +73,31 @@ impl TryFrom<String> for Length {
     }
 }
 
+/// Something, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
+#[serde(bound = "T: FromStr, T::Err: std::fmt::Display")]
+pub(crate) struct OrOff<T>(pub(crate) Option<T>);
+
+impl<T: FromStr> FromStr for OrOff<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        match text {
+            "off" => Ok(Self(None)),
+            text => text.parse().map(|what| Self(Some(what))),
+        }
+    }
+}
+
+impl<T: FromStr> TryFrom<String> for OrOff<T> {
+    type Error = T::Err;
+
+    fn try_from(text: String) -> Result<Self, T::Err> {
+        text.parse()
+    }
+}
+
 /// A span of nanoseconds: `4 ms`, `1.25 s`, `3 min 20 s`.
 #[expect(clippy::cast_precision_loss, reason = "display only")]
 pub(crate) fn span(nanos: u64) -> String {

@@ -117,6 +117,18 @@ impl Error {
         }
     }
 
+    /// Whether the element that was asked has not, or no longer, what another one may have.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(
+            self,
+            Self::ElementRefused {
+                status: 404 | 410,
+                ..
+            }
+        )
+    }
+
     /// Whether it is this errno of a namespace operation.
     #[must_use]
     pub fn is(&self, errno: rustix::io::Errno) -> bool {

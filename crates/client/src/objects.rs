@@ -77,10 +77,19 @@ impl Objects {
     pub async fn read_all(
         &self,
         remote: &Remote,
+        piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        self.read_as(remote, "", piece).await
+    }
+
+    async fn read_as(
+        &self,
+        remote: &Remote,
+        suffix: &str,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let response = self
-            .send(remote, base(remote, Method::GET, ""), Bytes::new())
+            .send(remote, base(remote, Method::GET, suffix), Bytes::new())
             .await?;
         let mut stream = BodyStream::new(response.into_body());
         let mut total = 0;
@@ -223,6 +232,35 @@ impl Objects {
             .map_err(|e| lost(&remote, &e))?
             .to_bytes();
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
+    }
+
+    /// Whether the element has an object with this hash (BLAKE3), as it was sealed. It may have to read it first.
+    ///
+    /// # Errors
+    /// If the element can't be reached or refuses; its object may be damaged.
+    pub async fn confirm(&self, remote: &Remote, hash: &[u8]) -> Result<bool, Error> {
+        let request = base(
+            remote,
+            Method::POST,
+            &format!("/confirm?hash={}", route::hex(hash)),
+        );
+        match self.send(remote, request, Bytes::new()).await {
+            Ok(_) => Ok(true),
+            Err(Error::ElementRefused { status: 409, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads an object that is damaged, as [`Self::read_all`].
+    ///
+    /// # Errors
+    /// As those of [`Self::read_all`].
+    pub async fn read_damaged(
+        &self,
+        remote: &Remote,
+        piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        self.read_as(remote, "?damaged=true", piece).await
     }
 
     /// The objects in one of an element's folders. `remote` is object 0 with the right to remove it, which only the

@@ -7,6 +7,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
 use tidemill_wire::v1::array_client::ArrayClient;
+use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
@@ -153,6 +154,12 @@ impl Server {
     #[must_use]
     pub fn tokens(&self) -> TokensClient<TokenChannel> {
         TokensClient::new(self.channel.clone())
+    }
+
+    /// Health and scrubs.
+    #[must_use]
+    pub fn health(&self) -> HealthClient<TokenChannel> {
+        HealthClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     /// The array's elements.

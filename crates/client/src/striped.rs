@@ -1,7 +1,7 @@
 //! Whole files that lie on several elements, to and from all of them at once.
 
 use crate::objects::Remote;
-use crate::transfer::{PIECE_BYTES, Transfer, fill, is_refused, seal_body};
+use crate::transfer::{OTHERS_AFTER, PIECE_BYTES, Transfer, fill, is_refused, seal_body, silent};
 use crate::{Error, Objects};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -34,11 +34,23 @@ impl Parts {
     }
 
     /// Bytes of the file. If a part of them can't be read the error comes with the element that was asked.
-    async fn window(&self, objects: &Objects, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
+    async fn window(
+        &self,
+        objects: &Objects,
+        avoid: &[u32],
+        range: Range<u64>,
+    ) -> Result<Bytes, (u32, Error)> {
         let layout = Layout::Striped(self.striped.clone());
         let ask = |(part, span): (usize, Range<u64>)| async move {
-            let read = objects.read(&self.remotes[part], span.start, span.end - span.start);
-            let bytes = read.await.map_err(|error| (self.element(part), error))?;
+            let (remote, element) = (&self.remotes[part], self.element(part));
+            let read = objects.read(remote, span.start, span.end - span.start);
+            let read = if avoid.contains(&element) {
+                read.await
+            } else {
+                let answered = tokio::time::timeout(OTHERS_AFTER, read).await;
+                answered.unwrap_or_else(|_| Err(silent(remote)))
+            };
+            let bytes = read.map_err(|error| (element, error))?;
             Ok((part, span.start, bytes))
         };
         let spans = layout.spans(range.clone()).into_iter();
@@ -136,6 +148,7 @@ impl Transfer {
     pub(crate) async fn read_parts(
         &self,
         parts: &Parts,
+        avoid: &[u32],
         from: u64,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), (Option<u32>, Error)> {
@@ -143,7 +156,7 @@ impl Transfer {
         let windows = (from..size).step_by(usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX));
         let window = |start: u64| {
             let end = size.min(start.saturating_add(WINDOW_BYTES));
-            parts.window(self.objects(), start..end)
+            parts.window(self.objects(), avoid, start..end)
         };
         let mut windows = stream::iter(windows.map(window)).buffered(WINDOWS);
         while let Some(window) = windows.next().await {

@@ -4,6 +4,7 @@ use crate::ids::Ids;
 use crate::objects::Remote;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,6 +15,7 @@ use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::Stripes;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+use tokio::time::Instant;
 
 /// Bytes moved in one request: large pieces make large page-cache folios, which are read faster later.
 pub const PIECE_BYTES: usize = 4 << 20;
@@ -22,6 +24,9 @@ pub const PIECE_BYTES: usize = 4 << 20;
 /// looked at.
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long an element that is read from may send nothing before another one is asked that has a copy.
+pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
 /// How often a client that writes says so: the server gives up who is silent for three times as long.
 const STILL_WRITING: Duration = Duration::from_secs(20);
@@ -243,6 +248,42 @@ impl Transfer {
         .await
     }
 
+    /// As [`Self::get`], of a file whose copies are all damaged: its bytes as far as they can be read.
+    ///
+    /// # Errors
+    /// As those of [`Self::get`].
+    pub async fn get_damaged(
+        &self,
+        path: &str,
+        local: &Path,
+        mut progress: impl FnMut(u64),
+    ) -> Result<u64, Error> {
+        let open = v1::Open {
+            ino: self.resolve(path).await?.ino,
+            damaged: true,
+            ..v1::Open::default()
+        };
+        let answer = self.server.one(&self.credentials, Op::Open(open)).await?;
+        let Answer::Opened(opened) = answer else {
+            return Err(Error::Answer("Open"));
+        };
+        let at = |source| Error::Local {
+            path: local.display().to_string(),
+            source,
+        };
+        let remote = self.remote(&opened)?;
+        let mut file = File::create(local).map_err(at)?;
+        let read = self.objects.read_damaged(&remote, |piece| {
+            progress(piece.len() as u64);
+            file.write_all(&piece).map_err(at)
+        });
+        match read.await {
+            // It is not damaged.
+            Err(error) if error.is_elsewhere() => self.get(path, local, progress).await,
+            read => read,
+        }
+    }
+
     /// Reads a file of the array piece by piece. Gives the number of bytes.
     ///
     /// # Errors
@@ -271,10 +312,8 @@ impl Transfer {
                 done += bytes.len() as u64;
                 piece(bytes)
             };
-            let read = self.read_opened(&opened, from, counted).await;
-            let gone = |error: &Error| {
-                error.is_lost() || matches!(error, Error::ElementRefused { status: 404, .. })
-            };
+            let read = self.read_opened(&opened, &open.avoid, from, counted).await;
+            let gone = |error: &Error| error.is_lost() || error.is_elsewhere();
             match read {
                 // Another element may have a copy of this very version.
                 Err((Some(element), error)) if gone(&error) && !open.avoid.contains(&element) => {
@@ -293,10 +332,12 @@ impl Transfer {
         }
     }
 
-    /// Reads on in a version that was opened. An error comes with the element that was asked.
+    /// Reads on in a version that was opened, and asks other elements than these no longer than they take who answer. An error
+    /// comes with the element that was asked.
     async fn read_opened(
         &self,
         opened: &v1::Opened,
+        avoid: &[u32],
         from: u64,
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), (Option<u32>, Error)> {
@@ -308,11 +349,46 @@ impl Transfer {
             (Some(element), error)
         };
         if let Some(parts) = self.parts(opened).map_err(at)? {
-            return self.read_parts(&parts, from, piece).await;
+            return self.read_parts(&parts, avoid, from, piece).await;
         }
         let remote = self.remote(opened).map_err(at)?;
-        let read = self.objects.read_from(&remote, from, piece);
-        read.await.map_err(at)
+        // One that hangs is waited for if it is the only one.
+        let read = if avoid.contains(&opened.element) {
+            self.objects.read_from(&remote, from, piece).await
+        } else {
+            self.read_unless_silent(&remote, from, piece).await
+        };
+        read.map_err(at)
+    }
+
+    /// Reads on from the middle of an object, as long as something comes.
+    async fn read_unless_silent(
+        &self,
+        remote: &Remote,
+        from: u64,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let last = Mutex::new(Instant::now());
+        let read = self.objects.read_from(remote, from, |bytes| {
+            let done = piece(bytes);
+            // Who takes it may take their time.
+            *last.lock() = Instant::now();
+            done
+        });
+        let silent = async {
+            loop {
+                let until = *last.lock() + OTHERS_AFTER;
+                if until <= Instant::now() {
+                    break;
+                }
+                tokio::time::sleep_until(until).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            read = read => read,
+            () = silent => Err(self::silent(remote)),
+        }
     }
 
     /// The attributes of what a path names, once a version that was just closed has been sealed: a mount seals
@@ -408,6 +484,14 @@ impl Transfer {
             object,
             capability: capability.to_vec(),
         })
+    }
+}
+
+/// An element that was asked and does not answer.
+pub(crate) fn silent(remote: &Remote) -> Error {
+    Error::Element {
+        url: remote.url.to_string(),
+        reason: format!("it has not answered for {} s", OTHERS_AFTER.as_secs()),
     }
 }
 

@@ -19,6 +19,8 @@ pub enum CopyState {
     Lost,
     /// It is about to be removed there.
     Going,
+    /// What is there is not what was sealed.
+    Damaged,
 }
 
 /// An element that is up.
@@ -54,7 +56,7 @@ pub enum Next {
     Enough,
     /// Nothing before a label has ended.
     Wait,
-    /// Another copy.
+    /// Another copy; or one in the place of the one that is damaged there.
     Make {
         /// An element that has one.
         from: ElementId,
@@ -95,8 +97,18 @@ impl Kept {
             return Next::Later;
         }
         let coming = of(CopyState::Coming).count();
-        if self.left() + coming >= self.wanted {
-            return if coming > 0 { Next::Wait } else { Next::Enough };
+        let enough = self.left() + coming >= self.wanted;
+        let damaged: Vec<&Site> = of(CopyState::Damaged).filter_map(site).collect();
+        if let Some(next) = self.mend(&damaged, up.first().copied(), enough) {
+            return next;
+        }
+        if enough {
+            let rest = of(CopyState::Damaged).next().map(|_| Next::Later);
+            return if coming > 0 {
+                Next::Wait
+            } else {
+                rest.unwrap_or(Next::Enough)
+            };
         }
         let Some(from) = up.first() else {
             return Next::NoSource;
@@ -107,10 +119,9 @@ impl Kept {
             .map(|one| one.host.as_str())
             .collect();
         let has = |element: ElementId| self.holders.iter().any(|(holder, _)| *holder == element);
-        let needs = self.size.saturating_add(RESERVE_BYTES);
         let to = sites
             .iter()
-            .filter(|one| one.takes && one.free_bytes >= needs && !has(one.element))
+            .filter(|one| one.takes && self.fits(one) && !has(one.element))
             .min_by_key(|one| {
                 let shared = hosts.contains(&one.host.as_str());
                 (shared, self.draw(one.element), one.element)
@@ -119,6 +130,32 @@ impl Kept {
             from: from.element,
             to: to.element,
         })
+    }
+
+    /// What is to be done with copies that are damaged: they are made anew where they are, so that nobody has to be told of
+    /// another place. One that is not the first goes instead if there are enough without it.
+    fn mend(&self, damaged: &[&Site], from: Option<&Site>, enough: bool) -> Option<Next> {
+        let from = from?.element;
+        let first = self.holders.first().map(|(element, _)| *element);
+        let surplus = |one: &&&Site| enough && Some(one.element) != first;
+        if let Some(one) = damaged.iter().find(surplus) {
+            return Some(Next::Remove(vec![one.element]));
+        }
+        let to = damaged.iter().find(|one| self.fits(one))?.element;
+        Some(Next::Make { from, to })
+    }
+
+    /// Whether an element has room for it.
+    fn fits(&self, site: &Site) -> bool {
+        site.free_bytes >= self.size.saturating_add(RESERVE_BYTES)
+    }
+
+    /// A label makes a copy there from now on.
+    pub fn comes(&mut self, to: ElementId) {
+        match self.holders.iter_mut().find(|(element, _)| *element == to) {
+            Some((_, state)) => *state = CopyState::Coming,
+            None => self.holders.push((to, CopyState::Coming)),
+        }
     }
 
     /// A number for each object and element: copies of many objects spread over elements that are alike.
@@ -152,7 +189,7 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::CopyState::{Coming, Current, Lost};
+    use super::CopyState::{Coming, Current, Damaged, Lost};
     use super::*;
 
     const MUCH: u64 = 1 << 40;
@@ -225,6 +262,46 @@ mod tests {
         assert_eq!(kept(2, &[(0, Lost)]).next(&left), Next::NoSource);
         let under_way = kept(2, &[(0, Lost), (1, Current), (2, Coming)]);
         assert_eq!(under_way.next(&left), Next::Wait);
+    }
+
+    #[test]
+    fn a_damaged_copy_is_made_anew_where_it_is() {
+        let all = sites(&["a", "b", "c"]);
+        // The first one, too, and before any other is made.
+        let mut first = kept(2, &[(0, Damaged), (1, Current)]);
+        assert_eq!(made(first.next(&all)), (1, 0));
+        first.comes(ElementId(0));
+        assert_eq!(first.holders.len(), 2);
+        assert_eq!(first.next(&all), Next::Wait);
+        assert_eq!(
+            made(kept(2, &[(0, Current), (1, Damaged)]).next(&all)),
+            (0, 1)
+        );
+        // One that is too much goes, but never the first.
+        let three = kept(2, &[(0, Current), (1, Damaged), (2, Current)]);
+        assert_eq!(three.next(&all), Next::Remove(vec![ElementId(1)]));
+        let three = kept(2, &[(0, Damaged), (1, Current), (2, Current)]);
+        assert_eq!(made(three.next(&all)), (1, 0));
+        // Nothing can be done for the only one.
+        assert_eq!(kept(1, &[(0, Damaged)]).next(&all), Next::NoSource);
+        let gone = kept(2, &[(0, Damaged), (1, Lost)]);
+        assert_eq!(gone.next(&all), Next::NoSource);
+    }
+
+    #[test]
+    fn where_there_is_no_room_to_mend_another_copy_is_made() {
+        let mut all = sites(&["a", "b", "c"]);
+        all[0].free_bytes = 0;
+        let mut damaged = kept(2, &[(0, Damaged), (1, Current)]);
+        assert_eq!(made(damaged.next(&all)), (1, 2));
+        damaged.holders.push((ElementId(2), Current));
+        assert_eq!(damaged.next(&all), Next::Later);
+        all[0].free_bytes = MUCH;
+        assert_eq!(made(damaged.next(&all)), (1, 0));
+        // Or where its element is away.
+        all.remove(0);
+        let away = kept(2, &[(0, Damaged), (1, Current)]);
+        assert_eq!(made(away.next(&all)), (1, 2));
     }
 
     #[test]

@@ -54,6 +54,15 @@ pub enum Operation {
         /// Which ones.
         objects: Vec<ObjectId>,
     },
+    /// Read sealed objects and compare them with the hashes that were made of them.
+    Verify {
+        /// The scrub that this is a part of, for the server.
+        scrub: u64,
+        /// Nobody waits for it: everything else comes first.
+        idle: bool,
+        /// Which ones.
+        objects: Vec<ObjectId>,
+    },
 }
 
 /// What a label takes up while it is executed. Labels of different lanes don't wait for each other: what a removal
@@ -68,11 +77,19 @@ pub enum Lane {
     Copy,
     /// The device, for a moment.
     Remove,
+    /// The device, for long, where nothing else is done.
+    Verify,
 }
 
 impl Lane {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Kernel, Self::Light, Self::Copy, Self::Remove];
+    pub const ALL: [Self; 5] = [
+        Self::Kernel,
+        Self::Light,
+        Self::Copy,
+        Self::Remove,
+        Self::Verify,
+    ];
 }
 
 impl Operation {
@@ -84,6 +101,7 @@ impl Operation {
             Self::Analyse(_) => Lane::Kernel,
             Self::Copy { .. } => Lane::Copy,
             Self::Remove { .. } => Lane::Remove,
+            Self::Verify { .. } => Lane::Verify,
         }
     }
 
@@ -92,7 +110,7 @@ impl Operation {
     pub fn needs(&self) -> Option<&Needs> {
         match self {
             Self::Analyse(analysis) => Some(&analysis.needs),
-            Self::Copy { .. } | Self::Remove { .. } => None,
+            Self::Copy { .. } | Self::Remove { .. } | Self::Verify { .. } => None,
         }
     }
 
@@ -105,7 +123,7 @@ impl Operation {
                 outputs.map(Output::objects).collect()
             }
             Self::Copy { to, .. } => std::iter::once(to.objects()).collect(),
-            Self::Remove { .. } => Vec::new(),
+            Self::Remove { .. } | Self::Verify { .. } => Vec::new(),
         }
     }
 }
@@ -318,6 +336,8 @@ pub struct Outcome {
     pub contents: Vec<String>,
     /// Of a removal that failed: the objects that are gone all the same.
     pub removed: Vec<ObjectId>,
+    /// Of objects that were read to be compared: those that are not what they were.
+    pub damaged: Vec<Damaged>,
     /// The end of what the kernel wrote to its standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if
     /// that went to an output.
     pub stdout: String,
@@ -344,10 +364,20 @@ impl Outcome {
             kernel_hash: String::new(),
             contents: Vec::new(),
             removed: Vec::new(),
+            damaged: Vec::new(),
             stdout: String::new(),
             stderr: String::new(),
         }
     }
+}
+
+/// An object that is not what was sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damaged {
+    /// Which.
+    pub object: ObjectId,
+    /// What is wrong with it, for people: a part of a sentence whose subject it is.
+    pub what: String,
 }
 
 /// An output as it was sealed.

@@ -15,6 +15,10 @@ pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 /// Bytes of pulled objects that are kept after their last use.
 pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::COPIES_BYTES_MAX;
 
+/// Bytes per second that it reads at most of its objects, to hash and to compare them, when it has nothing else to do: a device
+/// of 16 TB in three days.
+pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
+
 /// What an element is told when it starts.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -70,6 +74,9 @@ pub struct Config {
     pub in_place: bool,
     /// Bytes of pulled objects that are kept after their last use, for tasks to come.
     pub pulled_bytes_max: u64,
+    /// Rate at which it reads its objects when nobody asks for that, in bytes per second, to hash them and to find damage;
+    /// `None`: it does not.
+    pub scrub_bytes_per_sec: Option<u64>,
 }
 
 /// The memory of this machine that kernels may have, unless an element is told otherwise: seven eighths of it.
@@ -130,6 +137,7 @@ impl Config {
             program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
             in_place: true,
             pulled_bytes_max: PULLED_BYTES_MAX_DEFAULT,
+            scrub_bytes_per_sec: Some(SCRUB_BYTES_PER_SEC_DEFAULT),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
 /// Version of the schema (`PRAGMA user_version`).
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Most changes that are committed in one transaction.
 const GROUP_MAX: usize = 2000;
@@ -24,7 +24,9 @@ const GROUP_MAX: usize = 2000;
 const READERS: usize = 2;
 
 /// Step `n` brings a database of version `n` to version `n + 1`.
-const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = ["
+const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES, HASHES];
+
+const TABLES: &str = "
     CREATE TABLE object (
         id INTEGER PRIMARY KEY,
         kind INTEGER NOT NULL,
@@ -57,7 +59,15 @@ const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = ["
         key TEXT PRIMARY KEY,
         value BLOB NOT NULL
     ) WITHOUT ROWID;
-"];
+";
+
+// Objects of former days are hashed one after the other.
+const HASHES: &str = "
+    ALTER TABLE object ADD COLUMN hash BLOB;
+    ALTER TABLE object ADD COLUMN damage TEXT;
+    CREATE INDEX object_unhashed ON object (id) WHERE kind = 0 AND hash IS NULL AND damage IS NULL;
+    CREATE INDEX object_damaged ON object (id) WHERE damage IS NOT NULL;
+";
 
 /// What is wrong with the database.
 #[derive(Debug, thiserror::Error)]
@@ -290,6 +300,23 @@ impl Db {
         answer.await.unwrap_or(Err(DbError::Stopped))
     }
 
+    /// As [`Self::write`], for threads that may block.
+    ///
+    /// # Errors
+    /// As those of [`Self::write`].
+    pub fn write_blocking<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    {
+        let (reply, answer) = mpsc::channel();
+        self.submit(durable, change, move |result| {
+            // Who asked may have gone away; the change stands.
+            let _ = reply.send(result);
+        });
+        answer.recv().unwrap_or(Err(DbError::Stopped))
+    }
+
     /// Reads, on the caller's thread.
     ///
     /// # Errors
@@ -457,7 +484,8 @@ mod tests {
 
     fn insert(id: i64) -> impl FnOnce(&Connection) -> Result<(), rusqlite::Error> + Send {
         move |connection| {
-            connection.execute("INSERT INTO object VALUES (?1, 0, 1)", [id])?;
+            let sql = "INSERT INTO object (id, kind, state) VALUES (?1, 0, 1)";
+            connection.execute(sql, [id])?;
             Ok(())
         }
     }
@@ -500,6 +528,21 @@ mod tests {
         ));
         let again = Db::open(&folder.path().join("element.db")).unwrap();
         assert_eq!(ids(&again).len(), 100);
+    }
+
+    #[test]
+    fn what_was_kept_before_there_were_hashes_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("element.db");
+        let old = Connection::open(&path).unwrap();
+        old.execute_batch(TABLES).unwrap();
+        let sql = "INSERT INTO object VALUES (7, 0, 1), (1152921504606846977, 1, 1);
+                   PRAGMA user_version = 1;";
+        old.execute_batch(sql).unwrap();
+        drop(old);
+        let db = Db::open(&path).unwrap();
+        let unhashed = db.read(|connection| crate::records::unhashed(connection, 10));
+        assert_eq!(unhashed.unwrap(), [tidemill_core::id::ObjectId(7)]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::pull::Pulls;
 use crate::records;
 use crate::reports::Reports;
 use crate::runner::Runner;
+use crate::scrub;
 use crate::status::Counters;
 use crate::store::Store;
 use crate::task::{self, Work};
@@ -22,7 +23,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{FailureKind, Label, Lane};
+use tidemill_core::label::{FailureKind, Label, Lane, Operation};
 use tidemill_core::resources::{LIGHT_MAX, Offers};
 use tidemill_wire::v1;
 
@@ -52,6 +53,8 @@ pub struct Parts {
     pub programs: Programs,
     /// The way to the server.
     pub reports: Arc<Reports>,
+    /// See [`crate::Config::scrub_bytes_per_sec`].
+    pub scrub_bytes_per_sec: Option<u64>,
 }
 
 /// Runs labels. Dropping it without [`Executor::stop`] leaves its threads running.
@@ -80,19 +83,28 @@ impl Executor {
             Arc::clone(&parts.reports),
             task::now,
         )?;
+        scrub::settle(&parts)?;
         let parts = Arc::new(parts);
         let mut workers = Vec::new();
         let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
         let light = (0..LIGHT_MAX).map(|number| (Lane::Light, format!("light-{number}")));
         let copies = (0..COPIES).map(|copy| (Lane::Copy, format!("copy-{copy}")));
         let removal = (Lane::Remove, "remove".to_owned());
-        for (lane, name) in cores.chain(light).chain(copies).chain([removal]) {
+        let verify = (Lane::Verify, "verify".to_owned());
+        let mut spawn = |name: String, run: fn(&Parts, &Arc<Labels>, Lane), lane| {
             let (parts, labels) = (Arc::clone(&parts), Arc::clone(&labels));
-            let worker = std::thread::Builder::new()
-                .name(name)
-                .spawn(move || work(&parts, &labels, lane))
-                .map_err(Error::Thread)?;
-            workers.push(worker);
+            let worker = std::thread::Builder::new().name(name);
+            let worker = worker.spawn(move || run(&parts, &labels, lane));
+            workers.push(worker.map_err(Error::Thread)?);
+            Ok::<_, Error>(())
+        };
+        for (lane, name) in cores.chain(light).chain(copies).chain([removal, verify]) {
+            spawn(name, work, lane)?;
+        }
+        if parts.scrub_bytes_per_sec.is_some() {
+            let hash: fn(&Parts, &Arc<Labels>, Lane) =
+                |parts, labels, _| scrub::keep_hashing(parts, labels);
+            spawn("hash".to_owned(), hash, Lane::Verify)?;
         }
         Ok(Self {
             parts,
@@ -155,9 +167,19 @@ impl Executor {
 
 /// A worker thread.
 fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
+    if lane == Lane::Verify {
+        scrub::be_nice();
+    }
     while let Some((id, live)) = labels.next(lane) {
         let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            task::run(parts, &live, &|phase| labels.on_phase(id, phase))
+            let phase = |phase| labels.on_phase(id, phase);
+            match &live.label.operation {
+                Operation::Verify { idle, objects, .. } => {
+                    phase("running");
+                    scrub::verify(parts, &live, labels, *idle, objects)
+                }
+                _ => task::run(parts, &live, &phase),
+            }
         }))
         .unwrap_or_else(|_| {
             let message = "the element itself failed on this label; see its log".to_owned();
@@ -194,6 +216,12 @@ impl Parts {
         self.programs.look(has, |news| {
             self.reports.send(v1::from_element::Message::Programs(news));
         });
+    }
+
+    /// Bytes per second that are read when everything else comes first.
+    pub(crate) fn rate(&self) -> u64 {
+        self.scrub_bytes_per_sec
+            .unwrap_or(crate::config::SCRUB_BYTES_PER_SEC_DEFAULT)
     }
 
     /// Removes the files of outputs that were taken into the store but never kept: their label was cut off.

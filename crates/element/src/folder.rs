@@ -2,7 +2,8 @@
 //!
 //! `objects/<2 hex>/<16 hex>`; unsealed files have mode 0600, sealed ones 0444 and, if the element is root,
 //! the owner [`STORE_USER`], so that a task with the rights of any user can read but never change them. The
-//! mode is what tells a sealed file from an unsealed one: no look-up in a database is needed.
+//! mode is what tells a sealed file from an unsealed one: no look-up in a database is needed. What is damaged is set aside
+//! in `damaged/<16 hex>`.
 //!
 //! A mode keeps nobody from writing who has the file open already. Where such a writer may be left, the bytes are
 //! copied to a file of their own under `sealing/`, which takes the object's name; see [`Store::seal_lost`].
@@ -15,7 +16,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tidemill_client::object_file;
 use tidemill_core::id::ObjectId;
@@ -68,7 +69,9 @@ impl FolderStore {
         }
         let sealing = folder.join("sealing");
         empty(&sealing).map_err(|source| at(&sealing, source))?;
-        for private in [&objects, &sealing] {
+        let damaged = folder.join("damaged");
+        std::fs::create_dir_all(&damaged).map_err(|source| at(&damaged, source))?;
+        for private in [&objects, &sealing, &damaged] {
             std::fs::set_permissions(private, Permissions::from_mode(0o700))
                 .map_err(|source| at(private, source))?;
         }
@@ -84,6 +87,25 @@ impl FolderStore {
 
     fn path(&self, object: ObjectId) -> PathBuf {
         self.folder.join(object.relative_path())
+    }
+
+    /// Where a damaged object is set aside.
+    fn damaged_path(&self, object: ObjectId) -> PathBuf {
+        self.folder
+            .join("damaged")
+            .join(format!("{:016x}", object.0))
+    }
+
+    /// Opens an object's file for reading.
+    fn open_file(&self, object: ObjectId, path: &Path) -> Result<(File, Stat), StoreError> {
+        let error = |source| StoreError::from_io(object, path, source);
+        let file = object_file::open(path).map_err(error)?;
+        let metadata = file.metadata().map_err(error)?;
+        let stat = Stat {
+            size: metadata.len(),
+            sealed: is_sealed(&metadata),
+        };
+        Ok((file, stat))
     }
 
     /// Opens an unsealed object for writing.
@@ -549,17 +571,54 @@ impl Store for FolderStore {
     }
 
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError> {
-        let path = self.path(object);
-        let error = |source| StoreError::from_io(object, &path, source);
-        let file = tidemill_client::object_file::open(&path).map_err(error)?;
-        let metadata = file.metadata().map_err(error)?;
+        let (file, stat) = self.open_file(object, &self.path(object))?;
         Ok(Opened {
-            stat: Stat {
-                size: metadata.len(),
-                sealed: is_sealed(&metadata),
-            },
+            stat,
             bytes: Box::new(file),
         })
+    }
+
+    fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        let (file, stat) = self.open_file(object, &self.path(object))?;
+        Ok(Opened {
+            stat,
+            bytes: Box::new(Cold::new(file, stat.size)),
+        })
+    }
+
+    fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
+        let path = self.path(object);
+        match std::fs::rename(&path, self.damaged_path(object)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(StoreError::from_io(object, &path, e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        let (file, stat) = self.open_file(object, &self.damaged_path(object))?;
+        Ok(Opened {
+            stat,
+            bytes: Box::new(file),
+        })
+    }
+
+    fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError> {
+        let path = self.damaged_path(object);
+        let Ok(metadata) = path.symlink_metadata() else {
+            return Ok(());
+        };
+        let removed = if metadata.is_dir() {
+            tidemill_kernel::remove_folder(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
+        removed.map_err(|source| StoreError::Device { path, source })?;
+        if let Some(quota) = &self.quota {
+            quota.give_back(metadata.len());
+        }
+        Ok(())
     }
 
     fn stat(&self, object: ObjectId) -> Result<Stat, StoreError> {
@@ -574,6 +633,7 @@ impl Store for FolderStore {
     }
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
+        self.forget_damaged(object)?;
         let path = self.path(object);
         let size = self
             .quota
@@ -616,6 +676,67 @@ impl Store for FolderStore {
             free_bytes,
             disk,
         })
+    }
+}
+
+/// A file as its device has it: read past the system's memory where the file system can do that. Elsewhere it is read as
+/// all files are, and what is read is then let go.
+#[derive(Debug)]
+struct Cold {
+    file: File,
+    size: u64,
+    past_memory: AtomicBool,
+}
+
+/// What a device reads at once is a multiple of this, and lies at one in the file and in memory.
+const BLOCK_BYTES: usize = 4096;
+
+impl Cold {
+    fn new(file: File, size: u64) -> Self {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        let direct =
+            fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags | OFlags::DIRECT));
+        Self {
+            file,
+            size,
+            past_memory: AtomicBool::new(direct.is_ok()),
+        }
+    }
+
+    /// Goes on as files usually are read.
+    fn through_memory(&self) -> std::io::Result<()> {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        self.past_memory.store(false, Ordering::Relaxed);
+        Ok(fcntl_setfl(
+            &self.file,
+            fcntl_getfl(&self.file)? - OFlags::DIRECT,
+        )?)
+    }
+}
+
+impl ReadAt for Cold {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.past_memory.load(Ordering::Relaxed) {
+            let in_blocks = buffer.as_ptr().align_offset(BLOCK_BYTES) == 0
+                && buffer.len().is_multiple_of(BLOCK_BYTES)
+                && offset.is_multiple_of(BLOCK_BYTES as u64);
+            if in_blocks {
+                let rest = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
+                match FileExt::read_at(&self.file, buffer, offset) {
+                    Ok(count) if count == buffer.len().min(rest) => return Ok(count),
+                    // Less than there is, or not this way.
+                    Ok(_) => {}
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            self.through_memory()?;
+        }
+        let count = ReadAt::read_at(&self.file, offset, buffer)?;
+        let length = std::num::NonZeroU64::new(count as u64);
+        // Advice.
+        let _ = rustix::fs::fadvise(&self.file, offset, length, rustix::fs::Advice::DontNeed);
+        Ok(count)
     }
 }
 

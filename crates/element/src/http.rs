@@ -8,7 +8,8 @@ use crate::db::DbError;
 use crate::identity::Identity;
 use crate::node::Node;
 use crate::records::{self, ObjectRecord};
-use crate::store::StoreError;
+use crate::scrub;
+use crate::store::{Store, StoreError};
 use crate::task::now;
 use crate::tracker;
 use axum::Extension;
@@ -121,6 +122,7 @@ fn router(node: Arc<Node>) -> axum::Router {
         .route("/objects/{id}/copy", post(copy))
         .route("/objects/{id}/allocate", post(allocate))
         .route("/objects/{id}/sync", post(sync))
+        .route("/objects/{id}/confirm", post(confirm))
         .route("/objects/{id}/seal", post(seal))
         .route("/objects/{id}/attributes", get(attributes))
         .route("/objects/{id}/members", get(members))
@@ -167,6 +169,12 @@ enum Refused {
     NotJoined,
     #[error("object {0:016x} is still being written; it can be read when it is sealed")]
     Unsealed(u64),
+    #[error("object {0:016x} is damaged on this element: it {1}")]
+    Damaged(u64, String),
+    #[error("the object has another hash")]
+    OtherHash,
+    #[error(transparent)]
+    Unknown(#[from] scrub::Trouble),
     #[error("there is no {0} here")]
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the element's own")]
@@ -200,16 +208,18 @@ impl Refused {
             Self::Unsealed(_) | Self::Missing(_) | Self::Store(StoreError::NotFound { .. }) => {
                 StatusCode::NOT_FOUND
             }
-            Self::Store(StoreError::Sealed { .. }) => StatusCode::CONFLICT,
+            Self::Store(StoreError::Sealed { .. }) | Self::OtherHash => StatusCode::CONFLICT,
+            Self::Damaged(..) => StatusCode::GONE,
             Self::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
             Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
             Self::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Slow => StatusCode::REQUEST_TIMEOUT,
             Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Store(StoreError::Unsupported { .. }) => StatusCode::NOT_IMPLEMENTED,
-            Self::Store(StoreError::Device { .. }) | Self::Db(_) | Self::Thread(_) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            Self::Unknown(_)
+            | Self::Store(StoreError::Device { .. })
+            | Self::Db(_)
+            | Self::Thread(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
@@ -257,23 +267,11 @@ impl Context {
 
     /// What a capability says that this array signed, in hexadecimal.
     async fn read(&self, hex: &[u8]) -> Result<Capability, Refused> {
-        let capability = from_hex(hex).ok_or(Refusal::Malformed)?;
+        let text = std::str::from_utf8(hex).ok();
+        let capability = text.and_then(route::parse_hex).ok_or(Refusal::Malformed)?;
         let key = self.node.key().await.ok_or(Refused::NotJoined)?;
         Ok(key.read(&capability)?)
     }
-}
-
-fn from_hex(hex: &[u8]) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    if !hex.len().is_multiple_of(2) {
-        return None;
-    }
-    hex.chunks_exact(2)
-        .map(|pair| {
-            let byte = digit(pair[0])? << 4 | digit(pair[1])?;
-            u8::try_from(byte).ok()
-        })
-        .collect()
 }
 
 async fn blocking<T: Send + 'static>(
@@ -282,15 +280,25 @@ async fn blocking<T: Send + 'static>(
     Ok(tokio::task::spawn_blocking(work).await??)
 }
 
+#[derive(serde::Deserialize)]
+struct Reading {
+    #[serde(default)]
+    damaged: bool,
+}
+
 async fn read(
     State(context): State<Context>,
     Path(id): Path<String>,
+    Query(Reading { damaged }): Query<Reading>,
     Extension(shown): Extension<Capability>,
     headers: HeaderMap,
 ) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ)?;
-    let store = Arc::clone(&context.node.parts().store);
-    let opened = blocking(move || store.open(object)).await?;
+    let open = move |store: &dyn Store| match damaged {
+        true => store.open_damaged(object),
+        false => store.open(object),
+    };
+    let opened = find(&context, object, open).await?;
     // Who writes it may read back what was written; for all others it does not exist yet.
     if !opened.stat.sealed && shown.rights & rights::WRITE == 0 {
         return Err(Refused::Unsealed(object.0));
@@ -325,8 +333,7 @@ async fn head(
     Extension(shown): Extension<Capability>,
 ) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ)?;
-    let store = Arc::clone(&context.node.parts().store);
-    let stat = blocking(move || store.stat(object)).await?;
+    let stat = find(&context, object, move |store| store.stat(object)).await?;
     if !stat.sealed && shown.rights & rights::WRITE == 0 {
         return Err(Refused::Unsealed(object.0));
     }
@@ -335,6 +342,45 @@ async fn head(
         (header::ACCEPT_RANGES, "bytes".to_owned()),
     ];
     Ok((headers, Body::empty()).into_response())
+}
+
+/// Looks for an object. If it can't be had although it is kept, that is noted: others are not to ask for it again.
+async fn find<T: Send + 'static>(
+    context: &Context,
+    object: ObjectId,
+    look: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, Refused> {
+    let node = Arc::clone(&context.node);
+    let found = move || {
+        look(node.parts().store.as_ref()).map_err(|error| match scrub::look(node.parts(), object) {
+            Some(what) => Refused::Damaged(object.0, what),
+            None => error.into(),
+        })
+    };
+    tokio::task::spawn_blocking(found).await?
+}
+
+#[derive(serde::Deserialize)]
+struct Theirs {
+    hash: String,
+}
+
+async fn confirm(
+    State(context): State<Context>,
+    Path(id): Path<String>,
+    Query(theirs): Query<Theirs>,
+    Extension(shown): Extension<Capability>,
+) -> Answer {
+    let object = context.authorize(&shown, &id, rights::READ)?;
+    let hash = route::parse_hex(&theirs.hash).and_then(|hash| hash.try_into().ok());
+    let hash = hash.ok_or(Refused::Bad("a hash is 64 hexadecimal digits"))?;
+    find(&context, object, move |store| store.stat(object)).await?;
+    let node = Arc::clone(&context.node);
+    let same = move || scrub::confirm(node.parts(), object, &hash, &|| false);
+    match tokio::task::spawn_blocking(same).await?? {
+        true => Ok(StatusCode::NO_CONTENT.into_response()),
+        false => Err(Refused::OtherHash),
+    }
 }
 
 #[derive(serde::Deserialize)]

@@ -11,11 +11,13 @@ use crate::flash_model::FlashModel;
 use crate::records::{self, Kept, LabelRecord};
 use crate::reports::Reports;
 use crate::runner::Control;
+use crate::scrub;
 use crate::task::Work;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tidemill_core::id::{ElementId, LabelId};
 use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
 use tidemill_core::queue::{Aborted, Added, LABELS_MAX, Queue};
@@ -37,12 +39,16 @@ pub struct Labels {
     state: Mutex<State>,
     /// Where those wait that execute labels, by lane.
     wake: [Condvar; Lane::ALL.len()],
+    /// Signalled when the element stops.
+    stopped: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
     queue: Queue,
     live: BTreeMap<LabelId, Live>,
+    /// Those of them that compare objects.
+    verifies: BTreeSet<LabelId>,
     /// Labels that were answered from memory, the last ones.
     reused: BTreeSet<LabelId>,
     seq: u64,
@@ -58,6 +64,7 @@ impl State {
         Self {
             queue: Queue::new(offers),
             live: BTreeMap::new(),
+            verifies: BTreeSet::new(),
             reused: BTreeSet::new(),
             seq: 0,
             unkept: Vec::new(),
@@ -113,6 +120,7 @@ impl Labels {
             clock,
             state: Mutex::new(State::new(offers)),
             wake: Default::default(),
+            stopped: Condvar::new(),
         });
         labels.recover()?;
         Ok(labels)
@@ -209,7 +217,24 @@ impl Labels {
         self.db.read(records::open_labels)
     }
 
-    /// Tells a server that has just been reached what runs, and how labels ended whose end it has not acknowledged.
+    /// Whether there is anything to do beside comparing objects.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let state = self.state.lock();
+        state.queue.running() + state.queue.queued() > state.verifies.len()
+    }
+
+    /// Waits for so long, or until the element stops; whether it does.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.stopped.wait_for(&mut state, time);
+        }
+        state.stopping
+    }
+
+    /// Tells a server that has just been reached what runs, how labels ended whose end it has not acknowledged, and what
+    /// is damaged.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -223,6 +248,9 @@ impl Labels {
             if let Some(outcome) = record.outcome {
                 self.repeat(record.id, &outcome);
             }
+        }
+        for damaged in scrub::all_damaged(&self.db)? {
+            self.reports.send(damaged);
         }
         Ok(())
     }
@@ -304,7 +332,7 @@ impl Labels {
             live.control.cancel();
         }
         drop(state);
-        for wake in &self.wake {
+        for wake in self.wake.iter().chain([&self.stopped]) {
             wake.notify_all();
         }
     }
@@ -409,6 +437,9 @@ impl Labels {
             Added::Known => {}
             Added::Queued => {
                 state.live.insert(id, incoming.live(label));
+                if lane == Lane::Verify {
+                    state.verifies.insert(id);
+                }
                 drop(state);
                 self.wake[lane as usize].notify_one();
             }
@@ -502,7 +533,11 @@ impl Labels {
         };
         self.db.submit(false, change, move |kept| match kept {
             Ok(()) => {
-                labels.state.lock().live.remove(&id);
+                {
+                    let mut state = labels.state.lock();
+                    state.live.remove(&id);
+                    state.verifies.remove(&id);
+                }
                 work.tell(&labels.flash);
                 labels.reports.finished(id, outcome);
             }

@@ -28,6 +28,7 @@ pub mod reports;
 mod reserve;
 mod revoked;
 pub mod runner;
+mod scrub;
 mod shown;
 pub mod status;
 pub mod store;
@@ -213,6 +214,7 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         flash,
         programs: Programs::default(),
         reports: Arc::default(),
+        scrub_bytes_per_sec: config.scrub_bytes_per_sec,
     })
 }
 

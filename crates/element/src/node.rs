@@ -218,6 +218,7 @@ impl Node {
                 capacity_bytes: space.disk.capacity_bytes,
                 free_bytes: space.disk.free_bytes,
             }),
+            scrub_bytes_per_sec: self.config.scrub_bytes_per_sec.unwrap_or(0),
             ..v1::Element::default()
         };
         let left = parts.db.left();

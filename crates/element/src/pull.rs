@@ -10,6 +10,7 @@
 
 use crate::flash_model::FlashModel;
 use crate::folder::close_for_ever;
+use crate::records::Hash;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -246,6 +247,27 @@ impl Pulls {
     ) -> Result<u64, PullError> {
         self.fetch(input, capability, path, false, cancelled)
             .map(|fetched| fetched.size)
+    }
+
+    /// Whether an object is one with this hash where it was copied from.
+    ///
+    /// # Errors
+    /// See [`PullError`].
+    pub fn confirm(
+        &self,
+        input: &Input,
+        capability: &[u8],
+        hash: &Hash,
+    ) -> Result<bool, PullError> {
+        let peer = self.peers.lock().get(&input.element).cloned();
+        let remote = Remote {
+            element: input.element,
+            url: peer.ok_or(PullError::Unknown(input.element))?.url,
+            object: input.object,
+            capability: capability.to_vec(),
+        };
+        let objects = self.objects.lock().clone();
+        Ok(self.runtime.block_on(objects.confirm(&remote, hash))?)
     }
 
     /// Takes part in an object that is here or on its way and gives its size; `None`: the caller is the one

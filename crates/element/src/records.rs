@@ -59,6 +59,22 @@ pub struct ObjectRecord {
     pub sealed_at: Time,
     /// What it is a part of.
     pub part: Option<PartOf>,
+    /// What its bytes hash to, where that is known already.
+    pub hash: Option<Hash>,
+}
+
+/// BLAKE3 of an object's bytes.
+pub type Hash = [u8; 32];
+
+/// What is kept of a sealed object, to compare it with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sum {
+    /// Length in bytes.
+    pub size: u64,
+    /// `None`: it has not been hashed yet.
+    pub hash: Option<Hash>,
+    /// What is wrong with it, for people.
+    pub damage: Option<String>,
 }
 
 impl ObjectRecord {
@@ -78,6 +94,7 @@ impl ObjectRecord {
             task: None,
             sealed_at,
             part: body.part.and_then(|part| PartOf::from_bytes(&part)),
+            hash: None,
         }
     }
 }
@@ -95,6 +112,9 @@ enum Value<'a> {
 /// If SQLite refuses.
 pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> {
     put(connection, record.id, kind::DATA, state::SEALED)?;
+    if let Some(hash) = &record.hash {
+        set_hash(connection, record.id, hash)?;
+    }
     let set = |number, value| set(connection, record.id, object::PAGE, number, value);
     set(object::SIZE, Value::Number(record.size))?;
     set(object::UID, Value::Number(record.owner.uid.into()))?;
@@ -128,6 +148,90 @@ pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
     connection
         .prepare_cached("SELECT 1 FROM object WHERE id = ?1")?
         .exists([signed(id.0)])
+}
+
+/// What a sealed object is compared with.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
+    connection
+        .prepare_cached(
+            "SELECT value, hash, damage FROM object JOIN attribute ON attribute.object = id
+             WHERE id = ?1 AND kind = ?2 AND page = ?3 AND number = ?4",
+        )?
+        .query_row(
+            params![signed(id.0), kind::DATA, object::PAGE, object::SIZE],
+            |row| {
+                let size: Vec<u8> = row.get(0)?;
+                let hash: Option<Vec<u8>> = row.get(1)?;
+                Ok(Sum {
+                    size: size.try_into().map_or(0, u64::from_le_bytes),
+                    hash: hash.and_then(|hash| hash.try_into().ok()),
+                    damage: row.get(2)?,
+                })
+            },
+        )
+        .optional()
+}
+
+/// Some sealed objects that have not been hashed.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
+    connection
+        .prepare_cached(
+            "SELECT id FROM object INDEXED BY object_unhashed
+             WHERE kind = 0 AND hash IS NULL AND damage IS NULL LIMIT ?1",
+        )?
+        .query_map([max], |row| {
+            Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
+        })?
+        .collect()
+}
+
+/// Keeps what an object hashes to, if it is kept and was not hashed.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_hash(connection: &Connection, id: ObjectId, hash: &Hash) -> Result<()> {
+    connection
+        .prepare_cached("UPDATE object SET hash = ?2 WHERE id = ?1 AND hash IS NULL")?
+        .execute(params![signed(id.0), hash])?;
+    Ok(())
+}
+
+/// Keeps what is wrong with an object, or that nothing is; whether it is kept at all.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn set_damage(connection: &Connection, id: ObjectId, damage: Option<&str>) -> Result<bool> {
+    let changed = connection
+        .prepare_cached("UPDATE object SET damage = ?2 WHERE id = ?1")?
+        .execute(params![signed(id.0), damage])?;
+    Ok(changed > 0)
+}
+
+/// The damaged objects after one, in order, and what is wrong with each.
+///
+/// # Errors
+/// If SQLite refuses.
+pub fn damaged(
+    connection: &Connection,
+    after: Option<ObjectId>,
+    max: u32,
+) -> Result<Vec<(ObjectId, String)>> {
+    let after = after.map_or(i64::MIN, |after| signed(after.0));
+    connection
+        .prepare_cached(
+            "SELECT id, damage FROM object WHERE damage IS NOT NULL AND id > ?1 ORDER BY id LIMIT ?2",
+        )?
+        .query_map(params![after, max], |row| {
+            let id = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
+            Ok((id, row.get(1)?))
+        })?
+        .collect()
 }
 
 /// All data objects that are kept as sealed, with their lengths in bytes.

@@ -78,6 +78,11 @@ impl Counters {
         self.bytes_written.fetch_add(in_place, Ordering::Relaxed);
     }
 
+    /// Bytes written so far.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.bytes_written.load(Ordering::Relaxed)
+    }
+
     /// An object was removed.
     pub fn on_removed(&self, object: ObjectId) {
         self.arriving.lock().remove(&object);

@@ -91,6 +91,32 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::NotFound`] or [`StoreError::Device`].
     fn open(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
+    /// As [`Store::open`], to read what the device has rather than what the system still has in memory, where that
+    /// can be, and to leave nothing more in memory.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError>;
+
+    /// Takes a damaged object, or whatever is in its place, out of the way: nobody finds it any more as an object. It
+    /// is kept until the object is removed or [`Store::forget_damaged`].
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn set_aside(&self, object: ObjectId) -> Result<(), StoreError>;
+
+    /// Opens an object that was set aside.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError>;
+
+    /// Removes what was set aside of an object.
+    ///
+    /// # Errors
+    /// [`StoreError::Device`].
+    fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError>;
+
     /// Length and state of an object.
     ///
     /// # Errors
@@ -103,7 +129,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// [`StoreError::Device`].
     fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError>;
 
-    /// Removes an object; gives whether there was one.
+    /// Removes an object, and what was set aside of it; gives whether there was one.
     ///
     /// # Errors
     /// [`StoreError::Device`].

@@ -1,4 +1,4 @@
-//! What one label does: analyse, copy or remove.
+//! What one label does: analyse, copy or remove. Those that verify are in [`crate::scrub`].
 //!
 //! Runs on a worker thread and blocks. It changes files only; rows are changed by [`Work::keep`] in the same
 //! transaction that records the outcome. A label that is run again after the element was killed puts its
@@ -9,8 +9,9 @@ use crate::flash_model::FlashModel;
 use crate::folder::keep_from;
 use crate::labels::{Live, failed};
 use crate::pull::{PullError, Pulled};
-use crate::records::{self, ObjectRecord};
+use crate::records::{self, Hash, ObjectRecord};
 use crate::runner::{self, Ran};
+use crate::scrub;
 use crate::store::StoreError;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -76,7 +77,9 @@ impl Work {
                 Operation::Analyse(analysis) => {
                     records::put_task(connection, analysis, label.owner, &self.outcome)
                 }
-                Operation::Copy { .. } | Operation::Remove { .. } => Ok(()),
+                Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => {
+                    Ok(())
+                }
             },
             None => Ok(()),
         }
@@ -113,6 +116,7 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
         Operation::Copy { from, to, part } => run.copy(from, (to, *part), phase),
         Operation::Remove { objects } => run.remove(objects),
+        Operation::Verify { .. } => Ok(Vec::new()),
     };
     if result.is_err() {
         run.discard();
@@ -367,6 +371,7 @@ impl Running<'_> {
             task: Some(analysis.task.0),
             sealed_at: now(),
             part: None,
+            hash: None,
         }
     }
 
@@ -404,10 +409,10 @@ impl Running<'_> {
             );
             failure(FailureKind::Input, message)
         };
-        if let Some(found) = self.local(input) {
-            let held = tidemill_client::object_file::open(&found.0);
-            self.held
-                .push(held.map_err(|error| failed(format!("can't be opened: {error}")))?);
+        if let Some(found) = self.local(input)
+            && let Ok(held) = tidemill_client::object_file::open(&found.0)
+        {
+            self.held.push(held);
             return Ok(found);
         }
         let way = self.live.ways.get(index);
@@ -424,7 +429,13 @@ impl Running<'_> {
             return Ok(found);
         }
         if input.element == self.parts.element {
-            return Err(failed(format!("is not on element {}", input.element)));
+            // The server is told before this label ends, and sends it elsewhere.
+            let what = scrub::look(self.parts, input.object);
+            let damage = what.map_or_else(String::new, |what| format!(": there it {what}"));
+            return Err(failed(format!(
+                "is not on element {}{damage}",
+                input.element
+            )));
         }
         let capability = self.capability(index);
         let got = self
@@ -501,7 +512,11 @@ impl Running<'_> {
         self.outcome.kernel_start = self.outcome.start;
         let folder = private_folder(self.parts, self.id());
         let own = folder.with_extension("copy");
-        let local = self.local(from).map(|(path, _)| path);
+        // A copy that is damaged here is made of another one.
+        let anew = from.object == to.object && from.element != self.parts.element;
+        let local = self.local(from).filter(|_| !anew);
+        let local = local.map(|(path, _)| path);
+        let pulled = local.is_none();
         let moved = match local {
             Some(path) => File::open(&path)
                 .and_then(|file| copy_file(file, &own))
@@ -524,6 +539,10 @@ impl Running<'_> {
                 })?,
         };
         self.outcome.moved_bytes = moved;
+        let hash = self.confirmed(from, &own, pulled).inspect_err(|_| {
+            // The error of the comparison is the one to tell.
+            let _ = std::fs::remove_file(&own);
+        })?;
         let size = own_file(&own).and_then(|made| {
             let adopted = self.parts.store.adopt(to.object, &made);
             adopted.map_err(|error| store_failure(&error))
@@ -544,8 +563,31 @@ impl Running<'_> {
             task: None,
             sealed_at: now(),
             part,
+            hash: Some(hash),
         });
+        scrub::forget_damaged(self.parts, to.object);
         Ok(vec![Sealed::file(to.object, size)])
+    }
+
+    /// What a file hashes to that was made of an object, if that is what was sealed there.
+    fn confirmed(&self, from: &Input, own: &Path, pulled: bool) -> Result<Hash, Failure> {
+        let hash = scrub::hash_file(own).map_err(|error| device_failure(own, &error))?;
+        let cancelled = || self.live.control.is_cancelled();
+        let same = if pulled {
+            let asked = self.parts.pulls.confirm(from, self.capability(0), &hash);
+            asked.map_err(|error| failure(FailureKind::Input, error.to_string()))?
+        } else {
+            scrub::confirm(self.parts, from.object, &hash, &cancelled)
+                .map_err(|error| failure(FailureKind::Device, error.to_string()))?
+        };
+        if same {
+            return Ok(hash);
+        }
+        let message = format!(
+            "what came of object {:016x} from element {} is not what was sealed there: it is damaged there, or was on its way",
+            from.object.0, from.element
+        );
+        Err(failure(FailureKind::Input, message))
     }
 
     /// Removes what it can; the first that it can't is told, and what is gone all the same.
@@ -586,7 +628,7 @@ impl Running<'_> {
         // What a copy pulls is what it writes.
         let pulled = match self.live.label.operation {
             Operation::Analyse(_) => outcome.moved_bytes,
-            Operation::Copy { .. } | Operation::Remove { .. } => 0,
+            Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => 0,
         };
         counters.on_written(outcome.written_bytes.saturating_add(pulled));
         if let (Operation::Analyse(analysis), Ok(_)) = (&self.live.label.operation, &outcome.result)

@@ -70,6 +70,10 @@ pub(crate) fn live_json(live: &Live) -> Value {
             json["operation"] = "remove".into();
             json["inputs"] = objects.iter().map(|&object| hex(object)).collect();
         }
+        Operation::Verify { objects, .. } => {
+            json["operation"] = "verify".into();
+            json["inputs"] = objects.iter().map(|&object| hex(object)).collect();
+        }
     }
     json
 }

@@ -52,6 +52,11 @@ pub(crate) enum Report {
     },
     /// It has been away for longer than the array waits.
     Down { element: u32 },
+    /// Objects are damaged there.
+    Damaged {
+        element: u32,
+        damaged: v1::DamagedObjects,
+    },
     /// A new status.
     Status { element: v1::Element },
     /// Which of the programs that it was asked for it has.
@@ -80,9 +85,9 @@ struct Slot {
     /// When it last said anything.
     heard: Instant,
     connection: Option<Connection>,
-    /// Since when it has had none, in nanoseconds since the Unix epoch; of one that has not come since the server started, since
-    /// then.
-    away_since: i64,
+    /// Since when it has had none; of one that has not come since the server started, since then. Whoever sets the host's clock
+    /// makes no element lost.
+    away_since: tokio::time::Instant,
     /// Counts its connections, so that the end of an old one is not taken for the end of the new.
     epoch: u64,
 }
@@ -157,7 +162,7 @@ impl Array {
                 status,
                 heard: Instant::now(),
                 connection: None,
-                away_since: clock::now_ns(),
+                away_since: tokio::time::Instant::now(),
                 epoch: 0,
             };
             (slot.status.element, slot)
@@ -241,13 +246,19 @@ impl Array {
         sites.collect()
     }
 
+    /// Elements that are up, and read their objects when they have nothing else to do.
+    pub(crate) fn scrubbing(&self) -> Vec<u32> {
+        let slots = self.slots.lock();
+        let up = slots.values().filter(|slot| slot.connection.is_some());
+        let reading = up.filter(|slot| slot.status.scrub_bytes_per_sec > 0);
+        reading.map(|slot| slot.status.element).collect()
+    }
+
     /// Elements that have been away for longer than that.
     pub(crate) fn gone(&self, longer_than: Duration) -> BTreeSet<u32> {
-        let least = i64::try_from(longer_than.as_nanos()).unwrap_or(i64::MAX);
-        let before = clock::now_ns().saturating_sub(least);
         let slots = self.slots.lock();
         let away = slots.iter().filter(|(_, slot)| slot.connection.is_none());
-        let gone = away.filter(|(_, slot)| slot.away_since <= before);
+        let gone = away.filter(|(_, slot)| slot.away_since.elapsed() >= longer_than);
         gone.map(|(&element, _)| element).collect()
     }
 
@@ -366,7 +377,7 @@ impl Array {
                     status: element.clone(),
                     heard: Instant::now(),
                     connection,
-                    away_since: 0,
+                    away_since: tokio::time::Instant::now(),
                     epoch,
                 },
             );
@@ -461,6 +472,7 @@ impl Array {
                     outcome,
                 });
             }
+            From::Damaged(damaged) => self.report(Report::Damaged { element, damaged }),
             From::Noted(noted) => self.noted.on_noted(element, epoch, noted.change),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
@@ -507,7 +519,7 @@ impl Array {
                 return;
             };
             slot.connection = None;
-            slot.away_since = clock::now_ns();
+            slot.away_since = tokio::time::Instant::now();
             slot.status.up = false;
             slot.status.trouble.clear();
         }

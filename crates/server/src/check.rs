@@ -5,6 +5,7 @@
 
 use crate::array::Array;
 use crate::clock;
+use crate::damage;
 use crate::names::holdings::{self, Held};
 use crate::names::parts;
 use crate::names::{Fault, SqliteNames, path_of};
@@ -236,6 +237,14 @@ impl Run<'_> {
         path.ok().flatten().unwrap_or_default()
     }
 
+    /// What is wrong with an object that an element has set aside.
+    fn damage(&self, object: u64, element: u32) -> Option<String> {
+        let of = |db: &rusqlite::Connection| damage::of(db, object);
+        let damaged = self.check.names.database().read(of).ok()?;
+        let mut damaged = damaged.into_iter();
+        damaged.find_map(|(on, what)| (on == element).then_some(what))
+    }
+
     fn body(&self, object: u64, held: &Held) -> SealBody {
         let part = |db: &rusqlite::Connection| parts::part_of(db, object);
         let part = self.check.names.database().read(part).ok().flatten();
@@ -263,7 +272,10 @@ impl Run<'_> {
                 let text = "no name, version, job or writer knows it".to_owned();
                 ("orphan", None, size, text)
             }
-            Suspicion::Missing(held) => ("missing", Some(held), 0, "it is not there".to_owned()),
+            Suspicion::Missing(held) => match self.damage(object, element) {
+                Some(what) => ("damaged", Some(held), 0, format!("it {what}")),
+                None => ("missing", Some(held), 0, "it is not there".to_owned()),
+            },
             Suspicion::Length(held, size) => {
                 let text = format!("it has {size} bytes there, the file {}", held.size);
                 ("length", Some(held), size, text)

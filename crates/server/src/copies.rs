@@ -6,11 +6,12 @@
 
 use crate::array::Array;
 use crate::clock;
+use crate::damage;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::names::Fault;
 use crate::names::commit::Database;
-use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy};
+use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy, state_of_first};
 use crate::names::notes;
 use crate::names::parts;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -245,6 +246,7 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
         lost: count("SELECT count(*) FROM short WHERE has = 0")?,
         lost_paths: lost_paths.collect::<Result<_, _>>()?,
         lost_elements: lost_elements.collect::<Result<_, _>>()?,
+        damaged: count("SELECT count(*) FROM damage")?,
     })
 }
 
@@ -300,6 +302,8 @@ fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fa
         return Ok(Short::gone(object));
     };
     short.part = parts::part_of(db, object)?;
+    let first = &mut short.kept.holders[0];
+    first.1 = state_of_first(db, object, first.0.0)?;
     let others = others(db, object)?.into_iter();
     let others = others.map(|(element, state)| (ElementId(element), state));
     short.kept.holders.extend(others);
@@ -359,20 +363,21 @@ impl Short {
     }
 }
 
-/// Copies of some objects that are there, beside the first of each.
+/// Copies of some objects that are there, beside the first of each: those that are to be removed when nobody reads them, too.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
 ) -> Result<Vec<(ObjectId, ElementId)>, Fault> {
-    let any = db
-        .prepare_cached("SELECT 1 FROM copy LIMIT 1")?
-        .exists([])?;
-    if !any || objects.is_empty() {
+    let any = "SELECT 1 WHERE EXISTS (SELECT 1 FROM copy) OR EXISTS (SELECT 1 FROM removal)";
+    if objects.is_empty() || !db.prepare_cached(any)?.exists([])? {
         return Ok(Vec::new());
     }
     let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
     let sql = "SELECT copy.object, element FROM json_each(?1) AS wanted \
-               CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2";
+               CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
+               (SELECT 1 FROM damage WHERE damage.object = copy.object AND damage.element = copy.element) \
+               UNION SELECT removal.object, element FROM json_each(?1) AS wanted \
+               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params![json(&objects), CURRENT], |row| {
         let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
@@ -381,15 +386,24 @@ pub(crate) fn of_all(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// All elements that have an object which is a version, the first before the others.
+/// All elements that have an object which is a version, and not damaged, the first before the others.
 pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT element FROM held WHERE object = ?1 AND element >= 0";
     let mut statement = db.prepare_cached(sql)?;
     let first = statement.query_row([object.cast_signed()], |row| row.get::<_, u32>(0));
-    let others = others(db, object)?.into_iter();
-    let others = others.filter(|(_, state)| *state == CopyState::Current);
-    let others = others.map(|(element, _)| element);
-    Ok(first.optional()?.into_iter().chain(others).collect())
+    let first = match first.optional()? {
+        Some(first) => Some((first, state_of_first(db, object, first)?)),
+        None => None,
+    };
+    let all = first.into_iter().chain(others(db, object)?);
+    let current = all.filter(|(_, state)| *state == CopyState::Current);
+    let mut elements: Vec<u32> = current.map(|(element, _)| element).collect();
+    // A job may still read it there.
+    let going = "SELECT element FROM removal WHERE object = ?1 AND label = 0";
+    let mut going = db.prepare_cached(going)?;
+    let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
+    elements.extend(going.collect::<Result<Vec<u32>, _>>()?);
+    Ok(elements)
 }
 
 /// A label is to make a copy. There is none of a version that went meanwhile.
@@ -409,6 +423,13 @@ pub(crate) fn ended(
     well: bool,
     now: i64,
 ) -> Result<(), Fault> {
+    if damage::mended(db, object, element, well)? {
+        return if well {
+            look_again(db, object.0, now)
+        } else {
+            look_later(db, object, 1, now)
+        };
+    }
     let row = params![object.0.cast_signed(), element.0];
     if !well {
         let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2";

@@ -10,8 +10,10 @@ mod authority;
 mod check;
 mod clock;
 mod copies;
+mod damage;
 mod ends;
 mod gate;
+mod health;
 mod jobs;
 mod lineage;
 mod local_names;
@@ -23,6 +25,7 @@ pub mod queue;
 pub mod rebuild;
 mod recall;
 mod removal;
+mod scrub;
 mod serve;
 mod session;
 #[cfg(feature = "simulation")]

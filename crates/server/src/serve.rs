@@ -7,6 +7,7 @@ use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
 use crate::ends::Ends;
 use crate::gate::Gates;
+use crate::health::HealthService;
 use crate::jobs::Incoming;
 use crate::jobs::driver::{Driver, Signals};
 use crate::jobs::service::JobService;
@@ -23,7 +24,7 @@ use crate::removal::Garbage;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
-use crate::{clock, copies, names, notes};
+use crate::{clock, copies, names, notes, scrub};
 use rustix::fs::{FlockOperation, flock};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -38,6 +39,7 @@ use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::v1::array_server::ArrayServer;
+use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
@@ -79,9 +81,14 @@ pub struct Config {
     pub copies: u32,
     /// How long an element may be away before the copies that it has are made again elsewhere.
     pub repair_after: Duration,
+    /// How often all objects of each element are read and compared with their hashes; `None`: when somebody asks.
+    pub scrub_every: Option<Duration>,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
+
+/// How often all objects of an element are read, unless something else is said.
+const SCRUB_EVERY_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 
 impl Config {
     /// A server in `dir` with all else at its default: a free port on the loopback address, 10 s element
@@ -100,6 +107,7 @@ impl Config {
             link_bytes_per_sec: 125_000_000,
             copies: 1,
             repair_after: Duration::from_secs(600),
+            scrub_every: Some(SCRUB_EVERY_DEFAULT),
             queue: None,
         }
     }
@@ -339,6 +347,7 @@ fn start_local(
 struct Decides {
     policy: String,
     repair_after: Duration,
+    scrub_every: Option<Duration>,
     queue: Option<Arc<dyn Queue>>,
 }
 
@@ -347,6 +356,7 @@ impl Decides {
         Self {
             policy: config.default_policy.clone(),
             repair_after: config.repair_after,
+            scrub_every: config.scrub_every,
             queue: config.queue.clone(),
         }
     }
@@ -363,6 +373,7 @@ async fn start_driver(
     let Decides {
         policy,
         repair_after,
+        scrub_every,
         queue,
     } = decides;
     tidemill_core::policy::by_name(&policy, 0)?;
@@ -370,8 +381,11 @@ async fn start_driver(
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
     tokio::spawn(garbage.clone().watch(array.clone(), driver.clone()));
-    let copies = copies::watch(database.clone(), array.clone(), repair_after, driver);
-    tokio::spawn(copies);
+    let watched = |driver: &Sender<Incoming>| (database.clone(), array.clone(), driver.clone());
+    let (of, on, told) = watched(&driver);
+    tokio::spawn(copies::watch(of, on, repair_after, told));
+    let (of, on, told) = watched(&driver);
+    tokio::spawn(scrub::watch(of, on, scrub_every, told));
     let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
     let made = tokio::task::spawn_blocking(move || {
         Driver::new(
@@ -426,6 +440,11 @@ impl Parts {
             access: self.access.clone(),
             authority: self.array.authority().clone(),
         };
+        let health = HealthService {
+            names: jobs.names.clone(),
+            array: self.array.clone(),
+            access: self.access.clone(),
+        };
         let policies = tidemill_core::policy::NAMES.iter();
         let array = ArrayService {
             array: self.array,
@@ -454,6 +473,7 @@ impl Parts {
             .add_service(jobs)
             .add_service(lineage)
             .add_service(TokensServer::new(tokens))
+            .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(array)
     }
 }

@@ -17,7 +17,7 @@ use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::session::Sessions;
-use crate::{copies, notes};
+use crate::{copies, notes, scrub};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -105,6 +105,8 @@ pub struct Options {
     pub copies: u32,
     /// How long an element may be away before its copies are made again.
     pub repair_after: Duration,
+    /// How often all objects of each element are read and compared.
+    pub scrub_every: Duration,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -237,6 +239,9 @@ impl Simulated {
         let after = options.repair_after;
         let copying = copies::watch(database.clone(), array.clone(), after, told.clone());
         tokio::spawn(copying);
+        let every = Some(options.scrub_every);
+        let scrubbing = scrub::watch(database.clone(), array.clone(), every, told.clone());
+        tokio::spawn(scrubbing);
         tokio::spawn(notes::run(database, array.clone()));
         tokio::spawn(garbage.watch(array.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
@@ -492,6 +497,7 @@ mod tests {
             policy: tidemill_core::policy::DEFAULT.into(),
             copies: 1,
             repair_after: Duration::from_secs(600),
+            scrub_every: Duration::from_secs(7 * 86_400),
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

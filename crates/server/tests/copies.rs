@@ -3,7 +3,7 @@
 
 mod array;
 
-use array::{FakeElement, Running, failure, root, stat, status, submit, user};
+use array::{FakeElement, Running, ended, failure, root, stat, status, submit, success, user};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -238,6 +238,7 @@ async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
         ino,
         version: 0,
         avoid: avoid.to_vec(),
+        damaged: false,
     };
     match one(client, Op::Open(open)).await.unwrap() {
         Answer::Opened(opened) => {
@@ -322,6 +323,43 @@ async fn a_job_reads_the_copy_of_an_input_whose_element_is_away() {
     let input = &analyse.inputs[0];
     assert_eq!((input.object, input.element), (object, 1));
     assert!(!input.capability.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_remembered_result_whose_element_is_away_is_taken_from_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let Two {
+        client,
+        mut first,
+        mut other,
+        ..
+    } = two(&running).await;
+    let sent = copy(&mut other).await;
+    made(&mut other, sent).await;
+    let script = |output: &str, element: u32| {
+        format!(
+            r#"name = "j"; workdir = "/d"; tasks = ( {{ name = "t"; kernel = "wordcount"; element = {element};
+            input = ["f"]; output = ["{output}"]; stdout = "{output}"; }} );"#
+        )
+    };
+    let reply = submit(&client, 0, &script("out", 0)).await;
+    let (label, analyse) = first.labels().await.remove(0);
+    first.finished(label, success(&analyse, 5)).await;
+    ended(&client, reply.job).await;
+    let sent = copy(&mut other).await;
+    let result = sent.1.to;
+    made(&mut other, sent).await;
+    drop(first);
+    let ino = stat(&client, "/d/out").await.unwrap().ino;
+    while copies(&client, ino).await != json!([at(0, "away"), at(1, "current")]) {
+        tokio::task::yield_now().await;
+    }
+    submit(&client, 0, &script("again", 1)).await;
+    let (_, analyse) = other.labels().await.remove(0);
+    let remembered = analyse.remembered.unwrap();
+    let output = &remembered.outputs[0];
+    assert_eq!((output.object, output.element), (result, 1));
 }
 
 /// Waits until the server says so of copies.

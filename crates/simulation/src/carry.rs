@@ -152,6 +152,11 @@ impl World {
                     slot.holds = Some((opened.object, self.server_life));
                 }
                 self.reference.carried_out(ops, &results, &self.elements);
+                for result in &results {
+                    if let (true, Some(Named::Opened(opened))) = (self.rots, &result.result) {
+                        self.check_served(opened);
+                    }
+                }
                 Answer::Names(results)
             }
             Err(_) => Answer::Refused,
@@ -208,6 +213,7 @@ impl World {
     fn read(&mut self, number: usize, element: usize, object: u64) -> Answer {
         let read = self.elements[element].store.read(object);
         match read {
+            _ if self.rotted.contains(&(element, object)) => {}
             Some(bytes) => assert_eq!(
                 Some(bytes),
                 self.reference.content(object),

@@ -57,6 +57,8 @@ impl World {
             "a copy is being made",
             self.ask("SELECT * FROM copy WHERE state = 0"),
         );
+        look("a copy is damaged", self.ask("SELECT * FROM damage"));
+        look("something has rotted", self.rotten());
         // What more elements would take waits for them.
         let most = self.elements.len();
         let short = format!(

@@ -40,6 +40,8 @@ pub(crate) struct Element {
     cores: u32,
     /// What survives.
     disk: Arc<Mutex<Connection>>,
+    /// It compares its objects when it has nothing else to do.
+    scrubs: bool,
     pub(crate) store: Store,
     /// `None` while it is down.
     pub(crate) life: Option<Life>,
@@ -51,10 +53,12 @@ pub(crate) struct Element {
 /// An element that runs.
 #[derive(Debug)]
 pub(crate) struct Life {
-    db: Db,
+    pub(crate) db: Db,
     writer: Writer,
     pub(crate) labels: Arc<Labels>,
-    reports: Arc<Reports>,
+    pub(crate) reports: Arc<Reports>,
+    /// Objects of which it is kept that they are damaged.
+    pub(crate) damaged: Arc<Mutex<Vec<u64>>>,
     /// What is on its way out of it; `None` without a connection.
     outgoing: Option<UnboundedReceiver<v1::FromElement>>,
     pub(crate) running: BTreeMap<LabelId, Live>,
@@ -83,6 +87,7 @@ impl Element {
             id,
             cores,
             disk: Arc::new(Mutex::new(connection)),
+            scrubs: false,
             store: Store::default(),
             life: None,
             lives: 0,
@@ -101,11 +106,13 @@ impl Element {
     }
 
     /// Starts it on what it kept.
-    pub(crate) fn start(&mut self) {
+    pub(crate) fn start(&mut self, scrubs: bool) {
+        self.scrubs = scrubs;
         self.lives += 1;
         let (db, writer) =
             Db::without_thread(Arc::clone(&self.disk)).expect("an element's database is its own");
         self.remove_unkept();
+        self.settle();
         let reports = Arc::new(Reports::default());
         let labels = Labels::open(
             (ElementId(self.id), self.offers()),
@@ -120,6 +127,7 @@ impl Element {
             writer,
             labels,
             reports,
+            damaged: Arc::default(),
             outgoing: None,
             running: BTreeMap::new(),
             commit_due: false,
@@ -167,6 +175,7 @@ impl Element {
                 CAPACITY_BYTES / 2
             },
             link_bytes_per_sec: 125_000_000,
+            scrub_bytes_per_sec: u64::from(self.scrubs),
             ..v1::Element::default()
         }
     }
@@ -280,6 +289,7 @@ impl Element {
             life.commit_due = false;
             while life.writer.turn() {}
         }
+        self.set_aside();
     }
 
     /// Labels that begin to run now.
@@ -292,7 +302,7 @@ impl Element {
             let room = match lane {
                 Lane::Kernel => self.cores,
                 Lane::Light => LIGHT_MAX,
-                Lane::Copy | Lane::Remove => 1,
+                Lane::Copy | Lane::Remove | Lane::Verify => 1,
             };
             let is_in = |live: &&Live| live.label.operation.lane() == lane;
             while life.running.values().filter(is_in).count() < room as usize {
@@ -418,6 +428,7 @@ pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
         task: None,
         sealed_at: outcome.end,
         part: None,
+        hash: Some(crate::rot::hash(bytes)),
     };
     let mut did = did(live, outcome, vec![(to.object.0, bytes)]);
     did.work.made = vec![record];
@@ -438,9 +449,13 @@ pub(crate) fn removed(live: &Live, objects: Vec<ObjectId>, all: bool) -> Did {
 
 /// The end of a label whose kernel failed or whose outputs found no room.
 pub(crate) fn broke(live: &Live, kind: FailureKind) -> Did {
+    did(live, failed_now(live, kind), Vec::new())
+}
+
+pub(crate) fn failed_now(live: &Live, kind: FailureKind) -> Outcome {
     let mut outcome = failed(live.start, kind, "as the dice fell".into());
     outcome.end = time::now();
-    did(live, outcome, Vec::new())
+    outcome
 }
 
 fn outputs(analysis: &Analysis, inputs: &[Bytes]) -> Vec<(u64, Bytes)> {
@@ -476,6 +491,7 @@ fn made(
             task: Some(analysis.task.0),
             sealed_at: outcome.end,
             part: None,
+            hash: None,
         })
         .collect()
 }

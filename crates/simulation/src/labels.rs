@@ -1,6 +1,7 @@
 //! Labels on elements: they arrive, run for a while, end and are kept.
 
 use crate::element::{Did, broke, copied, done, removed};
+use crate::rot::verified;
 use crate::store::Bytes;
 use crate::world::World;
 use tidemill_core::id::{LabelId, ObjectId};
@@ -57,6 +58,7 @@ impl World {
             Some(Sent::Analyse(analyse)) => (Ok(analyse.task), analyse.outputs.as_slice()),
             Some(Sent::Remove(remove)) => (Err(remove.objects.clone()), [].as_slice()),
             Some(Sent::Copy(copy)) => (Err(vec![copy.to]), [].as_slice()),
+            Some(Sent::Verify(verify)) => (Err(verify.objects.clone()), [].as_slice()),
             other => panic!("nobody asks for {other:?}"),
         };
         let sent = (element, what);
@@ -127,12 +129,21 @@ impl World {
             Operation::Analyse(analysis) => analysis,
             Operation::Remove { objects } => return self.unlink(element, live, objects),
             Operation::Copy { from, to, .. } => return self.copy(element, live, from, to),
+            Operation::Verify { objects, .. } => {
+                return verified(&mut self.elements[element], live, objects);
+            }
         };
         if self.dice.chance(self.weather.kernel) {
             return broke(live, FailureKind::Exit(1));
         }
         if self.elements[element].store.full {
             return broke(live, FailureKind::Device);
+        }
+        let rotten = analysis.inputs.iter();
+        let rotten =
+            rotten.filter(|input| self.finds_rotten(element, input.element.0, input.object.0));
+        if rotten.count() > 0 {
+            return broke(live, FailureKind::Input);
         }
         let inputs: Result<Vec<Bytes>, String> = analysis
             .inputs
@@ -154,10 +165,33 @@ impl World {
         if self.elements[element].store.full {
             return broke(live, FailureKind::Device);
         }
-        match self.fetch(element, from.element.0, from.object.0) {
+        // As an element asks the one that it copies from.
+        let source = self
+            .elements
+            .iter_mut()
+            .find(|one| one.id == from.element.0);
+        let source = source.filter(|source| source.life.is_some());
+        let Some(source) = source else {
+            return broke(live, FailureKind::Input);
+        };
+        if source.find_damage(from.object.0) {
+            return broke(live, FailureKind::Input);
+        }
+        match source.store.read(from.object.0) {
             Some(bytes) => copied(live, to, bytes),
             None => broke(live, FailureKind::Input),
         }
+    }
+
+    /// Whether what a task would read has changed or vanished; its element then notes it. What has changed is only seen
+    /// later in fact, and the task's output made of it.
+    fn finds_rotten(&mut self, here: usize, from: u32, object: u64) -> bool {
+        let there = self.elements.iter().position(|one| one.id == from);
+        let mut readers = [Some(here), there].into_iter().flatten();
+        let reader = readers.find(|&index| self.rotted.contains(&(index, object)));
+        reader.is_some_and(|index| {
+            self.elements[index].life.is_some() && self.elements[index].find_damage(object)
+        })
     }
 
     fn unlink(&mut self, element: usize, live: &Live, objects: &[ObjectId]) -> Did {

@@ -16,6 +16,7 @@ mod labels;
 mod mount;
 mod port;
 mod reference;
+mod rot;
 mod store;
 mod time;
 mod weather;
@@ -86,6 +87,8 @@ pub struct Options {
     pub without: Vec<String>,
     /// Copies that the server is to make of versions; 0 is as 1.
     pub copies: u32,
+    /// Objects change and vanish below their elements, where there are other copies.
+    pub rot: bool,
 }
 
 /// Simulates one seed.
@@ -96,6 +99,10 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
     let mut world = World::new(seed);
     world.verbose = options.verbose;
     world.copies = options.copies.max(1);
+    if options.rot {
+        world.rots = true;
+        world.rot = Some(dice::Dice::new(dice::mix(seed)));
+    }
     world.weather.leave_out(&options.without);
     let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
     match ran {

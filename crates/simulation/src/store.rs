@@ -15,6 +15,18 @@ pub(crate) struct Bytes {
 pub(crate) struct Object {
     pub(crate) bytes: Bytes,
     pub(crate) sealed: bool,
+    /// It changed after it was sealed.
+    pub(crate) rotten: bool,
+}
+
+impl Object {
+    fn new(bytes: Bytes, sealed: bool) -> Self {
+        Self {
+            bytes,
+            sealed,
+            rotten: false,
+        }
+    }
 }
 
 /// Why the store refuses.
@@ -40,8 +52,7 @@ impl Store {
             _ if self.full => return Err(Refusal::Full),
             _ => {}
         }
-        let sealed = false;
-        self.objects.insert(object, Object { bytes, sealed });
+        self.objects.insert(object, Object::new(bytes, false));
         Ok(())
     }
 
@@ -56,9 +67,20 @@ impl Store {
         if self.full {
             return Err(Refusal::Full);
         }
-        let sealed = true;
-        self.objects.insert(object, Object { bytes, sealed });
+        self.objects.insert(object, Object::new(bytes, true));
         Ok(())
+    }
+
+    /// Changes the bytes of an object.
+    pub(crate) fn rot(&mut self, object: u64) {
+        if let Some(known) = self.objects.get_mut(&object) {
+            known.bytes.token ^= 1;
+            known.rotten = true;
+        }
+    }
+
+    pub(crate) fn is_rotten(&self, object: u64) -> bool {
+        self.objects.get(&object).is_some_and(|known| known.rotten)
     }
 
     /// The bytes of a sealed object.

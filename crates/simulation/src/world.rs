@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 const LOOK_MS: u64 = 200;
 /// How long an element may be away before its copies are made again.
 const REPAIR_MS: u64 = 6000;
+/// How often all objects of an element are compared, where some rot.
+const SCRUB_MS: u64 = 12_000;
 /// How often the driver is woken although nothing happened.
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Events that are remembered for the report of a failure.
@@ -111,6 +113,11 @@ pub(crate) struct World {
     policy: String,
     /// How many the server is to make of versions.
     pub(crate) copies: u32,
+    /// Of objects that rot; `None`: none do.
+    pub(crate) rot: Option<Dice>,
+    pub(crate) rots: bool,
+    /// Objects that ever rotted, by element.
+    pub(crate) rotted: BTreeSet<(usize, u64)>,
     /// Where labels wait, if not in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
@@ -185,6 +192,9 @@ impl World {
             driver_due: false,
             policy: policy.into(),
             copies: 1,
+            rot: None,
+            rots: false,
+            rotted: BTreeSet::new(),
             broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
@@ -216,6 +226,9 @@ impl World {
         self.later(1, "look", World::look);
         self.later(1, "driver looks", World::driver_looks);
         self.later(1, "weather", World::change_weather);
+        if self.rot.is_some() {
+            self.later(1, "rot", World::rot);
+        }
     }
 
     /// Has something happen so many milliseconds from now.
@@ -488,6 +501,7 @@ impl World {
             policy: self.policy.clone(),
             copies: self.copies,
             repair_after: Duration::from_millis(REPAIR_MS),
+            scrub_every: Duration::from_millis(SCRUB_MS),
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;
@@ -554,7 +568,7 @@ impl World {
         if self.elements[element].life.is_some() {
             return;
         }
-        self.elements[element].start();
+        self.elements[element].start(self.rots);
         self.say("element starts");
         let life = self.elements[element].lives;
         self.tend(element);

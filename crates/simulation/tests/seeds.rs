@@ -4,9 +4,14 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// A line of the file: a range of seeds, the faults that are left out, and the copies that are made of versions.
+/// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, and whether they
+/// rot.
 fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
+    let (line, rot) = match line.strip_suffix(" rot") {
+        Some(line) => (line, true),
+        None => (line, false),
+    };
     let (line, copies) = line.split_once(" copies ").unwrap_or((line, "1"));
     let (seeds, without) = line.split_once(" without ").unwrap_or((line, ""));
     let (first, end) = match seeds.trim().split_once("..") {
@@ -21,6 +26,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
         verbose: false,
         without: without.collect(),
         copies: copies.trim().parse().ok()?,
+        rot,
     };
     Some((first..end, options))
 }

@@ -89,6 +89,15 @@ impl From<&core::Label> for v1::Label {
             core::Operation::Remove { objects } => Operation::Remove(v1::Remove {
                 objects: objects.iter().map(|object| object.0).collect(),
             }),
+            core::Operation::Verify {
+                scrub,
+                idle,
+                objects,
+            } => Operation::Verify(v1::Verify {
+                scrub: *scrub,
+                idle: *idle,
+                objects: objects.iter().map(|object| object.0).collect(),
+            }),
         };
         Self {
             id: label.id.0,
@@ -261,6 +270,11 @@ impl TryFrom<&v1::Label> for core::Label {
             Operation::Remove(remove) => core::Operation::Remove {
                 objects: remove.objects.iter().copied().map(ObjectId).collect(),
             },
+            Operation::Verify(verify) => core::Operation::Verify {
+                scrub: verify.scrub,
+                idle: verify.idle,
+                objects: verify.objects.iter().copied().map(ObjectId).collect(),
+            },
         };
         Ok(Self {
             id: LabelId(label.id),
@@ -399,6 +413,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             contents: outcome.contents.clone(),
             removed: outcome.removed.iter().map(|object| object.0).collect(),
             hash_ns: outcome.hashing.0,
+            damaged: outcome.damaged.iter().map(Into::into).collect(),
         }
     }
 }
@@ -431,9 +446,28 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             kernel_hash: outcome.kernel_hash.clone(),
             contents: outcome.contents.clone(),
             removed: outcome.removed.iter().copied().map(ObjectId).collect(),
+            damaged: outcome.damaged.iter().map(Into::into).collect(),
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
         })
+    }
+}
+
+impl From<&core::Damaged> for v1::DamagedObject {
+    fn from(damaged: &core::Damaged) -> Self {
+        Self {
+            object: damaged.object.0,
+            what: damaged.what.clone(),
+        }
+    }
+}
+
+impl From<&v1::DamagedObject> for core::Damaged {
+    fn from(damaged: &v1::DamagedObject) -> Self {
+        Self {
+            object: ObjectId(damaged.object),
+            what: damaged.what.clone(),
+        }
     }
 }
 

@@ -3,12 +3,14 @@
 //! | method, path | does |
 //! |---|---|
 //! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
+//! | `GET /objects/{id}?damaged=true` | the bytes of an object that is damaged, as far as they can be read |
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is made if need be |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
 //! | `POST /objects/{id}/copy?from={id}&bytes=N` | makes an unsealed object of the first `N` bytes of a sealed one of the same element, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is whole; idempotent |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
+//! | `POST /objects/{id}/confirm?hash=HEX` | answers if a sealed object has this BLAKE3 hash; reads it if it was not hashed before, and if it has another one: `409` |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
 //! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
@@ -17,6 +19,8 @@
 //! | `GET /status` | the status object as JSON |
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
+//!
+//! An object that is damaged, or lost below the element, is answered with `410`.
 //!
 //! Object ids are 16 hexadecimal digits. Every request carries a capability in the header [`CAPABILITY_HEADER`], else
 //! nothing of it is read: that of its object; a task is asked for with one for its task collection, `GET /status` and
@@ -34,6 +38,19 @@ pub const SOURCE_HEADER: &str = "x-tidemill-source";
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes of so many hexadecimal digits.
+#[must_use]
+pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let pairs = text.as_bytes().chunks_exact(2);
+    if !pairs.remainder().is_empty() {
+        return None;
+    }
+    pairs
+        .map(|pair| u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok())
+        .collect()
 }
 
 /// The path of an object.
@@ -136,6 +153,10 @@ mod tests {
     #[test]
     fn bytes_have_two_digits_each() {
         assert_eq!(hex(&[0, 10, 255]), "000aff");
+        assert_eq!(parse_hex("000AfF"), Some(vec![0, 10, 255]));
+        for bad in ["0", "0g", "+1"] {
+            assert_eq!(parse_hex(bad), None);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::config::{self, Resources};
 use crate::context::Context;
-use crate::format::Size;
+use crate::format::{OrOff, Size};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -90,6 +90,10 @@ pub(crate) struct Args {
     /// [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_ELEMENT_IN_PLACE")]
     in_place: Option<bool>,
+    /// Bytes per second of its objects that it reads when it has nothing else to do, to hash them and to find damage; off: it
+    /// does neither by itself [default: 64Mi]
+    #[arg(long, value_name = "SIZE|off", env = "TIDEMILL_ELEMENT_SCRUB_RATE")]
+    scrub_rate: Option<OrOff<Size>>,
     /// What it is for: store (keeps data) or host (only lends cores) [default: store]
     #[arg(long, value_name = "ROLE", env = "TIDEMILL_ELEMENT_ROLE")]
     role: Option<config::ElementRole>,
@@ -159,6 +163,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_element::Con
         config.pulled_bytes_max = bytes;
     }
     config.in_place = args.in_place.or(file.in_place).unwrap_or(true);
+    if let Some(OrOff(rate)) = args.scrub_rate.or(file.scrub_rate) {
+        config.scrub_bytes_per_sec = rate.map(|Size(bytes)| bytes);
+    }
     Ok(config)
 }
 

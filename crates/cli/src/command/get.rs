@@ -23,7 +23,8 @@ const EXAMPLES: &str = "Examples:
   tidemill get /mosaic.png .                    into a folder
   tidemill get /mosaic.png picture.png          under another name
   tidemill get -r /results .                    a folder with all that is in it
-  tidemill get /counts.txt - | sort             to standard output";
+  tidemill get /counts.txt - | sort             to standard output
+  tidemill get --damaged /raw/a.fits rest.fits  what is left of a file of which every copy is damaged";
 
 /// Files copied at the same time.
 const AT_ONCE: usize = 8;
@@ -38,6 +39,9 @@ pub(crate) struct Args {
     /// Folders with all that is in them
     #[arg(long, short)]
     recursive: bool,
+    /// Bytes of files of which every copy is damaged, as they are: they are not what was written
+    #[arg(long)]
+    damaged: bool,
 }
 
 /// One file to be copied: path in the array, local path, mode, size.
@@ -52,6 +56,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let server = context.connect().await?;
     let transfer = Arc::new(context.transfer().await?);
     let (sources, local) = args.paths.split_at(args.paths.len() - 1);
+    anyhow::ensure!(
+        !args.damaged || local[0] != "-",
+        "--damaged needs a file to write to, not standard output"
+    );
     if local[0] == "-" {
         for path in sources {
             cat::to_stdout(&transfer, &files::path(path)?).await?;
@@ -71,7 +79,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
         let (transfer, progress) = (transfer.clone(), progress.clone());
         running.spawn(async move {
-            let got = copy(&transfer, &file, &progress).await;
+            let got = copy(&transfer, &file, args.damaged, &progress).await;
             got.with_context(|| format!("can't get {} as {}", file.path, file.local.display()))
         });
     }
@@ -156,7 +164,12 @@ async fn collect(
 }
 
 /// Copies one file. A plain file appears under its name only when it is whole.
-async fn copy(transfer: &Transfer, file: &Wanted, progress: &Progress) -> anyhow::Result<u64> {
+async fn copy(
+    transfer: &Transfer,
+    file: &Wanted,
+    damaged: bool,
+    progress: &Progress,
+) -> anyhow::Result<u64> {
     progress.now(&file.path);
     let add = |bytes| progress.add(bytes);
     if std::fs::metadata(&file.local).is_ok_and(|there| !there.is_file()) {
@@ -170,7 +183,10 @@ async fn copy(transfer: &Transfer, file: &Wanted, progress: &Progress) -> anyhow
     );
     part.push(".part");
     let part = file.local.with_file_name(part);
-    let got = transfer.get(&file.path, &part, add).await;
+    let got = match damaged {
+        true => transfer.get_damaged(&file.path, &part, add).await,
+        false => transfer.get(&file.path, &part, add).await,
+    };
     let kept = match got {
         Ok(bytes) => std::fs::set_permissions(
             &part,

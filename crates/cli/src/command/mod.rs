@@ -10,6 +10,7 @@ mod dry_run;
 pub(crate) mod element;
 pub(crate) mod explain;
 pub(crate) mod get;
+pub(crate) mod health;
 pub(crate) mod jobs;
 pub(crate) mod kernel;
 pub(crate) mod layout;
@@ -25,6 +26,7 @@ pub(crate) mod put;
 pub(crate) mod rebuild;
 pub(crate) mod report;
 pub(crate) mod rm;
+pub(crate) mod scrub;
 pub(crate) mod server;
 pub(crate) mod status;
 pub(crate) mod stripe;
@@ -52,7 +54,9 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Down(args) => down::run(&args, &context),
         Command::Rebuild(args) => rebuild::run(args, &context),
         Command::Status(args) => status::run(&args, &context).await,
+        Command::Health(args) => health::run(&args, &context).await,
         Command::Check(args) => check::run(&args, &context).await,
+        Command::Scrub(args) => scrub::run(args, &context).await,
         Command::Put(args) => put::run(args, &context).await,
         Command::Get(args) => get::run(args, &context).await,
         Command::Cat(args) => cat::run(args, &context).await,

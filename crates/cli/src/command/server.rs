@@ -2,7 +2,7 @@
 
 use super::element;
 use crate::context::Context;
-use crate::format::{Length, Size};
+use crate::format::{Length, OrOff, Size};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -62,6 +62,10 @@ pub(crate) struct Args {
     /// How long an element may be away before its copies of files are made again elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
     repair_after: Option<Length>,
+    /// How often all that an element holds is read, when it has nothing else to do, and compared with what was sealed, such as
+    /// 30d; off: only by `tidemill scrub` [default: 7d]
+    #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SCRUB_EVERY")]
+    scrub_every: Option<OrOff<Length>>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -136,6 +140,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     if let Some(Length(time)) = args.repair_after.or(file.repair_after) {
         config.repair_after = time;
+    }
+    if let Some(OrOff(every)) = args.scrub_every.or(file.scrub_every) {
+        config.scrub_every = every.map(|Length(time)| time);
     }
     Ok(config)
 }

@@ -4,7 +4,6 @@ use super::{View, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use tidemill_core::shown::line;
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1;
 
@@ -143,32 +142,27 @@ impl ArrayView {
         let Some(copies) = &self.status.copies else {
             return Ok(());
         };
-        if copies.short > 0 {
-            let files = format::count(copies.short, "file");
+        let lost = copies.lost_elements.len() as u64;
+        let said = [
+            (copies.lost, "file", "that can't be had"),
+            (copies.damaged, "damaged copy", ""),
+            (copies.short, "file", "with fewer copies than wanted"),
+            (lost, "element", "given up"),
+        ];
+        let said = said.into_iter().filter(|(count, ..)| *count > 0);
+        let said = said.map(|(count, noun, what)| {
+            let counted = match (noun, count) {
+                ("damaged copy", 2..) => format!("{count} damaged copies"),
+                _ => format::count(count, noun),
+            };
+            format!("{counted} {what}").trim_end().to_owned()
+        });
+        let said: Vec<String> = said.collect();
+        if !said.is_empty() {
             writeln!(
                 out,
-                "\ncopies    {files} with fewer copies than wanted: made as soon as elements with room are up"
-            )?;
-        }
-        for element in &copies.lost_elements {
-            writeln!(
-                out,
-                "lost      element {element}: what it has is copied again from others; start it, or leave it"
-            )?;
-        }
-        if copies.lost > 0 {
-            let files = format::count(copies.lost, "file");
-            let paths = copies
-                .lost_paths
-                .iter()
-                .map(|path| String::from_utf8_lossy(path));
-            let paths: Vec<String> = paths.map(|path| line(&path)).collect();
-            let more = copies.lost > paths.len() as u64;
-            writeln!(
-                out,
-                "lost      {files} without any copy on an element that is up: {}{}",
-                paths.join(", "),
-                if more { ", …" } else { "" }
+                "\nhealth    {}: see `tidemill health`",
+                said.join(", ")
             )?;
         }
         Ok(())
@@ -218,6 +212,7 @@ fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {
         "lost": copies.lost,
         "lost_paths": paths.map(|path| String::from_utf8_lossy(path)).collect::<Vec<_>>(),
         "lost_elements": copies.lost_elements,
+        "damaged": copies.damaged,
     })
 }
 

@@ -5,12 +5,14 @@ pub(crate) mod array;
 pub(crate) mod check;
 pub(crate) mod explain;
 pub(crate) mod files;
+pub(crate) mod health;
 pub(crate) mod job;
 pub(crate) mod layout;
 pub(crate) mod lineage;
 pub(crate) mod plan;
 pub(crate) mod prov;
 pub(crate) mod report;
+pub(crate) mod scrub;
 pub(crate) mod token;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};

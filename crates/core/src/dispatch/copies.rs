@@ -26,6 +26,8 @@ pub(super) struct Copies {
     lasting: BTreeSet<(ObjectId, ElementId)>,
     /// What objects are made of that lie in several.
     parts: BTreeMap<ObjectId, Vec<Placed>>,
+    /// Objects with elements that have them no more, or damaged.
+    gone: BTreeSet<(ObjectId, ElementId)>,
     /// Objects with the elements that should have a copy.
     holders: BTreeSet<(ObjectId, ElementId)>,
     kept: BTreeMap<ElementId, Kept>,
@@ -59,12 +61,18 @@ impl Copies {
         }
     }
 
-    /// An element keeps a copy for good, or no more.
+    /// An element keeps a copy for good, or no more: one that had it first may lose it, too.
     pub(super) fn set(&mut self, object: ObjectId, element: ElementId, there: bool) {
-        if !there {
+        if there {
+            self.gone.remove(&(object, element));
+            if self.lasting.len() < LASTING_MAX {
+                self.lasting.insert((object, element));
+            }
+        } else {
             self.lasting.remove(&(object, element));
-        } else if self.lasting.len() < LASTING_MAX {
-            self.lasting.insert((object, element));
+            if self.gone.len() < LASTING_MAX {
+                self.gone.insert((object, element));
+            }
         }
     }
 
@@ -81,6 +89,11 @@ impl Copies {
         self.parts.get(&object).map(Vec::as_slice)
     }
 
+    /// Whether an element that was said to have an object has it no more.
+    pub(super) fn is_gone(&self, object: ObjectId, element: ElementId) -> bool {
+        self.gone.contains(&(object, element))
+    }
+
     /// Nobody asks for the copies of an object any more.
     pub(super) fn forget_lasting(&mut self, object: ObjectId) {
         for part in self.parts.remove(&object).unwrap_or_default() {
@@ -89,6 +102,10 @@ impl Copies {
         let elements: Vec<ElementId> = self.lasting(object).collect();
         for element in elements {
             self.lasting.remove(&(object, element));
+        }
+        let gone: Vec<ElementId> = of(&self.gone, object).collect();
+        for element in gone {
+            self.gone.remove(&(object, element));
         }
     }
 

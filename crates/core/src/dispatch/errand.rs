@@ -6,11 +6,16 @@ use crate::id::{ElementId, LabelId};
 use crate::label::{Label, Lane, Operation, Owner};
 
 impl Dispatcher {
-    /// Whether an element takes another errand of this lane now. Copies, which take long, leave room for a removal.
+    /// Whether an element takes another errand of this lane now. Those that take long leave room for the others: copies for a
+    /// removal, reading what is there for a copy, too.
     #[must_use]
     pub fn takes_errand(&self, element: ElementId, lane: Lane) -> bool {
         let under_way = self.errands.values().filter(|&&on| on == element).count();
-        let spared = usize::from(lane == Lane::Copy);
+        let spared = match lane {
+            Lane::Verify => 2,
+            Lane::Copy => 1,
+            Lane::Kernel | Lane::Light | Lane::Remove => 0,
+        };
         self.up(element) && under_way + spared < ERRANDS_MAX
     }
 

@@ -37,7 +37,17 @@ impl Dispatcher {
     /// Whether a sealed object can be read now. A file that never had a byte has no object: it is empty
     /// everywhere.
     pub(super) fn reachable(&self, placed: Placed) -> bool {
-        placed.object == ObjectId::STATUS || self.up(self.nearest(placed).element)
+        if let Some(parts) = self.copies.parts(placed.object) {
+            let mut parts = parts.iter().filter(|part| part.size > 0);
+            return parts.all(|&part| self.reachable(part));
+        }
+        let nearest = self.nearest(placed);
+        placed.object == ObjectId::STATUS || self.has(nearest)
+    }
+
+    /// Whether an element is up, and has what it was said to have.
+    fn has(&self, placed: Placed) -> bool {
+        self.up(placed.element) && !self.copies.is_gone(placed.object, placed.element)
     }
 
     /// A sealed object where it can be read now, if it can be anywhere. One that lies in several is where the first of them
@@ -52,7 +62,7 @@ impl Dispatcher {
             let element = away.or(first).unwrap_or(placed.element);
             return Placed { element, ..placed };
         }
-        if self.up(placed.element) {
+        if self.has(placed) {
             return placed;
         }
         let mut copies = self.copies.lasting(placed.object);
@@ -132,7 +142,7 @@ impl Dispatcher {
             self.stranded.insert(id);
             if !told {
                 let message = format!(
-                    "input `{name}` is only on element {element}, which is down; the task waits until it is back"
+                    "input `{name}` is only on element {element}, which is down or has it damaged; the task waits until it can be read"
                 );
                 self.tell(
                     id,
@@ -224,7 +234,7 @@ impl Dispatcher {
     /// Brings a done task back to be run again.
     fn redo(&mut self, id: TaskId, lost: ElementId, turn: &mut Turn<'_>) {
         let message = format!(
-            "its outputs are on element {lost}, which is down, and are still needed; it is run again"
+            "its outputs are on element {lost}, which is down or has them damaged, and are still needed; it is run again"
         );
         let task = self.task_mut(id);
         task.losses += 1;

@@ -105,6 +105,7 @@ impl Right {
                 ino: self.ino,
                 version,
                 avoid,
+                damaged: false,
             }),
             // The server answers the same for an object that is being written already.
             None => Op::NewVersion(v1::NewVersion {
@@ -194,9 +195,7 @@ impl Right {
                 }
                 Err(error) if error.is_lost() => error,
                 // It may have lost the object.
-                Err(error @ ClientError::ElementRefused { status: 404, .. })
-                    if self.version.is_some() =>
-                {
+                Err(error) if error.is_elsewhere() && self.version.is_some() => {
                     silent.push(element);
                     if self.turn_elsewhere(backend, until, &silent).await {
                         continue;

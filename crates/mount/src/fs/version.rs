@@ -166,6 +166,7 @@ impl Fs {
             ino,
             version: 0,
             avoid,
+            damaged: false,
         };
         let Answer::Opened(opened) = self.backend.one(caller, Op::Open(open))? else {
             return Err(ClientError::Answer("Open").into());

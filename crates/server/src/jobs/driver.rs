@@ -29,6 +29,7 @@ use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
 use crate::queue::{Queue, Unavailable};
 use crate::removal::Garbage;
+use crate::{damage, scrub};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,12 +37,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidemill_core::copies::{COPIES_MAX, CopyState, Next, Site};
+use tidemill_core::copies::{COPIES_MAX, Next, Site};
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
+use tidemill_core::label::{Damaged, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
@@ -102,6 +103,7 @@ pub(crate) struct Driver {
     look: bool,
     sweep: bool,
     copy: bool,
+    scrub: bool,
     /// Elements that are no longer waited for.
     losses: Losses,
     /// Versions that were to rest until then are looked at all the same: an element came.
@@ -193,6 +195,7 @@ impl Driver {
             look: true,
             sweep: false,
             copy: false,
+            scrub: false,
             woken: 0,
             losses,
             change,
@@ -265,6 +268,9 @@ impl Driver {
         if copy {
             self.make_copies(&mut steps, &mut outbox);
         }
+        if std::mem::take(&mut self.scrub) {
+            self.go_on_scrubbing(&mut steps, &mut outbox);
+        }
         self.finish(steps, outbox, inbox)?;
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
             tracing::warn!(%fault, "what is left of lost elements is not known");
@@ -295,6 +301,31 @@ impl Driver {
             }
         }
         self.copy |= (settled && !all) || self.losses.pending();
+    }
+
+    /// Has elements read the next of their objects that are to be compared.
+    fn go_on_scrubbing(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "scrubs are put off");
+            Vec::new()
+        });
+        for one in open {
+            if !self.dispatcher.takes_errand(one.element, Lane::Verify) {
+                continue;
+            }
+            match self.database.read(|db| one.next(db)) {
+                Ok(Some(operation)) => {
+                    let errand = Event::Errand {
+                        element: one.element,
+                        owner: Owner::default(),
+                        operation,
+                    };
+                    self.feed(errand, steps, outbox);
+                }
+                Ok(None) => steps.push(Step::Scrubbed { scrub: one.id() }),
+                Err(fault) => tracing::warn!(%fault, "a scrub is put off"),
+            }
+        }
     }
 
     /// Has elements make the copies of a version that are missing, as far as they take labels.
@@ -334,7 +365,7 @@ impl Driver {
                         operation: short.operation(from),
                     };
                     self.feed(errand, steps, outbox);
-                    short.kept.holders.push((to, CopyState::Coming));
+                    short.kept.comes(to);
                 }
             }
         }
@@ -348,6 +379,9 @@ impl Driver {
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
+        if !self.shared.object_held(object.0) {
+            return;
+        }
         for &element in elements {
             self.feed(copied(object, element, false), steps, outbox);
         }
@@ -399,6 +433,7 @@ impl Driver {
             Incoming::NamesChanged => self.look = true,
             Incoming::Garbage => self.sweep = true,
             Incoming::Copies => self.copy = true,
+            Incoming::Scrub => self.scrub = true,
             Incoming::Load(asker) => {
                 // Whoever asked may have given up.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
@@ -470,6 +505,31 @@ impl Driver {
         for (object, element) in copies {
             self.feed(copied(object, element, true), steps, outbox);
         }
+        if !self.shared.damage() {
+            return;
+        }
+        let damaged = self.database.read(|db| damage::of_all(db, &objects));
+        let damaged = damaged.unwrap_or_else(|fault| {
+            tracing::warn!(%fault, "which copies are damaged is not known");
+            Vec::new()
+        });
+        for (object, element) in damaged {
+            self.feed(copied(object, element, false), steps, outbox);
+        }
+    }
+
+    /// Objects of an element are not what was sealed.
+    fn on_damaged(
+        &mut self,
+        element: ElementId,
+        damaged: &[Damaged],
+        steps: &mut Vec<Step>,
+        outbox: &mut Outbox,
+    ) {
+        for one in damaged {
+            self.untell_copies(one.object, &[element], steps, outbox);
+        }
+        self.copy |= !damaged.is_empty();
     }
 
     fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -497,6 +557,12 @@ impl Driver {
                     missing,
                 };
                 self.feed(programs, steps, outbox);
+            }
+            Report::Damaged { element, damaged } => {
+                let element = ElementId(element);
+                let objects: Vec<Damaged> = damaged.objects.iter().map(Into::into).collect();
+                self.on_damaged(element, &objects, steps, outbox);
+                steps.push(Step::Damaged { element, objects });
             }
             Report::Down { element } => {
                 self.feed(
@@ -656,6 +722,15 @@ impl Driver {
             for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
                 self.feed(copied(object, element, true), steps, outbox);
             }
+            if task.is_none() {
+                self.shared.on_copied(outcome.written_bytes);
+                self.scrub = true;
+                self.on_damaged(element, &outcome.damaged, steps, outbox);
+            }
+            let read = scrub::Read {
+                bytes: outcome.read_bytes,
+                damaged: outcome.damaged.clone(),
+            };
             if let Some(task) = task {
                 steps.push(Step::Measured {
                     task,
@@ -667,6 +742,7 @@ impl Driver {
                 label,
                 element,
                 ended,
+                read,
             });
             outbox.acks.entry(element).or_default().push(label);
         }
@@ -861,6 +937,11 @@ impl Driver {
         holders.find(|element| up.contains(element))
     }
 
+    fn is_damaged(&self, object: u64, element: u32) -> bool {
+        let is = |db: &rusqlite::Connection| damage::is(db, object, element);
+        self.shared.damage() && self.database.read(is).unwrap_or(false)
+    }
+
     /// The label as it is sent: with the right to pull each input that is elsewhere, from where it can be had now.
     fn signed(
         &self,
@@ -875,7 +956,9 @@ impl Driver {
                 return;
             }
             if input.element != element.0 {
-                if !up.contains(&input.element) {
+                let object = input.object;
+                let is_damaged = || self.is_damaged(object, input.element);
+                if !up.contains(&input.element) || is_damaged() {
                     let other = self.elsewhere(input.object, up);
                     input.element = other.unwrap_or(input.element);
                 }
@@ -895,7 +978,7 @@ impl Driver {
                 analyse.inputs.iter_mut().chain(outputs).for_each(sign);
             }
             Some(v1::label::Operation::Copy(copy)) => copy.from.iter_mut().for_each(sign),
-            Some(v1::label::Operation::Remove(_)) | None => {}
+            Some(v1::label::Operation::Remove(_) | v1::label::Operation::Verify(_)) | None => {}
         }
         message
     }

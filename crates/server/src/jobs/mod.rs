@@ -47,6 +47,8 @@ pub(crate) enum Incoming {
     Garbage,
     /// There are versions that may lack copies.
     Copies,
+    /// There are objects to be read and compared.
+    Scrub,
     /// Somebody asks what elements have to do.
     Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
     /// The server stops.

@@ -2,10 +2,10 @@
 //! ended. The [queue](crate::queue) is filled from it, and after a restart it tells what elements may have.
 
 use crate::names::Fault;
-use crate::{copies, removal};
+use crate::{copies, damage, removal, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use tidemill_core::id::{ElementId, LabelId, TaskId};
+use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Label, Operation};
 use tidemill_wire::v1;
 
@@ -19,16 +19,21 @@ pub(crate) struct Posted {
     removes: Vec<u64>,
     /// The object that it makes a copy of.
     copies: Option<u64>,
+    /// The scrub that it is a part of, and the last object that it reads.
+    verifies: Option<(u64, Option<ObjectId>)>,
     body: Vec<u8>,
 }
 
 impl Posted {
     pub(crate) fn new(element: ElementId, label: &Label) -> Self {
-        let (mut task, mut removes, mut copies) = (None, Vec::new(), None);
+        let (mut task, mut removes, mut copies, mut verifies) = (None, Vec::new(), None, None);
         match &label.operation {
             Operation::Analyse(analysis) => task = Some(analysis.task),
             Operation::Remove { objects } => removes = objects.iter().map(|one| one.0).collect(),
             Operation::Copy { to, .. } => copies = Some(to.object.0),
+            Operation::Verify { scrub, objects, .. } => {
+                verifies = Some((*scrub, objects.last().copied()));
+            }
         }
         Self {
             element,
@@ -36,6 +41,7 @@ impl Posted {
             task,
             removes,
             copies,
+            verifies,
             body: v1::Label::from(label).encode_to_vec(),
         }
     }
@@ -52,6 +58,10 @@ impl Posted {
         }
         if let Some(object) = self.copies {
             copies::coming(db, object, self.element)?;
+            damage::mending(db, object, self.element)?;
+        }
+        if let Some((scrub, last)) = self.verifies {
+            scrub::labelled(db, scrub, last)?;
         }
         removal::labelled(db, self.label, self.element, &self.removes)
     }

@@ -10,13 +10,13 @@ use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Change, Fault};
-use crate::{copies, removal};
+use crate::{copies, damage, removal, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
 use tidemill_core::event::{Decision, JobState, TaskState};
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, Operation, Outcome};
+use tidemill_core::label::{Damaged, Failure, Operation, Outcome};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Time;
 use tidemill_wire::convert::time_to_wire;
@@ -78,7 +78,15 @@ pub(crate) enum Step {
         label: LabelId,
         element: ElementId,
         ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
+        read: scrub::Read,
     },
+    /// Objects of an element are damaged.
+    Damaged {
+        element: ElementId,
+        objects: Vec<Damaged>,
+    },
+    /// A scrub has nothing left to be read.
+    Scrubbed { scrub: u64 },
 }
 
 /// A batch of steps, and the number of changes before it.
@@ -175,7 +183,12 @@ impl Writer<'_> {
                 label,
                 element,
                 ended,
-            } => self.settle(*label, *element, ended),
+                read,
+            } => self.settle(*label, *element, ended, read),
+            Step::Damaged { element, objects } => {
+                damage::found(self.db, self.shared, *element, objects, self.now).map(drop)
+            }
+            Step::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
         }
     }
 
@@ -266,6 +279,7 @@ impl Writer<'_> {
         label: LabelId,
         element: ElementId,
         ended: &Result<Vec<ObjectId>, Vec<ObjectId>>,
+        read: &scrub::Read,
     ) -> Result<(), Fault> {
         match outbox::take(self.db, label)? {
             Some(Operation::Remove { objects }) => {
@@ -274,6 +288,11 @@ impl Writer<'_> {
             }
             Some(Operation::Copy { to, .. }) => {
                 return copies::ended(self.db, to.object, element, ended.is_ok(), self.now);
+            }
+            Some(Operation::Verify { scrub, objects, .. }) => {
+                let found = (read, ended.is_ok());
+                let of = (scrub, element);
+                return scrub::ended(self.db, self.shared, of, &objects, found, self.now);
             }
             Some(Operation::Analyse(_)) | None => {}
         }

@@ -16,6 +16,7 @@
 
 use super::publish::Publishing;
 use crate::names::Fault;
+use crate::{copies, damage};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use tidemill_core::folder::{is_folder, outputs_of};
@@ -307,7 +308,10 @@ fn find(
             let Some(contents) = missing(db, identity, &result)? else {
                 continue;
             };
-            let outputs = outputs(db, &result)?;
+            let mut outputs = outputs(db, &result)?;
+            for (_, placed) in &mut outputs {
+                placed.element = readable(db, *placed, up)?;
+            }
             let names = outputs.iter().map(|(name, _)| name.as_str());
             let owners = outputs_of(identity.outputs.iter().copied(), names);
             if let Some(owners) = owners
@@ -323,6 +327,22 @@ fn find(
         }
     }
     Ok(None)
+}
+
+/// The element that an object can be had from: the first, or one that has a copy.
+fn readable(
+    db: &Connection,
+    placed: Placed,
+    up: &dyn Fn(ElementId) -> bool,
+) -> Result<ElementId, Fault> {
+    if up(placed.element) && !damage::is(db, placed.object.0, placed.element.0)? {
+        return Ok(placed.element);
+    }
+    let holders = copies::holders(db, placed.object.0)?.into_iter();
+    let mut holders = holders.map(ElementId);
+    Ok(holders
+        .find(|&element| up(element))
+        .unwrap_or(placed.element))
 }
 
 /// The newest results with this key or shape.

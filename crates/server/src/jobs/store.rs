@@ -186,7 +186,9 @@ fn how_ended(
                     Operation::Analyse(analysis) => {
                         analysis.outputs.iter().map(|one| one.object).collect()
                     }
-                    Operation::Copy { .. } | Operation::Remove { .. } => Vec::new(),
+                    Operation::Copy { .. }
+                    | Operation::Remove { .. }
+                    | Operation::Verify { .. } => Vec::new(),
                 },
                 tries: tries.saturating_sub(1),
             })

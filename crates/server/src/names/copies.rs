@@ -9,6 +9,7 @@ use super::fault::Fault;
 use super::node::Node;
 use super::parts;
 use super::transaction::Tx;
+use crate::damage;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
 use tidemill_core::copies::{COPIES_MAX, CopyState};
@@ -67,20 +68,45 @@ impl Tx<'_> {
     /// The element that an object is to be read from: the first, or one that has a copy, if the first does not answer or has
     /// not answered the one who asks.
     pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
-        if object == 0 || (self.shared.answers(first) && !avoid.contains(&first)) {
+        let damaged = self.shared.damage() && damage::is(self.db, object, first)?;
+        if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !damaged) {
             return Ok(first);
         }
         let others = others(self.db, object)?.into_iter();
         let others = others.filter(|(_, state)| *state == CopyState::Current);
         let all: Vec<u32> = std::iter::once(first)
+            .filter(|_| !damaged)
             .chain(others.map(|(element, _)| element))
             .collect();
+        if all.is_empty() {
+            return Err(self.damaged(object, first)?);
+        }
         let mut better = all.iter().filter(|element| !avoid.contains(element));
         let answering = better
             .clone()
             .find(|&&element| self.shared.answers(element));
         let up = answering.or_else(|| better.find(|&&element| self.shared.is_up(element)));
-        Ok(up.copied().unwrap_or(first))
+        Ok(up.copied().unwrap_or(all[0]))
+    }
+
+    /// Where the bytes of a damaged object can be had as they are.
+    pub(crate) fn damaged_on(&self, object: u64) -> Result<Option<u32>, Fault> {
+        let damaged = damage::of(self.db, object)?.into_iter();
+        let mut damaged = damaged.map(|(element, _)| element);
+        Ok(damaged.find(|&element| self.shared.is_up(element)))
+    }
+
+    fn damaged(&self, object: u64, first: u32) -> Result<Fault, Fault> {
+        let damaged = damage::of(self.db, object)?;
+        let known = damaged.into_iter().find(|(element, _)| *element == first);
+        let sql = "SELECT path FROM held WHERE object = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let path = statement.query_row([object.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
+        let path = String::from_utf8_lossy(&path.optional()?.unwrap_or_default()).into_owned();
+        let what = known.map(|(_, what)| what).unwrap_or_default();
+        let fault = Fault::DamagedFile(path, first, what);
+        tracing::warn!("{fault}");
+        Ok(fault)
     }
 
     /// A version goes: its copies go with it. One that is being made is removed when it is there.
@@ -96,6 +122,19 @@ impl Tx<'_> {
             "DELETE FROM short WHERE object = ?1",
         ] {
             self.db.prepare_cached(sql)?.execute([object])?;
+        }
+        Ok(())
+    }
+
+    /// A version goes: nothing has to be made anew.
+    pub(crate) fn forget_damage(&self, object: u64) -> Result<(), Fault> {
+        for sql in [
+            "DELETE FROM damage WHERE object = ?1",
+            "DELETE FROM short WHERE object = ?1",
+        ] {
+            self.db
+                .prepare_cached(sql)?
+                .execute([object.cast_signed()])?;
         }
         Ok(())
     }
@@ -125,6 +164,7 @@ impl Tx<'_> {
             let state = match copy.state {
                 CopyState::Coming => "coming",
                 CopyState::Lost => "lost",
+                CopyState::Damaged => "damaged",
                 _ if self.shared.is_up(copy.element.0) => "current",
                 _ => "away",
             };
@@ -145,16 +185,39 @@ impl Tx<'_> {
 
 /// The elements that have a copy beside the first, or will.
 pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState)>, Fault> {
-    let sql = "SELECT element, state FROM copy WHERE object = ?1 ORDER BY element";
+    let sql = "SELECT copy.element, state, mending FROM copy LEFT JOIN damage \
+               ON damage.object = copy.object AND damage.element = copy.element \
+               WHERE copy.object = ?1 ORDER BY copy.element";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| {
-        let state = match row.get(1)? {
-            COMING => CopyState::Coming,
-            _ => CopyState::Current,
+        let state = match (row.get(1)?, row.get(2)?) {
+            (COMING, _) => CopyState::Coming,
+            (_, mending) => of_damage(mending),
         };
         Ok((row.get(0)?, state))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// How the element has an object that is said to have it first.
+pub(crate) fn state_of_first(
+    db: &Connection,
+    object: u64,
+    element: u32,
+) -> Result<CopyState, Fault> {
+    let sql = "SELECT mending FROM damage WHERE object = ?1 AND element = ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let mending = statement.query_row(params![object.cast_signed(), element], |row| row.get(0));
+    Ok(of_damage(mending.optional()?))
+}
+
+/// Of a copy that is there: whether it is damaged, and made anew.
+fn of_damage(mending: Option<bool>) -> CopyState {
+    match mending {
+        None => CopyState::Current,
+        Some(true) => CopyState::Coming,
+        Some(false) => CopyState::Damaged,
+    }
 }
 
 /// Has it looked at whether a version has enough copies; what has only one is looked at first.
@@ -173,8 +236,13 @@ pub(crate) fn remove_copy(
     now: i64,
 ) -> Result<(), Fault> {
     let row = params![object.cast_signed(), element, now];
-    db.prepare_cached("DELETE FROM copy WHERE object = ?1 AND element = ?2")?
-        .execute(params![object.cast_signed(), element])?;
+    for sql in [
+        "DELETE FROM copy WHERE object = ?1 AND element = ?2",
+        "DELETE FROM damage WHERE object = ?1 AND element = ?2",
+    ] {
+        db.prepare_cached(sql)?
+            .execute(params![object.cast_signed(), element])?;
+    }
     db.prepare_cached(
         "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
     )?

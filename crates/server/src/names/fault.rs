@@ -77,6 +77,11 @@ pub enum Fault {
     /// An older version whose bytes are gone.
     #[error("version {0} of {1} is not kept any more")]
     VersionGone(u64, String),
+    /// No copy of a file is what was sealed.
+    #[error(
+        "{0} is damaged: on element {1} it {2}, and there is no other copy of it; `tidemill get --damaged` gets its bytes as they are"
+    )]
+    DamagedFile(String, u32, String),
     /// Too many hard links.
     #[error("{0}: has as many names as a file may have")]
     TooManyLinks(String),
@@ -167,6 +172,7 @@ impl Fault {
             | Self::NotKept(_)
             | Self::Unsynced(_)
             | Self::Damaged(_)
+            | Self::DamagedFile(..)
             | Self::Closed => Errno::IO,
         }
     }

@@ -2,7 +2,9 @@
 
 use super::copies::{self, CURRENT};
 use super::fault::Fault;
+use super::node::Caller;
 use super::shared::Shared;
+use super::transaction::Tx;
 use crate::jobs::outbox;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +40,37 @@ pub(crate) fn of_element(db: &Connection, element: u32) -> Result<BTreeMap<u64, 
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), held))
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// The objects of the file that a path leads to, or of all files below the folder.
+pub(crate) fn objects_below(
+    db: &Connection,
+    shared: &Shared,
+    path: &[u8],
+) -> Result<BTreeSet<u64>, Fault> {
+    let root = Caller::root();
+    let top = Tx::new(db, shared, &root, 0, 0).resolve(path, true)?;
+    let mut objects = BTreeSet::new();
+    let mut folders = Vec::new();
+    let mut take = |ino: u64, kind: i32, object: u64, folders: &mut Vec<u64>| {
+        if kind == Kind::Directory as i32 {
+            folders.push(ino);
+        } else if object != 0 {
+            objects.insert(object);
+        }
+    };
+    take(top.ino, top.kind as i32, top.object, &mut folders);
+    let sql = "SELECT inode.ino, kind, object FROM dirent CROSS JOIN inode ON inode.ino = dirent.ino \
+               WHERE dirent.parent = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    while let Some(folder) = folders.pop() {
+        let mut rows = statement.query([folder.cast_signed()])?;
+        while let Some(row) = rows.next()? {
+            let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
+            take(number(0)?, row.get(1)?, number(2)?, &mut folders);
+        }
+    }
+    Ok(objects)
 }
 
 /// Those of some objects of an element that nothing knows: no version, writer, label or removal. Files' sealed versions are versions.

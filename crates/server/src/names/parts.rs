@@ -3,6 +3,7 @@
 //! like those of other versions.
 
 use super::attribute::FOLDER_STRIPES;
+use super::copies;
 use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
@@ -160,7 +161,9 @@ impl Tx<'_> {
     /// Where the bytes of a version are.
     pub(crate) fn layout_of(&self, node: &Node) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
-            let others = super::copies::others(self.db, part.object.0)?.into_iter();
+            let others = copies::others(self.db, part.object.0)?.into_iter();
+            let first = &mut part.copies[0];
+            first.state = copies::state_of_first(self.db, part.object.0, first.element.0)?;
             part.copies
                 .extend(others.map(|(element, state)| layout::Copy {
                     element: ElementId(element),
@@ -322,6 +325,7 @@ pub(crate) fn let_go(
         for sql in [
             "DELETE FROM copy WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM short WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM damage WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM part WHERE object = ?1",
             "DELETE FROM layout WHERE object = ?1",
         ] {

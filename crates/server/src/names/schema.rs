@@ -59,6 +59,7 @@ const MIGRATIONS: &[&str] = &[
     HASHING,
     COPIES,
     PARTS,
+    SCRUBS,
 ];
 
 const NAMES: &str = "
@@ -196,6 +197,18 @@ CREATE INDEX part_element ON part(element, part);
 CREATE VIEW held AS SELECT object, object AS version, ino, size, element, copies, removed, uid, path FROM version
   UNION ALL SELECT part.part, version.object, ino, part.size, part.element, copies, removed, uid, path
   FROM part CROSS JOIN version ON version.object = part.object;
+";
+
+// What is damaged, and what is to be read to find that.
+const SCRUBS: &str = "
+CREATE TABLE damage(object INTEGER NOT NULL, element INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
+  mending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, element)) WITHOUT ROWID;
+CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, element INTEGER NOT NULL,
+  listed INTEGER NOT NULL, idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL,
+  after INTEGER NOT NULL DEFAULT 0, labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0,
+  bytes INTEGER NOT NULL DEFAULT 0, damaged INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX scrub_element ON scrub(element);
+CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
 ";
 
 /// Opens the database for writing, making or migrating it first.

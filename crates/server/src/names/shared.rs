@@ -5,7 +5,7 @@ use super::claims::Claims;
 use super::lent::Lent;
 use crate::clock;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +18,10 @@ const CAPABILITY: Duration = Duration::from_secs(5 * 60);
 
 /// How long one in a label is good, which may wait in an element's queue. Only elements see it.
 const LABEL: Duration = Duration::from_secs(24 * 3600);
+
+/// Copies that were made in this time tell how fast they are made.
+const MADE_NS: i64 = 60 * 1_000_000_000;
+const MADE_MAX: usize = 4096;
 
 /// Known to all requests.
 #[derive(Debug)]
@@ -32,6 +36,10 @@ pub(crate) struct Shared {
     parts: AtomicBool,
     /// Copies of versions of which no folder says how many.
     copies: AtomicU32,
+    /// A copy may be damaged.
+    damage: AtomicBool,
+    /// When copies were made lately, and their bytes.
+    made: Mutex<VecDeque<(i64, u64)>>,
     files: AtomicU64,
     /// Inode of the folder of users' kernels; 0 before it is known.
     kernels_folder: AtomicU64,
@@ -97,6 +105,8 @@ impl Shared {
             folder_stripes: AtomicBool::new(false),
             parts: AtomicBool::new(false),
             copies: AtomicU32::new(1),
+            damage: AtomicBool::new(false),
+            made: Mutex::default(),
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
             claims: Claims::default(),
@@ -226,6 +236,37 @@ impl Shared {
 
     pub(crate) fn set_copies(&self, copies: u32) {
         self.copies.store(copies, Ordering::Relaxed);
+    }
+
+    /// Whether a copy may be damaged: if not, nobody has to look.
+    pub(crate) fn damage(&self) -> bool {
+        self.damage.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_damage(&self) {
+        self.damage.store(true, Ordering::Relaxed);
+    }
+
+    /// A copy was made, of so many bytes.
+    pub(crate) fn on_copied(&self, bytes: u64) {
+        let now = clock::now_ns();
+        let mut made = self.made.lock();
+        made.retain(|(at, _)| *at > now - MADE_NS);
+        if bytes > 0 && made.len() < MADE_MAX {
+            made.push_back((now, bytes));
+        }
+    }
+
+    /// Bytes per second of copies that were made lately; `None` if there were none.
+    pub(crate) fn copied_bytes_per_sec(&self) -> Option<u64> {
+        let now = clock::now_ns();
+        let made = self.made.lock();
+        let lately = made.iter().filter(|(at, _)| *at > now - MADE_NS);
+        let (first, bytes) = lately.fold((now, 0_u64), |(first, sum), &(at, bytes)| {
+            (first.min(at), sum.saturating_add(bytes))
+        });
+        let seconds = ((now - first) / 1_000_000_000).max(1).unsigned_abs();
+        Some(bytes / seconds).filter(|&rate| rate > 0)
     }
 
     /// Whether an element is up.

@@ -84,6 +84,9 @@ impl SqliteNames {
         if count("SELECT count(*) FROM (SELECT 1 FROM layout LIMIT 1)").map_err(at)? > 0 {
             shared.set_parts();
         }
+        if database.read(crate::damage::any).map_err(at)? {
+            shared.set_damage();
+        }
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

@@ -89,7 +89,11 @@ impl Tx<'_> {
             let layout = self.opened_parts(&node, object, &op.avoid, rights::READ)?;
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
-        let element = self.readable(object, first, &op.avoid)?;
+        let damaged = op.damaged.then(|| self.damaged_on(object)).transpose()?;
+        let element = match damaged.flatten() {
+            Some(damaged) => damaged,
+            None => self.readable(object, first, &op.avoid)?,
+        };
         Ok(Answer::Opened(v1::Opened {
             element,
             capability: self.right(&node, element, object, rights::READ),
@@ -465,6 +469,9 @@ impl Tx<'_> {
             .optional()?;
         if copies.is_some_and(|copies| copies > 1) {
             self.drop_copies(object)?;
+        }
+        if self.shared.damage() {
+            self.forget_damage(object)?;
         }
         self.keep_annotations(object)
     }

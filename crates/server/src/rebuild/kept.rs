@@ -10,8 +10,8 @@ use tidemill_core::layout::PartOf;
 use tidemill_core::object::tag;
 use tidemill_wire::v1::NameNote;
 
-/// The version of an element's tables that this release reads.
-const SCHEMA_VERSION: i64 = 1;
+/// The versions of an element's tables that this release reads.
+const SCHEMA_VERSIONS: std::ops::RangeInclusive<i64> = 1..=2;
 
 /// Kinds of object.
 const DATA: i64 = 0;
@@ -126,7 +126,9 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     if folder {
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
-            path.join(id.relative_path()).is_file()
+            // One that is damaged has a name all the same.
+            let damaged = path.join("damaged").join(format!("{:016x}", object.id));
+            path.join(id.relative_path()).is_file() || damaged.exists()
         };
         kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
@@ -135,7 +137,7 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
 
 fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     let version: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    if version != SCHEMA_VERSION {
+    if !SCHEMA_VERSIONS.contains(&version) {
         return Err(Problem::Version(version));
     }
     let identity = |key: &str| -> Result<Vec<u8>, Problem> {

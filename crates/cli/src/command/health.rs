@@ -1,0 +1,59 @@
+//! `tidemill health`: whether files can be had, and what is done about those that can't.
+
+use crate::context::Context;
+use crate::output::health::HealthView;
+use std::process::ExitCode;
+use tidemill_client::Server;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill health
+  tidemill health --all                         every file's name
+  tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
+
+Exit codes: 0 all is well, 1 copies are missing and are made, 2 files can't be had: their elements are away or every
+copy is damaged (or the command failed).";
+
+/// The lists of files.
+const KINDS: [&str; 3] = ["lost", "damaged", "short"];
+
+/// Show files that can't be had, are damaged or lack copies, and what is done about it
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Name all files, not the first few
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let elements = server.status().await?.elements;
+    let mut health = ask(&server, "", 0).await?;
+    if args.all {
+        health.ailing.clear();
+        for kind in KINDS {
+            let mut after = 0;
+            loop {
+                let page = ask(&server, kind, after).await?;
+                after = page.ailing.last().map_or(after, |one| one.object);
+                health.ailing.extend(page.ailing);
+                if !page.more {
+                    break;
+                }
+            }
+        }
+    }
+    let view = HealthView { health, elements };
+    context.output.show(&view)?;
+    Ok(ExitCode::from(view.exit()))
+}
+
+async fn ask(server: &Server, kind: &str, after: u64) -> anyhow::Result<v1::HealthReply> {
+    let request = v1::HealthRequest {
+        kind: kind.into(),
+        after,
+    };
+    let reply = server.health().show(request).await;
+    Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+}

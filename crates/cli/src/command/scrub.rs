@@ -1,0 +1,85 @@
+//! `tidemill scrub`: has elements read what they hold, and find what is damaged.
+
+use crate::context::Context;
+use crate::files;
+use crate::output::scrub::{AskedView, ScrubView};
+use crate::progress::Progress;
+use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_client::Server;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill scrub                    all that all elements hold; goes on by itself
+  tidemill scrub --element 2 --wait
+  tidemill scrub --wait /raw        the files below a folder, and what is wrong with them
+  tidemill --json scrub --wait /raw | jq '.damaged[].path'
+
+Objects are compared with the hashes that were made of them soon after they were sealed. What is damaged is made anew of
+another copy, if there is one; `tidemill health` tells what could not be.
+
+Exit codes: 0 nothing is damaged (or nobody waited), 1 something is or was, or not all could be read.";
+
+/// How often it is asked how far it is.
+const PERIOD: Duration = Duration::from_millis(300);
+
+/// Have elements read what they hold and compare it with what was sealed (root and the server's user only)
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A file, or a folder with all below it [default: everything]
+    #[arg(value_name = "PATH")]
+    path: Option<String>,
+    /// Only what this element holds
+    #[arg(long, value_name = "ID")]
+    element: Option<u32>,
+    /// Wait until all is read, and tell what was found
+    #[arg(long)]
+    wait: bool,
+}
+
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let path = args.path.as_deref().map(files::path).transpose()?;
+    let server = context.connect().await?;
+    let request = v1::ScrubRequest {
+        path: path.unwrap_or_default().into_bytes(),
+        element: args.element,
+    };
+    let asked = server.health().scrub(request).await;
+    let asked = asked.map_err(|status| server.explain(status))?.into_inner();
+    if !args.wait {
+        context.output.show(&AskedView(asked))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let reply = ended(&server, &asked, context).await?;
+    let away = asked.away.clone();
+    let damaged = reply.scrubs.iter().map(|one| one.damaged).sum::<u64>();
+    context.output.show(&ScrubView { reply, away })?;
+    let well = damaged == 0 && asked.away.is_empty();
+    Ok(ExitCode::from(u8::from(!well)))
+}
+
+/// Waits until all elements that are up have read what they were asked to.
+async fn ended(
+    server: &Server,
+    asked: &v1::ScrubReply,
+    context: &Context,
+) -> anyhow::Result<v1::ScrubsReply> {
+    let progress = Progress::new(context, 0);
+    loop {
+        let request = v1::ScrubsRequest {
+            request: asked.request,
+        };
+        let reply = server.health().scrubs(request).await;
+        let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+        let objects: u64 = reply.scrubs.iter().map(|one| one.objects).sum();
+        let text = format!("{objects} objects read");
+        progress.now(&text);
+        let up = |one: &&v1::ElementScrub| !asked.away.contains(&one.element);
+        if reply.scrubs.iter().filter(up).all(|one| one.ended > 0) {
+            progress.end();
+            return Ok(reply);
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}

@@ -1,0 +1,79 @@
+//! What a scrub has found.
+
+use super::View;
+use super::health::{ailing_json, ailing_text, scrub_json};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use tidemill_wire::v1;
+
+/// A scrub that was asked for.
+#[derive(Debug)]
+pub(crate) struct AskedView(pub(crate) v1::ScrubReply);
+
+impl View for AskedView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let asked = &self.0;
+        let what = match asked.objects {
+            0 => "all that they hold".to_owned(),
+            some => format::count(some, "object"),
+        };
+        let count = asked.elements.len() as u64;
+        let elements = format::count(count, "element");
+        let reads = if count == 1 { "reads" } else { "read" };
+        writeln!(out, "{elements} {reads} {what}; see `tidemill health`")?;
+        away_text(&asked.away, out)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "request": self.0.request,
+            "elements": self.0.elements,
+            "away": self.0.away,
+            "objects": self.0.objects,
+        })
+    }
+}
+
+fn away_text(away: &[u32], out: &mut dyn Write) -> io::Result<()> {
+    for element in away {
+        writeln!(out, "element {element} is away: it reads when it is back")?;
+    }
+    Ok(())
+}
+
+/// A scrub that has ended.
+#[derive(Debug)]
+pub(crate) struct ScrubView {
+    pub(crate) reply: v1::ScrubsReply,
+    pub(crate) away: Vec<u32>,
+}
+
+impl View for ScrubView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let sum = |of: fn(&v1::ElementScrub) -> u64| self.reply.scrubs.iter().map(of).sum::<u64>();
+        writeln!(
+            out,
+            "{} read ({}): {}",
+            format::count(sum(|one| one.objects), "object"),
+            format::bytes(sum(|one| one.bytes)),
+            match sum(|one| one.damaged) {
+                0 => "all are what was sealed".to_owned(),
+                some => format!("{some} damaged"),
+            }
+        )?;
+        for one in &self.reply.damaged {
+            ailing_text(one, out)?;
+        }
+        away_text(&self.away, out)
+    }
+
+    fn json(&self) -> Value {
+        let scrubs = self.reply.scrubs.iter().map(scrub_json);
+        json!({
+            "scrubs": scrubs.collect::<Vec<_>>(),
+            "away": self.away,
+            "damaged": self.reply.damaged.iter().map(ailing_json).collect::<Vec<_>>(),
+        })
+    }
+}

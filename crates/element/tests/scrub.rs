@@ -1,0 +1,397 @@
+//! Damaged objects: how they are found, that nobody reads them then, and how they are made anew.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod array;
+
+use array::*;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use tidemill_client::{Error, Objects};
+use tidemill_core::id::ObjectId;
+use tidemill_element::Element;
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, from_element::Message};
+
+const BYTES: &[u8] = b"what was sealed";
+
+/// Any state but that in which it was sealed.
+type Spoil = fn(&Path);
+
+fn writable(path: &Path) -> std::fs::File {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o444)).unwrap();
+    file
+}
+
+fn flip(path: &Path) {
+    writable(path).write_all_at(b"W", 0).unwrap();
+}
+
+fn cut(path: &Path) {
+    writable(path).set_len(3).unwrap();
+}
+
+fn lengthen(path: &Path) {
+    writable(path).set_len(5000).unwrap();
+}
+
+fn remove(path: &Path) {
+    std::fs::remove_file(path).unwrap();
+}
+
+fn folder_instead(path: &Path) {
+    remove(path);
+    std::fs::create_dir(path).unwrap();
+    std::fs::write(path.join("file"), b"x").unwrap();
+}
+
+fn link_instead(path: &Path) {
+    let other = path.with_extension("other");
+    std::fs::rename(path, &other).unwrap();
+    std::os::unix::fs::symlink(other, path).unwrap();
+}
+
+fn unreadable(path: &Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    // Nothing is unreadable to root, who reads what somebody else has changed there.
+    if rustix::process::geteuid().is_root() {
+        flip(path);
+    }
+}
+
+const SPOILS: [Spoil; 7] = [
+    flip,
+    cut,
+    lengthen,
+    remove,
+    folder_instead,
+    link_instead,
+    unreadable,
+];
+
+fn verify(id: u64, idle: bool, objects: &[u64]) -> v1::Label {
+    let verify = v1::Verify {
+        scrub: 1,
+        idle,
+        objects: objects.to_vec(),
+    };
+    v1::Label {
+        id,
+        operation: Some(v1::label::Operation::Verify(verify)),
+        ..v1::Label::default()
+    }
+}
+
+fn file(folder: &Path, object: u64) -> PathBuf {
+    folder.join(ObjectId(object).relative_path())
+}
+
+fn aside(folder: &Path, object: u64) -> PathBuf {
+    folder.join("damaged").join(format!("{object:016x}"))
+}
+
+/// Objects that the element tells are damaged, one message.
+async fn told(connection: &mut Connection) -> Vec<u64> {
+    connection
+        .find(|message| match message {
+            Message::Damaged(damaged) => {
+                Some(damaged.objects.iter().map(|one| one.object).collect())
+            }
+            _ => None,
+        })
+        .await
+}
+
+/// Has objects compared; gives those that are damaged.
+async fn compare(connection: &mut Connection, id: u64, objects: &[u64]) -> Vec<u64> {
+    connection.labels(&[verify(id, false, objects)]);
+    let outcome = connection.finished(id).await;
+    assert!(outcome.failure.is_none(), "{outcome:?}");
+    outcome.damaged.iter().map(|one| one.object).collect()
+}
+
+async fn status_of(element: &Element, object: u64) -> u16 {
+    let remote = remote(element, object, rights::READ);
+    match Objects::new(None).read(&remote, 0, 100).await {
+        Ok(_) => 200,
+        Err(Error::ElementRefused { status, .. }) => status,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn row<T: rusqlite::types::FromSql>(folder: &Path, sql: &str) -> T {
+    let db = rusqlite::Connection::open(folder.join("element.db")).unwrap();
+    db.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+fn change(folder: &Path, sql: &str) {
+    let db = rusqlite::Connection::open(folder.join("element.db")).unwrap();
+    db.execute_batch(sql).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_sealed_is_hashed_soon_and_again_after_a_restart() {
+    let (folder, mut server, element, _connection) = element_with(BYTES).await;
+    put(&element, 5, BYTES).await;
+    let unhashed = "SELECT count(*) FROM object WHERE kind = 0 AND hash IS NULL";
+    let hashed = async || {
+        while row::<i64>(folder.path(), unhashed) > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(hashed()).await;
+    let kept: Vec<u8> = row(folder.path(), "SELECT hash FROM object WHERE id = 5");
+    assert_eq!(kept, blake3::hash(BYTES).as_bytes());
+    element.stop().await;
+    // As of a release that knew no hashes, or one that was killed before.
+    change(folder.path(), "UPDATE object SET hash = NULL");
+    let config = config(1, folder.path(), &server);
+    let element = Element::start(config).await.unwrap();
+    let _connection = server.welcomed().await;
+    soon(hashed()).await;
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_damaged_is_found_told_and_never_read_again() {
+    for spoil in SPOILS {
+        let (folder, mut server, element, mut connection) = element_with(BYTES).await;
+        for object in [5, 6] {
+            put(&element, object, BYTES).await;
+        }
+        assert_eq!(compare(&mut connection, 10, &[5, 6]).await, [] as [u64; 0]);
+        spoil(&file(folder.path(), 5));
+        assert_eq!(compare(&mut connection, 11, &[5, 6, 77]).await, [5, 77]);
+        assert_eq!(told(&mut connection).await, [5]);
+        assert!(file(folder.path(), 5).symlink_metadata().is_err());
+        assert_eq!(
+            (status_of(&element, 5).await, status_of(&element, 6).await),
+            (410, 200)
+        );
+        // Nor by a task, nor as what a copy is made of.
+        let task = program_label(12, "cat", &["in"]).input("in", 5, 1);
+        connection.labels(&[task, copy_label(13, 5, 1, 50)]);
+        for label in [12, 13] {
+            let outcome = connection.finished(label).await;
+            assert_eq!(failure(&outcome).kind, "input", "{outcome:?}");
+        }
+        assert_eq!(compare(&mut connection, 14, &[5]).await, [5]);
+        element.stop().await;
+        // It is told again to whoever comes next.
+        let element = Element::start(config(1, folder.path(), &server))
+            .await
+            .unwrap();
+        let mut connection = server.welcomed().await;
+        assert_eq!(told(&mut connection).await, [5]);
+        assert_eq!(status_of(&element, 5).await, 410);
+        connection.remove(&[5]).await;
+        assert!(aside(folder.path(), 5).symlink_metadata().is_err());
+        assert_eq!(status_of(&element, 5).await, 404);
+        element.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_is_told_by_who_looks_for_it() {
+    let (folder, _server, element, mut connection) = element_with(BYTES).await;
+    for object in [5, 6, 7] {
+        put(&element, object, BYTES).await;
+    }
+    remove(&file(folder.path(), 5));
+    assert_eq!(status_of(&element, 5).await, 410);
+    assert_eq!(told(&mut connection).await, [5]);
+    folder_instead(&file(folder.path(), 6));
+    let task = program_label(12, "cat", &["in"]).input("in", 6, 1);
+    connection.labels(&[task]);
+    // Before its label ends, so that the server does not send the task here again.
+    assert_eq!(told(&mut connection).await, [6]);
+    let outcome = connection.finished(12).await;
+    assert_eq!(failure(&outcome).kind, "input");
+    // What never was here is not damaged.
+    assert_eq!(status_of(&element, 8).await, 404);
+    assert_eq!(status_of(&element, 7).await, 200);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_bytes_can_be_had_by_who_asks_for_them_as_such() {
+    let (folder, _server, element, mut connection) = element_with(BYTES).await;
+    put(&element, 5, BYTES).await;
+    assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
+    flip(&file(folder.path(), 5));
+    assert_eq!(compare(&mut connection, 11, &[5]).await, [5]);
+    let mut bytes = Vec::new();
+    let remote = remote(&element, 5, rights::READ);
+    let objects = Objects::new(None);
+    let read = objects.read_damaged(&remote, |piece| {
+        bytes.extend_from_slice(&piece);
+        Ok(())
+    });
+    read.await.unwrap();
+    assert_eq!(bytes, b"What was sealed");
+    // Somebody brings back what was sealed.
+    std::fs::write(aside(folder.path(), 5).with_extension("own"), BYTES).unwrap();
+    let own = aside(folder.path(), 5).with_extension("own");
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o444)).unwrap();
+    std::fs::rename(own, file(folder.path(), 5)).unwrap();
+    assert_eq!(compare(&mut connection, 12, &[5]).await, [] as [u64; 0]);
+    assert_eq!(get(&element, 5).await, BYTES);
+    assert!(!aside(folder.path(), 5).exists());
+    element.stop().await;
+}
+
+/// The element was killed before a damaged object was set aside, or after it was made anew and before that was kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_element_that_begins_looks_at_what_is_marked_and_there() {
+    let (folder, mut server, element, mut connection) = element_with(BYTES).await;
+    for object in [5, 6, 7] {
+        put(&element, object, BYTES).await;
+    }
+    assert_eq!(
+        compare(&mut connection, 10, &[5, 6, 7]).await,
+        [] as [u64; 0]
+    );
+    element.stop().await;
+    flip(&file(folder.path(), 5));
+    let marked = "UPDATE object SET damage = 'has another content' WHERE id IN (5, 6)";
+    change(folder.path(), marked);
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
+    let mut connection = server.welcomed().await;
+    assert_eq!(told(&mut connection).await, [5]);
+    let mut found = Vec::new();
+    for object in [5, 6, 7] {
+        found.push(status_of(&element, object).await);
+    }
+    assert_eq!(found, [410, 200, 200]);
+    element.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_label_that_was_cut_off_compares_all_again() {
+    let (folder, mut server, element, mut connection) = element_with(BYTES).await;
+    put(&element, 5, BYTES).await;
+    assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
+    flip(&file(folder.path(), 5));
+    // It waits: everything else comes first.
+    connection.labels(&[program_label(11, "sleep", &["1000"])]);
+    connection.running(11).await;
+    connection.labels(&[verify(12, true, &[1, 5])]);
+    connection.running(12).await;
+    element.stop().await;
+    let element = Element::start(config(1, folder.path(), &server))
+        .await
+        .unwrap();
+    let mut connection = server.welcomed().await;
+    connection.abort(11);
+    // A version goes while it is to be compared: whether that is damage is for the server to say.
+    connection.remove(&[1]).await;
+    let outcome = connection.finished(12).await;
+    let damaged: Vec<u64> = outcome.damaged.iter().map(|one| one.object).collect();
+    assert!(damaged == [5] || damaged == [1, 5], "{outcome:?}");
+    element.stop().await;
+}
+
+/// Two elements that know each other.
+struct Two {
+    folders: [tempfile::TempDir; 2],
+    elements: [Element; 2],
+    connections: [Connection; 2],
+}
+
+async fn two(in_place: bool) -> Two {
+    let folders = [folder(), folder()];
+    let mut server = FakeServer::start().await;
+    let (mut elements, mut connections) = (Vec::new(), Vec::new());
+    for (id, folder) in (1..).zip(&folders) {
+        let mut config = config(id, folder.path(), &server);
+        config.in_place = in_place;
+        elements.push(Element::start(config).await.unwrap());
+        connections.push(server.welcomed().await);
+    }
+    let known = connections
+        .iter()
+        .map(|one| one.hello.element.clone().unwrap());
+    let known: Vec<v1::Element> = known.collect();
+    for connection in &connections {
+        connection.peers(known.clone());
+    }
+    Two {
+        folders,
+        elements: elements.try_into().unwrap(),
+        connections: connections.try_into().unwrap_or_else(|_| unreachable!()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_copy_is_made_anew_of_another_in_its_place() {
+    for (in_place, spoil) in [true, false].into_iter().zip([flip as Spoil, remove]) {
+        let mut two = two(in_place).await;
+        for element in &two.elements {
+            put(element, 5, BYTES).await;
+        }
+        let connection = &mut two.connections[1];
+        assert_eq!(compare(connection, 10, &[5]).await, [] as [u64; 0]);
+        spoil(&file(two.folders[1].path(), 5));
+        assert_eq!(compare(connection, 11, &[5]).await, [5]);
+        connection.labels(&[copy_label(12, 5, 1, 5)]);
+        assert_eq!(sealed(&connection.finished(12).await), [(5, 15)]);
+        assert_eq!(get(&two.elements[1], 5).await, BYTES);
+        assert!(!aside(two.folders[1].path(), 5).exists());
+        assert_eq!(compare(connection, 13, &[5]).await, [] as [u64; 0]);
+        // It is a file of its own, and has its hash.
+        let kept: Vec<u8> = row(
+            two.folders[1].path(),
+            "SELECT hash FROM object WHERE id = 5",
+        );
+        assert_eq!(kept, blake3::hash(BYTES).as_bytes());
+        flip(&file(two.folders[1].path(), 5));
+        assert_eq!(get(&two.elements[0], 5).await, BYTES);
+        for element in two.elements {
+            element.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_copy_is_made_of_what_is_not_what_was_sealed() {
+    for in_place in [true, false] {
+        let mut two = two(in_place).await;
+        put(&two.elements[0], 5, BYTES).await;
+        let [first, second] = &mut two.connections;
+        assert_eq!(compare(first, 10, &[5]).await, [] as [u64; 0]);
+        // Nobody has looked at it since.
+        flip(&file(two.folders[0].path(), 5));
+        second.labels(&[copy_label(11, 5, 1, 5)]);
+        let outcome = second.finished(11).await;
+        assert_eq!(failure(&outcome).kind, "input", "{outcome:?}");
+        assert_eq!(status_of(&two.elements[1], 5).await, 404);
+        assert_eq!(told(first).await, [5]);
+        assert_eq!(status_of(&two.elements[0], 5).await, 410);
+        for element in two.elements {
+            element.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hashes_that_make_no_sense_are_refused() {
+    let (_folder, _server, element, _connection) = element_with(BYTES).await;
+    put(&element, 5, BYTES).await;
+    let remote = remote(&element, 5, rights::READ);
+    let objects = Objects::new(None);
+    for bad in [&b""[..], &[1; 31], &[1; 33]] {
+        let refused = objects.confirm(&remote, bad).await.unwrap_err();
+        assert!(
+            matches!(refused, Error::ElementRefused { status: 400, .. }),
+            "{refused}"
+        );
+    }
+    assert!(!objects.confirm(&remote, &[1; 32]).await.unwrap());
+    let same = blake3::hash(BYTES);
+    assert!(objects.confirm(&remote, same.as_bytes()).await.unwrap());
+    element.stop().await;
+}

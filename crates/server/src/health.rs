@@ -1,0 +1,270 @@
+//! The gRPC service of health: which files can't be had or lack copies, what is done about them, and scrubs.
+
+use crate::access::Access;
+use crate::array::Array;
+use crate::clock;
+use crate::names::commit::Database;
+use crate::names::copies::{COMING, CURRENT};
+use crate::names::holdings::objects_below;
+use crate::names::parts;
+use crate::names::shared::Shared;
+use crate::names::{Fault, SqliteNames};
+use crate::namespace_service::refused;
+use crate::scrub;
+use rusqlite::{Connection, params};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tidemill_core::copies::COPIES_MAX;
+use tidemill_wire::v1;
+use tonic::{Request, Response, Status};
+
+/// Files that are named unless more are asked for, and then at once.
+const FEW: u32 = 10;
+const PAGE: u32 = 1000;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct HealthService {
+    pub(crate) names: Arc<SqliteNames>,
+    pub(crate) array: Arc<Array>,
+    pub(crate) access: Arc<Access>,
+}
+
+impl HealthService {
+    fn database(&self) -> &Arc<Database> {
+        self.names.database()
+    }
+
+    /// The elements that are to read: all that keep data, or the one that is named.
+    fn elements(&self, named: Option<u32>) -> Result<Vec<v1::Element>, Status> {
+        let mut elements = self.array.elements();
+        elements.retain(|one| match named {
+            Some(named) => one.element == named,
+            None => one.role == "store",
+        });
+        match (named, elements.is_empty()) {
+            (Some(named), true) => Err(Status::not_found(format!(
+                "there is no element {named}; see `tidemill status`"
+            ))),
+            _ => Ok(elements),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::health_server::Health for HealthService {
+    async fn show(
+        &self,
+        request: Request<v1::HealthRequest>,
+    ) -> Result<Response<v1::HealthReply>, Status> {
+        let trusted = self.access.peer(&request)?.trusted;
+        let request = request.into_inner();
+        let (database, shared) = (self.database().clone(), self.names.shared().clone());
+        let look = move || database.read(|db| show(db, &shared, &request));
+        let looked = tokio::task::spawn_blocking(look).await;
+        let mut reply = looked
+            .map_err(|_| refused(&Fault::Closed))?
+            .map_err(|fault| refused(&fault))?;
+        if !trusted {
+            reply.ailing.clear();
+        }
+        Ok(Response::new(reply))
+    }
+
+    async fn scrub(
+        &self,
+        request: Request<v1::ScrubRequest>,
+    ) -> Result<Response<v1::ScrubReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let v1::ScrubRequest { path, element } = request.into_inner();
+        let elements = self.elements(element)?;
+        let now = clock::now_ns();
+        let mut objects = 0;
+        let mut reading: BTreeSet<u32> = elements.iter().map(|one| one.element).collect();
+        let asked = if path.is_empty() {
+            let all: Vec<u32> = reading.iter().copied().collect();
+            let ask = move |db: &Connection| scrub::ask_for_all(db, &all, now);
+            self.database().write(ask).await
+        } else {
+            let names = self.names.clone();
+            let find = move || names.database().read(|db| lists(db, names.shared(), &path));
+            let found = tokio::task::spawn_blocking(find).await;
+            let lists = found.map_err(|_| refused(&Fault::Closed))?;
+            let mut lists = lists.map_err(|fault| refused(&fault))?;
+            lists.retain(|listed, _| element.is_none_or(|element| element == *listed));
+            objects = lists.values().map(|list| list.len() as u64).sum();
+            reading = lists.keys().copied().collect();
+            scrub::ask_for(self.database(), lists.into_iter().collect(), now).await
+        };
+        let up: BTreeSet<u32> = self.array.up().into_iter().collect();
+        Ok(Response::new(v1::ScrubReply {
+            request: asked.map_err(|fault| refused(&fault))?,
+            away: reading.difference(&up).copied().collect(),
+            elements: reading.into_iter().collect(),
+            objects,
+        }))
+    }
+
+    async fn scrubs(
+        &self,
+        request: Request<v1::ScrubsRequest>,
+    ) -> Result<Response<v1::ScrubsReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let request = request.into_inner().request;
+        let look = |db: &Connection| {
+            Ok(v1::ScrubsReply {
+                scrubs: scrub::list(db, Some(request))?,
+                damaged: damaged(db, 0, FEW)?,
+            })
+        };
+        let reply = self.database().read(look);
+        Ok(Response::new(reply.map_err(|fault| refused(&fault))?))
+    }
+}
+
+/// The objects of the files at and below a path, by the elements that have them, damaged or not.
+fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, Vec<u64>>, Fault> {
+    let mut lists: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+    let sql = "SELECT element FROM held WHERE object = ?1 \
+               UNION SELECT element FROM copy WHERE object = ?1 AND state = ?2";
+    let mut holders = db.prepare_cached(sql)?;
+    let mut objects = Vec::new();
+    for object in objects_below(db, shared, path)? {
+        match parts::parts(db, object)? {
+            Some((_, parts)) => objects.extend(parts.iter().map(|part| part.object)),
+            None => objects.push(object),
+        }
+    }
+    for object in objects {
+        let rows = holders.query_map(params![object.cast_signed(), CURRENT], |row| row.get(0))?;
+        for element in rows.collect::<Result<Vec<u32>, _>>()? {
+            lists.entry(element).or_default().push(object);
+        }
+    }
+    Ok(lists)
+}
+
+fn show(
+    db: &Connection,
+    shared: &Shared,
+    request: &v1::HealthRequest,
+) -> Result<v1::HealthReply, Fault> {
+    let mut reply = counted(db)?;
+    reply.bytes_per_sec = shared.copied_bytes_per_sec().unwrap_or(0);
+    reply.scrubs = scrub::list(db, None)?;
+    let mut elements = db.prepare_cached("SELECT element FROM lost WHERE back = 0")?;
+    let elements = elements.query_map([], |row| row.get(0))?;
+    reply.lost_elements = elements.collect::<Result<_, _>>()?;
+    let lists: [(&str, List); 3] = [("lost", lost), ("damaged", damaged), ("short", short)];
+    for (kind, list) in lists {
+        if request.kind.is_empty() {
+            reply.ailing.extend(list(db, 0, FEW)?);
+        } else if request.kind == kind {
+            let page = list(db, request.after, PAGE)?;
+            reply.more = page.len() as u64 >= u64::from(PAGE);
+            reply.ailing = page;
+        }
+    }
+    Ok(reply)
+}
+
+type List = fn(&Connection, u64, u32) -> Result<Vec<v1::Ailing>, Fault>;
+
+/// Versions that are nowhere but on elements which are no longer waited for. Those of one copy are on no list.
+const LOST: &str = "(held.element IN (SELECT element FROM lost WHERE back = 0) \
+     AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = 1 \
+     AND copy.element NOT IN (SELECT element FROM lost WHERE back = 0)))";
+
+/// Copies of a version that are not damaged, without those that are being made.
+const GOOD: &str = "((SELECT count(*) FROM copy WHERE copy.object = held.object AND state = 1) + 1 \
+     - (SELECT count(*) FROM damage WHERE damage.object = held.object))";
+
+fn counted(db: &Connection) -> Result<v1::HealthReply, Fault> {
+    let count = |sql: &str| -> Result<u64, Fault> {
+        let mut statement = db.prepare_cached(sql)?;
+        let count: i64 = statement.query_row([], |row| row.get(0))?;
+        Ok(count.cast_unsigned())
+    };
+    let any_lost = count("SELECT EXISTS (SELECT 1 FROM lost WHERE back = 0)")? > 0;
+    let lost = format!("SELECT count(*) FROM held WHERE removed = 0 AND {LOST}");
+    Ok(v1::HealthReply {
+        short: count(&format!(
+            "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX}"
+        ))?,
+        lost: if any_lost { count(&lost)? } else { 0 },
+        damaged: count("SELECT count(*) FROM damage")?,
+        hopeless: count(&format!(
+            "SELECT count(*) FROM held WHERE object IN (SELECT object FROM damage) AND {GOOD} < 1"
+        ))?,
+        mending: count(&format!(
+            "SELECT (SELECT count(*) FROM copy WHERE state = {COMING}) + (SELECT count(*) FROM damage WHERE mending = 1)"
+        ))?,
+        bytes_left: count(&format!(
+            "SELECT coalesce(sum(size * max(copies - max({GOOD}, 0), 0)), 0) FROM short JOIN held USING (object) \
+             WHERE removed = 0 AND has < {COPIES_MAX}"
+        ))?,
+        ..v1::HealthReply::default()
+    })
+}
+
+fn ailing(
+    db: &Connection,
+    kind: &str,
+    sql: &str,
+    after: u64,
+    limit: u32,
+) -> Result<Vec<v1::Ailing>, Fault> {
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map(params![after.cast_signed(), limit], |row| {
+        let elements: String = row.get(3)?;
+        Ok(v1::Ailing {
+            kind: kind.into(),
+            object: row.get::<_, i64>(0)?.cast_unsigned(),
+            path: row.get(1)?,
+            size: row.get::<_, i64>(2)?.cast_unsigned(),
+            elements: elements
+                .split(',')
+                .filter_map(|one| one.parse().ok())
+                .collect(),
+            what: row.get(4)?,
+            mending: row.get(5)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// All elements that have a version or had it.
+const HOLDERS: &str = "(held.element || coalesce((SELECT ',' || group_concat(element) FROM copy \
+     WHERE copy.object = held.object), ''))";
+
+fn lost(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
+    let any = db.prepare_cached("SELECT 1 FROM lost WHERE back = 0")?;
+    if !{ any }.exists([])? {
+        return Ok(Vec::new());
+    }
+    let sql = format!(
+        "SELECT object, path, size, {HOLDERS}, 'its elements have been away for too long', 0 FROM held \
+         WHERE object > ?1 AND removed = 0 AND {LOST} ORDER BY object LIMIT ?2"
+    );
+    ailing(db, "lost", &sql, after, limit)
+}
+
+fn damaged(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
+    let sql = format!(
+        "SELECT held.object, path, size, group_concat(damage.element), \
+         what || iif({GOOD} < 1, ', and there is no other copy', ''), max(mending) \
+         FROM damage CROSS JOIN held ON held.object = damage.object WHERE damage.object > ?1 \
+         GROUP BY damage.object ORDER BY damage.object LIMIT ?2"
+    );
+    ailing(db, "damaged", &sql, after, limit)
+}
+
+fn short(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
+    let sql = format!(
+        "SELECT short.object, path, size, {HOLDERS}, 'it has ' || max({GOOD}, 0) || ' of ' || copies || ' copies', \
+         EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND state = {COMING}) \
+         FROM short CROSS JOIN held ON held.object = short.object \
+         WHERE short.object > ?1 AND removed = 0 AND copies > 1 AND has < {COPIES_MAX} ORDER BY short.object LIMIT ?2"
+    );
+    ailing(db, "short", &sql, after, limit)
+}

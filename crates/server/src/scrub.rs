@@ -1,0 +1,323 @@
+//! Scrubs: all objects of an element, or some, are to be read there and compared with the hashes that were made of them.
+//!
+//! A scrub of one element is a row of `scrub`, with the objects of a list in `verify` or, for all of them, how far it is. The
+//! driver makes labels of it, a few hundred objects each and few at a time; a row and its labels change in one transaction,
+//! so a restart finds what is left. Each element's objects are all read once in a while by themselves.
+
+use crate::array::Array;
+use crate::clock;
+use crate::damage;
+use crate::jobs::Incoming;
+use crate::names::Fault;
+use crate::names::commit::Database;
+use crate::names::copies::CURRENT;
+use crate::names::shared::Shared;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::label::{Damaged, Operation};
+use tidemill_wire::v1;
+
+/// How often it is looked whether there is something to be done.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Objects of one label.
+const OBJECTS_MAX: u32 = 256;
+/// Bytes after which a label takes no more objects.
+const BYTES_MAX: u64 = 1 << 30;
+/// Objects of a list that are kept in one transaction.
+const LIST_MAX: usize = 4096;
+/// Scrubs that have ended are known for so long.
+const KEPT_NS: i64 = 86_400 * 1_000_000_000;
+/// `ended` of a scrub whose list is not whole yet.
+const LISTING: i64 = -1;
+
+/// Where a scrub is to go on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Open {
+    id: i64,
+    pub(crate) element: ElementId,
+    listed: bool,
+    idle: bool,
+    after: i64,
+}
+
+/// The scrubs that have no label under way.
+pub(crate) fn open(db: &Connection) -> Result<Vec<Open>, Fault> {
+    let sql = "SELECT scrub, element, listed, idle, after FROM scrub \
+               WHERE ended = 0 AND labels = 0 ORDER BY idle, scrub";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok(Open {
+            id: row.get(0)?,
+            element: ElementId(row.get(1)?),
+            listed: row.get(2)?,
+            idle: row.get(3)?,
+            after: row.get(4)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+impl Open {
+    pub(crate) fn id(&self) -> u64 {
+        self.id.cast_unsigned()
+    }
+
+    /// The next that is to be read; `None` if that is all.
+    pub(crate) fn next(&self, db: &Connection) -> Result<Option<Operation>, Fault> {
+        let sql = if self.listed {
+            "SELECT verify.object, coalesce(size, 0) FROM verify LEFT JOIN held USING (object) \
+             WHERE scrub = ?1 AND verify.object > ?2 ORDER BY verify.object LIMIT ?3"
+        } else {
+            "SELECT object, size FROM held WHERE element = ?1 AND removed = 0 AND object > ?2 \
+             UNION SELECT copy.object, size FROM copy CROSS JOIN held ON held.object = copy.object \
+             WHERE copy.element = ?1 AND copy.object > ?2 AND state = ?4 ORDER BY 1 LIMIT ?3"
+        };
+        let key = if self.listed {
+            self.id
+        } else {
+            self.element.0.into()
+        };
+        let mut statement = db.prepare_cached(sql)?;
+        let mut rows = if self.listed {
+            statement.query(params![key, self.after, OBJECTS_MAX])?
+        } else {
+            statement.query(params![key, self.after, OBJECTS_MAX, CURRENT])?
+        };
+        let (mut objects, mut bytes) = (Vec::new(), 0_u64);
+        while let Some(row) = rows.next()? {
+            if bytes >= BYTES_MAX {
+                break;
+            }
+            objects.push(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()));
+            bytes = bytes.saturating_add(row.get::<_, i64>(1)?.cast_unsigned());
+        }
+        Ok((!objects.is_empty()).then_some(Operation::Verify {
+            scrub: self.id(),
+            idle: self.idle,
+            objects,
+        }))
+    }
+}
+
+/// A label is about to be sent.
+pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> Result<(), Fault> {
+    let sql = "UPDATE scrub SET labels = labels + 1, after = coalesce(?2, after) WHERE scrub = ?1";
+    let last = last.map(|object| object.0.cast_signed());
+    db.prepare_cached(sql)?
+        .execute(params![scrub.cast_signed(), last])?;
+    Ok(())
+}
+
+/// What a label has found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Read {
+    pub(crate) bytes: u64,
+    pub(crate) damaged: Vec<Damaged>,
+}
+
+/// A label has ended: well, or nothing is known of its objects but of those that are damaged.
+pub(crate) fn ended(
+    db: &Connection,
+    shared: &Shared,
+    (scrub, element): (u64, ElementId),
+    objects: &[ObjectId],
+    (read, well): (&Read, bool),
+    now: i64,
+) -> Result<(), Fault> {
+    let damaged = damage::found(db, shared, element, &read.damaged, now)?;
+    let mut count = 0;
+    if well {
+        damage::verified(db, element, objects, &read.damaged, now)?;
+        count = objects.len();
+    }
+    let sql = "UPDATE scrub SET labels = max(labels - 1, 0), objects = objects + ?2, bytes = bytes + ?3, \
+               damaged = damaged + ?4 WHERE scrub = ?1";
+    db.prepare_cached(sql)?.execute(params![
+        scrub.cast_signed(),
+        i64::try_from(count).unwrap_or(i64::MAX),
+        read.bytes.cast_signed(),
+        damaged.cast_signed(),
+    ])?;
+    Ok(())
+}
+
+/// A scrub has nothing left to be read.
+pub(crate) fn finish(db: &Connection, scrub: u64, now: i64) -> Result<(), Fault> {
+    let id = [scrub.cast_signed()];
+    db.prepare_cached("DELETE FROM verify WHERE scrub = ?1")?
+        .execute(id)?;
+    let sql = "UPDATE scrub SET ended = ?2 WHERE scrub = ?1 AND ended = 0";
+    db.prepare_cached(sql)?
+        .execute(params![scrub.cast_signed(), now])?;
+    // Of each element the last that read all is kept.
+    let sql = "DELETE FROM scrub WHERE ended > 0 AND ended < ?1 AND (listed = 1 OR EXISTS (SELECT 1 FROM scrub AS later \
+               WHERE later.element = scrub.element AND later.listed = 0 AND later.ended > scrub.ended))";
+    db.prepare_cached(sql)?.execute([now - KEPT_NS])?;
+    Ok(())
+}
+
+fn insert(
+    db: &Connection,
+    element: u32,
+    (request, listed, idle): (u64, bool, bool),
+    (begun, ended): (i64, i64),
+) -> Result<i64, Fault> {
+    let sql = "INSERT INTO scrub(request, element, listed, idle, begun, ended) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![request.cast_signed(), element, listed, idle, begun, ended];
+    db.prepare_cached(sql)?.execute(row)?;
+    Ok(db.last_insert_rowid())
+}
+
+fn new_request(db: &Connection) -> Result<u64, Fault> {
+    let sql = "SELECT coalesce(max(request), 0) + 1 FROM scrub";
+    let request: i64 = db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+    Ok(request.cast_unsigned())
+}
+
+/// All objects of these elements are to be read; gives the number of the request.
+pub(crate) fn ask_for_all(db: &Connection, elements: &[u32], now: i64) -> Result<u64, Fault> {
+    let request = new_request(db)?;
+    for &element in elements {
+        insert(db, element, (request, false, false), (now, 0))?;
+    }
+    Ok(request)
+}
+
+/// These objects, by element, are to be read; gives the number of the request.
+pub(crate) async fn ask_for(
+    database: &Database,
+    lists: Vec<(u32, Vec<u64>)>,
+    now: i64,
+) -> Result<u64, Fault> {
+    let elements: Vec<u32> = lists.iter().map(|(element, _)| *element).collect();
+    let begin = move |db: &Connection| {
+        let request = new_request(db)?;
+        let insert = |&element: &u32| insert(db, element, (request, true, false), (now, LISTING));
+        let rows = elements.iter().map(insert).collect::<Result<Vec<_>, _>>()?;
+        Ok((request, rows))
+    };
+    let (request, rows) = database.write(begin).await?;
+    for (row, (_, objects)) in rows.into_iter().zip(lists) {
+        // Others write in between.
+        for some in objects.chunks(LIST_MAX) {
+            let some = some.to_vec();
+            let put = move |db: &Connection| {
+                let sql = "INSERT OR IGNORE INTO verify VALUES (?1, ?2)";
+                let mut statement = db.prepare_cached(sql)?;
+                for object in some {
+                    statement.execute([row, object.cast_signed()])?;
+                }
+                Ok(())
+            };
+            database.write(put).await?;
+        }
+    }
+    let whole = move |db: &Connection| {
+        let sql = "UPDATE scrub SET ended = 0 WHERE request = ?1 AND ended = ?2";
+        db.prepare_cached(sql)?
+            .execute(params![request.cast_signed(), LISTING])?;
+        Ok(())
+    };
+    database.write(whole).await?;
+    Ok(request)
+}
+
+/// How far scrubs are: those of a request, or of all elements the last that read all and those under way.
+pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::ElementScrub>, Fault> {
+    let sql = "SELECT element, begun, ended, objects, bytes, damaged, idle, \
+               iif(listed, 0, after), (SELECT next FROM counter WHERE name = 'object'), request FROM scrub \
+               WHERE iif(?1 IS NULL, listed = 0, request = ?1) ORDER BY element, scrub";
+    let mut statement = db.prepare_cached(sql)?;
+    let number =
+        |row: &rusqlite::Row<'_>, column: usize| row.get::<_, i64>(column).map(i64::cast_unsigned);
+    let rows = statement.query_map([request.map(u64::cast_signed)], |row| {
+        let (after, last) = (number(row, 7)?, number(row, 8)?.max(1));
+        let milli = u128::from(after) * 1000 / u128::from(last);
+        Ok(v1::ElementScrub {
+            element: row.get(0)?,
+            begun: row.get(1)?,
+            ended: row.get::<_, i64>(2)?.max(0),
+            objects: number(row, 3)?,
+            bytes: number(row, 4)?,
+            damaged: number(row, 5)?,
+            idle: row.get(6)?,
+            done_milli: u32::try_from(milli.min(1000)).unwrap_or(1000),
+            request: number(row, 9)?,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// What an earlier life of the server had not whole.
+pub(crate) fn clean(db: &Connection) -> Result<(), Fault> {
+    for sql in [
+        "DELETE FROM verify WHERE scrub IN (SELECT scrub FROM scrub WHERE ended = -1)",
+        "DELETE FROM scrub WHERE ended = -1",
+    ] {
+        db.execute(sql, [])?;
+    }
+    Ok(())
+}
+
+/// Begins to read all of the elements for which it is time again. One that is new has time until then.
+fn begin(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT ended FROM scrub WHERE element = ?1 AND listed = 0 ORDER BY ended = 0 DESC, ended DESC LIMIT 1";
+    let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
+    for &element in elements {
+        let mut statement = db.prepare_cached(sql)?;
+        let ended = statement.query_row([element], |row| row.get::<_, i64>(0));
+        match ended.optional()? {
+            None => drop(insert(db, element, (0, false, true), (now, now))?),
+            Some(0) => {}
+            Some(ended) if ended.saturating_add(every) > now => {}
+            Some(_) => drop(insert(db, element, (0, false, true), (now, 0))?),
+        }
+    }
+    Ok(())
+}
+
+/// Whether an element's objects have to be looked for, or begun to be read.
+fn is_due(db: &Connection, elements: &[u32], every: Duration, now: i64) -> Result<bool, Fault> {
+    let sql = "SELECT coalesce(max(iif(ended = 0, ?2, ended)), 0) FROM scrub WHERE element = ?1 AND listed = 0";
+    let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
+    let mut statement = db.prepare_cached(sql)?;
+    for &element in elements {
+        let last: i64 = statement.query_row(params![element, now], |row| row.get(0))?;
+        if last == 0 || last.saturating_add(every) <= now {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Has the driver look, for ever. All objects of each element are read once in so long, if that is said.
+pub(crate) async fn watch(
+    database: Arc<Database>,
+    array: Arc<Array>,
+    every: Option<Duration>,
+    driver: Sender<Incoming>,
+) {
+    if let Err(fault) = database.write(clean).await {
+        tracing::warn!(%fault, "what is left of scrubs stays until the next start");
+    }
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        if let Some(every) = every {
+            let (elements, now) = (array.scrubbing(), clock::now_ns());
+            let due = database.read(|db| is_due(db, &elements, every, now));
+            if due.unwrap_or(false) {
+                let begin = move |db: &Connection| begin(db, &elements, every, now);
+                if let Err(fault) = database.write(begin).await {
+                    tracing::warn!(%fault, "scrubs can't be begun now");
+                }
+            }
+        }
+        let open = database.read(|db| Ok(!open(db)?.is_empty()));
+        if open.unwrap_or(false) && driver.send(Incoming::Scrub).is_err() {
+            return;
+        }
+    }
+}

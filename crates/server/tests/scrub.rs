@@ -1,0 +1,457 @@
+//! Damaged copies as the server sees them, and scrubs that find them.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod array;
+
+use array::{FakeElement, Running, ended, root, status, submit, success};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+use tidemill_client::Server as Client;
+use tidemill_server::Config;
+use tidemill_wire::v1::{
+    self, from_element::Message as From, label::Operation, name_op::Op,
+    name_result::Result as Answer, to_element::Message as To,
+};
+
+async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> {
+    client.one(&root(), op).await
+}
+
+/// Elements of hosts of their own.
+async fn elements<const N: usize>(client: &Client) -> [FakeElement; N] {
+    let mut elements = Vec::new();
+    for id in 0..u32::try_from(N).unwrap() {
+        let status = v1::Element {
+            host: format!("host {id}"),
+            ..status(id)
+        };
+        elements.push(FakeElement::attach_as(client, status, Vec::new()).await);
+    }
+    elements.try_into().unwrap_or_else(|_| unreachable!())
+}
+
+/// A sealed file on element 0 of which there are to be so many copies; gives its inode and object.
+async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: path.into(),
+        kind: v1::Kind::File.into(),
+        mode: 0o644,
+        ino: ino.0,
+        object: object.0,
+        element: Some(0),
+        ..v1::Create::default()
+    };
+    one(client, Op::Create(create)).await.unwrap();
+    let seal = v1::Seal {
+        ino: ino.0,
+        object: object.0,
+        size: 5,
+        copies: Some(copies),
+        ..v1::Seal::default()
+    };
+    one(client, Op::Seal(seal)).await.unwrap();
+    (ino.0, object.0)
+}
+
+/// The next label of no job.
+async fn errand(element: &mut FakeElement) -> (u64, Operation) {
+    loop {
+        if let Some(label) = element.waiting.pop_front() {
+            return (label.id, label.operation.unwrap());
+        }
+        if let To::Labels(labels) = element.next().await {
+            element.waiting.extend(labels.labels);
+        }
+    }
+}
+
+async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
+    match errand(element).await {
+        (id, Operation::Copy(copy)) => (id, copy),
+        other => panic!("no copy: {other:?}"),
+    }
+}
+
+async fn verify(element: &mut FakeElement) -> (u64, v1::Verify) {
+    match errand(element).await {
+        (id, Operation::Verify(verify)) => (id, verify),
+        other => panic!("nothing to be compared: {other:?}"),
+    }
+}
+
+async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
+    let outcome = v1::LabelOutcome {
+        sealed: vec![v1::SealedObject {
+            object: copy.to,
+            size: 5,
+            ..v1::SealedObject::default()
+        }],
+        ..v1::LabelOutcome::default()
+    };
+    element.finished(label, outcome).await;
+    element.acknowledged(vec![label]).await;
+}
+
+fn damaged(objects: &[u64]) -> Vec<v1::DamagedObject> {
+    let what = || "is missing".to_owned();
+    let objects = objects.iter();
+    objects
+        .map(|&object| v1::DamagedObject {
+            object,
+            what: what(),
+        })
+        .collect()
+}
+
+async fn tell(element: &FakeElement, objects: &[u64]) {
+    let objects = damaged(objects);
+    let told = v1::DamagedObjects { objects };
+    element.send(From::Damaged(told)).await;
+}
+
+/// It has compared; these are damaged.
+async fn compared(element: &mut FakeElement, label: u64, objects: &[u64]) {
+    let outcome = v1::LabelOutcome {
+        damaged: damaged(objects),
+        read_bytes: 7,
+        ..v1::LabelOutcome::default()
+    };
+    element.finished(label, outcome).await;
+    element.acknowledged(vec![label]).await;
+}
+
+async fn copies(client: &Client, ino: u64) -> Value {
+    let get = v1::GetXattr {
+        ino,
+        name: b"user.tidemill.layout".to_vec(),
+    };
+    let Answer::Bytes(layout) = one(client, Op::GetXattr(get)).await.unwrap() else {
+        panic!("no layout");
+    };
+    serde_json::from_slice::<Value>(&layout.value).unwrap()["parts"][0]["copies"].take()
+}
+
+fn at(states: &[&str]) -> Value {
+    let states = states.iter().enumerate();
+    states
+        .map(|(element, state)| json!({ "element": element, "state": state }))
+        .collect()
+}
+
+async fn until(client: &Client, ino: u64, states: &[&str]) {
+    while copies(client, ino).await != at(states) {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn open(client: &Client, ino: u64, damaged: bool) -> Result<u32, tidemill_client::Error> {
+    let open = v1::Open {
+        ino,
+        damaged,
+        ..v1::Open::default()
+    };
+    match one(client, Op::Open(open)).await? {
+        Answer::Opened(opened) => Ok(opened.element),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn health(client: &Client, kind: &str) -> v1::HealthReply {
+    let request = v1::HealthRequest {
+        kind: kind.into(),
+        after: 0,
+    };
+    client.health().show(request).await.unwrap().into_inner()
+}
+
+async fn scrub(client: &Client, path: &str, element: Option<u32>) -> v1::ScrubReply {
+    let path = path.as_bytes().to_vec();
+    let request = v1::ScrubRequest { path, element };
+    client.health().scrub(request).await.unwrap().into_inner()
+}
+
+/// What a scrub did, once it has ended.
+async fn scrubbed(client: &Client, request: u64) -> v1::ScrubsReply {
+    loop {
+        let request = v1::ScrubsRequest { request };
+        let reply = client.health().scrubs(request).await.unwrap().into_inner();
+        if reply.scrubs.iter().all(|one| one.ended > 0) {
+            return reply;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn rows(dir: &Path, sql: &str) -> i64 {
+    let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
+    db.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+async fn unlink(client: &Client, name: &str) {
+    let unlink = v1::Unlink {
+        parent: 1,
+        name: name.into(),
+        ..v1::Unlink::default()
+    };
+    one(client, Op::Unlink(unlink)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_first_copy_is_read_elsewhere_and_made_anew_in_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first, mut second] = elements(&client).await;
+    let (ino, object) = file(&client, "/f", 2).await;
+    let sent = copy(&mut second).await;
+    made(&mut second, sent).await;
+    until(&client, ino, &["current", "current"]).await;
+    tell(&first, &[object, 12345]).await;
+    let (label, sent) = copy(&mut first).await;
+    let from = sent.from.as_ref().unwrap();
+    assert_eq!((from.object, from.element, sent.to), (object, 1, object));
+    assert!(!from.capability.is_empty());
+    assert_eq!(copies(&client, ino).await, at(&["coming", "current"]));
+    assert_eq!(open(&client, ino, false).await.unwrap(), 1);
+    let now = health(&client, "").await;
+    assert_eq!(
+        (now.damaged, now.hopeless, now.mending, now.lost),
+        (1, 0, 1, 0)
+    );
+    // Not at once: it is tried again, and the copy is not forgotten.
+    first
+        .finished(label, array::failure("device", "full"))
+        .await;
+    until(&client, ino, &["damaged", "current"]).await;
+    let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
+    db.execute("UPDATE short SET at = 0", []).unwrap();
+    let again = copy(&mut first).await;
+    // The server dies, and knows it still.
+    drop((first, second, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first, _second] = elements(&client).await;
+    assert_eq!(open(&client, ino, false).await.unwrap(), 1);
+    let sent = copy(&mut first).await;
+    assert_eq!(sent.0, again.0);
+    made(&mut first, sent).await;
+    until(&client, ino, &["current", "current"]).await;
+    assert_eq!(open(&client, ino, false).await.unwrap(), 0);
+    assert_eq!(health(&client, "").await.damaged, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_which_every_copy_is_damaged_is_told_and_goes_only_when_somebody_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first] = elements(&client).await;
+    let (ino, object) = file(&client, "/f", 1).await;
+    tell(&first, &[object]).await;
+    until(&client, ino, &["damaged"]).await;
+    let error = open(&client, ino, false).await.unwrap_err();
+    assert!(error.is(Errno::IO), "{error}");
+    let said = error.to_string();
+    assert!(
+        said.contains("/f is damaged: on element 0 it is missing") && said.contains("--damaged"),
+        "{said}"
+    );
+    assert_eq!(open(&client, ino, true).await.unwrap(), 0);
+    let now = health(&client, "damaged").await;
+    assert_eq!((now.damaged, now.hopeless), (1, 1));
+    let [one] = &now.ailing[..] else {
+        panic!("{now:?}")
+    };
+    assert_eq!(
+        (one.path.as_slice(), &one.elements[..]),
+        (&b"/f"[..], &[0][..])
+    );
+    assert!(one.what.contains("no other copy"), "{}", one.what);
+    unlink(&client, "f").await;
+    assert_eq!(first.removed().await, [object]);
+    let now = health(&client, "").await;
+    assert_eq!((now.damaged, now.hopeless, now.short), (0, 0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_take_the_copy_that_is_not_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first, mut second] = elements(&client).await;
+    let (_, object) = file(&client, "/f", 2).await;
+    let sent = copy(&mut second).await;
+    made(&mut second, sent).await;
+    let script = |output: &str, element: u32| {
+        format!(
+            r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "wordcount"; element = {element};
+            input = ["f"]; output = ["{output}"]; stdout = "{output}"; }} );"#
+        )
+    };
+    let reply = submit(&client, 0, &script("one", 0)).await;
+    let (label, analyse) = first.labels().await.remove(0);
+    assert_eq!(analyse.inputs[0].element, 0);
+    // It finds that its own copy is gone: the next try is sent with the other.
+    tell(&first, &[object]).await;
+    first
+        .finished(label, array::failure("input", "is missing"))
+        .await;
+    let (label, analyse) = loop {
+        match errand(&mut first).await {
+            (id, Operation::Analyse(analyse)) => break (id, analyse),
+            (_, Operation::Copy(copy)) => assert_eq!(copy.to, object),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        (analyse.inputs[0].object, analyse.inputs[0].element),
+        (object, 1)
+    );
+    first.finished(label, success(&analyse, 5)).await;
+    assert_eq!(ended(&client, reply.job).await.state(), v1::State::Done);
+    // One that comes later, too.
+    let _later = submit(&client, 0, &script("two", 1)).await;
+    let (_, analyse) = second.labels().await.remove(0);
+    assert_eq!(
+        (analyse.inputs[0].object, analyse.inputs[0].element),
+        (object, 1)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrub_reads_all_and_what_it_finds_is_mended_or_well_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first, mut second] = elements(&client).await;
+    let (ino, object) = file(&client, "/f", 2).await;
+    let sent = copy(&mut second).await;
+    made(&mut second, sent).await;
+    let (alone, other) = file(&client, "/g", 1).await;
+    let asked = scrub(&client, "", None).await;
+    assert_eq!(
+        (asked.elements.as_slice(), asked.away.len()),
+        (&[0, 1][..], 0)
+    );
+    let (label, sent) = verify(&mut first).await;
+    assert_eq!((sent.objects, sent.idle), (vec![object, other], false));
+    let (on_second, sent) = verify(&mut second).await;
+    assert_eq!(sent.objects, [object]);
+    // The server dies, and asks for the same once more.
+    drop((first, second, client));
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first, mut second] = elements(&client).await;
+    assert_eq!(verify(&mut second).await.0, on_second);
+    compared(&mut second, on_second, &[]).await;
+    assert_eq!(verify(&mut first).await.0, label);
+    compared(&mut first, label, &[object, other, 777]).await;
+    let reply = scrubbed(&client, asked.request).await;
+    let counts = reply.scrubs.iter();
+    let counts: Vec<_> = counts
+        .map(|one| (one.objects, one.bytes, one.damaged))
+        .collect();
+    assert_eq!(counts, [(2, 7, 2), (1, 7, 0)]);
+    assert_eq!(reply.damaged.len(), 2);
+    let sent = copy(&mut first).await;
+    made(&mut first, sent).await;
+    until(&client, ino, &["current", "current"]).await;
+    assert_eq!(copies(&client, alone).await, at(&["damaged"]));
+    // Its owner has brought it back below the element.
+    let asked = scrub(&client, "/g", None).await;
+    assert_eq!((asked.objects, asked.elements.as_slice()), (1, &[0][..]));
+    let (label, sent) = verify(&mut first).await;
+    assert_eq!(sent.objects, [other]);
+    compared(&mut first, label, &[]).await;
+    scrubbed(&client, asked.request).await;
+    assert_eq!(copies(&client, alone).await, at(&["current"]));
+    assert_eq!(health(&client, "").await.damaged, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_goes_while_it_is_compared_or_mended_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [mut first, mut second] = elements(&client).await;
+    let (_, object) = file(&client, "/f", 2).await;
+    let sent = copy(&mut second).await;
+    made(&mut second, sent).await;
+    let (_, gone) = file(&client, "/g", 1).await;
+    let asked = scrub(&client, "", Some(0)).await;
+    let (label, _) = verify(&mut first).await;
+    unlink(&client, "g").await;
+    assert_eq!(first.removed().await, [gone]);
+    compared(&mut first, label, &[object, gone]).await;
+    let reply = scrubbed(&client, asked.request).await;
+    assert_eq!((reply.scrubs[0].damaged, reply.damaged.len()), (1, 1));
+    let sent = copy(&mut first).await;
+    unlink(&client, "f").await;
+    assert_eq!(first.removed().await, [object]);
+    assert_eq!(second.removed().await, [object]);
+    // It comes after all: it goes once more.
+    made(&mut first, sent).await;
+    assert_eq!(first.removed().await, [object]);
+    let left = "SELECT (SELECT count(*) FROM damage) + (SELECT count(*) FROM short) + (SELECT count(*) FROM copy)";
+    assert_eq!(rows(dir.path(), left), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn elements_that_do_so_read_all_they_have_once_in_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        scrub_every: Some(Duration::from_millis(1)),
+        tls: false,
+        ..Config::new(dir.path())
+    };
+    let running = Running::start_with(config).await;
+    let client = running.client().await;
+    let mut reads = FakeElement::attach_as(
+        &client,
+        v1::Element {
+            scrub_bytes_per_sec: 1,
+            ..status(0)
+        },
+        Vec::new(),
+    )
+    .await;
+    // One that does not is left alone.
+    let _other = FakeElement::attach(&client, 1, Vec::new()).await;
+    let (_, object) = file(&client, "/f", 1).await;
+    for _ in 0..2 {
+        let (label, sent) = verify(&mut reads).await;
+        assert_eq!((sent.objects, sent.idle), (vec![object], true));
+        compared(&mut reads, label, &[]).await;
+    }
+    let scrubs = health(&client, "").await.scrubs;
+    assert!(
+        scrubs
+            .iter()
+            .all(|one| one.element == 0 && one.request == 0)
+    );
+    assert!(scrubs.iter().any(|one| one.objects == 1 && one.ended > 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scrubs_that_make_no_sense_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let [_first] = elements(&client).await;
+    for (path, element, what) in [("/no", None, "/no"), ("", Some(9), "no element 9")] {
+        let path = path.as_bytes().to_vec();
+        let mut health = client.health();
+        let refused = health.scrub(v1::ScrubRequest { path, element });
+        let refused = refused.await.unwrap_err();
+        assert!(refused.message().contains(what), "{refused}");
+    }
+    // A folder without files has nothing to be read.
+    let asked = scrub(&client, "/", None).await;
+    assert_eq!((asked.objects, asked.elements.len()), (0, 0));
+    assert_eq!(scrubbed(&client, asked.request).await.scrubs.len(), 0);
+}

@@ -1,0 +1,229 @@
+//! Objects that change or vanish below their elements, and how elements find that: as `tidemill_element::scrub` does it,
+//! with the production records and in the order in which it keeps, sets aside and tells.
+
+use crate::element::{Did, Element, Life, failed_now};
+use crate::store::Bytes;
+use crate::world::World;
+use std::sync::Arc;
+use tidemill_core::id::ObjectId;
+use tidemill_core::label::{Damaged, FailureKind};
+use tidemill_element::labels::Live;
+use tidemill_element::records::{self, Hash};
+use tidemill_element::task::Work;
+use tidemill_wire::v1::{self, from_element::Message};
+
+/// Longest pause between two faults of this kind, in milliseconds.
+const PAUSE_MS: u64 = 2000;
+/// What elements say is wrong.
+const WHAT: &str = "has another content";
+/// Times that a victim is looked for.
+const TRIES: u64 = 20;
+
+/// What stands for the hash of bytes.
+pub(crate) fn hash(bytes: Bytes) -> Hash {
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&bytes.token.to_le_bytes());
+    hash[8..16].copy_from_slice(&bytes.size.to_le_bytes());
+    hash
+}
+
+/// What an element finds of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Good(u64),
+    Unknown,
+    Damaged,
+}
+
+impl Element {
+    /// Compares what is here with what was sealed. The length tells of a hash that is not made yet.
+    fn look(&self, object: u64) -> Found {
+        let sum = self.read(|db| records::sum(db, ObjectId(object)));
+        match (sum, self.store.read(object)) {
+            (None, _) => Found::Unknown,
+            (Some(sum), Some(bytes)) if !self.store.is_rotten(object) => {
+                assert_eq!(sum.size, bytes.size, "object {object} has another length");
+                Found::Good(bytes.size)
+            }
+            (Some(_), _) => Found::Damaged,
+        }
+    }
+
+    /// Notes that an object is damaged, if it is; whether it is.
+    pub(crate) fn find_damage(&mut self, object: u64) -> bool {
+        let damaged = self.look(object) == Found::Damaged;
+        if let (true, Some(life)) = (damaged, &self.life) {
+            life.set_damaged(object);
+        }
+        damaged
+    }
+
+    /// As an element begins: what is marked as damaged and is in its place all the same is looked at.
+    pub(crate) fn settle(&mut self) {
+        let marked = self.read(|db| records::damaged(db, None, u32::MAX));
+        for (object, _) in marked {
+            match self.look(object.0) {
+                Found::Good(_) => drop(self.read(|db| records::set_damage(db, object, None))),
+                Found::Unknown | Found::Damaged => drop(self.store.objects.remove(&object.0)),
+            }
+        }
+    }
+
+    /// What was marked as damaged and is kept is set aside and told.
+    pub(crate) fn set_aside(&mut self) {
+        let Some(life) = &self.life else { return };
+        let found = std::mem::take(&mut *life.damaged.lock());
+        if found.is_empty() {
+            return;
+        }
+        let told = |&object: &u64| v1::DamagedObject {
+            object,
+            what: WHAT.into(),
+        };
+        let objects = found.iter().map(told).collect();
+        life.reports
+            .send(Message::Damaged(v1::DamagedObjects { objects }));
+        for object in found {
+            // It may have been made anew between.
+            if self.look(object) == Found::Damaged {
+                self.store.objects.remove(&object);
+            }
+        }
+    }
+}
+
+impl Life {
+    fn set_damaged(&self, object: u64) {
+        let damaged = Arc::clone(&self.damaged);
+        let id = ObjectId(object);
+        self.db.submit(
+            false,
+            move |db| records::set_damage(db, id, Some(WHAT)),
+            move |marked| {
+                if marked.unwrap_or(false) {
+                    damaged.lock().push(object);
+                }
+            },
+        );
+    }
+}
+
+/// The end of a label that compared objects.
+pub(crate) fn verified(element: &mut Element, live: &Live, objects: &[ObjectId]) -> Did {
+    let mut outcome = failed_now(live, FailureKind::Device);
+    outcome.result = Ok(Vec::new());
+    for &object in objects {
+        match element.look(object.0) {
+            Found::Good(bytes) => outcome.read_bytes += bytes,
+            Found::Unknown if element.store.read(object.0).is_some() => {}
+            Found::Unknown | Found::Damaged => {
+                element.find_damage(object.0);
+                let what = WHAT.into();
+                outcome.damaged.push(Damaged { object, what });
+            }
+        }
+    }
+    let work = Work {
+        label: Some(Arc::clone(&live.label)),
+        ..Work::without_effect(outcome)
+    };
+    Did {
+        work,
+        objects: Vec::new(),
+    }
+}
+
+impl World {
+    /// An object changes or vanishes, of which there is another copy.
+    pub(crate) fn rot(&mut self) {
+        if self.calm.get() {
+            return;
+        }
+        let Some(mut dice) = self.rot.take() else {
+            return;
+        };
+        for _ in 0..TRIES {
+            let element = usize::try_from(dice.roll(self.elements.len() as u64)).unwrap_or(0);
+            let objects = &self.elements[element].store.objects;
+            let index = usize::try_from(dice.roll(objects.len() as u64)).unwrap_or(0);
+            let Some(&object) = objects.keys().nth(index) else {
+                continue;
+            };
+            if self.may_rot(element, object) {
+                self.say(&format!("object {object} rots on element {element}"));
+                let store = &mut self.elements[element].store;
+                if dice.chance(300) {
+                    store.objects.remove(&object);
+                } else {
+                    store.rot(object);
+                }
+                self.rotted.insert((element, object));
+                break;
+            }
+        }
+        let delay = 1 + dice.roll(PAUSE_MS);
+        self.rot = Some(dice);
+        self.later(delay, "rot", World::rot);
+    }
+
+    /// Whether the server knows of another copy, and all that it knows of are good.
+    fn may_rot(&self, element: usize, object: u64) -> bool {
+        let Some(server) = &self.server else {
+            return false;
+        };
+        if !self.reference.is_current(object) || self.reference.content(object).is_none() {
+            return false;
+        }
+        let sql = "SELECT element FROM version WHERE object = ?1 AND removed = 0 \
+                   UNION SELECT element FROM copy WHERE object = ?1 AND state = 1";
+        let known = server.read(|db| {
+            let mut statement = db.prepare_cached(sql)?;
+            let rows = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
+            rows.collect::<Result<Vec<_>, _>>()
+        });
+        let known = known.expect("the server's tables can be read");
+        let mut holders = self.elements.iter().filter(|one| known.contains(&one.id));
+        let good = |one: &Element| one.look(object) == (Found::Good(self.size(object)));
+        let damaged = |one: &Element| {
+            let sum = one.read(|db| records::sum(db, ObjectId(object)));
+            sum.is_some_and(|sum| sum.damage.is_some())
+        };
+        known.len() > 1
+            && known.contains(&self.elements[element].id)
+            && holders.all(|one| good(one) && !damaged(one))
+    }
+
+    fn size(&self, object: u64) -> u64 {
+        self.reference.content(object).map_or(0, |bytes| bytes.size)
+    }
+
+    /// Nobody is sent to a copy that the server knows to be damaged.
+    pub(crate) fn check_served(&self, opened: &v1::Opened) {
+        let Some(server) = &self.server else { return };
+        let sql = "SELECT EXISTS (SELECT 1 FROM damage WHERE object = ?1 AND element = ?2)";
+        let damaged = server.read(|db| {
+            let row = rusqlite::params![opened.object.cast_signed(), opened.element];
+            db.query_row(sql, row, |row| row.get::<_, bool>(0))
+        });
+        assert!(
+            !damaged.expect("the server's tables can be read"),
+            "object {} is read from element {}, where it is damaged",
+            opened.object,
+            opened.element
+        );
+    }
+
+    /// What has changed or is marked as damaged, and was not made anew yet.
+    pub(crate) fn rotten(&self) -> Vec<String> {
+        let mut rotten = Vec::new();
+        for element in &self.elements {
+            let objects = element.store.objects.keys();
+            let objects = objects.filter(|&&object| element.store.is_rotten(object));
+            rotten.extend(objects.map(|object| format!("{object} on element {}", element.id)));
+            let marked = element.read(|db| records::damaged(db, None, u32::MAX));
+            let marked = marked.iter();
+            rotten.extend(marked.map(|(object, _)| format!("{object} of element {}", element.id)));
+        }
+        rotten
+    }
+}

@@ -516,3 +516,21 @@ fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
     parts.db.write_blocking(false, keep)?;
     Ok(full)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_lacks_at_a_moment_is_no_damage() {
+        let of = |errno| Problem::of(&std::io::Error::from_raw_os_error(errno));
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+            assert!(matches!(of(errno), Problem::Unknown(_)), "{errno}");
+        }
+        for errno in [libc::EIO, libc::EACCES, libc::EISDIR, libc::ENOENT] {
+            assert!(matches!(of(errno), Problem::Damage(_)), "{errno}");
+        }
+        let taken = std::io::ErrorKind::ResourceBusy.into();
+        assert!(matches!(Problem::of(&taken), Problem::Unknown(_)));
+    }
+}

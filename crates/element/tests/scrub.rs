@@ -193,6 +193,39 @@ async fn whatever_is_damaged_is_found_told_and_never_read_again() {
     }
 }
 
+/// Past the system's memory whole blocks are read, and objects end anywhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_any_length_are_compared_to_their_last_byte() {
+    const LENGTHS: [usize; 8] = [
+        0,
+        1,
+        4095,
+        4096,
+        (1 << 20) - 1,
+        1 << 20,
+        (1 << 20) + 1,
+        (3 << 20) + 4097,
+    ];
+    let (folder, _server, element, mut connection) = element_with(BYTES).await;
+    let objects: Vec<u64> = (10..).take(LENGTHS.len()).collect();
+    for (&object, length) in objects.iter().zip(LENGTHS) {
+        put(&element, object, &vec![b'x'; length]).await;
+    }
+    // Once to hash them, once to compare.
+    for label in [1, 2] {
+        connection.labels(&[verify(label, false, &objects)]);
+        let outcome = connection.finished(label).await;
+        assert!(outcome.damaged.is_empty(), "{outcome:?}");
+        assert_eq!(outcome.read_bytes, LENGTHS.iter().sum::<usize>() as u64);
+    }
+    for (&object, length) in objects.iter().zip(LENGTHS).skip(1) {
+        let file = writable(&file(folder.path(), object));
+        file.write_all_at(b"y", length as u64 - 1).unwrap();
+    }
+    assert_eq!(compare(&mut connection, 3, &objects).await, objects[1..]);
+    element.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_is_told_by_who_looks_for_it() {
     let (folder, _server, element, mut connection) = element_with(BYTES).await;

@@ -337,13 +337,13 @@ async fn a_remembered_result_whose_element_is_away_is_taken_from_a_copy() {
     } = two(&running).await;
     let sent = copy(&mut other).await;
     made(&mut other, sent).await;
-    let script = |output: &str, element: u32| {
+    let script = |element: u32| {
         format!(
             r#"name = "j"; workdir = "/d"; tasks = ( {{ name = "t"; kernel = "wordcount"; element = {element};
-            input = ["f"]; output = ["{output}"]; stdout = "{output}"; }} );"#
+            input = ["f"]; output = ["out"]; stdout = "out"; }} );"#
         )
     };
-    let reply = submit(&client, 0, &script("out", 0)).await;
+    let reply = submit(&client, 0, &script(0)).await;
     let (label, analyse) = first.labels().await.remove(0);
     first.finished(label, success(&analyse, 5)).await;
     ended(&client, reply.job).await;
@@ -355,7 +355,13 @@ async fn a_remembered_result_whose_element_is_away_is_taken_from_a_copy() {
     while copies(&client, ino).await != json!([at(0, "away"), at(1, "current")]) {
         tokio::task::yield_now().await;
     }
-    submit(&client, 0, &script("again", 1)).await;
+    let again = v1::SubmitRequest {
+        credentials: Some(root()),
+        script: script(1),
+        replace: true,
+        ..v1::SubmitRequest::default()
+    };
+    client.jobs().submit(again).await.unwrap();
     let (_, analyse) = other.labels().await.remove(0);
     let remembered = analyse.remembered.unwrap();
     let output = &remembered.outputs[0];

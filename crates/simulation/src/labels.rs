@@ -187,11 +187,13 @@ impl World {
     /// later in fact, and the task's output made of it.
     fn finds_rotten(&mut self, here: usize, from: u32, object: u64) -> bool {
         let there = self.elements.iter().position(|one| one.id == from);
-        let mut readers = [Some(here), there].into_iter().flatten();
-        let reader = readers.find(|&index| self.rotted.contains(&(index, object)));
-        reader.is_some_and(|index| {
-            self.elements[index].life.is_some() && self.elements[index].find_damage(object)
-        })
+        let readers = [Some(here), there].into_iter().flatten();
+        let mut found = false;
+        for reader in readers.filter(|&reader| self.rotted.contains(&(reader, object))) {
+            let element = &mut self.elements[reader];
+            found |= element.life.is_some() && element.find_damage(object);
+        }
+        found
     }
 
     fn unlink(&mut self, element: usize, live: &Live, objects: &[ObjectId]) -> Did {

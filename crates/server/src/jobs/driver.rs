@@ -266,7 +266,11 @@ impl Driver {
             self.remove_garbage(&mut steps, &mut outbox);
         }
         if copy {
-            self.make_copies(&mut steps, &mut outbox);
+            // What is found follows from what was kept before these steps: what they say of copies counts.
+            let mut first = Vec::new();
+            self.make_copies(&mut first, &mut outbox);
+            first.append(&mut steps);
+            steps = first;
         }
         if std::mem::take(&mut self.scrub) {
             self.go_on_scrubbing(&mut steps, &mut outbox);

@@ -410,7 +410,7 @@ impl Client {
             let outputs = (0..1 + self.roll(2)).map(|n| format!("{prefix}t{index}o{n}"));
             tasks.push(Task {
                 kernel: ["max", "min"][usize::try_from(self.roll(2)).unwrap_or(0)],
-                args: vec![self.roll(2).to_string()],
+                args: vec![format!("threads={}", 1 + self.roll(2))],
                 inputs,
                 outputs: outputs.collect(),
                 wants: WANTS[usize::try_from(number + 5 * index).unwrap_or(0) % WANTS.len()],

@@ -64,6 +64,7 @@ pub(crate) struct Server {
     pub(crate) link: Option<Size>,
     pub(crate) copies: Option<u32>,
     pub(crate) repair_after: Option<Length>,
+    pub(crate) move_rate: Option<Size>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

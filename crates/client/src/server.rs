@@ -10,6 +10,7 @@ use tidemill_wire::v1::array_client::ArrayClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
+use tidemill_wire::v1::places_client::PlacesClient;
 use tidemill_wire::v1::tokens_client::TokensClient;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
@@ -153,6 +154,12 @@ impl Server {
     #[must_use]
     pub fn tokens(&self) -> TokensClient<TokenChannel> {
         TokensClient::new(self.channel.clone())
+    }
+
+    /// Where files lie.
+    #[must_use]
+    pub fn places(&self) -> PlacesClient<TokenChannel> {
+        PlacesClient::new(self.channel.clone())
     }
 
     /// The array's elements.

@@ -8,12 +8,13 @@ use crate::check::Check;
 use crate::ends::Ends;
 use crate::gate::Gates;
 use crate::jobs::Incoming;
-use crate::jobs::driver::{Driver, Signals};
+use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::service::JobService;
 use crate::jobs::{expiry, finished};
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
+use crate::mover::{Mover, PlaceService};
 use crate::names::changes::Teller;
 use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
@@ -41,6 +42,7 @@ use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
+use tidemill_wire::v1::places_server::PlacesServer;
 use tidemill_wire::v1::tokens_server::TokensServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
@@ -53,6 +55,9 @@ const COALESCE: Duration = Duration::from_millis(5);
 
 /// How long whoever holds the folder may take to end.
 const ENDING: Duration = Duration::from_secs(1);
+
+/// What elements copy for repairs and moves, if nothing else is said: twice what a link of 1 Gbit/s carries.
+pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -79,6 +84,8 @@ pub struct Config {
     pub copies: u32,
     /// How long an element may be away before the copies that it has are made again elsewhere.
     pub repair_after: Duration,
+    /// Bytes in a second of copies that are made again and of moves, in all the array; 0 for no bound.
+    pub move_bytes_per_sec: u64,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -100,6 +107,7 @@ impl Config {
             link_bytes_per_sec: 125_000_000,
             copies: 1,
             repair_after: Duration::from_secs(600),
+            move_bytes_per_sec: MOVE_BYTES_PER_SEC,
             queue: None,
         }
     }
@@ -242,6 +250,7 @@ impl Server {
             sessions,
             ends: ends.clone(),
             check: Check::new(names.clone(), array.clone(), &trust),
+            mover: Mover::new(&names, &array, &driver, signals.running.clone()),
         };
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
@@ -338,7 +347,7 @@ fn start_local(
 /// What the driver decides by, and where it puts labels.
 struct Decides {
     policy: String,
-    repair_after: Duration,
+    mending: Mending,
     queue: Option<Arc<dyn Queue>>,
 }
 
@@ -346,7 +355,10 @@ impl Decides {
     fn of(config: &Config) -> Self {
         Self {
             policy: config.default_policy.clone(),
-            repair_after: config.repair_after,
+            mending: Mending {
+                after: config.repair_after,
+                bytes_per_sec: config.move_bytes_per_sec,
+            },
             queue: config.queue.clone(),
         }
     }
@@ -362,7 +374,7 @@ async fn start_driver(
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     let Decides {
         policy,
-        repair_after,
+        mending,
         queue,
     } = decides;
     tidemill_core::policy::by_name(&policy, 0)?;
@@ -370,18 +382,11 @@ async fn start_driver(
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
     tokio::spawn(garbage.clone().watch(array.clone(), driver.clone()));
-    let copies = copies::watch(database.clone(), array.clone(), repair_after, driver);
+    let copies = copies::watch(database.clone(), array.clone(), mending.after, driver);
     tokio::spawn(copies);
     let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
     let made = tokio::task::spawn_blocking(move || {
-        Driver::new(
-            names,
-            array,
-            queue,
-            garbage,
-            signals,
-            (&policy, repair_after),
-        )
+        Driver::new(names, array, queue, garbage, signals, (&policy, mending))
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
@@ -398,6 +403,7 @@ struct Parts {
     sessions: Sessions,
     ends: Arc<Ends>,
     check: Check,
+    mover: Mover,
 }
 
 impl Parts {
@@ -420,6 +426,10 @@ impl Parts {
         };
         let lineage = LineageService {
             names: self.names,
+            access: self.access.clone(),
+        };
+        let places = PlaceService {
+            mover: self.mover,
             access: self.access.clone(),
         };
         let tokens = TokenService {
@@ -454,6 +464,7 @@ impl Parts {
             .add_service(jobs)
             .add_service(lineage)
             .add_service(TokensServer::new(tokens))
+            .add_service(PlacesServer::new(places))
             .add_service(array)
     }
 }

@@ -1,5 +1,6 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
-//! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied.
+//! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied, `--drains` to have elements
+//! emptied.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--drains]"
         );
         return ExitCode::FAILURE;
     };
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         verbose: has("--verbose"),
         without: without.map(str::to_owned).collect(),
         copies: value("--copies").map_or(1, |copies| copies.parse().unwrap_or(1)),
+        drains: has("--drains"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));

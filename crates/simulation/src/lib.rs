@@ -86,6 +86,8 @@ pub struct Options {
     pub without: Vec<String>,
     /// Copies that the server is to make of versions; 0 is as 1.
     pub copies: u32,
+    /// Elements are emptied now and then, while everything goes on.
+    pub drains: bool,
 }
 
 /// Simulates one seed.
@@ -96,6 +98,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
     let mut world = World::new(seed);
     world.verbose = options.verbose;
     world.copies = options.copies.max(1);
+    world.drains = options.drains;
     world.weather.leave_out(&options.without);
     let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
     match ran {

@@ -28,6 +28,8 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 const LOOK_MS: u64 = 200;
 /// How long an element may be away before its copies are made again.
 const REPAIR_MS: u64 = 6000;
+/// Bound on moves in half of the runs in which elements are emptied.
+const MOVE_BYTES_PER_SEC: u64 = 20_000;
 /// How often the driver is woken although nothing happened.
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Events that are remembered for the report of a failure.
@@ -111,6 +113,8 @@ pub(crate) struct World {
     policy: String,
     /// How many the server is to make of versions.
     pub(crate) copies: u32,
+    /// Elements are emptied now and then.
+    pub(crate) drains: bool,
     /// Where labels wait, if not in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
@@ -185,6 +189,7 @@ impl World {
             driver_due: false,
             policy: policy.into(),
             copies: 1,
+            drains: false,
             broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
@@ -205,6 +210,10 @@ impl World {
     pub(crate) fn begin(&mut self) {
         time::set(0);
         simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
+        if self.drains {
+            let paced = self.dice.chance(500);
+            self.weather.move_bytes_per_sec = if paced { MOVE_BYTES_PER_SEC } else { 0 };
+        }
         self.start_server();
         self.make_folders();
         for element in 0..self.elements.len() {
@@ -216,6 +225,9 @@ impl World {
         self.later(1, "look", World::look);
         self.later(1, "driver looks", World::driver_looks);
         self.later(1, "weather", World::change_weather);
+        if self.drains {
+            self.drain_some();
+        }
     }
 
     /// Has something happen so many milliseconds from now.
@@ -321,6 +333,25 @@ impl World {
         }
         self.take_outboxes();
         self.take_submitted();
+    }
+
+    /// Has an element emptied, or not any more, or all files moved to one, now and then; it is left to it whether that is done when the faults stop.
+    fn drain_some(&mut self) {
+        let element = u32::try_from(self.dice.roll(self.elements.len() as u64)).unwrap_or(0);
+        let (moves, cancel) = (self.dice.chance(300), self.dice.chance(400));
+        if let Some(server) = &self.server {
+            let done = match moves {
+                true => server.move_all(element),
+                false => server.drain(element, cancel),
+            };
+            self.say(&format!(
+                "element {element}: move {moves}, cancel {cancel}: {done}"
+            ));
+        }
+        if !self.calm.get() {
+            let delay = 1 + self.dice.roll(20_000);
+            self.later(delay, "an element is emptied", World::drain_some);
+        }
     }
 
     /// Lets the driver work.
@@ -488,6 +519,7 @@ impl World {
             policy: self.policy.clone(),
             copies: self.copies,
             repair_after: Duration::from_millis(REPAIR_MS),
+            move_bytes_per_sec: self.weather.move_bytes_per_sec,
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;

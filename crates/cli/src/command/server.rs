@@ -62,6 +62,9 @@ pub(crate) struct Args {
     /// How long an element may be away before its copies of files are made again elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
     repair_after: Option<Length>,
+    /// Bytes per second that all elements together copy for repairs and moves, such as 50M; 0: no bound [default: 250M]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
+    move_rate: Option<Size>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -136,6 +139,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     if let Some(Length(time)) = args.repair_after.or(file.repair_after) {
         config.repair_after = time;
+    }
+    if let Some(Size(rate)) = args.move_rate.or(file.move_rate) {
+        config.move_bytes_per_sec = rate;
     }
     Ok(config)
 }

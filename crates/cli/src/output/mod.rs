@@ -8,6 +8,7 @@ pub(crate) mod files;
 pub(crate) mod job;
 pub(crate) mod layout;
 pub(crate) mod lineage;
+pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod prov;
 pub(crate) mod report;

@@ -273,6 +273,7 @@ impl Dispatcher {
                 element,
                 there,
             } => self.on_copied(object, element, there, turn),
+            Event::Emptied { element, emptied } => self.on_emptied(element, emptied),
             Event::ErrandSent { element, label } => {
                 self.errands.insert(label, element);
             }

@@ -47,6 +47,8 @@ pub(crate) enum Incoming {
     Garbage,
     /// There are versions that may lack copies.
     Copies,
+    /// Elements are emptied, or no more, or files are to move.
+    Moves,
     /// Somebody asks what elements have to do.
     Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
     /// The server stops.

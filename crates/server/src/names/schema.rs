@@ -58,6 +58,7 @@ const MIGRATIONS: &[&str] = &[
     ANNOTATIONS,
     HASHING,
     COPIES,
+    MOVES,
 ];
 
 const NAMES: &str = "
@@ -183,6 +184,16 @@ CREATE TABLE removal(element INTEGER NOT NULL, object INTEGER NOT NULL, queued I
 INSERT INTO removal SELECT element, object, queued, label FROM removal_of_one;
 DROP TABLE removal_of_one;
 CREATE INDEX removal_object ON removal(object);
+";
+
+const MOVES: &str = "
+CREATE TABLE drain(element INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL,
+  files INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE move(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
+  why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
+CREATE INDEX move_object ON move(object);
+CREATE TABLE removed(element INTEGER PRIMARY KEY, at INTEGER NOT NULL);
+ALTER TABLE label ADD COLUMN at INTEGER NOT NULL DEFAULT 0;
 ";
 
 /// Opens the database for writing, making or migrating it first.

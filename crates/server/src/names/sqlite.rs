@@ -76,6 +76,7 @@ impl SqliteNames {
         if count(folders).map_err(at)? > 0 {
             shared.set_folder_copies();
         }
+        database.read(|db| shared.leaving.load(db)).map_err(at)?;
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

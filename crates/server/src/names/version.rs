@@ -1,5 +1,6 @@
 //! Versions of files: write once, seal, read; what becomes of objects that no name leads to.
 
+use super::copies;
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node};
 use super::transaction::{Change, Tx};
@@ -28,7 +29,10 @@ impl Tx<'_> {
     pub(crate) fn place(&self, ino: Inode, named: Option<u32>, dir: &Node) -> Result<i64, Fault> {
         let named = match named {
             Some(element) => Some(element),
-            None => self.folder_element(dir)?,
+            // What a folder asked for long ago does not keep files from being made while its element is emptied.
+            None => self
+                .folder_element(dir)?
+                .filter(|&element| !self.shared.leaving.is_closed(element)),
         };
         let rooms = self.shared.rooms();
         Ok(i64::from(place(ino, named.map(ElementId), &rooms.store)?.0))
@@ -36,14 +40,18 @@ impl Tx<'_> {
 
     /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
     fn place_again(&self, node: &Node, named: Option<u32>) -> Result<i64, Fault> {
-        if named.is_none() && node.element != NO_ELEMENT {
+        // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
+        let goes_on = named.is_some_and(|named| {
+            i64::from(named) == node.element && self.shared.leaving.is_emptied(named)
+        });
+        if (named.is_none() || goes_on) && node.element != NO_ELEMENT {
             let rooms = self.shared.rooms();
             let here = rooms
                 .store
                 .iter()
                 .find(|room| i64::from(room.element.0) == node.element);
             let hangs = |room: &&Room| !room.answers && rooms.store.iter().any(|room| room.answers);
-            let here = here.filter(|room| !hangs(room));
+            let here = here.filter(|room| !hangs(room) && (goes_on || !room.leaving));
             if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
                 return Ok(node.element);
             }
@@ -77,7 +85,7 @@ impl Tx<'_> {
             self.older(&node, op.version)?
         };
         let element = self.readable(object, element, &op.avoid)?;
-        self.shared.hold(self.session, node.ino, object);
+        self.shared.hold(self.session, (node.ino, object), element);
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
             others: false,
@@ -239,7 +247,7 @@ impl Tx<'_> {
 
     pub(crate) fn opened_for_writing(&self, node: &Node, object: u64) -> Result<Answer, Fault> {
         let element = self.writing_element(object)?.ok_or(Fault::Stale(object))?;
-        self.shared.hold(self.session, node.ino, object);
+        self.shared.hold(self.session, (node.ino, object), element);
         let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
         Ok(Answer::Opened(v1::Opened {
             attr: Some(node.attr()),
@@ -333,7 +341,12 @@ impl Tx<'_> {
         if copies > 1 {
             self.want_copies(node.object)?;
         }
-        Ok(())
+        match u32::try_from(node.element) {
+            Ok(element) if self.shared.leaving.is_emptied(element) => {
+                copies::leaves(self.db, node.object, element, self.now)
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn abandon(&mut self, op: &v1::Abandon) -> Result<Answer, Fault> {
@@ -418,7 +431,7 @@ impl Tx<'_> {
         let copies: Option<u32> = statement
             .query_row([object.cast_signed()], |row| row.get(0))
             .optional()?;
-        if copies.is_some_and(|copies| copies > 1) {
+        if copies.is_some_and(|copies| copies > 1 || self.shared.leaving.moving()) {
             self.drop_copies(object)?;
         }
         self.keep_annotations(object)

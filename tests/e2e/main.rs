@@ -16,6 +16,7 @@ mod jobs;
 mod kernels;
 mod lineage;
 mod locks;
+mod moves;
 mod names;
 mod offload;
 mod open;

@@ -65,6 +65,7 @@ pub(crate) struct Server {
     pub(crate) copies: Option<u32>,
     pub(crate) repair_after: Option<Length>,
     pub(crate) scrub_every: Option<OrOff<Length>>,
+    pub(crate) move_rate: Option<Size>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]

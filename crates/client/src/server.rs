@@ -11,6 +11,7 @@ use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
 use tidemill_wire::v1::lineage_client::LineageClient;
 use tidemill_wire::v1::names_client::NamesClient;
+use tidemill_wire::v1::places_client::PlacesClient;
 use tidemill_wire::v1::tokens_client::TokensClient;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION};
@@ -160,6 +161,12 @@ impl Server {
     #[must_use]
     pub fn health(&self) -> HealthClient<TokenChannel> {
         HealthClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Where files lie.
+    #[must_use]
+    pub fn places(&self) -> PlacesClient<TokenChannel> {
+        PlacesClient::new(self.channel.clone())
     }
 
     /// The array's elements.

@@ -1,5 +1,5 @@
 //! Copies: a sealed object may lie on several elements, under one id. What is to be done so that there are as many as
-//! wanted, on elements of different hosts first.
+//! wanted, on elements of different hosts first, and none where none is to be any more. A move is a copy and then a removal.
 
 use crate::id::{ElementId, ObjectId};
 use crate::layout::RESERVE_BYTES;
@@ -17,6 +17,10 @@ pub enum CopyState {
     Current,
     /// The element has been away for longer than the array waits.
     Lost,
+    /// All of it is there, and is to go from there as soon as there are enough others.
+    Leaving,
+    /// The same of an element that has been away for longer than the array waits.
+    LostLeaving,
     /// It is about to be removed there.
     Going,
     /// What is there is not what was sealed.
@@ -47,6 +51,10 @@ pub struct Kept {
     pub wanted: usize,
     /// The elements that have it or will, the first copy first.
     pub holders: Vec<(ElementId, CopyState)>,
+    /// The element that is to have one of the copies, if one was named.
+    pub target: Option<ElementId>,
+    /// How many elements there are that could have copies, whether they are full or away for a moment or not.
+    pub places: usize,
 }
 
 /// What is to be done next.
@@ -63,83 +71,164 @@ pub enum Next {
         /// The element that is to have one.
         to: ElementId,
     },
-    /// These are more than are wanted.
-    Remove(Vec<ElementId>),
+    /// These are more than are wanted, or are to go.
+    Remove {
+        /// They.
+        goes: Vec<ElementId>,
+        /// One that stays and is the first from now on.
+        first: ElementId,
+    },
     /// There are more than are wanted, but none may go before an element that has one is up again.
     Later,
     /// No element that is up has one.
     NoSource,
     /// No element that is up can take one.
     NoPlace,
+    /// What was to move is where it was to go, and what it was moved from is needed all the same: there is no other place for as
+    /// many copies as are wanted.
+    Stay,
 }
 
 impl Kept {
-    /// How many copies would be left if nothing came of those that are being made.
+    /// How many copies would be left if nothing came of those that are being made and those that are to go had gone.
     #[must_use]
     pub fn left(&self) -> usize {
-        let current = |(_, state): &&(ElementId, CopyState)| *state == CopyState::Current;
-        self.holders.iter().filter(current).count()
+        self.of(&[CopyState::Current]).count()
+    }
+
+    /// How many copies there are that can be read, now or when their elements are up again.
+    #[must_use]
+    pub fn has(&self) -> usize {
+        self.of(&[CopyState::Current, CopyState::Leaving]).count()
+    }
+
+    /// Whether only places are to change: nothing is in danger.
+    #[must_use]
+    pub fn only_moves(&self) -> bool {
+        self.left() < self.has() && self.has() >= self.wanted
+    }
+
+    /// Whether it is copied for another reason than that it is new.
+    #[must_use]
+    pub fn can_wait(&self) -> bool {
+        let old = [CopyState::Leaving, CopyState::LostLeaving, CopyState::Lost];
+        self.target.is_some() || self.of(&old).next().is_some()
+    }
+
+    fn of<'a>(&'a self, states: &'a [CopyState]) -> impl Iterator<Item = ElementId> + 'a {
+        let holders = self.holders.iter();
+        let wanted = holders.filter(|(_, state)| states.contains(state));
+        wanted.map(|(element, _)| *element)
     }
 
     /// What is to be done next, where these elements are up.
     #[must_use]
     pub fn next(&self, sites: &[Site]) -> Next {
         let site = |element: ElementId| sites.iter().find(|site| site.element == element);
-        let of = |wanted: CopyState| {
-            let holders = self.holders.iter().copied();
-            holders.filter_map(move |(element, state)| (state == wanted).then_some(element))
-        };
-        let up: Vec<&Site> = of(CopyState::Current).filter_map(site).collect();
-        if up.len() > self.wanted {
-            return Next::Remove(self.surplus(&up));
-        }
-        if self.left() > self.wanted {
-            return Next::Later;
-        }
-        let coming = of(CopyState::Coming).count();
-        let enough = self.left() + coming >= self.wanted;
-        let damaged: Vec<&Site> = of(CopyState::Damaged).filter_map(site).collect();
-        if let Some(next) = self.mend(&damaged, up.first().copied(), enough) {
+        let current = self.of(&[CopyState::Current]);
+        let up: Vec<&Site> = current.filter_map(site).collect();
+        let target = self.target.filter(|target| {
+            let mut current = self.of(&[CopyState::Current]);
+            !current.any(|element| element == *target)
+        });
+        let leaving = self.of(&[CopyState::Leaving]).filter_map(site);
+        let from = up.iter().copied().chain(leaving).next();
+        let damaged: Vec<&Site> = self.of(&[CopyState::Damaged]).filter_map(site).collect();
+        if up.len() <= self.wanted.max(1)
+            && let Some(next) = self.mend(&damaged, from)
+        {
             return next;
         }
-        if enough {
-            let rest = of(CopyState::Damaged).next().map(|_| Next::Later);
-            return if coming > 0 {
-                Next::Wait
-            } else {
-                rest.unwrap_or(Next::Enough)
-            };
+        if target.is_none()
+            && let Some(settled) = self.settled(&up)
+        {
+            return settled;
         }
-        let Some(from) = up.first() else {
+        if let Some(target) = target
+            && self
+                .of(&[CopyState::Coming])
+                .any(|element| element == target)
+        {
+            return Next::Wait;
+        }
+        let Some(from) = from else {
             return Next::NoSource;
         };
-        let hosts = of(CopyState::Current).chain(of(CopyState::Coming));
-        let hosts: Vec<&str> = hosts
-            .filter_map(site)
-            .map(|one| one.host.as_str())
-            .collect();
         let has = |element: ElementId| self.holders.iter().any(|(holder, _)| *holder == element);
-        let to = sites
-            .iter()
-            .filter(|one| one.takes && self.fits(one) && !has(one.element))
-            .min_by_key(|one| {
-                let shared = hosts.contains(&one.host.as_str());
-                (shared, self.draw(one.element), one.element)
+        let takes = |one: &&Site| one.takes && self.fits(one) && !has(one.element);
+        let to = match target {
+            Some(target) => site(target).filter(takes),
+            None => self.best(sites.iter().filter(takes), &site),
+        };
+        match to {
+            Some(to) => Next::Make {
+                from: from.element,
+                to: to.element,
+            },
+            None if target.is_none() && self.target.is_some() => Next::Stay,
+            None => Next::NoPlace,
+        }
+    }
+
+    /// What is to be done if no other copy is to be made now; those that are current are on these elements that are up.
+    fn settled(&self, up: &[&Site]) -> Option<Next> {
+        let leaving: Vec<ElementId> = self
+            .of(&[CopyState::Leaving, CopyState::LostLeaving])
+            .collect();
+        // What is to go goes, too, where there are not enough elements for as many copies as are wanted.
+        let enough = self.wanted.min(self.places).max(1);
+        if up.len() >= enough && !leaving.is_empty() {
+            return Some(Next::Remove {
+                goes: leaving,
+                first: up[0].element,
             });
-        to.map_or(Next::NoPlace, |to| Next::Make {
-            from: from.element,
-            to: to.element,
+        }
+        if up.len() > self.wanted.max(1) {
+            return Some(self.surplus(up));
+        }
+        if self.left() > self.wanted {
+            return Some(Next::Later);
+        }
+        let coming = self.of(&[CopyState::Coming]).count();
+        if self.left() + coming < self.wanted {
+            return None;
+        }
+        let waits = !leaving.is_empty() || self.of(&[CopyState::Damaged]).next().is_some();
+        Some(match (coming, waits) {
+            (0, false) => Next::Enough,
+            (0, true) => Next::Later,
+            _ => Next::Wait,
+        })
+    }
+
+    /// Where another copy goes: to a host that has none, if there is one.
+    fn best<'a>(
+        &self,
+        takes: impl Iterator<Item = &'a Site>,
+        site: &impl Fn(ElementId) -> Option<&'a Site>,
+    ) -> Option<&'a Site> {
+        let stays = self.of(&[CopyState::Current, CopyState::Coming]);
+        let hosts = stays.filter_map(site).map(|one| one.host.as_str());
+        let hosts: Vec<&str> = hosts.collect();
+        takes.min_by_key(|one| {
+            let shared = hosts.contains(&one.host.as_str());
+            (shared, self.draw(one.element), one.element)
         })
     }
 
     /// What is to be done with copies that are damaged: they are made anew where they are, so that nobody has to be told of
     /// another place. One that is not the first goes instead if there are enough without it.
-    fn mend(&self, damaged: &[&Site], from: Option<&Site>, enough: bool) -> Option<Next> {
+    fn mend(&self, damaged: &[&Site], from: Option<&Site>) -> Option<Next> {
         let from = from?.element;
+        let coming = self.of(&[CopyState::Coming]).count();
+        let enough = self.left() + coming >= self.wanted;
         let first = self.holders.first().map(|(element, _)| *element);
         let surplus = |one: &&&Site| enough && Some(one.element) != first;
         if let Some(one) = damaged.iter().find(surplus) {
-            return Some(Next::Remove(vec![one.element]));
+            return Some(Next::Remove {
+                goes: vec![one.element],
+                first: first.unwrap_or(from),
+            });
         }
         let to = damaged.iter().find(|one| self.fits(one))?.element;
         Some(Next::Make { from, to })
@@ -164,12 +253,12 @@ impl Kept {
         Source::seeded(self.object.0 ^ element).next_u64()
     }
 
-    /// Those to be removed: never the first copy, sooner one that shares its host with one that stays.
-    fn surplus(&self, up: &[&Site]) -> Vec<ElementId> {
+    /// Those beyond what is wanted: never the first copy, sooner one that shares its host with one that stays.
+    fn surplus(&self, up: &[&Site]) -> Next {
         let first = self.holders.first().map(|(element, _)| *element);
         let mut stays: Vec<&Site> = up.to_vec();
         let mut goes = Vec::new();
-        while stays.len() > self.wanted {
+        while stays.len() > self.wanted.max(1) {
             let shared = |at: usize| {
                 let others = stays.iter().enumerate();
                 let mut others = others.filter(|(other, _)| *other != at);
@@ -183,13 +272,14 @@ impl Kept {
             };
             goes.push(stays.remove(at).element);
         }
-        goes
+        let first = first.unwrap_or(stays[0].element);
+        Next::Remove { goes, first }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::CopyState::{Coming, Current, Damaged, Lost};
+    use super::CopyState::{Coming, Current, Damaged, Going, Leaving, Lost, LostLeaving};
     use super::*;
 
     const MUCH: u64 = 1 << 40;
@@ -211,6 +301,8 @@ mod tests {
             size: 100,
             wanted,
             holders: holders.map(|&(id, state)| (ElementId(id), state)).collect(),
+            target: None,
+            places: usize::MAX,
         }
     }
 
@@ -218,6 +310,13 @@ mod tests {
         match next {
             Next::Make { from, to } => (from.0, to.0),
             other => panic!("{other:?}"),
+        }
+    }
+
+    fn removed(goes: &[u32], first: u32) -> Next {
+        Next::Remove {
+            goes: goes.iter().copied().map(ElementId).collect(),
+            first: ElementId(first),
         }
     }
 
@@ -279,7 +378,13 @@ mod tests {
         );
         // One that is too much goes, but never the first.
         let three = kept(2, &[(0, Current), (1, Damaged), (2, Current)]);
-        assert_eq!(three.next(&all), Next::Remove(vec![ElementId(1)]));
+        assert_eq!(
+            three.next(&all),
+            Next::Remove {
+                goes: vec![ElementId(1)],
+                first: ElementId(0)
+            }
+        );
         let three = kept(2, &[(0, Damaged), (1, Current), (2, Current)]);
         assert_eq!(made(three.next(&all)), (1, 0));
         // Nothing can be done for the only one.
@@ -318,14 +423,127 @@ mod tests {
     fn surplus_goes_but_never_the_first_and_only_while_enough_others_are_up() {
         let all = sites(&["a", "b", "b", "c"]);
         let four = kept(2, &[(0, Current), (1, Current), (2, Current), (3, Current)]);
-        let Next::Remove(goes) = four.next(&all) else {
-            panic!()
-        };
-        assert_eq!(goes, [ElementId(2), ElementId(3)]);
+        assert_eq!(four.next(&all), removed(&[2, 3], 0));
         let same_host = kept(1, &[(2, Current), (1, Current)]);
-        assert_eq!(same_host.next(&all), Next::Remove(vec![ElementId(1)]));
+        assert_eq!(same_host.next(&all), removed(&[1], 2));
         let mut two = all.clone();
         two.truncate(2);
         assert_eq!(four.next(&two), Next::Later, "the others are away");
+    }
+
+    #[test]
+    fn what_leaves_is_copied_first_and_is_the_first_copy_no_more() {
+        let all = sites(&["a", "b"]);
+        let mut sole = kept(1, &[(0, Leaving)]);
+        assert_eq!((sole.left(), sole.has(), sole.only_moves()), (0, 1, true));
+        assert_eq!(made(sole.next(&all)), (0, 1));
+        sole.holders.push((ElementId(1), Coming));
+        assert_eq!(sole.next(&all), Next::Wait);
+        sole.holders[1].1 = Current;
+        assert_eq!(sole.next(&all), removed(&[0], 1));
+        // The copy is away for a moment: both are kept until it is back.
+        assert_eq!(sole.next(&all[..1]), Next::Later);
+        sole.holders = vec![(ElementId(1), Current), (ElementId(0), Going)];
+        assert_eq!(sole.next(&all), Next::Enough);
+        assert_eq!(kept(1, &[(0, Leaving)]).next(&all[..1]), Next::NoPlace);
+        assert_eq!(kept(1, &[(0, Leaving)]).next(&all[1..]), Next::NoSource);
+    }
+
+    #[test]
+    fn what_leaves_a_lost_element_is_made_of_others_and_forgotten_there() {
+        let left = &sites(&["a", "b", "c"])[1..];
+        let two = kept(2, &[(0, LostLeaving), (1, Current)]);
+        assert_eq!((two.has(), two.only_moves()), (1, false));
+        assert_eq!(made(two.next(left)), (1, 2));
+        let two = kept(2, &[(0, LostLeaving), (1, Current), (2, Current)]);
+        assert_eq!(two.next(left), removed(&[0], 1));
+        assert_eq!(kept(1, &[(0, LostLeaving)]).next(left), Next::NoSource);
+    }
+
+    #[test]
+    fn what_leaves_does_not_wait_for_elements_that_there_are_not() {
+        let all = sites(&["a", "b"]);
+        let mut two = kept(2, &[(0, Leaving), (1, Current)]);
+        // There is one that is full or away.
+        assert_eq!(two.next(&all), Next::NoPlace);
+        two.places = 1;
+        assert_eq!(two.next(&all), removed(&[0], 1));
+    }
+
+    #[test]
+    fn a_move_goes_where_it_was_told_to_and_nowhere_else() {
+        let mut all = sites(&["a", "b", "c"]);
+        let mut moved = Kept {
+            target: Some(ElementId(2)),
+            ..kept(1, &[(0, Leaving)])
+        };
+        assert!(moved.can_wait());
+        assert_eq!(made(moved.next(&all)), (0, 2));
+        moved.holders.push((ElementId(2), Coming));
+        assert_eq!(moved.next(&all), Next::Wait);
+        moved.holders[1].1 = Current;
+        assert_eq!(moved.next(&all), removed(&[0], 2));
+        // As many as are wanted can only be where it is to go from, too.
+        moved.wanted = 2;
+        moved.places = 2;
+        assert_eq!(made(moved.next(&all)).1, 1);
+        assert_eq!(moved.next(&[all[0].clone(), all[2].clone()]), Next::Stay);
+        moved.wanted = 1;
+        moved.holders.pop();
+        all[2].free_bytes = RESERVE_BYTES;
+        assert_eq!(moved.next(&all), Next::NoPlace);
+    }
+
+    /// Whatever elements do, one step after the other leads to copies where they are to be, and at no time is there none.
+    #[test]
+    fn steps_lead_to_enough_copies_where_none_leaves_and_never_to_none() {
+        for seed in 0..2000 {
+            let mut dice = Source::seeded(seed);
+            let mut roll = |sides: u64| dice.next_u64() % sides;
+            let hosts = ["a", "b", "c", "d"].map(|host| if roll(2) == 0 { "a" } else { host });
+            let all = sites(&hosts[..2 + usize::try_from(roll(3)).unwrap()]);
+            let count = u32::try_from(all.len()).unwrap();
+            let leaving: Vec<u32> = (0..count - 1).filter(|_| roll(3) == 0).collect();
+            let stay = all.len() - leaving.len();
+            let state = |id: u32| {
+                if leaving.contains(&id) {
+                    Leaving
+                } else {
+                    Current
+                }
+            };
+            let mut one = kept(1 + usize::try_from(roll(3)).unwrap(), &[]);
+            one.places = stay;
+            let mut sites = all.clone();
+            for site in &mut sites {
+                site.takes = !leaving.contains(&site.element.0);
+            }
+            let first = u32::try_from(roll(count.into())).unwrap();
+            one.holders.push((ElementId(first), state(first)));
+            let other = (first + 1) % count;
+            if roll(2) == 0 {
+                one.holders.push((ElementId(other), state(other)));
+            }
+            let end = loop {
+                match one.next(&sites) {
+                    Next::Make { to, .. } => one.holders.push((to, Current)),
+                    Next::Remove { goes, first } => {
+                        one.holders.retain(|(element, _)| !goes.contains(element));
+                        let at = one.holders.iter().position(|one| one.0 == first).unwrap();
+                        one.holders.swap(0, at);
+                    }
+                    end => break end,
+                }
+                assert!(one.has() > 0, "seed {seed}");
+            };
+            let expected = one.wanted.min(stay);
+            assert_eq!((one.left(), one.has()), (expected, expected), "seed {seed}");
+            let short = one.wanted > stay;
+            assert_eq!(
+                end,
+                if short { Next::NoPlace } else { Next::Enough },
+                "seed {seed}"
+            );
+        }
     }
 }

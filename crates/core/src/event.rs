@@ -143,6 +143,13 @@ pub enum Event {
         /// What it is made of.
         parts: Vec<Placed>,
     },
+    /// No more tasks are placed on an element, which is being emptied, or they are again. What it has goes on.
+    Emptied {
+        /// The element.
+        element: ElementId,
+        /// Whether it is.
+        emptied: bool,
+    },
     /// Such a label is under way from before a restart.
     ErrandSent {
         /// Where.

@@ -5,6 +5,7 @@
 //! under a virtual clock.
 
 pub mod attribute;
+pub mod balance;
 pub mod content;
 pub mod copies;
 pub mod flash;
@@ -17,6 +18,7 @@ pub mod lineage;
 pub mod locks;
 pub mod nearest;
 pub mod object;
+pub mod pace;
 pub mod random;
 pub mod resources;
 pub mod script;

@@ -6,6 +6,7 @@
 use crate::authority::Authority;
 use crate::clock;
 use crate::jobs::Incoming;
+use crate::moves::Member;
 use crate::names::commit::Database;
 use crate::names::shared::{Rooms, Shared};
 use crate::names::{Fault, SqliteNames};
@@ -57,6 +58,8 @@ pub(crate) enum Report {
         element: u32,
         damaged: v1::DamagedObjects,
     },
+    /// It is the array's no more.
+    Removed { element: u32 },
     /// A new status.
     Status { element: v1::Element },
     /// Which of the programs that it was asked for it has.
@@ -219,6 +222,7 @@ impl Array {
                 let silent_s = slot.heard.elapsed().as_secs();
                 element.trouble = format!("it has not answered for {silent_s} s");
             }
+            element.emptied = self.shared.leaving.is_emptied(element.element);
             element
         });
         shown.collect()
@@ -241,7 +245,9 @@ impl Array {
             element: ElementId(slot.status.element),
             host: slot.status.host.clone(),
             free_bytes: slot.status.free_bytes,
-            takes: slot.status.role == "store" && !slot.hangs(),
+            takes: slot.status.role == "store"
+                && !slot.hangs()
+                && !self.shared.leaving.is_closed(slot.status.element),
         });
         sites.collect()
     }
@@ -252,6 +258,36 @@ impl Array {
         let up = slots.values().filter(|slot| slot.connection.is_some());
         let reading = up.filter(|slot| slot.status.scrub_bytes_per_sec > 0);
         reading.map(|slot| slot.status.element).collect()
+    }
+
+    /// The elements of the array.
+    pub(crate) fn members(&self) -> Vec<Member> {
+        let slots = self.slots.lock();
+        let members = slots.values().map(|slot| Member {
+            element: slot.status.element,
+            store: slot.status.role == "store",
+            up: slot.connection.is_some(),
+        });
+        members.collect()
+    }
+
+    /// Elements that keep data, whether they are up or not.
+    pub(crate) fn stores(&self) -> Vec<u32> {
+        let members = self.members().into_iter();
+        let stores = members.filter(|member| member.store);
+        stores.map(|member| member.element).collect()
+    }
+
+    /// An element was taken out of the array, and is not let in again.
+    pub(crate) fn forget(&self, element: u32) {
+        let slot = self.slots.lock().remove(&element);
+        if let Some(connection) = slot.and_then(|slot| slot.connection) {
+            let _ = connection.end.send(true);
+        }
+        tracing::info!(element, "an element is taken out of the array");
+        self.report(Report::Removed { element });
+        self.refresh();
+        self.tell_peers();
     }
 
     /// Elements that have been away for longer than that.
@@ -411,6 +447,12 @@ impl Array {
             .element
             .clone()
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
+        if self.shared.leaving.is_removed(element.element) {
+            return Err(Status::failed_precondition(format!(
+                "element {} was taken out of the array: give this one another id and an empty folder",
+                element.element
+            )));
+        }
         tidemill_wire::convert::parse_role(&element.role)
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
         if self.tls && element.url.starts_with("http:") {
@@ -572,7 +614,7 @@ impl Array {
     }
 
     /// Tells the namespace what room there is.
-    fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         let mut rooms = Rooms::default();
         let mut disks: BTreeMap<(String, u64), v1::Disk> = BTreeMap::new();
         for slot in self.slots.lock().values() {
@@ -604,6 +646,7 @@ impl Array {
                 element,
                 free_bytes: slot.status.free_bytes,
                 answers: !slot.hangs(),
+                leaving: self.shared.leaving.is_closed(status.element),
             });
         }
         rooms.capacity_bytes = disks.values().map(|disk| disk.capacity_bytes).sum();

@@ -1,4 +1,4 @@
-//! Further copies of versions: which are missing, as the table `short` says, and labels that make them.
+//! Further copies of versions: which are missing or are to go, as the tables `short` and `move` say, and labels that make them.
 //!
 //! A copy has the id of the version, on another element. Its row in `copy` is written with its label, and is current when
 //! that has ended well; it goes with the version, whatever its label does then. A row of `short` goes when there are as many
@@ -9,11 +9,15 @@ use crate::clock;
 use crate::damage;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
+use crate::moves;
 use crate::names::Fault;
 use crate::names::commit::Database;
-use crate::names::copies::{COMING, CURRENT, look_again, others, remove_copy, state_of_first};
-use crate::names::notes;
+use crate::names::copies::{
+    COMING, CURRENT, MOVES, leaves, look_again, others, remove_copy, state_of_first, switch_first,
+};
+use crate::names::leaving::Leaving;
 use crate::names::parts;
+use crate::names::{Change, notes};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -56,10 +60,15 @@ pub(crate) struct Short {
 pub(crate) enum Found {
     /// There are enough, or none are wanted any more.
     Enough,
-    /// Nothing can be done now, with so many that are current.
-    Rest { has: usize },
-    /// These are too many.
-    Surplus(Vec<ElementId>),
+    /// Nothing can be done now, with so many that are current (`short.has`).
+    Rest { has: i64 },
+    /// What somebody wanted elsewhere is needed where it is.
+    Stay,
+    /// These are too many, or are to go, and this one is the first then.
+    Surplus {
+        goes: Vec<ElementId>,
+        first: ElementId,
+    },
 }
 
 /// Elements that are no longer waited for.
@@ -218,7 +227,7 @@ pub(crate) async fn watch(
     let mut gone = BTreeSet::new();
     loop {
         tokio::time::sleep(PERIOD).await;
-        let due = database.read(|db| Ok(!objects(db, clock::now_ns(), 1)?.is_empty()));
+        let due = database.read(|db| Ok(!due(db, clock::now_ns(), 1)?.is_empty()));
         let before = std::mem::replace(&mut gone, array.gone(after));
         let look = due.unwrap_or(false) || before != gone;
         if look && driver.send(Incoming::Copies).is_err() {
@@ -250,12 +259,12 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     })
 }
 
-/// Those to be looked at, which have the fewest copies first.
-fn objects(db: &Connection, now: i64, max: usize) -> Result<Vec<i64>, Fault> {
+/// Those to be looked at until `now`, which have the fewest copies first.
+pub(crate) fn due(db: &Connection, now: i64, max: usize) -> Result<Vec<i64>, Fault> {
     let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 ORDER BY at LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let mut objects = Vec::new();
-    for has in 0..=COPIES_MAX {
+    for has in 0..=MOVES {
         let left = i64::try_from(max - objects.len()).unwrap_or(0);
         let rows = statement.query_map(params![has, now, left], |row| row.get(0))?;
         objects.extend(rows.collect::<Result<Vec<i64>, _>>()?);
@@ -263,15 +272,34 @@ fn objects(db: &Connection, now: i64, max: usize) -> Result<Vec<i64>, Fault> {
     Ok(objects)
 }
 
-/// The versions to be looked at until `now`, which have the fewest copies first. `lost` are elements that are no longer
-/// waited for.
-pub(crate) fn due(db: &Connection, now: i64, lost: &BTreeSet<u32>) -> Result<Vec<Short>, Fault> {
-    let objects = objects(db, now, VERSIONS_MAX)?;
-    let shorts = objects.into_iter().map(|object| short(db, object, lost));
-    shorts.collect()
+/// What is known of elements that is not in the tables of versions.
+#[derive(Debug)]
+pub(crate) struct Absent {
+    /// Those that are no longer waited for, or were taken out of the array.
+    pub(crate) lost: BTreeSet<u32>,
+    /// Those that are being emptied.
+    pub(crate) emptied: BTreeSet<u32>,
+    /// Elements that could have copies.
+    pub(crate) places: usize,
 }
 
-fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fault> {
+impl Absent {
+    pub(crate) fn new(losses: &Losses, leaving: &Leaving, stores: &[u32]) -> Self {
+        let mut lost = losses.lost();
+        lost.append(&mut leaving.removed());
+        let emptied = leaving.emptied();
+        let stays = |element: &&u32| !lost.contains(element) && !emptied.contains(element);
+        let places = stores.iter().filter(stays).count();
+        Self {
+            lost,
+            emptied,
+            places,
+        }
+    }
+}
+
+/// What there is to be known of a version that may lack copies, or is to move.
+pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Short, Fault> {
     let sql = "SELECT held.size, copies, held.element, removed, held.ino, path, \
                coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
                FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
@@ -284,6 +312,8 @@ fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fa
                 size: row.get::<_, i64>(0)?.cast_unsigned(),
                 wanted: row.get::<_, u32>(1)? as usize,
                 holders: vec![(ElementId(row.get(2)?), CopyState::Current)],
+                target: None,
+                places: absent.places,
             };
             Ok(Short {
                 kept,
@@ -307,10 +337,23 @@ fn short(db: &Connection, object: i64, lost: &BTreeSet<u32>) -> Result<Short, Fa
     let others = others(db, object)?.into_iter();
     let others = others.map(|(element, state)| (ElementId(element), state));
     short.kept.holders.extend(others);
+    let moves = moves::of(db, object)?;
     for (element, state) in &mut short.kept.holders {
-        if lost.contains(&element.0) {
-            *state = CopyState::Lost;
-        }
+        let goes =
+            |target: u32| !absent.lost.contains(&target) && !absent.emptied.contains(&target);
+        // Where it was to go it can't be: then it stays, unless it has to go.
+        let of = moves
+            .iter()
+            .find(|one| one.source == element.0 && (one.anywhere || one.target.is_some_and(goes)));
+        let leaves = of.is_some() || absent.emptied.contains(&element.0);
+        *state = match (leaves, absent.lost.contains(&element.0), *state) {
+            (true, false, CopyState::Current) => CopyState::Leaving,
+            (true, true, _) => CopyState::LostLeaving,
+            (false, true, _) => CopyState::Lost,
+            (_, false, state) => state,
+        };
+        let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
+        short.kept.target = short.kept.target.or(target.map(ElementId));
     }
     let mut going = db.prepare_cached("SELECT element FROM removal WHERE object = ?1")?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
@@ -329,6 +372,8 @@ impl Short {
                 size: 0,
                 wanted: 0,
                 holders: Vec::new(),
+                target: None,
+                places: 0,
             },
             owner: Owner::default(),
             ino: 0,
@@ -364,12 +409,15 @@ impl Short {
 }
 
 /// Copies of some objects that are there, beside the first of each: those that are to be removed when nobody reads them, too.
+/// With `moved` the first, too, where who asks may think of one that
+/// was the first before.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
+    moved: bool,
 ) -> Result<Vec<(ObjectId, ElementId)>, Fault> {
     let any = "SELECT 1 WHERE EXISTS (SELECT 1 FROM copy) OR EXISTS (SELECT 1 FROM removal)";
-    if objects.is_empty() || !db.prepare_cached(any)?.exists([])? {
+    if objects.is_empty() || !(moved || db.prepare_cached(any)?.exists([])?) {
         return Ok(Vec::new());
     }
     let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
@@ -377,9 +425,12 @@ pub(crate) fn of_all(
                CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
                (SELECT 1 FROM damage WHERE damage.object = copy.object AND damage.element = copy.element) \
                UNION SELECT removal.object, element FROM json_each(?1) AS wanted \
-               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0";
+               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 \
+               UNION SELECT held.object, element FROM json_each(?1) AS wanted \
+               CROSS JOIN held ON held.object = wanted.value WHERE ?3 AND element >= 0 AND NOT EXISTS \
+               (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.element = held.element)";
     let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map(params![json(&objects), CURRENT], |row| {
+    let rows = statement.query_map(params![json(&objects), CURRENT, moved], |row| {
         let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
         Ok((object, ElementId(row.get(1)?)))
     })?;
@@ -421,7 +472,7 @@ pub(crate) fn ended(
     object: ObjectId,
     element: ElementId,
     well: bool,
-    now: i64,
+    (leaving, now): (&Leaving, i64),
 ) -> Result<(), Fault> {
     if damage::mended(db, object, element, well)? {
         return if well {
@@ -434,7 +485,9 @@ pub(crate) fn ended(
     if !well {
         let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2";
         if db.prepare_cached(sql)?.execute(row)? > 0 {
-            look_later(db, object, 1, now)?;
+            let sql = "UPDATE short SET at = ?2, has = max(has, 1) WHERE object = ?1";
+            db.prepare_cached(sql)?
+                .execute(params![object.0.cast_signed(), now + REST_NS])?;
         }
         return Ok(());
     }
@@ -442,37 +495,86 @@ pub(crate) fn ended(
     let row = params![object.0.cast_signed(), element.0, CURRENT];
     if db.prepare_cached(sql)?.execute(row)? > 0 {
         notes::copied(db, object.0, element.0)?;
+        if leaving.is_emptied(element.0) {
+            leaves(db, object.0, element.0, now)?;
+        }
         return look_again(db, object.0, now);
     }
     // The version went while it was being made.
     remove_copy(db, object.0, element.0, now)
 }
 
-/// Keeps what was found out of the copies of a version.
+/// Keeps what was found out of the copies of a version. Gives what changed for those who know its file.
 pub(crate) fn found(
     db: &Connection,
     object: ObjectId,
     found: &Found,
     now: i64,
-) -> Result<(), Fault> {
+) -> Result<Option<Change>, Fault> {
     match found {
-        Found::Enough => {
-            db.prepare_cached("DELETE FROM short WHERE object = ?1")?
-                .execute([object.0.cast_signed()])?;
-            Ok(())
+        Found::Enough => enough(db, object.0, now).map(|()| None),
+        Found::Stay => {
+            moves::stay(db, object.0)?;
+            look_again(db, object.0, now)?;
+            Ok(None)
         }
-        Found::Rest { has } => look_later(db, object, *has, now),
-        Found::Surplus(elements) => {
-            for element in elements {
-                remove_copy(db, object.0, element.0, now)?;
-            }
-            Ok(())
+        Found::Rest { has } => {
+            look_later(db, object, *has, now)?;
+            Ok(None)
         }
+        Found::Surplus { goes, first } => remove(db, object.0, (goes, first.0), now),
     }
 }
 
-fn look_later(db: &Connection, object: ObjectId, has: usize, now: i64) -> Result<(), Fault> {
-    let has = i64::try_from(has.min(COPIES_MAX as usize)).unwrap_or(0);
+/// There is nothing to be done, unless somebody has just asked for it, or it can't be done now.
+fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
+    let object = object.cast_signed();
+    let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT element FROM version WHERE object = ?1 \
+               AND removed = 0) OR source IN (SELECT element FROM copy WHERE object = ?1))";
+    if db.prepare_cached(sql)?.exists([object])? {
+        return look_later(db, ObjectId(object.cast_unsigned()), MOVES, now);
+    }
+    for sql in [
+        "DELETE FROM short WHERE object = ?1",
+        "DELETE FROM move WHERE object = ?1",
+    ] {
+        db.prepare_cached(sql)?.execute([object])?;
+    }
+    Ok(())
+}
+
+/// Has copies removed; if the first is one of them, another one is the first.
+fn remove(
+    db: &Connection,
+    object: u64,
+    (goes, first): (&[ElementId], u32),
+    now: i64,
+) -> Result<Option<Change>, Fault> {
+    let sql = "SELECT ino, element FROM version WHERE object = ?1 AND removed = 0";
+    let mut statement = db.prepare_cached(sql)?;
+    let version = statement.query_row([object.cast_signed()], |row| {
+        Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, u32>(1)?))
+    });
+    // One that went meanwhile took its copies along.
+    let Some((ino, was_first)) = version.optional()? else {
+        return Ok(None);
+    };
+    let mut changed = None;
+    for element in goes {
+        if element.0 == was_first {
+            if !switch_first(db, object, first)? {
+                continue;
+            }
+            changed = Some(Change::Node(ino));
+        }
+        remove_copy(db, object, element.0, now)?;
+        notes::copied(db, object, element.0)?;
+        moves::done(db, object, element.0)?;
+    }
+    Ok(changed)
+}
+
+fn look_later(db: &Connection, object: ObjectId, has: i64, now: i64) -> Result<(), Fault> {
     let sql = "UPDATE short SET at = ?2, has = ?3 WHERE object = ?1";
     db.prepare_cached(sql)?
         .execute(params![object.0.cast_signed(), now + REST_NS, has])?;

@@ -18,6 +18,8 @@ mod jobs;
 mod lineage;
 mod local_names;
 mod locks;
+mod mover;
+mod moves;
 pub mod names;
 mod namespace_service;
 mod notes;
@@ -33,4 +35,4 @@ pub mod simulated;
 mod token_service;
 mod tokens;
 
-pub use serve::{Config, Server, StartError};
+pub use serve::{Config, MOVE_BYTES_PER_SEC, Server, StartError};

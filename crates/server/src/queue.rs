@@ -211,7 +211,9 @@ mod tests {
     fn delivers(queue: &dyn Queue, database: &Database) {
         let post = |element, id| {
             let posted = Posted::new(element, &label(id));
-            database.write_blocking(move |db| posted.put(db)).unwrap();
+            database
+                .write_blocking(move |db| posted.put(db, 0))
+                .unwrap();
             queue.enqueue(element, vec![label(id)]).unwrap();
         };
         let end = |id: u64| {

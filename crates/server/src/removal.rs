@@ -93,28 +93,38 @@ impl Garbage {
     pub(crate) fn due(&self, element: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
         let mut after = after;
         loop {
-            let mut page = self.page(element, after)?;
-            let Some(&last) = page.last() else {
-                return Ok(page);
+            let page = self.page(element, after)?;
+            let Some(&(last, _)) = page.last() else {
+                return Ok(Vec::new());
             };
             after = last;
-            page.retain(|object| !self.shared.object_held(object.0));
-            if !page.is_empty() {
-                return Ok(page);
+            let free = page
+                .into_iter()
+                .filter(|&(object, elsewhere)| match elsewhere {
+                    true => !self.shared.copy_held(object.0, element),
+                    false => !self.shared.object_held(object.0),
+                });
+            let free: Vec<ObjectId> = free.map(|(object, _)| object).collect();
+            if !free.is_empty() {
+                return Ok(free);
             }
         }
     }
 
-    fn page(&self, element: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
+    /// The next objects of the list, and whether each is still a version's, elsewhere: then nobody is told to read it here.
+    fn page(&self, element: u32, after: ObjectId) -> Result<Vec<(ObjectId, bool)>, Fault> {
         let (before, since) = self.queued();
         self.database.read(|db| {
-            let sql = "SELECT object FROM removal WHERE element = ?1 AND object > ?2 AND label = 0 \
+            let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = removal.object \
+                       AND removed = 0) FROM removal WHERE element = ?1 AND object > ?2 AND label = 0 \
                        AND queued < ?3 AND queued >= ?4 ORDER BY object LIMIT ?5";
             let mut statement = db.prepare_cached(sql)?;
             let limit = i64::try_from(OBJECTS_MAX).unwrap_or(i64::MAX);
             let key = params![element, after.0.cast_signed(), before, since, limit];
-            let rows = statement.query_map(key, |row| row.get::<_, i64>(0))?;
-            let objects = rows.map(|object| object.map(|id| ObjectId(id.cast_unsigned())));
+            let objects = statement.query_map(key, |row| {
+                let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
+                Ok((object, row.get(1)?))
+            })?;
             Ok(objects.collect::<Result<_, _>>()?)
         })
     }

@@ -9,12 +9,13 @@ use crate::ends::Ends;
 use crate::gate::Gates;
 use crate::health::HealthService;
 use crate::jobs::Incoming;
-use crate::jobs::driver::{Driver, Signals};
+use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::service::JobService;
 use crate::jobs::{expiry, finished};
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
+use crate::mover::{Mover, PlaceService};
 use crate::names::changes::Teller;
 use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
@@ -43,6 +44,7 @@ use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
 use tidemill_wire::v1::lineage_server::LineageServer;
 use tidemill_wire::v1::names_server::NamesServer;
+use tidemill_wire::v1::places_server::PlacesServer;
 use tidemill_wire::v1::tokens_server::TokensServer;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::service::Routes;
@@ -55,6 +57,9 @@ const COALESCE: Duration = Duration::from_millis(5);
 
 /// How long whoever holds the folder may take to end.
 const ENDING: Duration = Duration::from_secs(1);
+
+/// What elements copy for repairs and moves, if nothing else is said: twice what a link of 1 Gbit/s carries.
+pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
 /// How a server is set up.
 #[derive(Clone, Debug)]
@@ -83,6 +88,8 @@ pub struct Config {
     pub repair_after: Duration,
     /// How often all objects of each element are read and compared with their hashes; `None`: when somebody asks.
     pub scrub_every: Option<Duration>,
+    /// Bytes in a second of copies that are made again and of moves, in all the array; 0 for no bound.
+    pub move_bytes_per_sec: u64,
     /// Where labels wait for their elements; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -108,6 +115,7 @@ impl Config {
             copies: 1,
             repair_after: Duration::from_secs(600),
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
+            move_bytes_per_sec: MOVE_BYTES_PER_SEC,
             queue: None,
         }
     }
@@ -250,6 +258,7 @@ impl Server {
             sessions,
             ends: ends.clone(),
             check: Check::new(names.clone(), array.clone(), &trust),
+            mover: Mover::new(&names, &array, &driver, signals.running.clone()),
         };
         let routes = parts.routes(config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
@@ -346,7 +355,7 @@ fn start_local(
 /// What the driver decides by, and where it puts labels.
 struct Decides {
     policy: String,
-    repair_after: Duration,
+    mending: Mending,
     scrub_every: Option<Duration>,
     queue: Option<Arc<dyn Queue>>,
 }
@@ -355,8 +364,11 @@ impl Decides {
     fn of(config: &Config) -> Self {
         Self {
             policy: config.default_policy.clone(),
-            repair_after: config.repair_after,
             scrub_every: config.scrub_every,
+            mending: Mending {
+                after: config.repair_after,
+                bytes_per_sec: config.move_bytes_per_sec,
+            },
             queue: config.queue.clone(),
         }
     }
@@ -372,7 +384,7 @@ async fn start_driver(
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     let Decides {
         policy,
-        repair_after,
+        mending,
         scrub_every,
         queue,
     } = decides;
@@ -383,19 +395,12 @@ async fn start_driver(
     tokio::spawn(garbage.clone().watch(array.clone(), driver.clone()));
     let watched = |driver: &Sender<Incoming>| (database.clone(), array.clone(), driver.clone());
     let (of, on, told) = watched(&driver);
-    tokio::spawn(copies::watch(of, on, repair_after, told));
+    tokio::spawn(copies::watch(of, on, mending.after, told));
     let (of, on, told) = watched(&driver);
     tokio::spawn(scrub::watch(of, on, scrub_every, told));
     let queue = queue.unwrap_or_else(|| Arc::new(Journal::new(database)));
     let made = tokio::task::spawn_blocking(move || {
-        Driver::new(
-            names,
-            array,
-            queue,
-            garbage,
-            signals,
-            (&policy, repair_after),
-        )
+        Driver::new(names, array, queue, garbage, signals, (&policy, mending))
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
@@ -412,6 +417,7 @@ struct Parts {
     sessions: Sessions,
     ends: Arc<Ends>,
     check: Check,
+    mover: Mover,
 }
 
 impl Parts {
@@ -434,6 +440,10 @@ impl Parts {
         };
         let lineage = LineageService {
             names: self.names,
+            access: self.access.clone(),
+        };
+        let places = PlaceService {
+            mover: self.mover,
             access: self.access.clone(),
         };
         let tokens = TokenService {
@@ -474,6 +484,7 @@ impl Parts {
             .add_service(lineage)
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
+            .add_service(PlacesServer::new(places))
             .add_service(array)
     }
 }

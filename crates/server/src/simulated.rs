@@ -7,11 +7,12 @@
 
 use crate::array::{Array, Settings, outbox};
 use crate::authority::Authority;
-use crate::jobs::driver::{Driver, Signals};
+use crate::jobs::driver::{Driver, Mending, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
+use crate::mover::Mover;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
@@ -107,6 +108,8 @@ pub struct Options {
     pub repair_after: Duration,
     /// How often all objects of each element are read and compared.
     pub scrub_every: Duration,
+    /// Bytes in a second of repairs and moves; 0 for no bound.
+    pub move_bytes_per_sec: u64,
     /// Where labels wait; `None` for the server's own database.
     pub queue: Option<Arc<dyn Queue>>,
 }
@@ -225,6 +228,10 @@ impl Simulated {
         let signals = Signals::default();
         let database = names.database().clone();
         let garbage = Garbage::new(database.clone(), names.shared().clone());
+        let mending = Mending {
+            after: options.repair_after,
+            bytes_per_sec: options.move_bytes_per_sec,
+        };
         let own = || Arc::new(Journal::new(database.clone())) as Arc<dyn Queue>;
         let driver = Driver::new(
             names.clone(),
@@ -232,7 +239,7 @@ impl Simulated {
             options.queue.clone().unwrap_or_else(own),
             garbage.clone(),
             signals.clone(),
-            (&options.policy, options.repair_after),
+            (&options.policy, mending),
         )?;
         array.expect_known();
         let _ = told.send(Incoming::NamesChanged);
@@ -387,6 +394,37 @@ impl Simulated {
         answered
     }
 
+    /// Has an element emptied, or not any more; whether that was possible.
+    pub fn drain(&self, element: u32, cancel: bool) -> bool {
+        let request = v1::DrainRequest { element, cancel };
+        self.runtime.block_on(self.mover().drain(request)).is_ok()
+    }
+
+    /// Has all files moved to an element; whether that was possible.
+    pub fn move_all(&self, element: u32) -> bool {
+        let request = v1::MoveRequest {
+            path: b"/".to_vec(),
+            element,
+            ..v1::MoveRequest::default()
+        };
+        let moved = self.mover();
+        let moved = moved.move_files(Caller::root(), request);
+        self.runtime.block_on(moved).is_ok()
+    }
+
+    /// Whether nothing is left of an element that is being emptied; `None` if it is not.
+    #[must_use]
+    pub fn is_empty(&self, element: u32) -> Option<bool> {
+        let moves = self.mover().moves().ok()?;
+        let drain = moves.drains.iter().find(|drain| drain.element == element)?;
+        let left = drain.files_left + drain.removals + drain.writing + drain.labels;
+        Some(!drain.listing && left == 0)
+    }
+
+    fn mover(&self) -> Mover {
+        Mover::new(&self.names, &self.array, &self.told, Arc::default())
+    }
+
     /// The owner of a job gives it up.
     pub fn cancel(&self, job: u64) {
         let _ = self.told.send(Incoming::Cancel(JobId(job)));
@@ -498,6 +536,7 @@ mod tests {
             copies: 1,
             repair_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(7 * 86_400),
+            move_bytes_per_sec: 0,
             queue: Some(queue.clone()),
         };
         let errors = Arc::new(AtomicUsize::new(0));

@@ -308,7 +308,7 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
         "DROP VIEW held; DROP TABLE layout; DROP TABLE part; DROP TABLE label; DROP TABLE locker; DROP TABLE removal; DROP TABLE copy; DROP TABLE short; DROP TABLE lost; DROP INDEX version_copies; \
-         DROP TABLE damage; DROP TABLE scrub; DROP TABLE verify; \
+         DROP TABLE drain; DROP TABLE move; DROP TABLE removed; DROP TABLE damage; DROP TABLE scrub; DROP TABLE verify; \
          CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL); \
          CREATE INDEX removal_element ON removal(element); ALTER TABLE version DROP COLUMN copies; \
          ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; ALTER TABLE task DROP COLUMN hash_ns; \

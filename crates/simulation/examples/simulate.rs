@@ -1,6 +1,6 @@
 //! Simulates any number of seeds: `--seeds A..B` (B excluded), `--verbose` to print every event, `--keep-going` to go
 //! on after a defect, `--without FAULT,FAULT` to leave faults out, `--copies N` to have files copied,
-//! `--rot` to have some copies change or vanish.
+//! `--rot` to have some copies change or vanish, `--drains` to have elements emptied.
 #![allow(clippy::print_stdout, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains]"
         );
         return ExitCode::FAILURE;
     };
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         without: without.map(str::to_owned).collect(),
         copies: value("--copies").map_or(1, |copies| copies.parse().unwrap_or(1)),
         rot: has("--rot"),
+        drains: has("--drains"),
     };
     // What failed is printed whole below.
     std::panic::set_hook(Box::new(|_| {}));

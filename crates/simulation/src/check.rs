@@ -59,8 +59,9 @@ impl World {
         );
         look("a copy is damaged", self.ask("SELECT * FROM damage"));
         look("something has rotted", self.rotten());
-        // What more elements would take waits for them.
-        let most = self.elements.len();
+        // What more elements would take waits for them, and what must not go to those that are emptied.
+        let emptied = self.ask("SELECT element FROM drain").len();
+        let most = self.elements.len() - emptied;
         let short = format!(
             "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR \
              (SELECT count(*) + 1 FROM copy WHERE copy.object = version.object) < min(copies, {most})"
@@ -78,6 +79,18 @@ impl World {
             "a file without name is kept",
             self.ask("SELECT * FROM orphan"),
         );
+        look(
+            "what an element has is still to be looked for",
+            self.ask("SELECT * FROM drain WHERE after != 9223372036854775807"),
+        );
+        // All find a place: no element is full any more.
+        look("an object is to move", self.ask("SELECT * FROM move"));
+        self.look_at_others(&mut look);
+        left
+    }
+
+    /// What is under way on elements, and at clients.
+    fn look_at_others(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         for element in &self.elements {
             let open = element.read(|db| {
                 lines(
@@ -92,15 +105,18 @@ impl World {
             "a client waits",
             waiting.map(|slot| format!("{}", slot.session)).collect(),
         );
-        left
     }
 
-    /// Jobs that wait for files that nobody will write are given up.
+    /// Jobs that wait for files that nobody will write are given up, and those that wait for what only elements have that
+    /// are emptied.
     pub(crate) fn cancel_waiting(&self) {
         let Some(server) = &self.server else { return };
         let jobs = server.read(|db| {
             let sql = "SELECT DISTINCT awaited.job FROM awaited JOIN job ON job.job = awaited.job \
-                       WHERE object = -1 AND job.ended = 0";
+                       WHERE object = -1 AND job.ended = 0 \
+                       UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
+                       WHERE job.ended = 0 AND task.error LIKE 'no element that is up can run it%' \
+                       AND EXISTS (SELECT 1 FROM drain)";
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
             rows.collect::<Result<Vec<_>, _>>()
@@ -129,6 +145,22 @@ impl World {
         );
         self.check_jobs();
         self.check_objects();
+        self.check_emptied();
+    }
+
+    /// An element that was emptied has nothing, and the server says so.
+    fn check_emptied(&self) {
+        let Some(server) = &self.server else { return };
+        for element in &self.elements {
+            if let Some(empty) = server.is_empty(element.id) {
+                let held = element.store.objects.len();
+                assert!(
+                    empty && held == 0,
+                    "element {} has {held} objects and was emptied",
+                    element.id
+                );
+            }
+        }
     }
 
     fn check_jobs(&self) {

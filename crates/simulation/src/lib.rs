@@ -89,6 +89,8 @@ pub struct Options {
     pub copies: u32,
     /// Objects change and vanish below their elements, where there are other copies.
     pub rot: bool,
+    /// Elements are emptied now and then, while everything goes on.
+    pub drains: bool,
 }
 
 /// Simulates one seed.
@@ -103,6 +105,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Defect> {
         world.rots = true;
         world.rot = Some(dice::Dice::new(dice::mix(seed)));
     }
+    world.drains = options.drains;
     world.weather.leave_out(&options.without);
     let ran = catch_unwind(AssertUnwindSafe(|| storm_and_calm(&mut world)));
     match ran {

@@ -28,6 +28,8 @@ pub(crate) struct Weather {
     pub(crate) element_timeout_ms: u64,
     pub(crate) element_away_ms: u64,
     pub(crate) server_away_ms: u64,
+    /// Bound on repairs and moves; 0: none.
+    pub(crate) move_bytes_per_sec: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,7 @@ impl Weather {
             element_timeout_ms: [300, 3000, 10_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             element_away_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             server_away_ms: [10, 1000, 20_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            move_bytes_per_sec: 0,
         }
     }
 

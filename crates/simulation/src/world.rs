@@ -30,6 +30,8 @@ const LOOK_MS: u64 = 200;
 const REPAIR_MS: u64 = 6000;
 /// How often all objects of an element are compared, where some rot.
 const SCRUB_MS: u64 = 12_000;
+/// Bound on moves in half of the runs in which elements are emptied.
+const MOVE_BYTES_PER_SEC: u64 = 20_000;
 /// How often the driver is woken although nothing happened.
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Events that are remembered for the report of a failure.
@@ -118,6 +120,8 @@ pub(crate) struct World {
     pub(crate) rots: bool,
     /// Objects that ever rotted, by element.
     pub(crate) rotted: BTreeSet<(usize, u64)>,
+    /// Elements are emptied now and then.
+    pub(crate) drains: bool,
     /// Where labels wait, if not in the server's database.
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) elements: Vec<Element>,
@@ -195,6 +199,7 @@ impl World {
             rot: None,
             rots: false,
             rotted: BTreeSet::new(),
+            drains: false,
             broker: dice.chance(500).then(Arc::default),
             elements,
             wires: BTreeMap::new(),
@@ -215,6 +220,10 @@ impl World {
     pub(crate) fn begin(&mut self) {
         time::set(0);
         simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
+        if self.drains {
+            let paced = self.dice.chance(500);
+            self.weather.move_bytes_per_sec = if paced { MOVE_BYTES_PER_SEC } else { 0 };
+        }
         self.start_server();
         self.make_folders();
         for element in 0..self.elements.len() {
@@ -228,6 +237,9 @@ impl World {
         self.later(1, "weather", World::change_weather);
         if self.rot.is_some() {
             self.later(1, "rot", World::rot);
+        }
+        if self.drains {
+            self.drain_some();
         }
     }
 
@@ -334,6 +346,25 @@ impl World {
         }
         self.take_outboxes();
         self.take_submitted();
+    }
+
+    /// Has an element emptied, or not any more, or all files moved to one, now and then; it is left to it whether that is done when the faults stop.
+    fn drain_some(&mut self) {
+        let element = u32::try_from(self.dice.roll(self.elements.len() as u64)).unwrap_or(0);
+        let (moves, cancel) = (self.dice.chance(300), self.dice.chance(400));
+        if let Some(server) = &self.server {
+            let done = match moves {
+                true => server.move_all(element),
+                false => server.drain(element, cancel),
+            };
+            self.say(&format!(
+                "element {element}: move {moves}, cancel {cancel}: {done}"
+            ));
+        }
+        if !self.calm.get() {
+            let delay = 1 + self.dice.roll(20_000);
+            self.later(delay, "an element is emptied", World::drain_some);
+        }
     }
 
     /// Lets the driver work.
@@ -502,6 +533,7 @@ impl World {
             copies: self.copies,
             repair_after: Duration::from_millis(REPAIR_MS),
             scrub_every: Duration::from_millis(SCRUB_MS),
+            move_bytes_per_sec: self.weather.move_bytes_per_sec,
             queue: self.broker.clone().map(|broker| broker as Arc<dyn Queue>),
         };
         self.server_start = self.now;

@@ -4,10 +4,14 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, and whether they
-/// rot.
+/// A line of the file: a range of seeds, the faults that are left out, the copies that are made of versions, whether they
+/// rot, and whether elements are emptied.
 fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
+    let (line, drains) = match line.strip_suffix(" drains") {
+        Some(line) => (line, true),
+        None => (line, false),
+    };
     let (line, rot) = match line.strip_suffix(" rot") {
         Some(line) => (line, true),
         None => (line, false),
@@ -27,6 +31,7 @@ fn parse(line: &str) -> Option<(std::ops::Range<u64>, Options)> {
         without: without.collect(),
         copies: copies.trim().parse().ok()?,
         rot,
+        drains,
     };
     Some((first..end, options))
 }
@@ -36,13 +41,23 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
     let text = std::fs::read_to_string(SEEDS).unwrap();
     let lines: Vec<_> = text.lines().filter_map(parse).collect();
     assert!(!lines.is_empty());
+    let (mut jobs, mut outputs) = (0, 0);
     for (seeds, options) in lines {
         for seed in seeds {
-            if let Err(defect) = run(seed, &options) {
-                panic!("{defect}");
+            match run(seed, &options) {
+                Ok(summary) => {
+                    jobs += summary.jobs;
+                    outputs += summary.outputs;
+                }
+                Err(defect) => panic!("{defect}"),
             }
         }
     }
+    // Scripts that the array refuses would show nothing.
+    assert!(
+        jobs > 1000 && outputs > 1000,
+        "{jobs} jobs, {outputs} outputs"
+    );
 }
 
 #[test]

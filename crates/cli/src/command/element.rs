@@ -1,4 +1,7 @@
-//! `tidemill element`: one storage node, in the foreground.
+//! `tidemill element`: one storage node, in the foreground; and how the array gets rid of one.
+
+mod drain;
+mod remove;
 
 use crate::config::{self, Resources};
 use crate::context::Context;
@@ -16,13 +19,18 @@ const EXAMPLES: &str = "Examples:
   tidemill element --id 3 --folder /data/tidemill --server https://10.0.0.1:7700 \\
       --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
 
+  tidemill element drain 3 --wait                     what it has goes elsewhere, while everything goes on
+  tidemill element remove 3                           and it is the array's no more
+
 As root, kernels run as the owners of their jobs; otherwise all run as the element's user. Ends on SIGTERM after
 telling the server; what was running is run again.";
 
-/// Run one storage element in the foreground
+/// Run one storage element in the foreground, or have one emptied and taken out of the array
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
     /// Its number in the array, below 1000; its folder belongs to it for ever [default: 0]
     #[arg(long, value_name = "ID", env = "TIDEMILL_ELEMENT_ID")]
     id: Option<u32>,
@@ -101,7 +109,25 @@ pub(crate) struct Args {
     foreground: Foreground,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    Drain(drain::Args),
+    Remove(remove::Args),
+}
+
+impl Args {
+    /// Whether this is the element's own process.
+    pub(crate) fn is_process(&self) -> bool {
+        self.action.is_none()
+    }
+}
+
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    match &args.action {
+        Some(Action::Drain(drain)) => return drain::run(drain, context).await,
+        Some(Action::Remove(remove)) => return remove::run(remove, context).await,
+        None => {}
+    }
     let _running = args.foreground.enter()?;
     let mut element = start(config(args, context)?).await?;
     let failed = tokio::select! {

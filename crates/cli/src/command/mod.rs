@@ -13,6 +13,7 @@ pub(crate) mod get;
 pub(crate) mod health;
 pub(crate) mod jobs;
 pub(crate) mod kernel;
+pub(crate) mod labels;
 pub(crate) mod layout;
 pub(crate) mod lineage;
 pub(crate) mod logs;
@@ -20,9 +21,11 @@ pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mount;
+pub(crate) mod r#move;
 pub(crate) mod mv;
 pub(crate) mod plan;
 pub(crate) mod put;
+pub(crate) mod rebalance;
 pub(crate) mod rebuild;
 pub(crate) mod report;
 pub(crate) mod rm;
@@ -45,6 +48,7 @@ use std::process::ExitCode;
 /// What the command could not do, as the user is to read it.
 pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<ExitCode> {
     let log = match command {
+        Command::Element(ref args) if !args.is_process() => "warn",
         Command::Server(_) | Command::Element(_) | Command::Mount(_) => "info",
         _ => "warn",
     };
@@ -65,6 +69,9 @@ pub(crate) async fn run(command: Command, context: Context) -> anyhow::Result<Ex
         Command::Stripe(args) => stripe::run(args, &context).await,
         Command::Mkdir(args) => mkdir::run(args, &context).await,
         Command::Mv(args) => mv::run(args, &context).await,
+        Command::Move(args) => r#move::run(args, &context).await,
+        Command::Rebalance(args) => rebalance::run(&args, &context).await,
+        Command::Labels(args) => labels::run(&args, &context).await,
         Command::Rm(args) => rm::run(args, &context).await,
         Command::Submit(args) => submit::run(args, &context).await,
         Command::Jobs(args) => jobs::run(&args, &context).await,

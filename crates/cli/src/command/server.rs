@@ -66,6 +66,9 @@ pub(crate) struct Args {
     /// 30d; off: only by `tidemill scrub` [default: 7d]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SCRUB_EVERY")]
     scrub_every: Option<OrOff<Length>>,
+    /// Bytes per second that all elements together copy for repairs and moves, such as 50M; 0: no bound [default: 250M]
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
+    move_rate: Option<Size>,
     #[command(flatten)]
     foreground: Foreground,
 }
@@ -143,6 +146,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     }
     if let Some(OrOff(every)) = args.scrub_every.or(file.scrub_every) {
         config.scrub_every = every.map(|Length(time)| time);
+    }
+    if let Some(Size(rate)) = args.move_rate.or(file.move_rate) {
+        config.move_bytes_per_sec = rate;
     }
     Ok(config)
 }

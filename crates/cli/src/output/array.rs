@@ -100,7 +100,13 @@ impl ArrayView {
             rows.add_row([
                 element.element.to_string(),
                 element.role.clone(),
-                if element.up { "up" } else { "down" }.into(),
+                match (element.up, element.emptied) {
+                    (true, true) => "up, emptied",
+                    (true, false) => "up",
+                    (false, true) => "down, emptied",
+                    (false, false) => "down",
+                }
+                .into(),
                 element.cores.to_string(),
                 match element.memory_bytes {
                     0 => "-".into(),
@@ -240,6 +246,7 @@ fn element_json(element: &v1::Element) -> Value {
         "element": element.element,
         "role": element.role,
         "up": element.up,
+        "emptied": element.emptied,
         "url": element.url,
         "host": element.host,
         "folder": element.folder,

@@ -9,6 +9,7 @@ pub(crate) mod health;
 pub(crate) mod job;
 pub(crate) mod layout;
 pub(crate) mod lineage;
+pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod prov;
 pub(crate) mod report;

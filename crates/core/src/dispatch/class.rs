@@ -1,4 +1,4 @@
-//! Which elements can run a task at all: those that offer what it needs and have its programs.
+//! Which elements can run a task at all: those that offer what it needs and have its programs, and are not being emptied.
 //!
 //! Tasks that want the same are a class. Which elements it bars is found out once and again only when an element comes,
 //! goes, offers something else, or gains or loses a program; so most tasks, which want a core and nothing else, cost
@@ -29,6 +29,8 @@ pub(super) struct Classes {
     next: u32,
     /// What elements that are up said of programs.
     programs: BTreeMap<ElementId, BTreeMap<String, bool>>,
+    /// Elements that are being emptied: no task goes there.
+    emptied: BTreeSet<ElementId>,
     /// Counts what may change who can run what.
     news: u64,
 }
@@ -92,7 +94,7 @@ impl Classes {
 
     /// Finds out anew which elements a class bars, if that may be others now.
     fn renew(&mut self, number: ClassNumber, elements: &Elements) {
-        let (programs, news) = (&self.programs, self.news);
+        let (programs, emptied, news) = (&self.programs, &self.emptied, self.news);
         let Some(class) = self.known.get_mut(&number) else {
             return;
         };
@@ -102,7 +104,8 @@ impl Classes {
         class.barred.clear();
         class.open = false;
         for (id, element) in elements.iter().filter(|(_, element)| element.up()) {
-            if !can(&class.wants, &element.view.offers, programs.get(&id)) {
+            let open = !emptied.contains(&id);
+            if !open || !can(&class.wants, &element.view.offers, programs.get(&id)) {
                 class.barred.push(id);
             } else if element.view.role == Role::Store {
                 class.open = true;
@@ -165,7 +168,8 @@ impl Dispatcher {
         mine.any(|(element, known)| {
             let wants = self.classes.wants(class);
             let programs = self.classes.programs.get(&element);
-            wants.is_some_and(|wants| can(wants, &known.view.offers, programs))
+            let open = !self.classes.emptied.contains(&element);
+            open && wants.is_some_and(|wants| can(wants, &known.view.offers, programs))
         })
     }
 
@@ -204,6 +208,18 @@ impl Dispatcher {
         for (name, has) in found.chain(missing.into_iter().map(|name| (name, false))) {
             changed |= known.insert(name, has) != Some(has);
         }
+        if changed {
+            self.offers_changed(element);
+        }
+    }
+
+    /// Whether tasks may be placed on an element was changed.
+    pub(super) fn on_emptied(&mut self, element: ElementId, emptied: bool) {
+        let changed = if emptied {
+            self.classes.emptied.insert(element)
+        } else {
+            self.classes.emptied.remove(&element)
+        };
         if changed {
             self.offers_changed(element);
         }
@@ -273,15 +289,20 @@ impl Dispatcher {
         if std::mem::replace(&mut self.task_mut(id).aside, true) {
             return;
         }
-        let who = match self.task(id).spec.element {
-            Some(element) => format!("element {element}"),
-            None => "an element".to_owned(),
-        };
+        let pinned = self.task(id).spec.element;
         let wants = self.classes.wants(class).map(ToString::to_string);
-        let message = format!(
-            "no element that is up can run it; it waits for {who} with {}",
-            wants.unwrap_or_default()
-        );
+        let wants = wants.unwrap_or_default();
+        let message = match pinned {
+            Some(element) if self.classes.emptied.contains(&element) => format!(
+                "it is to run on element {element}, which is being emptied; it waits until that is given up"
+            ),
+            Some(element) => format!(
+                "no element that is up can run it; it waits for element {element} with {wants}"
+            ),
+            None => {
+                format!("no element that is up can run it; it waits for an element with {wants}")
+            }
+        };
         self.tell(
             id,
             Failure {

@@ -274,6 +274,7 @@ impl Dispatcher {
                 there,
             } => self.on_copied(object, element, there, turn),
             Event::Parted { object, parts } => self.copies.part(object, parts),
+            Event::Emptied { element, emptied } => self.on_emptied(element, emptied),
             Event::ErrandSent { element, label } => {
                 self.errands.insert(label, element);
             }

@@ -12,6 +12,8 @@ pub struct Room {
     pub free_bytes: u64,
     /// Whether it was heard of lately. One that hangs gets new files only if it was named, or if all hang.
     pub answers: bool,
+    /// Whether it is being emptied: it gets no new files.
+    pub leaving: bool,
 }
 
 /// A new file can't be placed.
@@ -23,6 +25,9 @@ pub enum PlacementError {
     /// The element that was asked for is not there.
     #[error("element {0} is not part of the array or is down; see `tidemill status`")]
     Unknown(ElementId),
+    /// The element that was asked for is being emptied.
+    #[error("element {0} is being emptied; name another one, or none")]
+    Leaving(ElementId),
     /// The element that was asked for is full.
     #[error("element {0} is full; remove files on it or name another element")]
     Full(ElementId),
@@ -45,7 +50,7 @@ pub enum PlacementError {
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
 /// Chooses the element of a new file: the one that was named, else inode modulo the elements
-/// (AnalyzeThis §3.3), else the next that is not full and answers.
+/// (AnalyzeThis §3.3), else the next that is not full and answers. None that is being emptied is chosen.
 ///
 /// `rooms` are the storage elements that are up, in order of their ids.
 ///
@@ -60,9 +65,16 @@ pub fn place(
         let room = rooms.iter().find(|room| room.element == element);
         return match room {
             None => Err(PlacementError::Unknown(element)),
+            Some(room) if room.leaving => Err(PlacementError::Leaving(element)),
             Some(room) if room.free_bytes < RESERVE_BYTES => Err(PlacementError::Full(element)),
             Some(_) => Ok(element),
         };
+    }
+    let staying: Vec<Room>;
+    let mut rooms = rooms;
+    if rooms.iter().any(|room| room.leaving) {
+        staying = rooms.iter().copied().filter(|room| !room.leaving).collect();
+        rooms = &staying;
     }
     if rooms.is_empty() {
         return Err(PlacementError::NoElement);
@@ -98,7 +110,7 @@ pub fn place_stripes(
     let (before, from) = rooms.split_at(first);
     let takes = from.iter().chain(before);
     let mut takes: Vec<&Room> = takes
-        .filter(|room| room.free_bytes >= RESERVE_BYTES)
+        .filter(|room| room.free_bytes >= RESERVE_BYTES && !room.leaving)
         .collect();
     if takes.is_empty() {
         return Err(PlacementError::AllFull);
@@ -128,6 +140,7 @@ mod tests {
                 element: ElementId(id),
                 free_bytes,
                 answers: true,
+                leaving: false,
             })
             .collect()
     }
@@ -154,6 +167,20 @@ mod tests {
         some[1].answers = false;
         assert_eq!(place(Inode(6), None, &some), Ok(ElementId(0)));
         assert_eq!(place(Inode(7), None, &some), Ok(ElementId(1)));
+    }
+
+    #[test]
+    fn an_element_that_is_being_emptied_gets_nothing() {
+        let mut some = rooms(&[1 << 30; 3]);
+        some[1].leaving = true;
+        for inode in 0..4 {
+            let expected = [0, 2, 0, 2][usize::try_from(inode).unwrap()];
+            assert_eq!(place(Inode(inode), None, &some), Ok(ElementId(expected)));
+        }
+        let named = place(Inode(6), Some(ElementId(1)), &some);
+        assert_eq!(named, Err(PlacementError::Leaving(ElementId(1))));
+        some.retain(|room| room.leaving);
+        assert_eq!(place(Inode(6), None, &some), Err(PlacementError::NoElement));
     }
 
     #[test]

@@ -496,6 +496,42 @@ fn a_task_that_waits_for_an_element_goes_on_when_its_input_is_copied_elsewhere()
 }
 
 #[test]
+fn no_task_is_placed_on_an_element_that_is_emptied() {
+    let mut world = array(2);
+    let emptied = |emptied| Event::Emptied {
+        element: ElementId(0),
+        emptied,
+    };
+    let raw = world.file(ElementId(0), 1 << 30);
+    let reader = |id| task(id, "a", vec![Origin::File(raw)]);
+    world.submit(job(1, "input-locality", vec![reader(1)]));
+    assert_eq!(world.sent(1).unwrap().0, 0);
+    world.on(emptied(true));
+    let mut pinned = reader(3);
+    pinned.element = Some(ElementId(0));
+    for policy in [
+        "input-locality",
+        "round-robin",
+        "min-wait",
+        "hybrid",
+        "random",
+    ] {
+        let id = 10 + policy.len() as u64;
+        world.submit(job(id, policy, vec![reader(id)]));
+        assert_eq!(world.sent(id).unwrap().0, 1, "{policy}");
+    }
+    world.submit(job(3, "input-locality", vec![pinned]));
+    assert!(world.sent(3).is_none(), "it waits");
+    // What it has goes on.
+    world.finish(1, Ok(10));
+    assert_eq!(world.states(1), [TaskState::Done]);
+    world.dispatcher.check();
+    world.on(emptied(false));
+    assert_eq!(world.sent(3).unwrap().0, 0);
+    world.dispatcher.check();
+}
+
+#[test]
 fn every_copy_is_local() {
     let mut world = array(3);
     let raw = world.file(ElementId(0), 1 << 30);

@@ -21,8 +21,10 @@ use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::array::{Array, Report};
 use crate::clock;
-use crate::copies::{self, Found, Losses, Short};
+use crate::copies::{self, Absent, Found, Losses, Short};
+use crate::moves;
 use crate::names::commit::Database;
+use crate::names::copies::MOVES;
 use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -37,13 +39,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidemill_core::copies::{COPIES_MAX, Next, Site};
+use tidemill_core::copies::{COPIES_MAX, Kept, Next, Site};
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, OutputSpec};
 use tidemill_core::folder::is_folder;
 use tidemill_core::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Damaged, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::object::Placed;
+use tidemill_core::pace::Pace;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, to_element::Message as To};
@@ -65,6 +68,8 @@ pub(crate) struct Signals {
     pub(crate) awaiting: Arc<AtomicBool>,
     /// Bumped with every change of a job.
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
+    /// Labels of no job that elements have begun with.
+    pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
     /// Why decisions can't be kept now, if they can't.
     pub(crate) trouble: Arc<Mutex<Option<String>>>,
 }
@@ -74,6 +79,7 @@ impl Default for Signals {
         Self {
             awaiting: Arc::default(),
             changes: tokio::sync::watch::Sender::new(0),
+            running: Arc::default(),
             trouble: Arc::default(),
         }
     }
@@ -106,6 +112,12 @@ pub(crate) struct Driver {
     scrub: bool,
     /// Elements that are no longer waited for.
     losses: Losses,
+    /// How fast what is no longer new is copied.
+    pace: Pace,
+    /// Elements that are being emptied, as the dispatcher was told.
+    emptied: BTreeSet<u32>,
+    /// Objects may have another first copy than when jobs were told of them.
+    moved: bool,
     /// Versions that were to rest until then are looked at all the same: an element came.
     woken: i64,
     change: i64,
@@ -125,6 +137,25 @@ struct Unsettled {
     element: ElementId,
     task: Option<TaskId>,
     outcome: Box<Outcome>,
+}
+
+/// What came of looking at a version that may lack copies.
+enum Went {
+    /// This is to be kept.
+    Found(Found),
+    /// Labels are under way, or will be.
+    On,
+    /// No more can be done now, for others neither.
+    NoFurther,
+}
+
+/// When and how fast copies are made again, and moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mending {
+    /// How long an element may be away.
+    pub(crate) after: Duration,
+    /// Bytes in a second; 0: as fast as elements can.
+    pub(crate) bytes_per_sec: u64,
 }
 
 /// Labels whose end is kept, by element.
@@ -159,7 +190,7 @@ impl Driver {
         queue: Arc<dyn Queue>,
         garbage: Garbage,
         signals: Signals,
-        (default_policy, repair_after): (&str, Duration),
+        (default_policy, mending): (&str, Mending),
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
         let blocks = Blocks::new(database.clone());
@@ -176,7 +207,7 @@ impl Driver {
                 })?,
             )
         })?;
-        let losses = database.read(|db| Losses::new(db, repair_after))?;
+        let losses = database.read(|db| Losses::new(db, mending.after))?;
         let mut driver = Self {
             dispatcher,
             shared: names.shared().clone(),
@@ -198,6 +229,9 @@ impl Driver {
             scrub: false,
             woken: 0,
             losses,
+            pace: Pace::new(mending.bytes_per_sec),
+            emptied: BTreeSet::new(),
+            moved: true,
             change,
             first: Default::default(),
         };
@@ -213,9 +247,11 @@ impl Driver {
         tracing::info!(jobs = jobs.len(), "unfinished jobs are taken up again");
         let mut steps = Vec::new();
         let mut outbox = Outbox::default();
+        self.tell_emptied(&mut steps, &mut outbox);
         for job in jobs {
             self.take(job, &mut steps, &mut outbox);
         }
+        self.moved = self.database.read(moves::any)?;
         for (element, label) in self.database.read(outbox::errands)? {
             let event = Event::ErrandSent { element, label };
             self.feed(event, &mut steps, &mut outbox);
@@ -287,21 +323,33 @@ impl Driver {
         let gone = self.array.gone(self.losses.after);
         let looks = self.losses.renew(&gone, &self.array.up());
         steps.extend(looks.into_iter().map(Step::Look));
+        let unlisted = self.database.read(moves::unlisted).unwrap_or_default();
+        self.copy |= !unlisted.is_empty();
+        steps.extend(unlisted.into_iter().map(Step::List));
         let until = clock::now_ns().max(self.woken);
-        let lost = self.losses.lost();
-        let shorts = self.database.read(|db| copies::due(db, until, &lost));
-        let shorts = shorts.unwrap_or_else(|fault| {
+        let due = self
+            .database
+            .read(|db| copies::due(db, until, copies::VERSIONS_MAX));
+        let due = due.unwrap_or_else(|fault| {
             tracing::warn!(%fault, "copies are put off");
             Vec::new()
         });
         let sites = self.array.sites();
-        let all = shorts.len() < copies::VERSIONS_MAX;
+        let absent = Absent::new(&self.losses, &self.shared.leaving, &self.array.stores());
+        let all = due.len() < copies::VERSIONS_MAX;
         let mut settled = false;
-        for mut short in shorts {
+        for object in due {
+            let short = self.database.read(|db| copies::short(db, object, &absent));
+            let Ok(mut short) = short else { break };
             let object = short.kept.object;
-            if let Some(found) = self.go_on_copying(&mut short, &sites, steps, outbox) {
-                steps.push(Step::Copies { object, found });
-                settled = true;
+            match self.go_on_copying(&mut short, &sites, steps, outbox) {
+                Went::Found(found) => {
+                    steps.push(Step::Copies { object, found });
+                    settled = true;
+                }
+                Went::On => {}
+                // What comes next finds no element that takes a label either, or is to be made later, too.
+                Went::NoFurther => break,
             }
         }
         self.copy |= (settled && !all) || self.losses.pending();
@@ -339,28 +387,47 @@ impl Driver {
         sites: &[Site],
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
-    ) -> Option<Found> {
+    ) -> Went {
         if short.is_gone() {
-            return Some(Found::Enough);
+            return Went::Found(Found::Enough);
         }
+        let rest = |kept: &Kept| {
+            let has = i64::try_from(kept.has().min(COPIES_MAX as usize)).unwrap_or(0);
+            let has = if kept.only_moves() { MOVES } else { has };
+            Went::Found(Found::Rest { has })
+        };
         loop {
             match short.kept.next(sites) {
-                Next::Enough => return Some(Found::Enough),
-                Next::Wait => return None,
-                Next::Remove(elements) => {
-                    self.untell_copies(short.kept.object, &elements, steps, outbox);
-                    return Some(Found::Surplus(elements));
+                Next::Enough => return Went::Found(Found::Enough),
+                Next::Wait => return Went::On,
+                Next::Remove { goes, first } => {
+                    self.untell_copies(short.kept.object, &goes, steps, outbox);
+                    return Went::Found(Found::Surplus { goes, first });
                 }
-                Next::NoSource | Next::NoPlace => {
-                    let has = short.kept.left();
-                    return Some(Found::Rest { has });
-                }
+                Next::Stay => return Went::Found(Found::Stay),
+                Next::NoSource | Next::NoPlace => return rest(&short.kept),
+                Next::Later if short.kept.only_moves() => return rest(&short.kept),
                 Next::Later => {
-                    let has = COPIES_MAX as usize;
-                    return Some(Found::Rest { has });
+                    let has = i64::from(COPIES_MAX);
+                    return Went::Found(Found::Rest { has });
                 }
                 Next::Make { to, .. } if !self.dispatcher.takes_errand(to, Lane::Copy) => {
-                    return None;
+                    let takes = |site: &Site| {
+                        site.takes && self.dispatcher.takes_errand(site.element, Lane::Copy)
+                    };
+                    return match sites.iter().any(takes) {
+                        true => Went::On,
+                        false => Went::NoFurther,
+                    };
+                }
+                Next::Make { .. }
+                    if short.kept.can_wait() && !self.pace.take(short.kept.size, clock::now()) =>
+                {
+                    // What only moves comes after all else.
+                    return match short.kept.only_moves() {
+                        true => Went::NoFurther,
+                        false => Went::On,
+                    };
                 }
                 Next::Make { from, to } => {
                     let errand = Event::Errand {
@@ -372,6 +439,34 @@ impl Driver {
                     short.kept.comes(to);
                 }
             }
+        }
+    }
+
+    /// Tells the dispatcher which elements tasks may not be placed on, and lets names and copies know.
+    fn tell_emptied(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let emptied = self.shared.leaving.emptied();
+        let before = std::mem::replace(&mut self.emptied, emptied.clone());
+        for &element in before.symmetric_difference(&emptied) {
+            let event = Event::Emptied {
+                element: ElementId(element),
+                emptied: emptied.contains(&element),
+            };
+            self.feed(event, steps, outbox);
+        }
+    }
+
+    /// An element is the array's no more: nothing that it was to do will be done.
+    fn on_removed(&mut self, element: ElementId, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        self.tell_emptied(steps, outbox);
+        self.feed(Event::ElementDown { element }, steps, outbox);
+        let errands = self.database.read(outbox::errands).unwrap_or_default();
+        for (_, label) in errands.into_iter().filter(|(on, _)| *on == element) {
+            let failure = Failure {
+                kind: FailureKind::ElementLost,
+                message: format!("element {} was taken out of the array", element.0),
+            };
+            let outcome = Outcome::at(clock::now(), Err(failure));
+            self.on_finished(element, label, outcome, steps, outbox);
         }
     }
 
@@ -438,6 +533,12 @@ impl Driver {
             Incoming::Garbage => self.sweep = true,
             Incoming::Copies => self.copy = true,
             Incoming::Scrub => self.scrub = true,
+            Incoming::Moves => {
+                self.tell_emptied(steps, outbox);
+                self.moved = true;
+                self.copy = true;
+                self.woken = clock::now_ns() + copies::REST_NS;
+            }
             Incoming::Load(asker) => {
                 // Whoever asked may have given up.
                 let _ = asker.send(self.dispatcher.loads(clock::now()).collect());
@@ -501,7 +602,8 @@ impl Driver {
         for (object, parts) in parted {
             self.feed(Event::Parted { object, parts }, steps, outbox);
         }
-        let copies = self.database.read(|db| copies::of_all(db, &objects));
+        let moved = self.moved;
+        let copies = self.database.read(|db| copies::of_all(db, &objects, moved));
         let copies = copies.unwrap_or_else(|fault| {
             tracing::warn!(%fault, "where copies are is not known");
             Vec::new()
@@ -577,6 +679,7 @@ impl Driver {
                     outbox,
                 );
             }
+            Report::Removed { element } => self.on_removed(ElementId(element), steps, outbox),
             Report::Status { element } => {
                 let id = ElementId(element.element);
                 let Ok(view) = ElementView::try_from(&element) else {
@@ -586,6 +689,9 @@ impl Driver {
             }
             Report::Started { element, label } => {
                 let (element, label) = (ElementId(element), LabelId(label));
+                if self.dispatcher.task_of(label).is_none() && self.dispatcher.wants(label) {
+                    self.signals.running.lock().insert(label);
+                }
                 self.feed(Event::Started { element, label }, steps, outbox);
             }
             Report::Finished {
@@ -715,6 +821,9 @@ impl Driver {
                 continue;
             };
             self.offered.remove(&label);
+            if task.is_none() {
+                self.signals.running.lock().remove(&label);
+            }
             let ended = match &outcome.result {
                 Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
                 Err(_) => Err(outcome.removed.clone()),

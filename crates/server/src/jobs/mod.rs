@@ -49,6 +49,8 @@ pub(crate) enum Incoming {
     Copies,
     /// There are objects to be read and compared.
     Scrub,
+    /// Elements are emptied, or no more, or files are to move.
+    Moves,
     /// Somebody asks what elements have to do.
     Load(tokio::sync::oneshot::Sender<Vec<ElementLoad>>),
     /// The server stops.

@@ -47,11 +47,11 @@ impl Posted {
     }
 
     /// Puts it in; again if it is there.
-    pub(crate) fn put(&self, db: &Connection) -> Result<(), Fault> {
+    pub(crate) fn put(&self, db: &Connection, now: i64) -> Result<(), Fault> {
         let (label, element) = (self.label.0.cast_signed(), self.element.0);
         let task = self.task.map_or(0, |task| task.0.cast_signed());
-        db.prepare_cached("INSERT OR REPLACE INTO label VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![label, element, task, self.body])?;
+        db.prepare_cached("INSERT OR REPLACE INTO label VALUES (?1, ?2, ?3, ?4, ?5)")?
+            .execute(params![label, element, task, self.body, now])?;
         if self.task.is_some() {
             db.prepare_cached("UPDATE task SET label = ?2, element = ?3 WHERE task = ?1")?
                 .execute(params![task, label, element])?;

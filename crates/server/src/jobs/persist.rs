@@ -10,7 +10,7 @@ use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Change, Fault};
-use crate::{copies, damage, removal, scrub};
+use crate::{copies, damage, moves, removal, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
@@ -66,6 +66,8 @@ pub(crate) enum Step {
     Copies { object: ObjectId, found: Found },
     /// What an element has is looked at: it is lost, or back.
     Look(Look),
+    /// More of what an element has is put on the list of what is to move: it is being emptied.
+    List(u32),
     /// A file that a user's jobs waited for is there.
     Resolved {
         uid: u32,
@@ -138,7 +140,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn step(&mut self, step: &Step, last: bool) -> Result<(), Fault> {
         match step {
-            Step::Post(posted) => posted.put(self.db),
+            Step::Post(posted) => posted.put(self.db, self.now),
             Step::Task {
                 task,
                 state,
@@ -177,7 +179,12 @@ impl Writer<'_> {
             }
             Step::Remove { element, objects } => self.remove(*element, objects),
             Step::Look(look) => copies::look(self.db, *look, self.now),
-            Step::Copies { object, found } => copies::found(self.db, *object, found, self.now),
+            Step::List(element) => moves::list(self.db, *element, self.now),
+            Step::Copies { object, found } => {
+                let changed = copies::found(self.db, *object, found, self.now)?;
+                self.changes.extend(changed);
+                Ok(())
+            }
             Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
             Step::Settle {
                 label,
@@ -287,7 +294,8 @@ impl Writer<'_> {
                 return removal::ended(self.db, element, &objects, failed, self.now);
             }
             Some(Operation::Copy { to, .. }) => {
-                return copies::ended(self.db, to.object, element, ended.is_ok(), self.now);
+                let kept = (&self.shared.leaving, self.now);
+                return copies::ended(self.db, to.object, element, ended.is_ok(), kept);
             }
             Some(Operation::Verify { scrub, objects, .. }) => {
                 let found = (read, ended.is_ok());
@@ -296,14 +304,21 @@ impl Writer<'_> {
             }
             Some(Operation::Analyse(_)) | None => {}
         }
-        let mut known = self
-            .db
-            .prepare_cached("SELECT 1 FROM version WHERE object = ?1")?;
         for &object in ended.iter().flatten() {
-            if !known.exists([object.0.cast_signed()])? {
-                self.remove(element, &[object])?;
+            if !self.is_known(object, element)? {
+                crate::names::copies::remove_copy(self.db, object.0, element.0, self.now)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether an object that a label has made on an element is to be there. A label that was given up may be executed all the
+    /// same, from a message that came twice: then a copy is made that nobody asks for.
+    fn is_known(&self, object: ObjectId, element: ElementId) -> Result<bool, Fault> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND element = ?2) \
+                   OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)";
+        let mut known = self.db.prepare_cached(sql)?;
+        let row = params![object.0.cast_signed(), element.0];
+        Ok(known.query_row(row, |row| row.get(0))?)
     }
 }

@@ -120,6 +120,7 @@ impl Tx<'_> {
         for sql in [
             "DELETE FROM copy WHERE object = ?1",
             "DELETE FROM short WHERE object = ?1",
+            "DELETE FROM move WHERE object = ?1",
         ] {
             self.db.prepare_cached(sql)?.execute([object])?;
         }
@@ -161,7 +162,9 @@ impl Tx<'_> {
 
     fn told(&self, layout: &Layout) -> Vec<Value> {
         let copy = |copy: &layout::Copy| {
+            let leaves = self.shared.leaving.is_emptied(copy.element.0);
             let state = match copy.state {
+                CopyState::Current if leaves && self.shared.is_up(copy.element.0) => "leaving",
                 CopyState::Coming => "coming",
                 CopyState::Lost => "lost",
                 CopyState::Damaged => "damaged",
@@ -226,6 +229,45 @@ pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fa
     db.prepare_cached(sql)?
         .execute(params![object.cast_signed(), at])?;
     Ok(())
+}
+
+/// What has to be done for a version is only to move it: nothing of it is missing, and it is looked at after all that
+/// has too few copies (`short.has`).
+pub(crate) const MOVES: i64 = COPIES_MAX as i64 + 1;
+/// Why an object moves (`move.why`).
+pub(crate) const DRAIN: i64 = 0;
+pub(crate) const MOVE: i64 = 1;
+pub(crate) const REBALANCE: i64 = 2;
+
+/// Has an object that was just put on an element leave it: the element is being emptied.
+pub(crate) fn leaves(db: &Connection, object: u64, element: u32, at: i64) -> Result<(), Fault> {
+    let object = object.cast_signed();
+    let sql =
+        "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM held WHERE object = ?1";
+    db.prepare_cached(sql)?
+        .execute(params![object, element, DRAIN])?;
+    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
+    db.prepare_cached(sql)?
+        .execute(params![object, MOVES, at])?;
+    Ok(())
+}
+
+/// Another copy of a version is the first from now on, if it is there; whether it is.
+pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault> {
+    let row = params![object.cast_signed(), first, CURRENT];
+    let sql = "DELETE FROM copy WHERE object = ?1 AND element = ?2 AND state = ?3";
+    if db.prepare_cached(sql)?.execute(row)? == 0 {
+        return Ok(false);
+    }
+    for sql in [
+        "UPDATE version SET element = ?2 WHERE object = ?1",
+        "UPDATE part SET element = ?2 WHERE part = ?1",
+        "UPDATE inode SET element = ?2 WHERE object = ?1 AND ino = (SELECT ino FROM version WHERE object = ?1)",
+    ] {
+        db.prepare_cached(sql)?
+            .execute(params![object.cast_signed(), first])?;
+    }
+    Ok(true)
 }
 
 /// Has one copy of an object removed, or an object that no version is.

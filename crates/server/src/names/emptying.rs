@@ -64,7 +64,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn entries(&self, folder: u64, limit: usize) -> Result<Vec<(Vec<u8>, Node)>, Fault> {
+    /// What lies in a folder, so much of it at most.
+    pub(crate) fn entries(&self, folder: u64, limit: usize) -> Result<Vec<(Vec<u8>, Node)>, Fault> {
         let mut statement = self.db.prepare_cached(select_nodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2"
         ))?;

@@ -169,6 +169,7 @@ mod tests {
     fn shown_to_all(names: &SqliteNames) -> u64 {
         let mut rooms = names.shared().rooms();
         rooms.store.push(Room {
+            leaving: false,
             element: ElementId(3),
             free_bytes: 1 << 40,
             answers: true,

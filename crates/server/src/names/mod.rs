@@ -15,6 +15,7 @@ mod fault;
 pub(crate) mod holdings;
 pub(crate) mod ids;
 mod kernels;
+pub(crate) mod leaving;
 pub(crate) mod lent;
 pub(crate) mod lineage;
 mod meant;

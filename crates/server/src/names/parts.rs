@@ -16,6 +16,8 @@ use tidemill_core::object::Placed;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
+/// Where who holds a version of several objects holds it: on no element.
+pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Bytes of a part that is not sealed.
 const UNSEALED: i64 = -1;
 /// Versions whose parts are let go of in one transaction.
@@ -326,6 +328,7 @@ pub(crate) fn let_go(
             "DELETE FROM copy WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM short WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM damage WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM move WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM part WHERE object = ?1",
             "DELETE FROM layout WHERE object = ?1",
         ] {

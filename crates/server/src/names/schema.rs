@@ -60,6 +60,7 @@ const MIGRATIONS: &[&str] = &[
     COPIES,
     PARTS,
     SCRUBS,
+    MOVES,
 ];
 
 const NAMES: &str = "
@@ -209,6 +210,16 @@ CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, element 
   bytes INTEGER NOT NULL DEFAULT 0, damaged INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX scrub_element ON scrub(element);
 CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
+";
+
+const MOVES: &str = "
+CREATE TABLE drain(element INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL,
+  files INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE move(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
+  why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
+CREATE INDEX move_object ON move(object);
+CREATE TABLE removed(element INTEGER PRIMARY KEY, at INTEGER NOT NULL);
+ALTER TABLE label ADD COLUMN at INTEGER NOT NULL DEFAULT 0;
 ";
 
 /// Opens the database for writing, making or migrating it first.

@@ -2,10 +2,12 @@
 //! that signs capabilities, and which objects are in use.
 
 use super::claims::Claims;
+use super::leaving::Leaving;
 use super::lent::Lent;
 use crate::clock;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     kernels_folder: AtomicU64,
     /// Which files jobs are going to write.
     pub(crate) claims: Claims,
+    /// Which elements are on their way out.
+    pub(crate) leaving: Leaving,
 }
 
 /// Room in the array.
@@ -63,16 +67,21 @@ pub(crate) struct Rooms {
 /// Which inodes and objects somebody uses, so that their bytes stay although no name leads to them.
 #[derive(Debug, Default)]
 struct Holds {
-    sessions: HashMap<u64, HashSet<(u64, u64)>>,
+    /// Of each mount its inodes and objects, and the elements that it was told to read each from.
+    sessions: HashMap<u64, HashMap<(u64, u64), Vec<u32>>>,
     inodes: HashMap<u64, u32>,
     objects: HashMap<u64, u32>,
+    /// Those of them that jobs use, on whichever element.
+    pins: HashMap<u64, u32>,
+    /// Those that mounts use, by element.
+    places: HashMap<(u64, u32), u32>,
 }
 
-fn add(counts: &mut HashMap<u64, u32>, id: u64) {
+fn add<Id: Eq + Hash>(counts: &mut HashMap<Id, u32>, id: Id) {
     *counts.entry(id).or_default() += 1;
 }
 
-fn subtract(counts: &mut HashMap<u64, u32>, id: u64) {
+fn subtract<Id: Eq + Hash>(counts: &mut HashMap<Id, u32>, id: Id) {
     if let Some(count) = counts.get_mut(&id) {
         *count -= 1;
         if *count == 0 {
@@ -110,6 +119,7 @@ impl Shared {
             files: AtomicU64::new(0),
             kernels_folder: AtomicU64::new(0),
             claims: Claims::default(),
+            leaving: Leaving::default(),
         }
     }
 
@@ -305,21 +315,22 @@ impl Shared {
             });
     }
 
-    /// A mount begins to use an object of an inode. Holding it twice is holding it once.
-    pub(crate) fn hold(&self, session: u64, ino: u64, object: u64) {
+    /// A mount begins to use an object of an inode on an element. Holding it twice is holding it once.
+    pub(crate) fn hold(&self, session: u64, (ino, object): (u64, u64), element: u32) {
         if session == 0 {
             return;
         }
         let mut guard = self.holds.lock();
         let holds = &mut *guard;
-        if holds
-            .sessions
-            .entry(session)
-            .or_default()
-            .insert((ino, object))
-        {
+        let held = holds.sessions.entry(session).or_default();
+        let places = held.entry((ino, object)).or_default();
+        if places.is_empty() {
             add(&mut holds.inodes, ino);
             add(&mut holds.objects, object);
+        }
+        if !places.contains(&element) {
+            places.push(element);
+            add(&mut holds.places, (object, element));
         }
     }
 
@@ -328,9 +339,8 @@ impl Shared {
         let mut guard = self.holds.lock();
         let holds = &mut *guard;
         let held = holds.sessions.get_mut(&session);
-        if held.is_some_and(|held| held.remove(&(ino, object))) {
-            subtract(&mut holds.inodes, ino);
-            subtract(&mut holds.objects, object);
+        if let Some(places) = held.and_then(|held| held.remove(&(ino, object))) {
+            holds.let_go((ino, object), &places);
         }
     }
 
@@ -339,21 +349,24 @@ impl Shared {
         let mut guard = self.holds.lock();
         let holds = &mut *guard;
         let held = holds.sessions.remove(&session).unwrap_or_default();
-        for &(ino, object) in &held {
-            subtract(&mut holds.inodes, ino);
-            subtract(&mut holds.objects, object);
+        for (&held, places) in &held {
+            holds.let_go(held, places);
         }
-        held.into_iter().map(|(ino, _)| ino).collect()
+        held.into_keys().map(|(ino, _)| ino).collect()
     }
 
     /// A job will read an object; to be undone by [`Self::unpin`].
     pub(crate) fn pin(&self, object: u64) {
-        add(&mut self.holds.lock().objects, object);
+        let mut holds = self.holds.lock();
+        add(&mut holds.objects, object);
+        add(&mut holds.pins, object);
     }
 
     /// A job is done with it.
     pub(crate) fn unpin(&self, object: u64) {
-        subtract(&mut self.holds.lock().objects, object);
+        let mut holds = self.holds.lock();
+        subtract(&mut holds.objects, object);
+        subtract(&mut holds.pins, object);
     }
 
     /// Whether some mount uses the inode.
@@ -365,6 +378,22 @@ impl Shared {
     pub(crate) fn object_held(&self, object: u64) -> bool {
         self.holds.lock().objects.contains_key(&object)
     }
+
+    /// Whether some mount uses the object on this element, or some job uses it.
+    pub(crate) fn copy_held(&self, object: u64, element: u32) -> bool {
+        let holds = self.holds.lock();
+        holds.pins.contains_key(&object) || holds.places.contains_key(&(object, element))
+    }
+}
+
+impl Holds {
+    fn let_go(&mut self, (ino, object): (u64, u64), places: &[u32]) {
+        subtract(&mut self.inodes, ino);
+        subtract(&mut self.objects, object);
+        for &element in places {
+            subtract(&mut self.places, (object, element));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -374,15 +403,26 @@ mod tests {
     #[test]
     fn objects_stay_held_until_the_last_user_lets_go() {
         let shared = Shared::new(Key::new([0; 32]));
-        shared.hold(1, 7, 70);
-        shared.hold(1, 7, 70);
-        shared.hold(2, 7, 70);
+        shared.hold(1, (7, 70), 0);
+        shared.hold(1, (7, 70), 0);
+        shared.hold(2, (7, 70), 3);
+        shared.hold(2, (7, 70), 4);
+        assert!(
+            [0, 3, 4]
+                .iter()
+                .all(|&element| shared.copy_held(70, element))
+        );
+        assert!(!shared.copy_held(70, 1));
         shared.pin(70);
         shared.release(1, 7, 70);
         assert!(shared.inode_held(7));
         assert_eq!(shared.end_session(2), vec![7]);
         assert!(!shared.inode_held(7) && shared.object_held(70));
+        assert!(shared.copy_held(70, 1), "a job may read it anywhere");
         shared.unpin(70);
         assert!(!shared.object_held(70));
+        shared.hold(1, (7, 70), 0);
+        shared.release(1, 7, 70);
+        assert!(!shared.copy_held(70, 0));
     }
 }

@@ -87,6 +87,7 @@ impl SqliteNames {
         if database.read(crate::damage::any).map_err(at)? {
             shared.set_damage();
         }
+        database.read(|db| shared.leaving.load(db)).map_err(at)?;
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),

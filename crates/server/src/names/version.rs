@@ -1,7 +1,9 @@
 //! Versions of files: write once, seal, read; what becomes of objects that no name leads to.
 
+use super::copies;
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node};
+use super::parts;
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
 use rusqlite::{OptionalExtension, params};
@@ -28,7 +30,10 @@ impl Tx<'_> {
     pub(crate) fn place(&self, ino: Inode, named: Option<u32>, dir: &Node) -> Result<i64, Fault> {
         let named = match named {
             Some(element) => Some(element),
-            None => self.folder_element(dir)?,
+            // What a folder asked for long ago does not keep files from being made while its element is emptied.
+            None => self
+                .folder_element(dir)?
+                .filter(|&element| !self.shared.leaving.is_closed(element)),
         };
         let rooms = self.shared.rooms();
         Ok(i64::from(place(ino, named.map(ElementId), &rooms.store)?.0))
@@ -36,14 +41,18 @@ impl Tx<'_> {
 
     /// Where the next version of a file goes: as a new file, but it stays where it is if nothing else is said.
     fn place_again(&self, node: &Node, named: Option<u32>) -> Result<i64, Fault> {
-        if named.is_none() && node.element != NO_ELEMENT {
+        // Who goes on with what the file has is let do so where that is, and what they wrote is moved then.
+        let goes_on = named.is_some_and(|named| {
+            i64::from(named) == node.element && self.shared.leaving.is_emptied(named)
+        });
+        if (named.is_none() || goes_on) && node.element != NO_ELEMENT {
             let rooms = self.shared.rooms();
             let here = rooms
                 .store
                 .iter()
                 .find(|room| i64::from(room.element.0) == node.element);
             let hangs = |room: &&Room| !room.answers && rooms.store.iter().any(|room| room.answers);
-            let here = here.filter(|room| !hangs(room));
+            let here = here.filter(|room| !hangs(room) && (goes_on || !room.leaving));
             if here.is_some_and(|room| room.free_bytes >= RESERVE_BYTES) {
                 return Ok(node.element);
             }
@@ -78,7 +87,6 @@ impl Tx<'_> {
         } else {
             self.older(&node, op.version)?
         };
-        self.shared.hold(self.session, node.ino, object);
         let opened = v1::Opened {
             attr: Some(node.attr()),
             object,
@@ -86,6 +94,8 @@ impl Tx<'_> {
             ..v1::Opened::default()
         };
         let Ok(first) = u32::try_from(element) else {
+            self.shared
+                .hold(self.session, (node.ino, object), parts::NOWHERE);
             let layout = self.opened_parts(&node, object, &op.avoid, rights::READ)?;
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
@@ -94,6 +104,7 @@ impl Tx<'_> {
             Some(damaged) => damaged,
             None => self.readable(object, first, &op.avoid)?,
         };
+        self.shared.hold(self.session, (node.ino, object), element);
         Ok(Answer::Opened(v1::Opened {
             element,
             capability: self.right(&node, element, object, rights::READ),
@@ -254,7 +265,8 @@ impl Tx<'_> {
 
     pub(crate) fn opened_for_writing(&self, node: &Node, object: u64) -> Result<Answer, Fault> {
         let element = self.writing_element(object)?.ok_or(Fault::Stale(object))?;
-        self.shared.hold(self.session, node.ino, object);
+        let place = u32::try_from(element).unwrap_or(parts::NOWHERE);
+        self.shared.hold(self.session, (node.ino, object), place);
         let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
         let opened = v1::Opened {
             attr: Some(node.attr()),
@@ -381,6 +393,23 @@ impl Tx<'_> {
         if copies > 1 {
             self.want_copies(node)?;
         }
+        if !self.shared.leaving.moving() {
+            return Ok(());
+        }
+        let mut places = vec![(node.object, node.element)];
+        if node.has_parts() {
+            let parts = parts::parts(self.db, node.object)?.into_iter();
+            let parts = parts.flat_map(|(_, parts)| parts);
+            places = parts
+                .map(|part| (part.object, part.element.into()))
+                .collect();
+        }
+        for (object, element) in places {
+            let element = u32::try_from(element).ok();
+            if let Some(element) = element.filter(|&one| self.shared.leaving.is_emptied(one)) {
+                copies::leaves(self.db, object, element, self.now)?;
+            }
+        }
         Ok(())
     }
 
@@ -467,7 +496,7 @@ impl Tx<'_> {
         let copies: Option<u32> = statement
             .query_row([object.cast_signed()], |row| row.get(0))
             .optional()?;
-        if copies.is_some_and(|copies| copies > 1) {
+        if copies.is_some_and(|copies| copies > 1 || self.shared.leaving.moving()) {
             self.drop_copies(object)?;
         }
         if self.shared.damage() {

@@ -154,6 +154,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
         let room = Room {
+            leaving: false,
             element: ElementId(3),
             free_bytes: 1 << 40,
             answers: true,

@@ -8,6 +8,8 @@
     reason = "shared by tests, each of which uses a part"
 )]
 
+pub mod copies;
+
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,72 @@
+//! `tidemill element drain`: an element is emptied while everything goes on.
+
+use crate::context::Context;
+use crate::output::places::DrainView;
+use std::process::ExitCode;
+use std::time::Duration;
+use tidemill_client::Server;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill element drain 3                  begin, and say how far it is; again: say how far it is
+  tidemill element drain 3 --wait           until nothing is left there
+  tidemill element drain 3 --cancel         what is still there stays
+  tidemill --json element drain 3 | jq .files_left
+
+Nothing new is put there: no files, no outputs of tasks, no copies. Files that are being written there end there and move then;
+tasks that it has go on; what is read there is removed when its last reader has let go. It goes on after a restart of the
+server.";
+
+/// How often it is looked how far it is.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Move all that an element has to the others (root and the server's user only)
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The element, as `tidemill status` numbers it
+    #[arg(value_name = "ELEMENT")]
+    element: u32,
+    /// Wait until nothing is left there, and say how far it is meanwhile
+    #[arg(long, conflicts_with = "cancel")]
+    wait: bool,
+    /// Leave there what is still there, and put new files there again
+    #[arg(long)]
+    cancel: bool,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let request = v1::DrainRequest {
+        element: args.element,
+        cancel: args.cancel,
+    };
+    let drain = server.places().drain(request).await;
+    let mut drain = drain.map_err(|status| server.explain(status))?.into_inner();
+    if args.cancel {
+        context.note(format!("element {} is not emptied any more", args.element));
+        return Ok(ExitCode::SUCCESS);
+    }
+    context.output.step(&DrainView(drain))?;
+    while args.wait && !DrainView(drain).is_empty() {
+        tokio::time::sleep(PERIOD).await;
+        let now = look(&server, args.element).await?;
+        if now != drain {
+            context.output.step(&DrainView(now))?;
+        }
+        drain = now;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn look(server: &Server, element: u32) -> anyhow::Result<v1::Drain> {
+    let listed = server.places().list(v1::MovesRequest {}).await;
+    let drains = listed
+        .map_err(|status| server.explain(status))?
+        .into_inner()
+        .drains;
+    let drain = drains.into_iter().find(|drain| drain.element == element);
+    drain.ok_or_else(|| {
+        anyhow::anyhow!("element {element} is not emptied any more: somebody cancelled it")
+    })
+}

@@ -1,0 +1,27 @@
+//! `tidemill labels`: what the array does for itself.
+
+use crate::context::Context;
+use crate::output::places::LabelsView;
+use std::process::ExitCode;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill labels
+  tidemill --json labels | jq '.labels[] | select(.why == \"drain\")'
+
+What is queued or runs is listed, and how many files wait for labels of their own. Labels of tasks are in `tidemill jobs`.";
+
+/// Show labels that belong to no job: copies, removals, and why (root and the server's user only)
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {}
+
+pub(crate) async fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let listed = server.places().list(v1::MovesRequest {}).await;
+    let listed = listed
+        .map_err(|status| server.explain(status))?
+        .into_inner();
+    context.output.show(&LabelsView(listed))?;
+    Ok(ExitCode::SUCCESS)
+}

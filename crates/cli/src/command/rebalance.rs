@@ -1,0 +1,48 @@
+//! `tidemill rebalance`: full elements give files to empty ones.
+
+use crate::context::Context;
+use crate::output::places::RebalanceView;
+use std::process::ExitCode;
+use tidemill_wire::v1;
+
+const EXAMPLES: &str = "Examples:
+  tidemill rebalance --dry-run              what would move
+  tidemill rebalance                        and have it moved, in the background
+  tidemill rebalance --within 2             even out smaller differences, too
+  tidemill rebalance --cancel               what has not been moved stays
+
+What counts is what an element holds of what it could hold. Only elements that are up and are not being emptied take part.";
+
+/// Even out how full elements are (root and the server's user only)
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Say what would move, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Elements that differ by less are left alone: percent of what they could hold, 1 to 100
+    #[arg(long, value_name = "PERCENT", default_value_t = 5)]
+    within: u32,
+    /// Leave what has not been moved where it is
+    #[arg(long, conflicts_with = "dry_run")]
+    cancel: bool,
+}
+
+pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let server = context.connect().await?;
+    let request = v1::RebalanceRequest {
+        dry_run: args.dry_run,
+        cancel: args.cancel,
+        within_percent: args.within,
+    };
+    let planned = server.places().rebalance(request).await;
+    let planned = planned
+        .map_err(|status| server.explain(status))?
+        .into_inner();
+    if args.cancel {
+        context.note("what has not been moved stays where it is");
+        return Ok(ExitCode::SUCCESS);
+    }
+    context.output.show(&RebalanceView(planned))?;
+    Ok(ExitCode::SUCCESS)
+}

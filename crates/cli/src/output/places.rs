@@ -1,0 +1,296 @@
+//! Where files lie: elements that are emptied, files that move, and the labels that do it.
+
+use super::{View, table, write_table};
+use crate::format;
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
+
+fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let nanos = since.map_or(0, |since| since.as_nanos());
+    i64::try_from(nanos).unwrap_or(i64::MAX)
+}
+
+/// How far an element is emptied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrainView(pub(crate) v1::Drain);
+
+impl DrainView {
+    /// Whether nothing is left there.
+    pub(crate) fn is_empty(&self) -> bool {
+        let drain = &self.0;
+        let left = drain.files_left + drain.removals + drain.writing + drain.labels;
+        !drain.listing && left == 0
+    }
+
+    /// How long it will still take at the rate so far, in nanoseconds, if that is known.
+    fn left_ns(&self) -> Option<u64> {
+        let drain = &self.0;
+        let taken = u128::from(now_ns().saturating_sub(drain.began).unsigned_abs());
+        let (moved, left) = match drain.bytes_moved {
+            0 => (drain.files_moved, drain.files_left),
+            bytes => (bytes, drain.bytes_left),
+        };
+        if moved == 0 || drain.listing {
+            return None;
+        }
+        u64::try_from(taken * u128::from(left) / u128::from(moved)).ok()
+    }
+}
+
+impl View for DrainView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let drain = &self.0;
+        if self.is_empty() {
+            return writeln!(
+                out,
+                "element {} is empty: {} moved ({}); take it out with `tidemill element remove {}`",
+                drain.element,
+                format::count(drain.files_moved, "file"),
+                format::bytes(drain.bytes_moved),
+                drain.element
+            );
+        }
+        write!(
+            out,
+            "element {} is being emptied: {} moved ({}), {} left ({})",
+            drain.element,
+            format::count(drain.files_moved, "file"),
+            format::bytes(drain.bytes_moved),
+            drain.files_left,
+            format::bytes(drain.bytes_left)
+        )?;
+        if drain.listing {
+            write!(out, ", and it is still looked for more")?;
+        }
+        for (count, what) in [
+            (
+                drain.files_waiting,
+                "that can go nowhere now: the other elements are full, away, or have them",
+            ),
+            (
+                drain.removals,
+                "still to be removed there, some of which may be read",
+            ),
+            (drain.writing, "being written there"),
+        ] {
+            if count > 0 {
+                write!(out, ", {} {what}", format::count(count, "file"))?;
+            }
+        }
+        if drain.labels > 0 {
+            write!(
+                out,
+                ", {} to end there",
+                format::count(drain.labels, "task")
+            )?;
+        }
+        match self.left_ns() {
+            Some(left) if drain.files_left > 0 => {
+                writeln!(out, "; about {} to go", format::span(left))
+            }
+            _ => writeln!(out),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let drain = &self.0;
+        json!({
+            "element": drain.element,
+            "began": drain.began,
+            "empty": self.is_empty(),
+            "listing": drain.listing,
+            "files_moved": drain.files_moved,
+            "bytes_moved": drain.bytes_moved,
+            "files_left": drain.files_left,
+            "bytes_left": drain.bytes_left,
+            "files_waiting": drain.files_waiting,
+            "removals": drain.removals,
+            "writing": drain.writing,
+            "tasks": drain.labels,
+            "left_ns": self.left_ns(),
+        })
+    }
+}
+
+/// What will move because somebody asked for it.
+#[derive(Debug)]
+pub(crate) struct MovedView {
+    pub(crate) path: String,
+    /// Where it goes; `None` if that was given up.
+    pub(crate) element: Option<u32>,
+    pub(crate) moved: v1::MoveReply,
+}
+
+impl View for MovedView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let moved = &self.moved;
+        let files = format::count(moved.files, "file");
+        let bytes = format::bytes(moved.bytes);
+        let Some(element) = self.element else {
+            return writeln!(out, "{}: {files} ({bytes}) left where they are", self.path);
+        };
+        write!(
+            out,
+            "{}: {files} ({bytes}) will lie on element {element}",
+            self.path
+        )?;
+        for (count, what) in [
+            (moved.there, "there already"),
+            (moved.unsealed, "left out: not written to the end yet"),
+        ] {
+            if count > 0 {
+                write!(out, ", {} {what}", format::count(count, "file"))?;
+            }
+        }
+        writeln!(out)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "path": self.path,
+            "element": self.element,
+            "files": self.moved.files,
+            "bytes": self.moved.bytes,
+            "there": self.moved.there,
+            "unsealed": self.moved.unsealed,
+        })
+    }
+}
+
+/// What goes from which element to which.
+#[derive(Debug)]
+pub(crate) struct RebalanceView(pub(crate) v1::RebalanceReply);
+
+impl View for RebalanceView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut rows = table(&["ELEMENT", "HOLDS", "FREE"], &[0, 1, 2]);
+        for fill in &self.0.elements {
+            rows.add_row([
+                fill.element.to_string(),
+                format::bytes(fill.held_bytes),
+                format::bytes(fill.free_bytes),
+            ]);
+        }
+        write_table(out, &rows)?;
+        if self.0.flows.is_empty() {
+            return writeln!(out, "\nnothing has to move");
+        }
+        writeln!(out)?;
+        let mut rows = table(&["FROM", "TO", "FILES", "BYTES"], &[0, 1, 2, 3]);
+        for flow in &self.0.flows {
+            rows.add_row([
+                flow.source.to_string(),
+                flow.target.to_string(),
+                flow.files.to_string(),
+                format::bytes(flow.bytes),
+            ]);
+        }
+        write_table(out, &rows)
+    }
+
+    fn json(&self) -> Value {
+        let flow = |flow: &v1::Flow| {
+            json!({
+                "from": flow.source,
+                "to": flow.target,
+                "files": flow.files,
+                "bytes": flow.bytes,
+            })
+        };
+        let fill = |fill: &v1::Fill| {
+            json!({
+                "element": fill.element,
+                "held_bytes": fill.held_bytes,
+                "free_bytes": fill.free_bytes,
+            })
+        };
+        json!({
+            "flows": self.0.flows.iter().map(flow).collect::<Vec<_>>(),
+            "elements": self.0.elements.iter().map(fill).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Labels that belong to no job.
+#[derive(Debug)]
+pub(crate) struct LabelsView(pub(crate) v1::MovesReply);
+
+impl View for LabelsView {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let header = [
+            "LABEL", "ELEMENT", "KIND", "STATE", "WHY", "AGE", "BYTES", "OBJECT", "FILE",
+        ];
+        let mut rows = table(&header, &[0, 1, 6]);
+        for label in &self.0.labels {
+            rows.add_row([
+                label.label.to_string(),
+                label.element.to_string(),
+                match label.kind.as_str() {
+                    "copy" => format!("copy of {}", label.from),
+                    kind => kind.to_owned(),
+                },
+                state(label).into(),
+                label.why.clone(),
+                age_ns(label).map_or_else(|| "-".into(), format::span),
+                format::bytes(label.bytes),
+                match label.objects {
+                    1 => format!("{:016x}", label.object),
+                    more => format!("{:016x} and {} more", label.object, more.saturating_sub(1)),
+                },
+                line(&String::from_utf8_lossy(&label.path)),
+            ]);
+        }
+        write_table(out, &rows)?;
+        for pending in &self.0.pending {
+            let files = format::count(pending.files, "file");
+            let bytes = match pending.bytes {
+                0 => String::new(),
+                bytes => format!(" ({})", format::bytes(bytes)),
+            };
+            writeln!(out, "\n{files}{bytes} not done yet: {}", pending.why)?;
+        }
+        for drain in &self.0.drains {
+            writeln!(out)?;
+            DrainView(*drain).text(out)?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let label = |label: &v1::Errand| {
+            json!({
+                "label": label.label,
+                "element": label.element,
+                "kind": label.kind,
+                "state": state(label),
+                "why": label.why,
+                "age_ns": age_ns(label),
+                "bytes": label.bytes,
+                "object": format!("{:016x}", label.object),
+                "objects": label.objects,
+                "from": (label.kind == "copy").then_some(label.from),
+                "path": String::from_utf8_lossy(&label.path),
+            })
+        };
+        let pending =
+            |one: &v1::Pending| json!({ "why": one.why, "files": one.files, "bytes": one.bytes });
+        json!({
+            "labels": self.0.labels.iter().map(label).collect::<Vec<_>>(),
+            "pending": self.0.pending.iter().map(pending).collect::<Vec<_>>(),
+            "drains": self.0.drains.iter().map(|drain| DrainView(*drain).json()).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn state(label: &v1::Errand) -> &'static str {
+    if label.running { "running" } else { "queued" }
+}
+
+fn age_ns(label: &v1::Errand) -> Option<u64> {
+    let age = now_ns().saturating_sub(label.at).unsigned_abs();
+    (label.at != 0).then_some(age)
+}

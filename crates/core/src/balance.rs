@@ -1,0 +1,213 @@
+//! Which elements are to give bytes to which, so that all hold as much of what they could.
+
+use crate::id::ElementId;
+
+/// An element that is up and takes files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Which.
+    pub element: ElementId,
+    /// What it shares its fate with: its host.
+    pub host: String,
+    /// Bytes of files that it holds.
+    pub held_bytes: u64,
+    /// Bytes that it can still take.
+    pub free_bytes: u64,
+}
+
+/// Bytes that are to go from one element to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Flow {
+    source: usize,
+    target: usize,
+    left: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    fills: Vec<Fill>,
+    flows: Vec<Flow>,
+}
+
+impl Fill {
+    /// Bytes of files that it could hold.
+    fn could(&self) -> u128 {
+        u128::from(self.held_bytes) + u128::from(self.free_bytes)
+    }
+}
+
+/// Whether what `more` holds of what it could is more by so many percent than what `less` does.
+fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
+    let (could, other) = (more.could(), less.could());
+    let held = u128::from(more.held_bytes).saturating_mul(other);
+    let held_other = u128::from(less.held_bytes).saturating_mul(could);
+    let differ = held.saturating_sub(held_other);
+    differ > could.saturating_mul(other) / 100 * u128::from(percent)
+}
+
+impl Plan {
+    /// What has to go where; nothing if no two elements differ by more than so many percent of what they could hold.
+    #[must_use]
+    pub fn new(fills: &[Fill], within_percent: u32) -> Self {
+        let differ = |more: &Fill| fills.iter().any(|less| differ(more, less, within_percent));
+        let flows = match fills.iter().any(differ) {
+            true => flows(fills),
+            false => Vec::new(),
+        };
+        Self {
+            fills: fills.to_vec(),
+            flows,
+        }
+    }
+
+    /// Whether nothing more has to go.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.flows.iter().all(|flow| flow.left == 0)
+    }
+
+    /// Where an object of so many bytes goes from `source`, if it goes; `others` have copies of it, too. Copies that are on
+    /// different hosts stay so.
+    pub fn take(
+        &mut self,
+        source: ElementId,
+        size: u64,
+        others: &[ElementId],
+    ) -> Option<ElementId> {
+        let fills = &self.fills;
+        let host = |element: &ElementId| {
+            let fill = fills.iter().find(|fill| fill.element == *element);
+            fill.map(|fill| fill.host.as_str())
+        };
+        let fits = |flow: &&mut Flow| {
+            let target = &fills[flow.target];
+            let mut holding = others.iter();
+            fills[flow.source].element == source
+                && flow.left >= size
+                && !holding.any(|other| {
+                    *other == target.element || host(other) == Some(target.host.as_str())
+                })
+        };
+        let flow = self.flows.iter_mut().find(fits)?;
+        flow.left -= size;
+        Some(fills[flow.target].element)
+    }
+}
+
+/// From those that hold more than their part to those that hold less, the largest differences first.
+fn flows(fills: &[Fill]) -> Vec<Flow> {
+    let held: u128 = fills.iter().map(|fill| u128::from(fill.held_bytes)).sum();
+    let could: u128 = fills.iter().map(Fill::could).sum();
+    let part = |fill: &Fill| {
+        let part = fill.could().saturating_mul(held) / could.max(1);
+        u64::try_from(part).unwrap_or(u64::MAX)
+    };
+    let parts: Vec<u64> = fills.iter().map(part).collect();
+    let over = |at: usize| fills[at].held_bytes.saturating_sub(parts[at]);
+    let under = |at: usize| parts[at].saturating_sub(fills[at].held_bytes);
+    let mut sources: Vec<(u64, usize)> = (0..fills.len()).map(|at| (over(at), at)).collect();
+    let mut targets: Vec<(u64, usize)> = (0..fills.len()).map(|at| (under(at), at)).collect();
+    sources.sort_unstable_by_key(|&(bytes, at)| (std::cmp::Reverse(bytes), at));
+    targets.sort_unstable_by_key(|&(bytes, at)| (std::cmp::Reverse(bytes), at));
+    let mut flows = Vec::new();
+    let mut targets = targets.into_iter().peekable();
+    for (mut left, source) in sources {
+        while left > 0
+            && let Some((room, target)) = targets.peek_mut()
+        {
+            let bytes = left.min(*room);
+            if bytes > 0 {
+                flows.push(Flow {
+                    source,
+                    target: *target,
+                    left: bytes,
+                });
+            }
+            left -= bytes;
+            *room -= bytes;
+            if *room == 0 {
+                targets.next();
+            }
+        }
+    }
+    flows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Source;
+
+    fn fill(element: u32, held_bytes: u64, free_bytes: u64) -> Fill {
+        Fill {
+            element: ElementId(element),
+            host: format!("host {element}"),
+            held_bytes,
+            free_bytes,
+        }
+    }
+
+    #[test]
+    fn an_empty_element_gets_its_part_of_all_others() {
+        let mut plan = Plan::new(&[fill(0, 90, 10), fill(1, 60, 40), fill(2, 0, 100)], 10);
+        assert_eq!(plan.take(ElementId(0), 40, &[]), Some(ElementId(2)));
+        assert_eq!(plan.take(ElementId(0), 1, &[]), None, "it gave its part");
+        assert_eq!(
+            plan.take(ElementId(1), 10, &[ElementId(2)]),
+            None,
+            "it is there"
+        );
+        assert_eq!(plan.take(ElementId(1), 10, &[]), Some(ElementId(2)));
+        assert!(plan.is_done());
+    }
+
+    #[test]
+    fn copies_do_not_come_to_one_host() {
+        let mut fills = [fill(0, 90, 10), fill(1, 50, 50), fill(2, 0, 100)];
+        fills[1].host = fills[2].host.clone();
+        let mut plan = Plan::new(&fills, 10);
+        assert_eq!(plan.take(ElementId(0), 10, &[ElementId(1)]), None);
+        assert_eq!(plan.take(ElementId(0), 10, &[]), Some(ElementId(2)));
+    }
+
+    #[test]
+    fn little_differences_are_left_alone() {
+        assert!(Plan::new(&[fill(0, 54, 46), fill(1, 50, 50)], 5).is_done());
+        assert!(!Plan::new(&[fill(0, 56, 44), fill(1, 50, 50)], 5).is_done());
+        assert!(Plan::new(&[], 5).is_done());
+        assert!(Plan::new(&[fill(0, u64::MAX, 0), fill(1, u64::MAX, u64::MAX)], 100).is_done());
+        let most = Plan::new(&[fill(0, u64::MAX, 0), fill(1, 0, u64::MAX)], 50);
+        assert!(!most.is_done());
+    }
+
+    #[test]
+    fn with_small_objects_all_come_to_hold_the_same_part_and_none_more() {
+        for seed in 0..500 {
+            let mut dice = Source::seeded(seed);
+            let mut roll = |sides: u64| dice.next_u64() % sides;
+            let count = 2 + u32::try_from(roll(6)).unwrap();
+            let mut fills = Vec::new();
+            for element in 0..count {
+                fills.push(fill(element, roll(1000), 1000 + roll(5000)));
+            }
+            let mut plan = Plan::new(&fills, 5);
+            let before: u64 = fills.iter().map(|fill| fill.held_bytes).sum();
+            for at in 0..fills.len() {
+                let source = fills[at].element;
+                while let Some(target) = plan.take(source, 1, &[]) {
+                    assert_ne!(source, target, "seed {seed}");
+                    let target = &mut fills[target.0 as usize];
+                    target.held_bytes += 1;
+                    target.free_bytes -= 1;
+                    fills[at].held_bytes -= 1;
+                    fills[at].free_bytes += 1;
+                }
+            }
+            assert!(plan.is_done(), "seed {seed}");
+            let after: u64 = fills.iter().map(|fill| fill.held_bytes).sum();
+            assert_eq!(before, after);
+            assert!(Plan::new(&fills, 6).is_done(), "seed {seed}: {fills:?}");
+        }
+    }
+}

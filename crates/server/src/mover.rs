@@ -1,0 +1,235 @@
+//! What is asked for about the places of files: elements are emptied and taken out, files moved. It is written to tables
+//! ([`crate::moves`]); the driver of the dispatcher does the rest.
+
+use crate::access::Access;
+use crate::array::Array;
+use crate::clock;
+use crate::jobs::Incoming;
+use crate::moves::{self, Member, Refusal, balance, files, labels};
+use crate::names::commit::Database;
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Fault, SqliteNames};
+use crate::namespace_service::refused;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use tidemill_core::id::LabelId;
+use tidemill_wire::v1;
+use tonic::{Request, Response, Status};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Mover {
+    database: Arc<Database>,
+    shared: Arc<Shared>,
+    array: Arc<Array>,
+    driver: Sender<Incoming>,
+    /// Labels of no job that elements have begun with.
+    running: Arc<Mutex<BTreeSet<LabelId>>>,
+}
+
+/// The gRPC service.
+#[derive(Clone, Debug)]
+pub(crate) struct PlaceService {
+    pub(crate) mover: Mover,
+    pub(crate) access: Arc<Access>,
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::Unknown(_) => Self::not_found(text),
+            Refusal::Full { .. } => Self::resource_exhausted(text),
+            _ => Self::failed_precondition(text),
+        }
+    }
+}
+
+impl Mover {
+    pub(crate) fn new(
+        names: &SqliteNames,
+        array: &Arc<Array>,
+        driver: &Sender<Incoming>,
+        running: Arc<Mutex<BTreeSet<LabelId>>>,
+    ) -> Self {
+        Self {
+            database: names.database().clone(),
+            shared: names.shared().clone(),
+            array: array.clone(),
+            driver: driver.clone(),
+            running,
+        }
+    }
+
+    /// Writes what was asked for, and has it seen to.
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &Shared, &[Member]) -> Result<Result<T, Refusal>, Fault>
+        + Send
+        + 'static,
+    ) -> Result<T, Status> {
+        let (shared, members) = (self.shared.clone(), self.array.members());
+        let written = self
+            .database
+            .write(move |db| work(db, &shared, &members))
+            .await;
+        if written.is_err() {
+            // What is known in memory is what was kept.
+            let loaded = self.database.read(|db| self.shared.leaving.load(db));
+            loaded.map_err(|fault| refused(&fault))?;
+        }
+        self.array.refresh();
+        // The driver is gone only when the server shuts down.
+        let _ = self.driver.send(Incoming::Moves);
+        Ok(written.map_err(|fault| refused(&fault))??)
+    }
+
+    /// Has an element emptied, or not any more.
+    pub(crate) async fn drain(&self, request: v1::DrainRequest) -> Result<v1::Drain, Status> {
+        let v1::DrainRequest { element, cancel } = request;
+        let now = clock::now_ns();
+        self.write(move |db, shared, members| match cancel {
+            true => moves::cancel_drain(db, shared, element),
+            false => moves::drain(db, shared, (element, members), now),
+        })
+        .await?;
+        let mut drains = self.drains()?.into_iter();
+        let drain = drains.find(|drain| drain.element == element);
+        Ok(drain.unwrap_or(v1::Drain {
+            element,
+            ..v1::Drain::default()
+        }))
+    }
+
+    fn drains(&self) -> Result<Vec<v1::Drain>, Status> {
+        let drains = self.database.read(|db| moves::drains(db, clock::now_ns()));
+        drains.map_err(|fault| refused(&fault))
+    }
+
+    /// Takes an element out of the array.
+    pub(crate) async fn remove(
+        &self,
+        request: v1::RemoveElementRequest,
+    ) -> Result<v1::RemoveElementReply, Status> {
+        let v1::RemoveElementRequest { element, lose } = request;
+        let now = clock::now_ns();
+        let removed = self.write(move |db, shared, members| {
+            moves::remove(db, shared, (element, members), (lose, now))
+        });
+        let files_lost = removed.await?;
+        self.array.forget(element);
+        Ok(v1::RemoveElementReply { files_lost })
+    }
+
+    /// Has files moved to an element.
+    pub(crate) async fn move_files(
+        &self,
+        caller: Caller,
+        request: v1::MoveRequest,
+    ) -> Result<v1::MoveReply, Status> {
+        let sites = self.array.sites();
+        let now = clock::now_ns();
+        self.write(move |db, shared, members| {
+            let tx = Tx::new(db, shared, &caller, 0, now);
+            match request.cancel {
+                true => files::cancel(&tx, &request.path).map(Ok),
+                false => files::to(&tx, &request, (members, &sites)),
+            }
+        })
+        .await
+    }
+
+    /// Has files moved from full elements to empty ones.
+    async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
+        if request.cancel {
+            self.write(|db, _, _| balance::cancel(db).map(Ok)).await?;
+            return Ok(v1::RebalanceReply::default());
+        }
+        let within = request.within_percent;
+        if !(1..=100).contains(&within) {
+            let text =
+                format!("{within} is no percentage of what an element could hold: give 1 to 100");
+            return Err(Status::invalid_argument(text));
+        }
+        let sites = self.array.sites();
+        let plan = self
+            .database
+            .read(|db| balance::Rebalance::plan(db, &sites, within));
+        let plan = plan.map_err(|fault| refused(&fault))?;
+        let reply = plan.reply();
+        if !request.dry_run {
+            let now = clock::now_ns();
+            for moves in plan.into_moves() {
+                self.write(move |db, shared, _| balance::keep(db, shared, &moves, now).map(Ok))
+                    .await?;
+            }
+        }
+        Ok(reply)
+    }
+
+    /// What moves, and what else is done for no job.
+    pub(crate) fn moves(&self) -> Result<v1::MovesReply, Status> {
+        let running = self.running.lock().clone();
+        let removed = self.shared.leaving.removed();
+        let listed = self.database.read(|db| {
+            Ok(v1::MovesReply {
+                drains: moves::drains(db, clock::now_ns())?,
+                labels: labels::list(db, &running, &removed)?,
+                pending: labels::pending(db)?,
+            })
+        });
+        listed.map_err(|fault| refused(&fault))
+    }
+}
+
+#[tonic::async_trait]
+impl v1::places_server::Places for PlaceService {
+    async fn drain(
+        &self,
+        request: Request<v1::DrainRequest>,
+    ) -> Result<Response<v1::Drain>, Status> {
+        self.access.need_trusted(&request)?;
+        let drain = self.mover.drain(request.into_inner()).await?;
+        Ok(Response::new(drain))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::RemoveElementRequest>,
+    ) -> Result<Response<v1::RemoveElementReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let removed = self.mover.remove(request.into_inner()).await?;
+        Ok(Response::new(removed))
+    }
+
+    async fn r#move(
+        &self,
+        request: Request<v1::MoveRequest>,
+    ) -> Result<Response<v1::MoveReply>, Status> {
+        let credentials = request.get_ref().credentials.as_ref();
+        let caller = self.access.caller(&request, credentials)?;
+        let moved = self.mover.move_files(caller, request.into_inner()).await?;
+        Ok(Response::new(moved))
+    }
+
+    async fn rebalance(
+        &self,
+        request: Request<v1::RebalanceRequest>,
+    ) -> Result<Response<v1::RebalanceReply>, Status> {
+        self.access.need_trusted(&request)?;
+        let planned = self.mover.rebalance(request.into_inner()).await?;
+        Ok(Response::new(planned))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::MovesRequest>,
+    ) -> Result<Response<v1::MovesReply>, Status> {
+        self.access.need_trusted(&request)?;
+        Ok(Response::new(self.mover.moves()?))
+    }
+}

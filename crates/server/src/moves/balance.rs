@@ -1,0 +1,149 @@
+//! Elements that hold much of what they could give files to those that hold little: which files, of the versions that there
+//! are when it is asked for.
+
+use crate::names::Fault;
+use crate::names::copies::{CURRENT, MOVES, REBALANCE, look_again};
+use crate::names::shared::Shared;
+use rusqlite::{Connection, params};
+use std::collections::BTreeMap;
+use tidemill_core::balance::{Fill, Plan};
+use tidemill_core::copies::Site;
+use tidemill_core::id::ElementId;
+use tidemill_wire::v1;
+
+/// Moves that are written at once.
+const MOVES_MAX: usize = 16_384;
+
+/// One copy of an object is to go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    object: i64,
+    source: u32,
+    target: u32,
+}
+
+/// What is to move.
+#[derive(Debug)]
+pub(crate) struct Rebalance {
+    fills: Vec<Fill>,
+    moves: Vec<Planned>,
+    flows: BTreeMap<(u32, u32), (u64, u64)>,
+}
+
+impl Rebalance {
+    /// What is to move so that elements hold as much of what they could as others, within so many percent.
+    pub(crate) fn plan(db: &Connection, sites: &[Site], within: u32) -> Result<Self, Fault> {
+        let held = held(db)?;
+        let takes = sites.iter().filter(|site| site.takes);
+        let fills = takes.map(|site| Fill {
+            element: site.element,
+            host: site.host.clone(),
+            held_bytes: held.get(&site.element.0).copied().unwrap_or(0),
+            free_bytes: site.free_bytes,
+        });
+        let fills: Vec<Fill> = fills.collect();
+        let mut plan = Plan::new(&fills, within);
+        let (mut moves, mut flows) = (Vec::new(), BTreeMap::new());
+        let sql = "SELECT object, element, size FROM held WHERE removed = 0 AND size > 0 AND element >= 0 \
+                   AND NOT EXISTS (SELECT 1 FROM move WHERE move.object = held.object) ORDER BY object";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut others = db.prepare_cached("SELECT element FROM copy WHERE object = ?1")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            if plan.is_done() {
+                break;
+            }
+            let (object, source, size): (i64, u32, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let others = others.query_map([object], |row| row.get(0).map(ElementId))?;
+            let others = others.collect::<Result<Vec<_>, _>>()?;
+            let size = size.cast_unsigned();
+            let Some(ElementId(target)) = plan.take(ElementId(source), size, &others) else {
+                continue;
+            };
+            moves.push(Planned {
+                object,
+                source,
+                target,
+            });
+            let (files, bytes) = flows.entry((source, target)).or_insert((0, 0));
+            *files += 1;
+            *bytes += size;
+        }
+        Ok(Self {
+            fills,
+            moves,
+            flows,
+        })
+    }
+
+    pub(crate) fn reply(&self) -> v1::RebalanceReply {
+        let flows = self.flows.iter();
+        let flows = flows.map(|(&(source, target), &(files, bytes))| v1::Flow {
+            source,
+            target,
+            files,
+            bytes,
+        });
+        let elements = self.fills.iter().map(|fill| v1::Fill {
+            element: fill.element.0,
+            held_bytes: fill.held_bytes,
+            free_bytes: fill.free_bytes,
+        });
+        v1::RebalanceReply {
+            flows: flows.collect(),
+            elements: elements.collect(),
+        }
+    }
+
+    /// The moves, as many at a time as are written at once.
+    pub(crate) fn into_moves(self) -> Vec<Vec<Planned>> {
+        self.moves.chunks(MOVES_MAX).map(<[_]>::to_vec).collect()
+    }
+}
+
+/// Bytes of versions on each element, all copies counted.
+fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
+    let sql = "SELECT element, sum(size) FROM (\
+               SELECT element, size FROM held WHERE removed = 0 AND element >= 0 \
+               UNION ALL SELECT copy.element, held.size FROM copy \
+               CROSS JOIN held ON held.object = copy.object) GROUP BY element";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Writes what is to move. What went or moved since it was planned is left out.
+pub(crate) fn keep(
+    db: &Connection,
+    shared: &Shared,
+    moves: &[Planned],
+    now: i64,
+) -> Result<(), Fault> {
+    shared.leaving.set_moving();
+    let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held \
+               WHERE object = ?1 AND removed = 0 AND element = ?2 \
+               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.element = ?3 AND state = ?5)";
+    let mut insert = db.prepare_cached(sql)?;
+    let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
+    let mut look = db.prepare_cached(sql)?;
+    for one in moves {
+        let row = params![one.object, one.source, one.target, REBALANCE, CURRENT];
+        if insert.execute(row)? > 0 {
+            look.execute(params![one.object, MOVES, now])?;
+        }
+    }
+    Ok(())
+}
+
+/// What has not been moved stays where it is.
+pub(crate) fn cancel(db: &Connection) -> Result<(), Fault> {
+    let sql = "DELETE FROM move WHERE why = ?1 RETURNING object";
+    let mut statement = db.prepare_cached(sql)?;
+    let objects = statement.query_map([REBALANCE], |row| row.get::<_, i64>(0))?;
+    for object in objects.collect::<Result<Vec<_>, _>>()? {
+        look_again(db, object.cast_unsigned(), 0)?;
+    }
+    Ok(())
+}

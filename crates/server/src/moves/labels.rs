@@ -1,0 +1,143 @@
+//! Labels that belong to no job, as people see them: what is done for the array itself, and why.
+
+use crate::jobs::outbox;
+use crate::names::Fault;
+use crate::names::copies::{DRAIN, MOVE};
+use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::BTreeSet;
+use tidemill_core::copies::COPIES_MAX;
+use tidemill_core::id::LabelId;
+use tidemill_core::label::Operation;
+use tidemill_wire::v1;
+
+/// Why something moves, in a word.
+fn word(why: i64) -> &'static str {
+    match why {
+        DRAIN => "drain",
+        MOVE => "move",
+        _ => "rebalance",
+    }
+}
+
+/// The labels that are queued or run. `removed` are elements that are the array's no more.
+pub(crate) fn list(
+    db: &Connection,
+    running: &BTreeSet<LabelId>,
+    removed: &BTreeSet<u32>,
+) -> Result<Vec<v1::Errand>, Fault> {
+    let mut errands = Vec::new();
+    for (element, id) in outbox::errands(db)? {
+        let Some((_, label)) = outbox::find(db, id)? else {
+            continue;
+        };
+        let sql = "SELECT at FROM label WHERE label = ?1";
+        let mut at = db.prepare_cached(sql)?;
+        let mut errand = v1::Errand {
+            label: id.0,
+            element: element.0,
+            at: at.query_row([id.0.cast_signed()], |row| row.get(0))?,
+            running: running.contains(&id),
+            ..v1::Errand::default()
+        };
+        match &label.operation {
+            Operation::Copy { from, to, .. } => {
+                errand.kind = "copy".into();
+                errand.object = to.object.0;
+                errand.objects = 1;
+                errand.from = from.element.0;
+                errand.bytes = from.size;
+                errand.path = to.path.clone().into_bytes();
+                errand.why = why_copied(db, to.object.0, removed)?;
+            }
+            Operation::Remove { objects } => {
+                errand.kind = "remove".into();
+                errand.object = objects.first().map_or(0, |object| object.0);
+                errand.objects = objects.len() as u64;
+                for object in objects {
+                    let (path, size, lives) = version(db, object.0)?;
+                    if object.0 == errand.object {
+                        errand.path = path;
+                        errand.why = if lives { "moved" } else { "removed" }.into();
+                    }
+                    errand.bytes = errand.bytes.saturating_add(size);
+                }
+            }
+            Operation::Verify { objects, .. } => {
+                errand.kind = "verify".into();
+                errand.object = objects.first().map_or(0, |object| object.0);
+                errand.objects = objects.len() as u64;
+                for object in objects {
+                    let (path, size, _) = version(db, object.0)?;
+                    if object.0 == errand.object {
+                        errand.path = path;
+                    }
+                    errand.bytes = errand.bytes.saturating_add(size);
+                }
+                errand.why = "scrub".into();
+            }
+            Operation::Analyse(_) => continue,
+        }
+        errands.push(errand);
+    }
+    Ok(errands)
+}
+
+/// What a version is called, how large it is and whether it is still one.
+fn version(db: &Connection, object: u64) -> Result<(Vec<u8>, u64, bool), Fault> {
+    let sql = "SELECT path, size, removed FROM held WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let found = statement.query_row([object.cast_signed()], |row| {
+        let size = row.get::<_, i64>(1)?.cast_unsigned();
+        Ok((row.get(0)?, size, !row.get::<_, bool>(2)?))
+    });
+    Ok(found.optional()?.unwrap_or_default())
+}
+
+fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<String, Fault> {
+    let sql = "SELECT why FROM move WHERE object = ?1 LIMIT 1";
+    let mut statement = db.prepare_cached(sql)?;
+    let why = statement.query_row([object.cast_signed()], |row| row.get(0));
+    if let Some(why) = why.optional()? {
+        return Ok(word(why).into());
+    }
+    if !crate::damage::of(db, object)?.is_empty() {
+        return Ok("damage".into());
+    }
+    let sql = "SELECT element FROM held WHERE object = ?1 UNION SELECT element FROM copy WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let holders = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
+    let sql = "SELECT 1 FROM lost WHERE element = ?1 AND back = 0";
+    let mut lost = db.prepare_cached(sql)?;
+    for holder in holders {
+        let holder = holder?;
+        if removed.contains(&holder) || lost.exists([holder])? {
+            return Ok("repair".into());
+        }
+    }
+    Ok("copies".into())
+}
+
+/// Files for which labels are still to be made.
+pub(crate) fn pending(db: &Connection) -> Result<Vec<v1::Pending>, Fault> {
+    let mut pending = Vec::new();
+    let sql = "SELECT count(*) FROM short WHERE has < ?1";
+    let short: i64 = db.query_row(sql, params![COPIES_MAX], |row| row.get(0))?;
+    if short > 0 {
+        pending.push(v1::Pending {
+            why: "copies".into(),
+            files: short.cast_unsigned(),
+            bytes: 0,
+        });
+    }
+    let sql = "SELECT why, count(*), sum(size) FROM move GROUP BY why ORDER BY why";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok(v1::Pending {
+            why: word(row.get(0)?).into(),
+            files: row.get::<_, i64>(1)?.cast_unsigned(),
+            bytes: row.get::<_, i64>(2)?.cast_unsigned(),
+        })
+    })?;
+    pending.extend(rows.collect::<Result<Vec<_>, _>>()?);
+    Ok(pending)
+}

@@ -1,0 +1,408 @@
+//! Moves of objects from one element to another: what is to leave which element (`move`), elements that are being emptied
+//! (`drain`) and those that were taken out of the array (`removed`).
+//!
+//! A move is no more than a row that says that one copy is to go, and perhaps where another is to be: that is made, becomes
+//! the first if the one that goes was, and then the latter is removed, by what makes and removes all copies
+//! ([`crate::copies`]). So what a restart finds in the tables is what is still to be done.
+
+pub(crate) mod balance;
+pub(crate) mod files;
+pub(crate) mod labels;
+
+use crate::names::copies::{CURRENT, DRAIN, MOVES, look_again};
+use crate::names::shared::Shared;
+use crate::names::transaction::Tx;
+use crate::names::{Caller, Fault};
+use rusqlite::{Connection, OptionalExtension, params};
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
+
+/// Versions that are looked through in one go for those that lie on an element which is being emptied.
+const PAGE_MAX: u32 = 16_384;
+/// All of them were (`drain.after`).
+const ALL: i64 = i64::MAX;
+/// Files that are named of those that keep an element from being taken out.
+const NAMED_MAX: u32 = 5;
+
+/// What leaves an element.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub(crate) source: u32,
+    pub(crate) target: Option<u32>,
+    /// It is to go from there wherever else it can be.
+    pub(crate) anywhere: bool,
+}
+
+/// An element of the array, as far as it matters here.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) element: u32,
+    pub(crate) store: bool,
+    pub(crate) up: bool,
+}
+
+/// Why something is not done with an element.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("element {0} is not part of the array; see `tidemill status`")]
+    Unknown(u32),
+    #[error(
+        "element {0} is the last one that keeps data: what it has could go nowhere; start another element first"
+    )]
+    Last(u32),
+    #[error("element {0} is not being emptied; see `tidemill status`")]
+    NotEmptied(u32),
+    #[error(
+        "element {element} still has {files} files, such as {names}: empty it with `tidemill element drain {element}` \
+         first, or, if it is gone for good, give up what no other element has with --lose"
+    )]
+    HasFiles {
+        element: u32,
+        files: u64,
+        names: String,
+    },
+    #[error(
+        "element {0} is still in use: {1}; wait, or stop it and take it out then if it is gone for good"
+    )]
+    InUse(u32, String),
+    #[error(
+        "element {0} went away with {1} files that are being written there: start it again, or give them up with --lose"
+    )]
+    Writing(u32, u64),
+    #[error("element {0} keeps no data: name one that `tidemill status` lists as store")]
+    NoStore(u32),
+    #[error("element {0} is down; start it, or name another one")]
+    Down(u32),
+    #[error("element {0} is being emptied; name another one")]
+    Emptied(u32),
+    #[error(
+        "element {element} has {free} bytes free, and {needed} are to go there; name another one, or fewer files"
+    )]
+    Full {
+        element: u32,
+        free: u64,
+        needed: u64,
+    },
+    #[error(
+        "{0} is striped, and lies on several elements: copy it to a folder that is not (`tidemill stripe FOLDER off`)"
+    )]
+    Striped(String),
+    #[error("{0} has more than {1} files and folders below it; name some of them")]
+    TooMany(String, usize),
+    #[error(
+        "element {0} is up: what only it has can be saved with `tidemill element drain {0}`; stop it first if it is to be \
+         given up all the same"
+    )]
+    Up(u32),
+}
+
+/// What is to leave elements of an object.
+pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
+    let sql = "SELECT source, target, why FROM move WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([object.cast_signed()], |row| {
+        Ok(Move {
+            source: row.get(0)?,
+            target: row.get(1)?,
+            anywhere: row.get::<_, i64>(2)? == DRAIN,
+        })
+    })?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// An object is not the element's any more.
+pub(crate) fn done(db: &Connection, object: u64, element: u32) -> Result<(), Fault> {
+    let sql = "DELETE FROM move WHERE source = ?1 AND object = ?2 RETURNING size";
+    let row = params![element, object.cast_signed()];
+    let size: Option<i64> = db
+        .prepare_cached(sql)?
+        .query_row(row, |row| row.get(0))
+        .optional()?;
+    if let Some(size) = size {
+        let sql = "UPDATE drain SET files = files + 1, bytes = bytes + ?2 WHERE element = ?1";
+        db.prepare_cached(sql)?.execute(params![element, size])?;
+    }
+    Ok(())
+}
+
+/// What is wanted elsewhere stays where it is, unless it must not.
+pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "UPDATE move SET target = NULL WHERE object = ?1 AND why = ?2";
+    let row = params![object.cast_signed(), DRAIN];
+    db.prepare_cached(sql)?.execute(row)?;
+    let sql = "DELETE FROM move WHERE object = ?1 AND why != ?2";
+    db.prepare_cached(sql)?.execute(row)?;
+    Ok(())
+}
+
+/// Has an element emptied; it is no error if it is already.
+pub(crate) fn drain(
+    db: &Connection,
+    shared: &Shared,
+    (element, members): (u32, &[Member]),
+    now: i64,
+) -> Result<Result<(), Refusal>, Fault> {
+    if !members.iter().any(|one| one.element == element) {
+        return Ok(Err(Refusal::Unknown(element)));
+    }
+    if is_last(shared, element, members) {
+        return Ok(Err(Refusal::Last(element)));
+    }
+    // From here on what is sealed there is put on the list where it is sealed.
+    shared.leaving.set_emptied(element, true);
+    db.execute(
+        "INSERT OR IGNORE INTO drain VALUES (?1, ?2, 0, 0, 0)",
+        params![element, now],
+    )?;
+    let sql = "UPDATE move SET why = ?2 WHERE source = ?1";
+    db.execute(sql, params![element, DRAIN])?;
+    not_there(db, element)?;
+    Ok(Ok(()))
+}
+
+/// Nothing moves to an element any more: what has to go goes elsewhere, other moves are given up.
+fn not_there(db: &Connection, element: u32) -> Result<(), Fault> {
+    let sql = "UPDATE move SET target = NULL WHERE target = ?1 AND why = ?2";
+    db.execute(sql, params![element, DRAIN])?;
+    db.execute("DELETE FROM move WHERE target = ?1", [element])?;
+    Ok(())
+}
+
+/// Whether no other element could take what this one has.
+fn is_last(shared: &Shared, element: u32, members: &[Member]) -> bool {
+    let mut others = members.iter().filter(|one| one.element != element);
+    !others.any(|one| one.store && !shared.leaving.is_closed(one.element))
+}
+
+/// An element is not to be emptied any more: what it has stays, what has left it is elsewhere.
+pub(crate) fn cancel_drain(
+    db: &Connection,
+    shared: &Shared,
+    element: u32,
+) -> Result<Result<(), Refusal>, Fault> {
+    if db.execute("DELETE FROM drain WHERE element = ?1", [element])? == 0 {
+        return Ok(Err(Refusal::NotEmptied(element)));
+    }
+    // What is on the list of versions to be looked at goes from there when it is.
+    let sql = "DELETE FROM move WHERE source = ?1 AND why = ?2";
+    db.execute(sql, params![element, DRAIN])?;
+    shared.leaving.set_emptied(element, false);
+    Ok(Ok(()))
+}
+
+/// Whether something moves, or is to.
+pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM drain) OR EXISTS (SELECT 1 FROM move)";
+    Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
+}
+
+/// Whether more of what lies on elements that are being emptied is to be put on the list; which elements those are.
+pub(crate) fn unlisted(db: &Connection) -> Result<Vec<u32>, Fault> {
+    let mut statement = db.prepare_cached("SELECT element FROM drain WHERE after != ?1")?;
+    let elements = statement.query_map([ALL], |row| row.get(0))?;
+    Ok(elements.collect::<Result<_, _>>()?)
+}
+
+/// Puts the next versions that lie on an element which is being emptied on the list of those to be looked at.
+pub(crate) fn list(db: &Connection, element: u32, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT after FROM drain WHERE element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let after = statement.query_row([element], |row| row.get::<_, i64>(0));
+    let Some(after) = after.optional()? else {
+        return Ok(());
+    };
+    let sql = "SELECT max(object) FROM (SELECT object FROM held WHERE object > ?1 ORDER BY object LIMIT ?2)";
+    let mut statement = db.prepare_cached(sql)?;
+    let last: Option<i64> = statement.query_row(params![after, PAGE_MAX], |row| row.get(0))?;
+    if let Some(last) = last {
+        // A copy that is being made is put on the list when it is there.
+        let page = params![element, after, last, DRAIN, CURRENT];
+        let sql = "INSERT OR IGNORE INTO move SELECT ?1, object, NULL, size, ?4 FROM held \
+                   WHERE object > ?2 AND object <= ?3 AND element = ?1 AND removed = 0 \
+                   UNION ALL SELECT ?1, copy.object, NULL, held.size, ?4 FROM copy \
+                   CROSS JOIN held ON held.object = copy.object \
+                   WHERE copy.object > ?2 AND copy.object <= ?3 AND copy.element = ?1 AND copy.state = ?5 \
+                   AND held.removed = 0";
+        db.prepare_cached(sql)?.execute(page)?;
+        let sql = "INSERT INTO short SELECT object, ?4, ?5 FROM move \
+                   WHERE source = ?1 AND object > ?2 AND object <= ?3 \
+                   ON CONFLICT DO UPDATE SET at = min(at, ?5)";
+        db.prepare_cached(sql)?
+            .execute(params![element, after, last, MOVES, now])?;
+    }
+    db.prepare_cached("UPDATE drain SET after = ?2 WHERE element = ?1")?
+        .execute(params![element, last.unwrap_or(ALL)])?;
+    Ok(())
+}
+
+fn count(db: &Connection, sql: &str, element: u32) -> Result<u64, Fault> {
+    let mut statement = db.prepare_cached(sql)?;
+    let count: i64 = statement.query_row([element], |row| row.get(0))?;
+    Ok(count.cast_unsigned())
+}
+
+/// How far elements are emptied.
+pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault> {
+    let sql = "SELECT element, began, after, files, bytes FROM drain ORDER BY element";
+    let mut statement = db.prepare_cached(sql)?;
+    let rows = statement.query_map([], |row| {
+        Ok(v1::Drain {
+            element: row.get(0)?,
+            began: row.get(1)?,
+            listing: row.get::<_, i64>(2)? != ALL,
+            files_moved: row.get::<_, i64>(3)?.cast_unsigned(),
+            bytes_moved: row.get::<_, i64>(4)?.cast_unsigned(),
+            ..v1::Drain::default()
+        })
+    })?;
+    let mut drains = rows.collect::<Result<Vec<_>, _>>()?;
+    for drain in &mut drains {
+        measure(db, drain, now)?;
+    }
+    Ok(drains)
+}
+
+fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault> {
+    let element = drain.element;
+    let sql = "SELECT count(*), coalesce(sum(size), 0) FROM move WHERE source = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    (drain.files_left, drain.bytes_left) = statement.query_row([element], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((number(0)?, number(1)?))
+    })?;
+    let sql = "SELECT count(*) FROM move CROSS JOIN short ON short.object = move.object \
+               WHERE source = ?1 AND short.at > ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let rests: i64 = statement.query_row(params![element, now], |row| row.get(0))?;
+    drain.files_waiting = rests.cast_unsigned();
+    drain.removals = count(db, REMOVALS, element)?;
+    drain.writing = count(db, WRITING, element)?;
+    drain.labels = count(db, LABELS, element)?;
+    Ok(())
+}
+
+const REMOVALS: &str = "SELECT (SELECT count(*) FROM removal WHERE element = ?1) + (SELECT count(*) FROM part \
+     CROSS JOIN version ON version.object = part.object WHERE part.element = ?1 AND removed = 1)";
+const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE element = ?1) + (SELECT count(*) FROM part \
+     CROSS JOIN writing ON writing.object = part.object WHERE part.element = ?1)";
+/// Labels of tasks, whose outputs will be there.
+const LABELS: &str = "SELECT count(*) FROM label WHERE element = ?1 AND task != 0";
+const COMING: &str = "SELECT count(*) FROM copy WHERE element = ?1";
+
+/// Takes an element out of the array. What no other element has is lost then, and kept only as names, if that is wanted.
+/// Gives how many files these are.
+pub(crate) fn remove(
+    db: &Connection,
+    shared: &Shared,
+    (element, members): (u32, &[Member]),
+    (lose, now): (bool, i64),
+) -> Result<Result<u64, Refusal>, Fault> {
+    let Some(member) = members.iter().find(|one| one.element == element) else {
+        return Ok(Err(Refusal::Unknown(element)));
+    };
+    if member.store && is_last(shared, element, members) {
+        return Ok(Err(Refusal::Last(element)));
+    }
+    let (files, names) = held(db, element)?;
+    if files > 0 && !lose {
+        let names = names.join(", ");
+        return Ok(Err(Refusal::HasFiles {
+            element,
+            files,
+            names,
+        }));
+    }
+    if member.up {
+        if files > 0 {
+            return Ok(Err(Refusal::Up(element)));
+        }
+        if let Some(use_of) = in_use(db, element)? {
+            return Ok(Err(Refusal::InUse(element, use_of)));
+        }
+    }
+    let writing = count(db, WRITING, element)?;
+    if writing > 0 && !lose {
+        return Ok(Err(Refusal::Writing(element, writing)));
+    }
+    give_up_writing(db, shared, element, now)?;
+    forget(db, shared, element, now)?;
+    Ok(Ok(files))
+}
+
+/// The files that lie on an element: how many, and what some of them are called.
+fn held(db: &Connection, element: u32) -> Result<(u64, Vec<String>), Fault> {
+    let sql = "SELECT count(*) FROM held WHERE element = ?1 AND removed = 0";
+    let files = count(db, sql, element)? + count(db, COMING, element)?;
+    let sql = "SELECT path FROM held WHERE element = ?1 AND removed = 0 \
+               UNION ALL SELECT path FROM copy CROSS JOIN held ON held.object = copy.object \
+               WHERE copy.element = ?1 LIMIT ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let names = statement.query_map(params![element, NAMED_MAX], |row| row.get::<_, Vec<u8>>(0))?;
+    let names = names.collect::<Result<Vec<_>, _>>()?;
+    let shown = |name: &Vec<u8>| line(&String::from_utf8_lossy(name));
+    Ok((files, names.iter().map(shown).collect()))
+}
+
+/// What an element that holds no files is still needed for.
+fn in_use(db: &Connection, element: u32) -> Result<Option<String>, Fault> {
+    for (what, sql) in [
+        ("files that are being written there", WRITING),
+        ("labels of tasks", LABELS),
+        (
+            "objects that are still to be removed there, some of which may be read",
+            REMOVALS,
+        ),
+    ] {
+        let count = count(db, sql, element)?;
+        if count > 0 {
+            return Ok(Some(format!("{count} {what}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Versions that are being written there will not be whole any more.
+fn give_up_writing(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
+    let sql = "SELECT ino, object FROM writing WHERE element = ?1 \
+               UNION SELECT ino, writing.object FROM part CROSS JOIN writing ON writing.object = part.object \
+               WHERE part.element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let versions = statement.query_map([element], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((number(0)?, number(1)?))
+    })?;
+    let caller = Caller::root();
+    for (ino, object) in versions.collect::<Result<Vec<_>, _>>()? {
+        let mut tx = Tx::new(db, shared, &caller, 0, now);
+        tx.abandon(&v1::Abandon { ino, object })?;
+    }
+    Ok(())
+}
+
+fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<(), Fault> {
+    shared.leaving.set_removed(element);
+    let sql = "SELECT object FROM copy WHERE element = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let copies = statement.query_map([element], |row| row.get::<_, i64>(0))?;
+    for object in copies.collect::<Result<Vec<_>, _>>()? {
+        look_again(db, object.cast_unsigned(), now)?;
+    }
+    // Of what only it has nothing is left.
+    let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE element = ?1 AND removed = 0 \
+               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = ?3 AND copy.element != ?1) \
+               ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
+    db.execute(sql, params![element, now, CURRENT])?;
+    db.execute("INSERT INTO removed VALUES (?1, ?2)", params![element, now])?;
+    for sql in [
+        "DELETE FROM copy WHERE element = ?1",
+        "DELETE FROM drain WHERE element = ?1",
+        "DELETE FROM move WHERE source = ?1",
+        "DELETE FROM removal WHERE element = ?1",
+        "DELETE FROM note WHERE element = ?1",
+        "DELETE FROM lost WHERE element = ?1",
+        "DELETE FROM element WHERE element = ?1",
+    ] {
+        db.execute(sql, [element])?;
+    }
+    not_there(db, element)
+}

@@ -1,0 +1,119 @@
+//! Files with copies, and elements that make them.
+
+use super::{FakeElement, root, status};
+use serde_json::{Value, json};
+use std::path::Path;
+use tidemill_client::Server as Client;
+use tidemill_wire::v1::{
+    self, label::Operation, name_op::Op, name_result::Result as Answer, to_element::Message as To,
+};
+
+/// An element on a host.
+pub async fn element(client: &Client, id: u32, host: &str) -> FakeElement {
+    let status = v1::Element {
+        host: host.into(),
+        ..status(id)
+    };
+    FakeElement::attach_as(client, status, Vec::new()).await
+}
+
+pub async fn one(client: &Client, op: Op) -> Result<Answer, tidemill_client::Error> {
+    client.one(&root(), op).await
+}
+
+/// A sealed file on element 0; gives its inode and object.
+pub async fn file(client: &Client, path: &str) -> (u64, u64) {
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: path.into(),
+        kind: v1::Kind::File.into(),
+        mode: 0o644,
+        ino: ino.0,
+        object: object.0,
+        element: Some(0),
+        ..v1::Create::default()
+    };
+    one(client, Op::Create(create)).await.unwrap();
+    seal(client, ino.0, object.0, None).await.unwrap();
+    (ino.0, object.0)
+}
+
+pub async fn seal(
+    client: &Client,
+    ino: u64,
+    object: u64,
+    copies: Option<u32>,
+) -> Result<Answer, tidemill_client::Error> {
+    let seal = v1::Seal {
+        ino,
+        object,
+        size: 5,
+        copies,
+        ..v1::Seal::default()
+    };
+    one(client, Op::Seal(seal)).await
+}
+
+/// The next label that makes a copy.
+pub async fn copy(element: &mut FakeElement) -> (u64, v1::Copy) {
+    loop {
+        if let Some(label) = element.waiting.pop_front() {
+            match label.operation {
+                Some(Operation::Copy(copy)) => return (label.id, copy),
+                other => panic!("no copy: {other:?}"),
+            }
+        }
+        if let To::Labels(labels) = element.next().await {
+            element.waiting.extend(labels.labels);
+        }
+    }
+}
+
+/// It has made a copy.
+pub async fn made(element: &mut FakeElement, (label, copy): (u64, v1::Copy)) {
+    let outcome = v1::LabelOutcome {
+        sealed: vec![v1::SealedObject {
+            object: copy.to,
+            size: 5,
+            ..v1::SealedObject::default()
+        }],
+        ..v1::LabelOutcome::default()
+    };
+    element.finished(label, outcome).await;
+    element.acknowledged(vec![label]).await;
+}
+
+pub async fn attribute(client: &Client, ino: u64, name: &str) -> String {
+    let get = v1::GetXattr {
+        ino,
+        name: name.into(),
+    };
+    match one(client, Op::GetXattr(get)).await.unwrap() {
+        Answer::Bytes(bytes) => String::from_utf8(bytes.value).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Elements and states of a file's copies.
+pub async fn copies(client: &Client, ino: u64) -> Value {
+    let layout = attribute(client, ino, "user.tidemill.layout").await;
+    serde_json::from_str::<Value>(&layout).unwrap()["parts"][0]["copies"].take()
+}
+
+pub fn at(element: u32, state: &str) -> Value {
+    json!({ "element": element, "state": state })
+}
+
+pub fn rows(dir: &Path, sql: &str) -> i64 {
+    let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
+    db.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+pub async fn unlink(client: &Client, parent: u64, name: &str) {
+    let unlink = v1::Unlink {
+        parent,
+        name: name.into(),
+        ..v1::Unlink::default()
+    };
+    one(client, Op::Unlink(unlink)).await.unwrap();
+}

@@ -1,0 +1,629 @@
+//! Elements that are emptied and taken out, and files that are moved: everything goes on, and a restart finds what is left.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod array;
+
+use array::copies::{at, copies, copy, element, file, made, one, rows, seal, unlink};
+use array::{FakeElement, Running, failure, root, status, submit, success, user};
+use serde_json::json;
+use std::path::Path;
+use tidemill_client::Server as Client;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+use tonic::{Code, Status};
+
+async fn drain(client: &Client, element: u32, cancel: bool) -> Result<v1::Drain, Status> {
+    let request = v1::DrainRequest { element, cancel };
+    let drain = client.places().drain(request).await;
+    drain.map(tonic::Response::into_inner)
+}
+
+async fn remove(client: &Client, element: u32, lose: bool) -> Result<u64, Status> {
+    let request = v1::RemoveElementRequest { element, lose };
+    let removed = client.places().remove(request).await;
+    removed.map(|reply| reply.into_inner().files_lost)
+}
+
+async fn move_to(
+    client: &Client,
+    (by, path): (v1::Credentials, &str),
+    element: u32,
+) -> Result<v1::MoveReply, Status> {
+    let request = v1::MoveRequest {
+        credentials: Some(by),
+        path: path.into(),
+        element,
+        cancel: false,
+    };
+    let moved = client.places().r#move(request).await;
+    moved.map(tonic::Response::into_inner)
+}
+
+async fn listed(client: &Client) -> v1::MovesReply {
+    let listed = client.places().list(v1::MovesRequest {}).await;
+    listed.unwrap().into_inner()
+}
+
+/// Waits until an element that is emptied is as far.
+async fn drained(client: &Client, expected: impl Fn(&v1::Drain) -> bool) -> v1::Drain {
+    loop {
+        let drains = listed(client).await.drains;
+        if let Some(drain) = drains.into_iter().find(&expected) {
+            return drain;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn is_empty(drain: &v1::Drain) -> bool {
+    let left = drain.files_left + drain.removals + drain.writing + drain.labels;
+    !drain.listing && left == 0
+}
+
+async fn open(client: &Client, ino: u64) -> v1::Opened {
+    let open = v1::Open {
+        ino,
+        ..v1::Open::default()
+    };
+    match one(client, Op::Open(open)).await.unwrap() {
+        Answer::Opened(opened) => opened,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A new file that is being written: its inode, object and element.
+async fn begun(client: &Client, path: &str, named: Option<u32>) -> Result<(u64, u64, u32), String> {
+    let (ino, object) = client.reserve(1, 1).await.unwrap();
+    let create = v1::Create {
+        name: path.into(),
+        kind: v1::Kind::File.into(),
+        mode: 0o644,
+        ino: ino.0,
+        object: object.0,
+        element: named,
+        ..v1::Create::default()
+    };
+    match one(client, Op::Create(create)).await {
+        Ok(Answer::Opened(opened)) => Ok((ino.0, object.0, opened.element)),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_element_is_emptied_and_taken_out_and_does_not_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (ino, object) = file(&client, "/f").await;
+    let (writing, written, on) = begun(&client, "/w", Some(0)).await.unwrap();
+    assert_eq!(on, 0);
+    let began = drain(&client, 0, false).await.unwrap();
+    assert!(began.began > 0, "{began:?}");
+    // Nothing new goes there: whoever names it is told, whoever does not finds another one.
+    let refused = begun(&client, "/g", Some(0)).await.unwrap_err();
+    assert!(refused.contains("element 0 is being emptied"), "{refused}");
+    for name in ["/h", "/i"] {
+        assert_eq!(begun(&client, name, None).await.unwrap().2, 1);
+    }
+    let sent = copy(&mut new).await;
+    let from = sent.1.from.clone().unwrap();
+    assert_eq!((from.object, from.element), (object, 0));
+    made(&mut new, sent).await;
+    assert_eq!(old.removed().await, [object]);
+    assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
+    assert_eq!(open(&client, ino).await.element, 1);
+    assert!(old.note(ino).await.forget, "it is not there any more");
+    // What is being written there ends there, and moves then.
+    let left = drained(&client, |drain| drain.files_moved == 1).await;
+    assert_eq!((left.writing, is_empty(&left)), (1, false));
+    let refused = remove(&client, 0, false).await.unwrap_err();
+    assert!(
+        refused
+            .message()
+            .contains("still in use: 1 files that are being written"),
+        "{refused}"
+    );
+    seal(&client, writing, written, None).await.unwrap();
+    let refused = remove(&client, 0, false).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().contains("has 1 files, such as /w"),
+        "{refused}"
+    );
+    let sent = copy(&mut new).await;
+    made(&mut new, sent).await;
+    assert_eq!(old.removed().await, [written]);
+    let end = drained(&client, is_empty).await;
+    assert_eq!((end.files_moved, end.bytes_moved), (2, 10));
+    assert_eq!(remove(&client, 0, false).await.unwrap(), 0);
+    let elements = client.status().await.unwrap().elements;
+    assert_eq!(
+        elements.iter().map(|one| one.element).collect::<Vec<_>>(),
+        [1]
+    );
+    assert!(
+        refused_to_join(&client, 0)
+            .await
+            .contains("was taken out of the array")
+    );
+    drop(client);
+    running.crash().await;
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    assert!(
+        refused_to_join(&client, 0)
+            .await
+            .contains("was taken out of the array")
+    );
+    assert!(listed(&client).await.drains.is_empty());
+}
+
+async fn refused_to_join(client: &Client, id: u32) -> String {
+    let (out, receiver) = tokio::sync::mpsc::channel(1);
+    let hello = v1::Hello {
+        version: tidemill_wire::PROTOCOL_VERSION,
+        element: Some(status(id)),
+        ..v1::Hello::default()
+    };
+    let message = Some(v1::from_element::Message::Hello(hello));
+    out.send(v1::FromElement { message }).await.unwrap();
+    let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let joined = client.array().attach(stream).await;
+    joined.unwrap_err().message().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_moves_goes_on_after_a_restart_between_any_two_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut running = Running::start(dir.path()).await;
+    let mut client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (ino, object) = file(&client, "/f").await;
+    drain(&client, 0, false).await.unwrap();
+    let mut sent = copy(&mut new).await;
+    for step in 0..3 {
+        drop((client, old, new));
+        running.crash().await;
+        running = Running::start(dir.path()).await;
+        client = running.client().await;
+        old = element(&client, 0, "a").await;
+        new = element(&client, 1, "b").await;
+        assert!(client.status().await.unwrap().elements[0].emptied);
+        match step {
+            0 => {
+                let again = copy(&mut new).await;
+                assert_eq!((again.0, again.1.to), (sent.0, object));
+                sent = again;
+            }
+            1 => {
+                let again = copy(&mut new).await;
+                made(&mut new, again).await;
+                while copies(&client, ino).await != json!([at(1, "current")]) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            _ => {
+                assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
+                // What was to be removed rests until mounts have said what they have open, as if it were asked for now.
+                let sql =
+                    "UPDATE removal SET queued = CAST(unixepoch('subsec') * 1000000000 AS INTEGER)";
+                change(dir.path(), sql);
+                assert_eq!(old.removed().await, [object]);
+            }
+        }
+    }
+    drained(&client, is_empty).await;
+    assert_eq!(open(&client, ino).await.object, object);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_goes_while_it_moves_goes_from_both_elements() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (ino, object) = file(&client, "/f").await;
+    let (_, kept) = file(&client, "/g").await;
+    drain(&client, 0, false).await.unwrap();
+    let first = copy(&mut new).await;
+    let second = copy(&mut new).await;
+    assert_eq!((first.1.to, second.1.to), (object, kept));
+    // One is removed, and the other written anew.
+    unlink(&client, 1, "f").await;
+    assert_eq!(old.removed().await, [object]);
+    made(&mut new, first).await;
+    assert_eq!(new.removed().await, [object]);
+    let node = array::stat(&client, "/g").await.unwrap();
+    let (_, next) = client.reserve(0, 1).await.unwrap();
+    let version = v1::NewVersion {
+        ino: node.ino,
+        object: next.0,
+        ..v1::NewVersion::default()
+    };
+    match one(&client, Op::NewVersion(version)).await.unwrap() {
+        Answer::Opened(opened) => assert_eq!(opened.element, 1, "not where it was"),
+        other => panic!("{other:?}"),
+    }
+    seal(&client, node.ino, next.0, None).await.unwrap();
+    made(&mut new, second).await;
+    assert_eq!(new.removed().await, [kept]);
+    assert_eq!(old.removed().await, [kept]);
+    drained(&client, is_empty).await;
+    let left = "SELECT (SELECT count(*) FROM copy) + (SELECT count(*) FROM short) + (SELECT count(*) FROM move)";
+    assert_eq!(rows(dir.path(), left), 0);
+    assert_eq!(copies(&client, node.ino).await, json!([at(1, "current")]));
+    assert!(
+        array::stat(&client, "/f")
+            .await
+            .is_none_or(|attr| attr.ino != ino)
+    );
+}
+
+/// A mount that has a file open.
+async fn reader(client: &Client, ino: u64) -> tonic::Streaming<v1::Invalidation> {
+    let request = v1::WatchRequest::default();
+    let mut stream = client.names().watch(request).await.unwrap().into_inner();
+    let first = stream.message().await.unwrap().unwrap();
+    let session = first.session;
+    let op = v1::NameOp {
+        op: Some(Op::Open(v1::Open {
+            ino,
+            ..v1::Open::default()
+        })),
+    };
+    let request = v1::NameRequest {
+        credentials: Some(root()),
+        session,
+        ops: vec![op],
+        ..v1::NameRequest::default()
+    };
+    client.names().apply(request).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_is_removed_when_its_last_reader_has_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (ino, object) = file(&client, "/f").await;
+    let (_, other) = file(&client, "/g").await;
+    let reading = reader(&client, ino).await;
+    drain(&client, 0, false).await.unwrap();
+    for _ in 0..2 {
+        let sent = copy(&mut new).await;
+        made(&mut new, sent).await;
+    }
+    assert_eq!(old.removed().await, [other], "the other is read");
+    let left = drained(&client, |drain| drain.removals == 1).await;
+    assert_eq!((left.files_left, left.files_moved), (0, 2));
+    let refused = remove(&client, 0, false).await.unwrap_err();
+    assert!(
+        refused
+            .message()
+            .contains("1 objects that are still to be removed"),
+        "{refused}"
+    );
+    // Who opens it now reads it elsewhere, and keeps nothing there.
+    let _later = reader(&client, ino).await;
+    drop(reading);
+    assert_eq!(old.removed().await, [object]);
+    drained(&client, is_empty).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_go_on_where_they_are_and_no_others_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (_, object) = file(&client, "/f").await;
+    let script = |name: &str, pin: &str| {
+        format!(
+            r#"name = "{name}"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "wordcount"; {pin}
+            input = ["f"]; output = ["{name}.out"]; stdout = "{name}.out"; }} );"#
+        )
+    };
+    let first = submit(&client, 0, &script("one", "element = 0;")).await;
+    let (label, analyse) = old.labels().await.remove(0);
+    drain(&client, 0, false).await.unwrap();
+    drained(&client, |drain| drain.labels == 1).await;
+    let sent = copy(&mut new).await;
+    assert_eq!(sent.1.to, object);
+    made(&mut new, sent).await;
+    // The file is elsewhere, and tasks go there; what one is running reads stays until its job has ended.
+    let second = submit(&client, 0, &script("two", "")).await;
+    let (other, read) = new.labels().await.remove(0);
+    assert_eq!((read.inputs[0].object, read.inputs[0].element), (object, 1));
+    new.finished(other, success(&read, 5)).await;
+    array::ended(&client, second.job).await;
+    let third = submit(&client, 0, &script("three", "element = 0;")).await;
+    let waits = loop {
+        let job = array::job(&client, third.job).await;
+        if let Some(task) = job.tasks.iter().find(|task| !task.error.is_empty()) {
+            break task.error.clone();
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(
+        waits.contains("element 0, which is being emptied"),
+        "{waits}"
+    );
+    old.finished(label, success(&analyse, 5)).await;
+    let made_there = copy(&mut new).await;
+    assert_eq!(made_there.1.path, "/one.out");
+    made(&mut new, made_there).await;
+    array::ended(&client, first.job).await;
+    // It is let have tasks again.
+    drain(&client, 0, true).await.unwrap();
+    let (_, analyse) = old.labels().await.remove(0);
+    assert_eq!(analyse.outputs[0].path, "/three.out");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_makes_no_sense_is_refused_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _first = element(&client, 0, "a").await;
+    file(&client, "/f").await;
+    let told = |refused: Result<v1::Drain, Status>| refused.unwrap_err().message().to_owned();
+    assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
+    assert!(told(drain(&client, 7, false).await).contains("not part of the array"));
+    assert!(told(drain(&client, 0, true).await).contains("is not being emptied"));
+    let compute = v1::Element {
+        role: "host".into(),
+        ..status(1000)
+    };
+    let _compute = FakeElement::attach_as(&client, compute, Vec::new()).await;
+    assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
+    let full = v1::Element {
+        free_bytes: 1000,
+        ..status(1)
+    };
+    let _full = FakeElement::attach_as(&client, full, Vec::new()).await;
+    let third = element(&client, 2, "c").await;
+    drop(third);
+    while client.status().await.unwrap().elements[2].up {
+        tokio::task::yield_now().await;
+    }
+    for (target, why) in [
+        (9, "not part of the array"),
+        (1000, "keeps no data"),
+        (2, "is down"),
+        (1, "has 1000 bytes free, and 16777221 are to go there"),
+    ] {
+        let refused = move_to(&client, (root(), "/f"), target).await.unwrap_err();
+        assert!(refused.message().contains(why), "{refused}");
+    }
+    let missing = move_to(&client, (root(), "/none"), 1).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+    let there = move_to(&client, (root(), "/f"), 0).await.unwrap();
+    assert_eq!((there.files, there.there), (0, 1));
+    let strange = move_to(&client, (user(1000), "/f"), 0).await.unwrap_err();
+    assert!(
+        strange.message().contains("only its owner or root"),
+        "{strange}"
+    );
+    // Two at once, but not the last.
+    drain(&client, 1, false).await.unwrap();
+    drain(&client, 1, false).await.unwrap();
+    let onto = move_to(&client, (root(), "/f"), 1).await.unwrap_err();
+    assert!(onto.message().contains("being emptied"), "{onto}");
+    drain(&client, 2, false).await.unwrap();
+    assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
+    drain(&client, 2, true).await.unwrap();
+    drain(&client, 0, false).await.unwrap();
+    // All that is left is full or away: it waits, and says so.
+    let waits = drained(&client, |drain| drain.files_waiting == 1).await;
+    assert_eq!(
+        (waits.element, waits.files_left, waits.bytes_left),
+        (0, 1, 5)
+    );
+    assert_eq!(client.status().await.unwrap().copies.unwrap().lost, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_element_that_is_gone_for_good_is_taken_out_with_what_only_it_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let dead = element(&client, 0, "a").await;
+    let _other = element(&client, 1, "b").await;
+    let (ino, _) = file(&client, "/f").await;
+    begun(&client, "/w", Some(0)).await.unwrap();
+    let up = remove(&client, 0, true).await.unwrap_err();
+    assert!(up.message().contains("is up"), "{up}");
+    drop(dead);
+    while client.status().await.unwrap().elements[0].up {
+        tokio::task::yield_now().await;
+    }
+    let refused = remove(&client, 0, false).await.unwrap_err();
+    assert!(
+        refused.message().contains("1 files, such as /f"),
+        "{refused}"
+    );
+    assert_eq!(remove(&client, 0, true).await.unwrap(), 1);
+    let health = loop {
+        let health = client.status().await.unwrap().copies.unwrap();
+        if health.lost == 1 {
+            break health;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(health.lost_paths, [b"/f".to_vec()]);
+    // Its name is there until somebody removes it or writes it anew.
+    assert_eq!(array::stat(&client, "/f").await.unwrap().ino, ino);
+    unlink(&client, 1, "f").await;
+    assert_eq!(rows(dir.path(), "SELECT count(*) FROM short"), 0);
+    let written = array::stat(&client, "/w").await.unwrap();
+    assert!(!written.writing, "it is given up, too");
+    assert!(
+        remove(&client, 1, true)
+            .await
+            .unwrap_err()
+            .message()
+            .contains("the last one")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_is_moved_to_an_element_unless_that_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let _between = element(&client, 1, "b").await;
+    let mut new = element(&client, 2, "c").await;
+    let (ino, object) = file(&client, "/f").await;
+    let (other, given_up) = file(&client, "/g").await;
+    let moved = move_to(&client, (root(), "/"), 2).await.unwrap();
+    assert_eq!((moved.files, moved.bytes, moved.there), (2, 10, 0));
+    let first = copy(&mut new).await;
+    let second = copy(&mut new).await;
+    let labels = listed(&client).await;
+    let told: Vec<_> = labels
+        .labels
+        .iter()
+        .map(|one| (one.kind.as_str(), one.why.as_str(), one.from))
+        .collect();
+    assert_eq!(told, [("copy", "move", 0), ("copy", "move", 0)]);
+    assert_eq!(labels.labels[0].path, b"/f");
+    assert_eq!(
+        (labels.pending[0].why.as_str(), labels.pending[0].files),
+        ("move", 2)
+    );
+    let cancel = v1::MoveRequest {
+        credentials: Some(root()),
+        path: "/g".into(),
+        cancel: true,
+        ..v1::MoveRequest::default()
+    };
+    let cancelled = client.places().r#move(cancel).await.unwrap().into_inner();
+    assert_eq!(cancelled.files, 1);
+    made(&mut new, first).await;
+    made(&mut new, second).await;
+    assert_eq!(old.removed().await, [object]);
+    assert_eq!(
+        new.removed().await,
+        [given_up],
+        "there are more than wanted"
+    );
+    assert_eq!(copies(&client, ino).await, json!([at(2, "current")]));
+    assert_eq!(copies(&client, other).await, json!([at(0, "current")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_can_not_be_made_leaves_the_version_where_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (ino, _) = file(&client, "/f").await;
+    drain(&client, 0, false).await.unwrap();
+    let sent = copy(&mut new).await;
+    new.finished(sent.0, failure("device", "the disk is full"))
+        .await;
+    new.acknowledged(vec![sent.0]).await;
+    assert_eq!(copies(&client, ino).await, json!([at(0, "leaving")]));
+    let copies = client.status().await.unwrap().copies.unwrap();
+    assert_eq!((copies.short, copies.lost), (0, 0), "nothing is in danger");
+    change(dir.path(), "UPDATE short SET at = 0");
+    let sent = copy(&mut new).await;
+    made(&mut new, sent).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_was_given_up_and_is_made_all_the_same_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let _old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (_, object) = file(&client, "/f").await;
+    drain(&client, 0, false).await.unwrap();
+    let sent = copy(&mut new).await;
+    new.finished(sent.0, failure("device", "no room for the label"))
+        .await;
+    new.acknowledged(vec![sent.0]).await;
+    drain(&client, 0, true).await.unwrap();
+    // The message that brought it came twice.
+    made(&mut new, sent).await;
+    assert_eq!(new.removed().await, [object]);
+}
+
+fn change(dir: &Path, sql: &str) {
+    let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
+    db.execute(sql, []).unwrap();
+}
+
+/// A file of 1 MiB on element 0; gives its object.
+async fn large(client: &Client, path: &str) -> u64 {
+    let (ino, object, _) = begun(client, path, Some(0)).await.unwrap();
+    let seal = v1::Seal {
+        ino,
+        object,
+        size: 1 << 20,
+        ..v1::Seal::default()
+    };
+    one(client, Op::Seal(seal)).await.unwrap();
+    object
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_go_from_the_fullest_element_to_the_emptiest() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let small = |id, free_bytes| v1::Element {
+        free_bytes,
+        ..status(id)
+    };
+    let _full = FakeElement::attach_as(&client, small(0, 17 << 20), Vec::new()).await;
+    let mut empty = FakeElement::attach_as(&client, small(1, 60 << 20), Vec::new()).await;
+    let object = large(&client, "/f").await;
+    large(&client, "/g").await;
+    let request = |dry_run, cancel| v1::RebalanceRequest {
+        dry_run,
+        cancel,
+        within_percent: 1,
+    };
+    let planned = client.places().rebalance(request(true, false)).await;
+    let flow = v1::Flow {
+        source: 0,
+        target: 1,
+        files: 1,
+        bytes: 1 << 20,
+    };
+    assert_eq!(planned.unwrap().into_inner().flows, [flow]);
+    assert_eq!(
+        rows(dir.path(), "SELECT count(*) FROM move"),
+        0,
+        "it was only asked"
+    );
+    client
+        .places()
+        .rebalance(request(false, false))
+        .await
+        .unwrap();
+    let sent = copy(&mut empty).await;
+    assert_eq!(sent.1.to, object);
+    client
+        .places()
+        .rebalance(request(false, true))
+        .await
+        .unwrap();
+    made(&mut empty, sent).await;
+    assert_eq!(empty.removed().await, [object], "it was given up");
+    let bad = v1::RebalanceRequest::default();
+    let refused = client.places().rebalance(bad).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+}

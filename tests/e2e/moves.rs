@@ -1,0 +1,173 @@
+//! Elements that are emptied and taken out, in an array of real processes, while everything goes on.
+
+use crate::array::{Array, Options, wait};
+use std::io::{Read, Seek};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Where the first copy of a file lies, as `tidemill layout` tells it.
+fn element_of(array: &Array, path: &str) -> u64 {
+    let layout = array.json(&["layout", path]);
+    layout["parts"][0]["copies"][0]["element"].as_u64().unwrap()
+}
+
+/// Reads files over and over, through the mount and by names that are looked up anew, until it is told to end; gives how often.
+fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usize> {
+    let (folder, end) = (array.at("d"), end.clone());
+    std::thread::spawn(move || {
+        let mut open = std::fs::File::open(folder.join("large")).unwrap();
+        let mut rounds = 0;
+        while !end.load(Ordering::Relaxed) || rounds == 0 {
+            for number in 0..40 {
+                let text = std::fs::read_to_string(folder.join(format!("f{number}"))).unwrap();
+                assert_eq!(text, format!("{number}\n"));
+            }
+            let mut bytes = Vec::new();
+            open.rewind().unwrap();
+            open.read_to_end(&mut bytes).unwrap();
+            assert!(bytes == vec![7; 3_000_000], "{} bytes", bytes.len());
+            rounds += 1;
+        }
+        rounds
+    })
+}
+
+/// What is read, written and run while an element is emptied does not notice; then it is taken out and killed, its folder goes,
+/// and nothing is lost.
+#[test]
+fn an_element_is_emptied_and_taken_out_while_everything_goes_on() {
+    for remote in [false, true] {
+        let options = Options {
+            remote,
+            ..Options::default()
+        };
+        let Some(mut array) = Array::with(options) else {
+            return;
+        };
+        array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d; for i in $(seq 0 39); do echo $i > d/f$i; done");
+        std::fs::write(array.at("d/large"), vec![7; 3_000_000]).unwrap();
+        let script = r#"name = "j"; workdir = "/d"; tasks = (
+            { name = "slow"; kernel = "/bin/sh"; args = ["-c", "sleep 1; cat f1"]; input = ["f1"]; output = ["one"];
+              stdout = "one"; element = 0; },
+            { name = "next"; kernel = "/bin/cat"; args = ["one", "f2"]; input = ["one", "f2"]; output = ["two"];
+              stdout = "two"; } );"#;
+        let job = array.submit(script);
+        let end = Arc::new(AtomicBool::new(false));
+        let reader = read_on(&array, &end);
+        let mut written = std::fs::File::create(array.at("d/written")).unwrap();
+        std::io::Write::write_all(&mut written, b"half ").unwrap();
+        let began = array.run(&["element", "drain", "0"]);
+        assert!(
+            began.ok && began.out.contains("element 0 is being emptied"),
+            "{}{}",
+            began.out,
+            began.err
+        );
+        assert!(array.run(&["status"]).out.contains("up, emptied"));
+        // The folder names the element; the file is made all the same, elsewhere.
+        array.sh("echo new > d/new");
+        assert_eq!(element_of(&array, "/d/new"), 1);
+        assert_eq!(array.sh("cat d/new"), "new\n");
+        std::io::Write::write_all(&mut written, b"whole").unwrap();
+        drop(written);
+        array.done(job);
+        assert_eq!(array.sh("cat d/two d/written"), "1\n2\nhalf whole");
+        end.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 0);
+        let drained = array.run(&["element", "drain", "0", "--wait"]);
+        assert!(
+            drained.ok && drained.out.contains("element 0 is empty"),
+            "{}{}",
+            drained.out,
+            drained.err
+        );
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+        assert!(
+            !array.run(&["element", "remove", "1"]).ok,
+            "it has everything"
+        );
+        taken_out(&mut array);
+    }
+}
+
+/// The element that was emptied is taken out and killed, and its folder goes: nothing is lost.
+fn taken_out(array: &mut Array) {
+    let removed = array.run(&["element", "remove", "0"]);
+    assert!(removed.ok, "{}", removed.err);
+    array.kill_element(0);
+    std::fs::rename(array.element_folder(0), array.path("gone")).unwrap();
+    for number in 0..40 {
+        assert_eq!(array.sh(&format!("cat d/f{number}")), format!("{number}\n"));
+        assert_eq!(element_of(array, &format!("/d/f{number}")), 1);
+    }
+    assert!(std::fs::read(array.at("d/large")).unwrap() == vec![7; 3_000_000]);
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+    let status = array.json(&["status"]);
+    assert_eq!(status["elements"].as_array().unwrap().len(), 1);
+    let last = array.run(&["element", "drain", "1"]);
+    assert!(
+        !last.ok && last.err.contains("the last one that keeps data"),
+        "{}",
+        last.err
+    );
+    assert!(array.run(&["lineage", "/d/two"]).out.contains("/d/one"));
+}
+
+#[test]
+fn files_are_moved_and_elements_evened_out_and_the_server_killed_meanwhile() {
+    let Some(mut array) = Array::start() else {
+        return;
+    };
+    array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d; for i in $(seq 0 99); do head -c 20000 /dev/zero > d/f$i; done");
+    let mut open = std::fs::File::open(array.at("d/f7")).unwrap();
+    let moved = array.run(&["move", "/d", "--element", "1"]);
+    assert!(
+        moved.ok && moved.out.contains("100 files"),
+        "{}{}",
+        moved.out,
+        moved.err
+    );
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(2);
+    wait("all are moved", || {
+        let said = array.json(&["labels"]);
+        said["pending"].as_array().is_some_and(Vec::is_empty)
+    });
+    let mut read = Vec::new();
+    open.read_to_end(&mut read).unwrap();
+    assert_eq!(read.len(), 20_000);
+    drop(open);
+    assert_eq!(element_of(&array, "/d/f99"), 1);
+    let again = array.json(&["move", "/d", "--element", "1"]);
+    assert_eq!(
+        (again["files"].as_u64(), again["there"].as_u64()),
+        (Some(0), Some(100))
+    );
+    for (bad, why) in [
+        (["move", "/d", "--element", "9"], "not part of the array"),
+        (["move", "/none", "--element", "0"], "no such file"),
+    ] {
+        let said = array.run(&bad);
+        assert!(!said.ok && said.err.contains(why), "{}", said.err);
+    }
+    assert!(!array.run(&["move", "/d"]).ok, "where to?");
+    let planned = array.json(&["rebalance", "--dry-run", "--within", "1"]);
+    // What they hold is nothing beside what they could.
+    assert_eq!(planned["flows"].as_array().map(Vec::len), Some(0));
+    assert_eq!(
+        planned["elements"][1]["held_bytes"].as_u64(),
+        Some(2_000_000)
+    );
+    let bad = array.run(&["rebalance", "--within", "0"]);
+    assert!(!bad.ok && bad.err.contains("give 1 to 100"), "{}", bad.err);
+    wait("what was there is removed", || {
+        let labels = array.json(&["labels"]);
+        labels["labels"].as_array().is_some_and(Vec::is_empty)
+    });
+    assert!(array.run(&["labels"]).ok);
+    let check = array.run(&["check", "--age", "0"]);
+    assert!(check.ok, "{}{}", check.out, check.err);
+}

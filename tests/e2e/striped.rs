@@ -303,3 +303,57 @@ fn what_is_no_striping_is_refused_and_says_why() {
     array.sh("echo x > d/g");
     assert_eq!(array.json(&["layout", "/d/g"])["layout"], "whole");
 }
+
+#[test]
+fn parts_leave_an_element_that_is_emptied_and_readers_do_not_notice() {
+    for remote in [false, true] {
+        let Some(mut array) = three(remote) else {
+            return;
+        };
+        array.sh("mkdir d; setfattr -n user.tidemill.stripe -v 16KiB,2 d");
+        let bytes = Chance(13).bytes(200_000);
+        for name in ["a", "b", "c"] {
+            std::fs::write(array.at("d").join(name), &bytes).unwrap();
+            sealed(&array, &format!("/d/{name}"));
+        }
+        let open = File::open(array.at("d/a")).unwrap();
+        let mut read = vec![0; 100];
+        open.read_exact_at(&mut read, 0).unwrap();
+        // What is being written there ends there, and goes then.
+        let mut writing = File::create(array.at("d/w")).unwrap();
+        writing.write_all(&bytes[..100_000]).unwrap();
+        let said = array.run(&["move", "/d/a", "--element", "0"]);
+        assert!(!said.ok && said.err.contains("striped"), "{}", said.err);
+        assert!(array.run(&["element", "drain", "0"]).ok);
+        writing.write_all(&bytes[100_000..]).unwrap();
+        drop(writing);
+        sealed(&array, "/d/w");
+        let said = array.run(&["element", "drain", "0", "--wait"]);
+        assert!(said.ok, "{}", said.err);
+        std::fs::write(array.at("d/new"), &bytes).unwrap();
+        sealed(&array, "/d/new");
+        for name in ["a", "b", "c", "w", "new"] {
+            let layout = array.json(&["layout", &format!("/d/{name}")]);
+            for part in layout["parts"].as_array().unwrap() {
+                assert_ne!(part["copies"][0]["element"], 0, "{name}: {layout}");
+            }
+        }
+        let mut rest = vec![0; bytes.len()];
+        open.read_exact_at(&mut rest, 0).unwrap();
+        assert!(rest == bytes);
+        drop(open);
+        wait("the element is in no use", || {
+            array.run(&["element", "remove", "0"]).ok
+        });
+        array.kill_element(0);
+        std::fs::rename(array.element_folder(0), array.path("gone")).unwrap();
+        for name in ["a", "b", "c", "w", "new"] {
+            assert!(
+                std::fs::read(array.at("d").join(name)).unwrap() == bytes,
+                "{name}"
+            );
+        }
+        let check = array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+    }
+}

@@ -315,7 +315,7 @@ impl Writer<'_> {
     /// Whether an object that a label has made on an element is to be there. A label that was given up may be executed all the
     /// same, from a message that came twice: then a copy is made that nobody asks for.
     fn is_known(&self, object: ObjectId, element: ElementId) -> Result<bool, Fault> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND element = ?2) \
+        let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND element = ?2) \
                    OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND element = ?2)";
         let mut known = self.db.prepare_cached(sql)?;
         let row = params![object.0.cast_signed(), element.0];

@@ -6,6 +6,7 @@ use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
 use crate::copies::{Found, Look};
+use crate::names::copies::remove_copy;
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -296,12 +297,13 @@ impl Writer<'_> {
             }
             Some(Operation::Analyse(_)) | None => {}
         }
-        let mut known = self
-            .db
-            .prepare_cached("SELECT 1 FROM version WHERE object = ?1")?;
+        // A copy may come of a label that was refused when it came first: its version knows of none there.
+        let sql = "SELECT 1 FROM version WHERE object = ?1 AND element = ?2 \
+                   UNION ALL SELECT 1 FROM copy WHERE object = ?1 AND element = ?2";
+        let mut known = self.db.prepare_cached(sql)?;
         for &object in ended.iter().flatten() {
-            if !known.exists([object.0.cast_signed()])? {
-                self.remove(element, &[object])?;
+            if !known.exists(params![object.0.cast_signed(), element.0])? {
+                remove_copy(self.db, object.0, element.0, self.now)?;
             }
         }
         Ok(())

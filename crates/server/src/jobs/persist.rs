@@ -6,6 +6,7 @@ use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
 use crate::copies::{Found, Look};
+use crate::names::copies::remove_copy;
 use crate::names::node::Caller;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;

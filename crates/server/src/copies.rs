@@ -529,7 +529,7 @@ pub(crate) fn found(
 /// There is nothing to be done, unless somebody has just asked for it, or it can't be done now.
 fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
-    let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT element FROM version WHERE object = ?1 \
+    let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT element FROM held WHERE object = ?1 \
                AND removed = 0) OR source IN (SELECT element FROM copy WHERE object = ?1))";
     if db.prepare_cached(sql)?.exists([object])? {
         return look_later(db, ObjectId(object.cast_unsigned()), MOVES, now);
@@ -550,7 +550,7 @@ fn remove(
     (goes, first): (&[ElementId], u32),
     now: i64,
 ) -> Result<Option<Change>, Fault> {
-    let sql = "SELECT ino, element FROM version WHERE object = ?1 AND removed = 0";
+    let sql = "SELECT ino, element FROM held WHERE object = ?1 AND removed = 0";
     let mut statement = db.prepare_cached(sql)?;
     let version = statement.query_row([object.cast_signed()], |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, u32>(1)?))

@@ -307,7 +307,7 @@ impl Writer<'_> {
         }
         for &object in ended.iter().flatten() {
             if !self.is_known(object, element)? {
-                crate::names::copies::remove_copy(self.db, object.0, element.0, self.now)?;
+                remove_copy(self.db, object.0, element.0, self.now)?;
             }
         }
         Ok(())

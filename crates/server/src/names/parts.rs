@@ -137,18 +137,14 @@ impl Tx<'_> {
 
     /// One part of a version that is being written was sealed for a writer that is gone. Gives the version, and the lengths of
     /// all once all are.
-    pub(crate) fn seal_part(
-        &self,
-        part: u64,
-        size: u64,
-    ) -> Result<Option<(u64, Option<Vec<u64>>)>, Fault> {
+    pub(crate) fn seal_part(&self, part: u64, size: u64) -> Result<Option<Half>, Fault> {
         let Some(version) = version_of(self.db, part)? else {
             return Ok(None);
         };
         self.set_part_size(part, size)?;
         let all = parts(self.db, version)?.map_or_else(Vec::new, |(_, parts)| parts);
         let sizes: Option<Vec<u64>> = all.iter().map(|part| part.size).collect();
-        Ok(Some((version, sizes)))
+        Ok(Some(Half { version, sizes }))
     }
 
     fn set_part_size(&self, part: u64, size: u64) -> Result<(), Fault> {
@@ -222,6 +218,14 @@ impl FromStr for Striping {
         }
         text.parse().map(|stripes| Self(Some(stripes)))
     }
+}
+
+/// A version of which a part was sealed for a writer that is gone.
+#[derive(Clone, Debug)]
+pub(crate) struct Half {
+    pub(crate) version: u64,
+    /// The lengths of all its parts, once all are sealed.
+    pub(crate) sizes: Option<Vec<u64>>,
 }
 
 /// A part as it is kept.

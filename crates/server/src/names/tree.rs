@@ -200,16 +200,7 @@ impl Tx<'_> {
             }
         }
         let ino = self.checked_inode(op.ino)?;
-        let element = if op.object == 0 {
-            NO_ELEMENT
-        } else {
-            self.check_object(op.object)?;
-            let dir = || Ok(parent.clone());
-            match self.stripes_wanted((op.stripes.as_ref(), op.element), dir, None)? {
-                Some(stripes) => self.begin_parts(ino, op.object, stripes)?,
-                None => self.place(Inode(ino), op.element, parent)?,
-            }
-        };
+        let element = self.place_new(op, ino, parent)?;
         let time = self.time(op.time);
         Ok(Node {
             ino,
@@ -239,6 +230,19 @@ impl Tx<'_> {
                 Vec::new()
             },
         })
+    }
+
+    /// Where the first version of a new file goes, if it is opened for writing.
+    fn place_new(&self, op: &v1::Create, ino: u64, parent: &Node) -> Result<i64, Fault> {
+        if op.object == 0 {
+            return Ok(NO_ELEMENT);
+        }
+        self.check_object(op.object)?;
+        let dir = || Ok(parent.clone());
+        match self.stripes_wanted((op.stripes.as_ref(), op.element), dir, None)? {
+            Some(stripes) => self.begin_parts(ino, op.object, stripes),
+            None => self.place(Inode(ino), op.element, parent),
+        }
     }
 
     /// Writes the entry and what it changes in its directory.

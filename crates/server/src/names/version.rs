@@ -3,7 +3,7 @@
 use super::copies;
 use super::fault::Fault;
 use super::node::{NO_ELEMENT, Node};
-use super::parts;
+use super::parts::{self, Half};
 use super::transaction::{Change, Tx};
 use super::writers::SILENCE_NS_MAX;
 use rusqlite::{OptionalExtension, params};
@@ -352,7 +352,7 @@ impl Tx<'_> {
         if !self.shared.parts() || !self.caller.trusted || !op.parts.is_empty() {
             return Ok(None);
         }
-        let Some((version, sizes)) = self.seal_part(op.object, op.size)? else {
+        let Some(Half { version, sizes }) = self.seal_part(op.object, op.size)? else {
             return Ok(None);
         };
         let Some(parts) = sizes else {

@@ -20,7 +20,8 @@ impl Chance {
     }
 
     fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.next(256) as u8).collect()
+        let byte = |_| u8::try_from(self.next(256)).unwrap();
+        (0..count).map(byte).collect()
     }
 }
 
@@ -119,7 +120,8 @@ fn change(chance: &mut Chance, file: &File, bytes: &[u8]) {
         _ => {
             let length = 1 + chance.next(200_000);
             let from = chance.next(1000);
-            let piece = &bytes[from as usize..(from + length) as usize];
+            let place = |offset: u64| usize::try_from(offset).unwrap();
+            let piece = &bytes[place(from)..place(from + length)];
             file.write_all_at(piece, offset).unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! What one label does: analyse, copy or remove. Those that verify are in [`crate::scrub`].
+//! What one label does: analyse, copy or remove. Those that verify are in `scrub`.
 //!
 //! Runs on a worker thread and blocks. It changes files only; rows are changed by [`Work::keep`] in the same
 //! transaction that records the outcome. A label that is run again after the element was killed puts its

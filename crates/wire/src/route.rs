@@ -88,7 +88,7 @@ pub struct SealBody {
     /// the object through that any more once it is sealed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// What it is a part of, as it is kept ([`PartOf::to_bytes`]).
+    /// What it is a part of, as it is kept (`tidemill_core::layout::PartOf`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<[u8; 32]>,
 }

@@ -1,7 +1,7 @@
 //! Whole files that lie on several elements, to and from all of them at once.
 
 use crate::objects::Remote;
-use crate::transfer::{OTHERS_AFTER, PIECE_BYTES, Transfer, fill, is_refused, seal_body, silent};
+use crate::transfer::{OTHERS_AFTER, PIECE_BYTES, Transfer, filled, is_refused, seal_body, silent};
 use crate::{Error, Objects};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -181,14 +181,8 @@ impl Transfer {
         let mut buffer = vec![0; usize::try_from(WINDOW_BYTES).unwrap_or(PIECE_BYTES)];
         let mut offset = 0;
         loop {
-            let work = move || {
-                let count = fill(&mut file, &mut buffer);
-                (file, buffer, count)
-            };
-            let filled = tokio::task::spawn_blocking(work).await;
             let count;
-            (file, buffer, count) = filled.map_err(|error| at(error.into()))?;
-            let count = count.map_err(at)?;
+            (file, buffer, count) = filled(file, buffer).await.map_err(at)?;
             if count == 0 {
                 break;
             }

@@ -152,15 +152,8 @@ impl Transfer {
         let mut offset = 0;
         let mut buffer = vec![0; PIECE_BYTES];
         loop {
-            // What we read from may make us wait for as long as it likes; others go on meanwhile.
-            let work = move || {
-                let count = fill(&mut file, &mut buffer);
-                (file, buffer, count)
-            };
-            let filled = tokio::task::spawn_blocking(work).await;
             let count;
-            (file, buffer, count) = filled.map_err(|error| at(error.into()))?;
-            let count = count.map_err(at)?;
+            (file, buffer, count) = filled(file, buffer).await.map_err(at)?;
             if count == 0 {
                 break;
             }
@@ -504,7 +497,19 @@ fn is_no_right(error: &Error) -> bool {
     matches!(error, Error::ElementRefused { status: 403, .. })
 }
 
-pub(crate) fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+/// As [`fill`]. What we read from may make us wait for as long as it likes; others go on meanwhile.
+pub(crate) async fn filled(
+    mut file: File,
+    mut buffer: Vec<u8>,
+) -> std::io::Result<(File, Vec<u8>, usize)> {
+    let work = move || {
+        let count = fill(&mut file, &mut buffer)?;
+        Ok((file, buffer, count))
+    };
+    tokio::task::spawn_blocking(work).await?
+}
+
+fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
         match file.read(&mut buffer[filled..])? {

@@ -205,33 +205,44 @@ impl Pulls {
         capability: &[u8],
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Pulled, PullError> {
-        let path = self.folder.join(format!("{:016x}", input.object.0));
-        let pulled = |size, moved_bytes| Pulled {
-            pulls: Arc::clone(self),
-            object: input.object,
-            path: path.clone(),
-            size,
-            moved_bytes,
-        };
-        if let Some(size) = self.share(input.object, cancelled)? {
-            return Ok(pulled(size, 0));
-        }
-        let fetched = self.fetch(input, capability, &path, true, cancelled);
-        self.fetched(input.object, &fetched);
-        fetched.map(|Fetched { size, .. }| pulled(size, size))
+        self.shared(input.object, cancelled, |path| {
+            let fetched = self.fetch(input, capability, path, true, cancelled)?;
+            Ok((fetched, fetched.size))
+        })
     }
 
-    /// What is to be shared is there, or will not be.
-    fn fetched(&self, object: ObjectId, fetched: &Result<Fetched, PullError>) {
-        let mut slots = self.slots.lock();
-        if let (Ok(fetched), Some(slot)) = (fetched, slots.slots.get_mut(&object)) {
-            slot.size = Some(fetched.size);
-            self.flash.on_pulled(object, fetched.written);
-        } else {
-            slots.slots.remove(&object);
-        }
-        drop(slots);
-        self.changed.notify_all();
+    /// Shares an object with a label that has brought it here, or has it brought to a path; that gives also how many bytes it
+    /// moved.
+    fn shared(
+        self: &Arc<Self>,
+        object: ObjectId,
+        cancelled: &dyn Fn() -> bool,
+        bring: impl FnOnce(&Path) -> Result<(Fetched, u64), PullError>,
+    ) -> Result<Pulled, PullError> {
+        let path = self.folder.join(format!("{:016x}", object.0));
+        let (size, moved_bytes) = match self.share(object, cancelled)? {
+            Some(size) => (size, 0),
+            None => {
+                let brought = bring(&path);
+                let mut slots = self.slots.lock();
+                if let (Ok((fetched, _)), Some(slot)) = (&brought, slots.slots.get_mut(&object)) {
+                    slot.size = Some(fetched.size);
+                    self.flash.on_pulled(object, fetched.written);
+                } else {
+                    slots.slots.remove(&object);
+                }
+                drop(slots);
+                self.changed.notify_all();
+                brought.map(|(fetched, moved)| (fetched.size, moved))?
+            }
+        };
+        Ok(Pulled {
+            pulls: Arc::clone(self),
+            object,
+            path,
+            size,
+            moved_bytes,
+        })
     }
 
     /// Copies an object into a new file at `path` and gives its length in bytes, all of which were moved.
@@ -348,51 +359,44 @@ impl Pulls {
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Pulled, PullError> {
-        let path = self.folder.join(format!("{:016x}", input.object.0));
-        let pulled = |size, moved_bytes| Pulled {
-            pulls: Arc::clone(self),
-            object: input.object,
-            path: path.clone(),
-            size,
-            moved_bytes,
-        };
-        if let Some(size) = self.share(input.object, cancelled)? {
-            return Ok(pulled(size, 0));
-        }
-        let all = convert::layout(layout, input.size)
-            .map_err(|_| PullError::Client(tidemill_client::Error::Answer("layout")));
-        let put = all.and_then(|all| {
-            let whole = File::create(&path).and_then(|file| {
-                file.set_len(input.size)?;
-                Ok(file)
-            });
-            let device = |source| PullError::Device {
-                path: path.clone(),
-                source,
-            };
-            let whole = whole.map_err(device)?;
-            let mut moved = 0;
-            for (index, part) in layout.parts.iter().enumerate() {
-                let local = (part.element == own.0).then(|| here(ObjectId(part.object)));
-                let place = (&whole, &Layout::Striped(all.clone()), index);
-                moved += match local.flatten() {
-                    Some(local) => put_file(&local, place).map(|()| 0).map_err(device)?,
-                    None => self.put_part(input, part, (place, &path), cancelled)?,
-                };
-            }
-            close_for_ever(&whole).map_err(device)?;
-            Ok(moved)
-        });
-        let fetched = put.as_ref().map(|_| Fetched::written(input.size));
-        match fetched {
-            Ok(fetched) => self.fetched(input.object, &Ok(fetched)),
-            Err(_) => {
+        let wrong = |_| tidemill_client::Error::Answer("layout");
+        let all = Layout::Striped(convert::layout(layout, input.size).map_err(wrong)?);
+        self.shared(input.object, cancelled, |path| {
+            let put = self.put_together(input, (layout, &all, own), path, here, cancelled);
+            if put.is_err() {
                 // The error of the pull is the one to tell.
-                let _ = std::fs::remove_file(&path);
-                self.fetched(input.object, &Err(PullError::Cancelled));
+                let _ = std::fs::remove_file(path);
             }
+            put.map(|moved| (Fetched::written(input.size), moved))
+        })
+    }
+
+    /// Makes a file of all parts of an object; gives how many bytes came from elsewhere.
+    fn put_together(
+        &self,
+        input: &Input,
+        (layout, all, own): (&v1::Layout, &Layout, ElementId),
+        path: &Path,
+        here: &dyn Fn(ObjectId) -> Option<PathBuf>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        let device = |source| PullError::Device {
+            path: path.to_owned(),
+            source,
+        };
+        let whole = File::create(path).map_err(device)?;
+        whole.set_len(input.size).map_err(device)?;
+        let mut moved = 0;
+        for (index, part) in layout.parts.iter().enumerate() {
+            let local = (part.element == own.0).then(|| here(ObjectId(part.object)));
+            let place = (&whole, all, index);
+            moved += match local.flatten() {
+                Some(local) => put_file(&local, place).map(|()| 0).map_err(device)?,
+                None => self.put_part(input, part, (place, path), cancelled)?,
+            };
         }
-        put.map(|moved| pulled(input.size, moved))
+        close_for_ever(&whole).map_err(device)?;
+        Ok(moved)
     }
 
     /// Brings one of the objects that another lies in, and puts its bytes where they belong; gives how many.

@@ -6,7 +6,7 @@ use crate::names::copies::{DRAIN, MOVE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use tidemill_core::copies::COPIES_MAX;
-use tidemill_core::id::LabelId;
+use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::Operation;
 use tidemill_wire::v1;
 
@@ -51,28 +51,12 @@ pub(crate) fn list(
             }
             Operation::Remove { objects } => {
                 errand.kind = "remove".into();
-                errand.object = objects.first().map_or(0, |object| object.0);
-                errand.objects = objects.len() as u64;
-                for object in objects {
-                    let (path, size, lives) = version(db, object.0)?;
-                    if object.0 == errand.object {
-                        errand.path = path;
-                        errand.why = if lives { "moved" } else { "removed" }.into();
-                    }
-                    errand.bytes = errand.bytes.saturating_add(size);
-                }
+                let lives = of_many(db, &mut errand, objects)?;
+                errand.why = if lives { "moved" } else { "removed" }.into();
             }
             Operation::Verify { objects, .. } => {
                 errand.kind = "verify".into();
-                errand.object = objects.first().map_or(0, |object| object.0);
-                errand.objects = objects.len() as u64;
-                for object in objects {
-                    let (path, size, _) = version(db, object.0)?;
-                    if object.0 == errand.object {
-                        errand.path = path;
-                    }
-                    errand.bytes = errand.bytes.saturating_add(size);
-                }
+                of_many(db, &mut errand, objects)?;
                 errand.why = "scrub".into();
             }
             Operation::Analyse(_) => continue,
@@ -80,6 +64,20 @@ pub(crate) fn list(
         errands.push(errand);
     }
     Ok(errands)
+}
+
+/// Notes of which objects it is, and what the first is called; whether that is still a version.
+fn of_many(db: &Connection, errand: &mut v1::Errand, objects: &[ObjectId]) -> Result<bool, Fault> {
+    let mut first_lives = false;
+    errand.objects = objects.len() as u64;
+    for (index, object) in objects.iter().enumerate() {
+        let (path, size, lives) = version(db, object.0)?;
+        if index == 0 {
+            (errand.object, errand.path, first_lives) = (object.0, path, lives);
+        }
+        errand.bytes = errand.bytes.saturating_add(size);
+    }
+    Ok(first_lives)
 }
 
 /// What a version is called, how large it is and whether it is still one.

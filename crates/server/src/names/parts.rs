@@ -21,7 +21,7 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Bytes of a part that is not sealed.
 const UNSEALED: i64 = -1;
 /// Versions whose parts are let go of in one transaction.
-const LET_GO_MAX: i64 = 256;
+const LET_GO_MAX: usize = 256;
 
 impl Tx<'_> {
     /// How a new version of a file in a folder is to be striped: as was asked for, else as the folder says, else as the
@@ -309,17 +309,16 @@ pub(crate) fn let_go(
     held: impl Fn(u64) -> bool,
     now: i64,
 ) -> Result<(), Fault> {
-    let sql =
-        "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3 LIMIT ?4";
+    let sql = "SELECT object FROM removal WHERE element = ?1 AND queued < ?2 AND queued >= ?3";
     let mut statement = db.prepare_cached(sql)?;
-    let versions = statement.query_map(params![NO_ELEMENT, due.0, due.1, LET_GO_MAX], |row| {
-        row.get::<_, i64>(0)
-    })?;
-    let versions = versions.collect::<Result<Vec<_>, _>>()?;
-    for version in versions {
-        if held(version.cast_unsigned()) {
-            continue;
-        }
+    let versions = statement.query_map(params![NO_ELEMENT, due.0, due.1], |row| row.get(0))?;
+    // Those that are held keep none behind them.
+    let free = |version: &rusqlite::Result<i64>| {
+        let version = version.as_ref().map(|version| version.cast_unsigned());
+        !version.is_ok_and(&held)
+    };
+    let versions = versions.filter(free).take(LET_GO_MAX);
+    for version in versions.collect::<Result<Vec<_>, _>>()? {
         for sql in [
             "INSERT OR IGNORE INTO removal(object, element, queued) \
              SELECT part, element, ?2 FROM part WHERE object = ?1",

@@ -94,9 +94,9 @@ impl Tx<'_> {
             ..v1::Opened::default()
         };
         let Ok(first) = u32::try_from(element) else {
+            let layout = self.opened_parts(&node, object, &op.avoid, rights::READ)?;
             self.shared
                 .hold(self.session, (node.ino, object), parts::NOWHERE);
-            let layout = self.opened_parts(&node, object, &op.avoid, rights::READ)?;
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
         let damaged = op.damaged.then(|| self.damaged_on(object)).transpose()?;

@@ -117,6 +117,19 @@ impl Array {
         self.path(&format!("element-{index}"))
     }
 
+    /// The files of the objects that a file lies in, where each was first.
+    pub(crate) fn object_files(&self, path: &str) -> Vec<PathBuf> {
+        let layout = self.json(&["layout", path]);
+        let file = |part: &Value| {
+            let object = part["object"].as_str().unwrap();
+            let element = part["copies"][0]["element"].as_u64().unwrap();
+            let folder = self.element_folder(usize::try_from(element).unwrap());
+            folder.join(format!("objects/{}/{object}", &object[14..]))
+        };
+        let parts = layout["parts"].as_array().unwrap();
+        parts.iter().map(file).collect()
+    }
+
     /// The server's address as its folder tells it.
     pub(crate) fn address(&self) -> String {
         self.log("server/address").trim().to_owned()
@@ -228,6 +241,16 @@ impl Array {
 
     pub(crate) fn kill_element(&mut self, index: usize) {
         kill_hard(self.elements[index].take());
+    }
+
+    /// Waits until elements have been told of all names: until then a server that is rebuilt may not know the last of them.
+    pub(crate) fn wait_for_notes(&self) {
+        let database = self.path("server/server.db").display().to_string();
+        let count = [database.as_str(), "SELECT count(*) FROM note"];
+        wait("elements have heard of all names", || {
+            let said = said(Command::new("sqlite3").args(count).output().unwrap());
+            said.ok && said.out.trim() == "0"
+        });
     }
 
     /// Loses the server's database, makes it again and goes on. Says what was found.

@@ -37,6 +37,12 @@ const JOBS: &[(&str, &str, &str)] = &[
         "cd train; seq 100 | sort | cmp - model",
     ),
     (
+        "climate",
+        "mkdir climate; setfattr -n user.tidemill.stripe -v 1MiB,2 climate; head -c 4194304 /dev/urandom > climate/tas.dat",
+        "cd climate; part() { dd if=tas.dat bs=1 skip=$1 count=100 status=none; }
+         { head -c 4096 tas.dat; part 1048576; part 3145728; } | cmp - ends && test -s sum0 && ! cmp -s sum0 sum1",
+    ),
+    (
         "pack",
         "mkdir example; cd example; head -c 800 /dev/zero > a.dat; head -c 32 /dev/zero > key",
         "test -s example/a.packed",

@@ -4,6 +4,8 @@
 
 mod array;
 mod away;
+mod by_url;
+mod chance;
 mod copies;
 mod dry_run;
 mod ends;
@@ -31,5 +33,6 @@ mod scripts;
 mod store;
 mod striped;
 mod surroundings;
+mod together;
 mod traces;
 mod users;

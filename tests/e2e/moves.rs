@@ -121,6 +121,11 @@ fn files_are_moved_and_elements_evened_out_and_the_server_killed_meanwhile() {
         return;
     };
     array.sh("mkdir d; setfattr -n user.tidemill.element -v 0 d; for i in $(seq 0 99); do head -c 20000 /dev/zero > d/f$i; done");
+    wait("all are sealed", || {
+        let listed = array.json(&["ls", "/d"]);
+        let files = listed["entries"].as_array().unwrap();
+        files.len() == 100 && files.iter().all(|file| file["writing"] != true)
+    });
     let mut open = std::fs::File::open(array.at("d/f7")).unwrap();
     let moved = array.run(&["move", "/d", "--element", "1"]);
     assert!(
@@ -170,4 +175,67 @@ fn files_are_moved_and_elements_evened_out_and_the_server_killed_meanwhile() {
     assert!(array.run(&["labels"]).ok);
     let check = array.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
+}
+
+/// The elements that have the parts of a file first, in the order of the parts.
+fn elements_of(array: &Array, path: &str) -> Vec<u64> {
+    let layout = array.json(&["layout", path]);
+    let parts = layout["parts"].as_array().unwrap().iter();
+    let first = |part: &serde_json::Value| part["copies"][0]["element"].as_u64().unwrap();
+    parts.map(first).collect()
+}
+
+#[test]
+fn striped_files_move_in_their_parts_to_the_elements_that_are_named() {
+    let options = Options {
+        elements: 4,
+        mount: false,
+        ..Options::default()
+    };
+    let Some(array) = Array::with(options) else {
+        return;
+    };
+    let bytes: Vec<u8> = (0..500_000_u32).flat_map(u32::to_le_bytes).collect();
+    let (local, back) = (array.path("local"), array.path("back"));
+    std::fs::write(&local, &bytes).unwrap();
+    let (local, back) = (local.to_str().unwrap(), back.to_str().unwrap());
+    let is_whole = || {
+        assert!(array.run(&["get", "/f", back]).ok);
+        assert!(std::fs::read(back).unwrap() == bytes);
+    };
+    assert!(array.run(&["put", "--stripe", "64KiB,2", local, "/f"]).ok);
+    let begun = elements_of(&array, "/f");
+    let others: Vec<u64> = (0..4).filter(|one| !begun.contains(one)).collect();
+    let move_to = |elements: &[u64]| {
+        let named: Vec<String> = elements.iter().map(u64::to_string).collect();
+        array.run(&["--json", "move", "/f", "--element", &named.join(",")])
+    };
+    for wrong in [&[others[0], 9][..], &[9]] {
+        let refused = move_to(wrong);
+        assert!(
+            !refused.ok && refused.err.contains("element 9"),
+            "{}",
+            refused.err
+        );
+    }
+    assert_eq!(elements_of(&array, "/f"), begun);
+    // One part stays, and then none.
+    for named in [[others[0], begun[1]], [others[0], others[1]]] {
+        let said = move_to(&named);
+        let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        assert!(said.ok && told["files"] == 1, "{}{}", said.out, said.err);
+        wait("the parts are there", || elements_of(&array, "/f") == named);
+        is_whole();
+        let again = move_to(&[named[1], named[0]]);
+        let told: serde_json::Value = serde_json::from_str(&again.out).unwrap();
+        assert!(again.ok && told["there"] == 1, "{}", again.out);
+    }
+    assert!(move_to(&others[..1]).ok);
+    wait("all is on one element", || {
+        elements_of(&array, "/f") == [others[0]; 2]
+    });
+    is_whole();
+    wait("what is left over is removed", || {
+        array.run(&["check", "--age", "0"]).ok
+    });
 }

@@ -1,29 +1,12 @@
 //! Files that lie on several elements, in an array of real processes.
 
 use crate::array::{Array, Options, wait};
+use crate::chance::Chance;
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
-/// Numbers that look as if by chance, the same in each run.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % below
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        let byte = |_| u8::try_from(self.next(256)).unwrap();
-        (0..count).map(byte).collect()
-    }
-}
 
 fn three(remote: bool) -> Option<Array> {
     Array::with(Options {
@@ -37,18 +20,7 @@ fn three(remote: bool) -> Option<Array> {
 fn parts(array: &Array, path: &str) -> Vec<PathBuf> {
     let layout = array.json(&["layout", path]);
     assert_eq!(layout["layout"], "striped", "{layout}");
-    let part = |part: &Value| {
-        let object = part["object"].as_str().unwrap();
-        let element = part["copies"][0]["element"].as_u64().unwrap();
-        let folder = array.element_folder(usize::try_from(element).unwrap());
-        folder.join(format!("objects/{}/{object}", &object[14..]))
-    };
-    layout["parts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(part)
-        .collect()
+    array.object_files(path)
 }
 
 fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
@@ -209,7 +181,12 @@ fn tasks_read_a_striped_file_as_one_wherever_they_run() {
         }
         // Two of three parts had to come.
         let jobs = array.json(&["jobs", "1"]);
-        let moved = jobs["tasks"][0]["moved_bytes"].as_u64().unwrap();
+        let tasks = jobs["tasks"].as_array().unwrap().iter();
+        // A task that ran beside the first may have brought it for both.
+        let there = tasks.filter(|task| task["element"] == 0);
+        let moved: u64 = there
+            .map(|task| task["moved_bytes"].as_u64().unwrap())
+            .sum();
         assert!((640 << 10..=768 << 10).contains(&moved), "{moved}");
         // What a job makes in such a folder is a file like others.
         let lineage = array.run(&["lineage", "/o1"]);
@@ -240,6 +217,7 @@ fn a_rebuilt_array_has_its_striped_files() {
         })
     });
     let lost = array.element_folder(0);
+    array.wait_for_notes();
     let said = array.rebuild();
     assert_eq!(
         (&said["missing"], &said["unnoted"]),
@@ -324,8 +302,6 @@ fn parts_leave_an_element_that_is_emptied_and_readers_do_not_notice() {
         // What is being written there ends there, and goes then.
         let mut writing = File::create(array.at("d/w")).unwrap();
         writing.write_all(&bytes[..100_000]).unwrap();
-        let said = array.run(&["move", "/d/a", "--element", "0"]);
-        assert!(!said.ok && said.err.contains("striped"), "{}", said.err);
         assert!(array.run(&["element", "drain", "0"]).ok);
         writing.write_all(&bytes[100_000..]).unwrap();
         drop(writing);
@@ -358,4 +334,392 @@ fn parts_leave_an_element_that_is_emptied_and_readers_do_not_notice() {
         let check = array.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
+}
+
+#[test]
+fn what_is_left_of_a_striped_file_can_be_had() {
+    let Some(array) = three(true) else { return };
+    let mut bytes = Chance(3).bytes(1_000_000);
+    put(&array, &bytes, &["--stripe", "64KiB,3"], "/f");
+    let scrub = array.run(&["scrub", "--wait"]);
+    assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
+    let parts = parts(&array, "/f");
+    let object = OpenOptions::new().write(true).open(&parts[1]).unwrap();
+    object.write_all_at(&[!bytes[64 << 10]], 0).unwrap();
+    std::fs::remove_file(&parts[2]).unwrap();
+    let found = array.run(&["scrub", "--wait", "/f"]);
+    assert!(
+        !found.ok && found.out.contains("2 damaged"),
+        "{}",
+        found.out
+    );
+    let back = array.path("back");
+    let back = back.to_str().unwrap();
+    let refused = array.run(&["get", "/f", back]);
+    assert!(
+        !refused.ok && refused.err.contains("--damaged"),
+        "{}",
+        refused.err
+    );
+    let got = array.run(&["get", "--damaged", "/f", back]);
+    assert!(got.ok, "{}", got.err);
+    bytes[64 << 10] = !bytes[64 << 10];
+    for stripe in bytes.chunks_mut(64 << 10).skip(2).step_by(3) {
+        stripe.fill(0);
+    }
+    assert!(std::fs::read(back).unwrap() == bytes);
+    // Of one that is not damaged it is what it is without.
+    put(&array, &bytes, &["--stripe", "64KiB,3"], "/f");
+    assert!(array.run(&["get", "--damaged", "/f", back]).ok);
+    assert!(std::fs::read(back).unwrap() == bytes);
+}
+
+/// What `layout` says of a file: the element of each part.
+fn elements(array: &Array, path: &str) -> Vec<u64> {
+    let layout = array.json(&["layout", path]);
+    let parts = layout["parts"].as_array().unwrap().iter();
+    parts
+        .map(|part| part["copies"][0]["element"].as_u64().unwrap())
+        .collect()
+}
+
+/// A file with stripes of 64 KiB on three elements.
+fn with_stripes(array: &Array, bytes: &[u8]) {
+    array.sh("mkdir d");
+    assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+    std::fs::write(array.at("d/f"), bytes).unwrap();
+    sealed(array, "/d/f");
+}
+
+/// What part `index` of three holds of a file with stripes of 64 KiB.
+fn part_of(bytes: &[u8], index: usize) -> Vec<u8> {
+    let stripes = bytes.chunks(64 << 10).skip(index).step_by(3);
+    stripes.flatten().copied().collect()
+}
+
+#[test]
+fn a_task_of_each_part_runs_where_it_lies_and_nothing_moves() {
+    for remote in [false, true] {
+        let Some(array) = three(remote) else { return };
+        let bytes = Chance(5).bytes((1 << 20) + 77);
+        with_stripes(&array, &bytes);
+        let script = r#"name = "j"; workdir = "/"; policy = "input-locality"; tasks = ( { name = "t{p}"; foreach = { p = "0..2"; };
+            kernel = "cp"; type = "program"; args = [ "{inputs}", "o{p}" ]; input = ( { file = "d/f"; part = "{p}"; name = "part"; } ); output = [ "o{p}" ]; } );"#;
+        let job = array.submit(script);
+        array.done(job);
+        let lies = elements(&array, "/d/f");
+        let told = array.json(&["jobs", &job.to_string()]);
+        for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
+            let read = got(&array, &format!("/o{index}"));
+            assert!(read == part_of(&bytes, index), "part {index}");
+            assert_eq!(task["element"].as_u64(), Some(lies[index]), "{task:#}");
+            assert_eq!(task["moved_bytes"].as_u64(), Some(0), "{task:#}");
+            assert_eq!(task["read_bytes"].as_u64(), Some(read.len() as u64));
+            assert_eq!(task["selections"][0], format!("part {index}"));
+        }
+        let said = array.run(&["explain", &job.to_string()]);
+        assert!(said.out.contains("reads  /d/f, part 1\n"), "{}", said.out);
+        let lineage = array.json(&["lineage", "/o1", "--format", "json"]);
+        assert_eq!(lineage["runs"][0]["inputs"][0]["selection"], "part 1");
+    }
+}
+
+#[test]
+fn of_ranges_only_their_bytes_move_and_explain_says_so() {
+    for remote in [false, true] {
+        let Some(array) = three(remote) else { return };
+        let bytes = Chance(6).bytes((1 << 20) + 77);
+        with_stripes(&array, &bytes);
+        let lies = elements(&array, "/d/f");
+        // The end of the first stripe and the begin of the second, and the last bytes; all where the first part is not.
+        let ranges = "65000-66000,1048600-1048652";
+        let script = format!(
+            r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "head", "d/f" ]; stdout = "o";
+               input = ( {{ file = "d/f"; bytes = "{ranges}"; }}, {{ file = "d/f"; part = 2; bytes = "0-9"; name = "head"; }} );
+               output = [ "o" ]; element = {}; }} );"#,
+            lies[1]
+        );
+        let before = planned(&array, &script);
+        let job = array.submit(&script);
+        array.done(job);
+        let expected = [
+            &part_of(&bytes, 2)[..10],
+            &bytes[65_000..=66_000],
+            &bytes[1_048_600..],
+        ];
+        assert!(got(&array, "/o") == expected.concat());
+        let told = array.json(&["jobs", &job.to_string()]);
+        // 536 bytes of the first stripe, ten of the third part, and the last stripe, which is the second's.
+        let moved: u64 = 536 + 10;
+        assert_eq!(told["tasks"][0]["moved_bytes"], moved, "{told:#}");
+        assert_eq!(told["tasks"][0]["read_bytes"], 10 + 1001 + 53);
+        assert_eq!((before, simulated(&array, job)), (moved, moved));
+        let said = array.run(&["explain", &job.to_string()]);
+        assert!(
+            said.out.contains("bytes 65000-66000,1048600-1048652"),
+            "{}",
+            said.out
+        );
+        assert!(said.out.contains("546 B pulled"), "{}", said.out);
+        // Elsewhere more would have to come: what is asked for, not the file.
+        let explained = array.json(&["explain", &job.to_string()]);
+        for estimate in explained["decisions"][0]["estimates"].as_array().unwrap() {
+            let bytes = estimate["transfer_bytes"].as_u64().unwrap();
+            assert!(bytes <= 1064, "{explained:#}");
+        }
+    }
+}
+
+/// What a job is said to move before it is submitted.
+fn planned(array: &Array, script: &str) -> u64 {
+    let file = array.path("planned.conf");
+    std::fs::write(&file, script).unwrap();
+    let dry = array.json(&["submit", "--dry-run", file.to_str().unwrap()]);
+    dry["plan"]["moved_bytes"].as_u64().unwrap()
+}
+
+/// What a job moves in the simulation of its trace.
+fn simulated(array: &Array, job: u64) -> u64 {
+    let trace = array.path("trace.json");
+    let trace = trace.to_str().unwrap();
+    let said = array.run(&["jobs", &job.to_string(), "--export-trace", trace]);
+    assert!(said.ok, "{}", said.err);
+    let simulated = array.json(&["plan", "run", trace]);
+    simulated["moved_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn what_moves_of_a_striped_file_is_predicted() {
+    let Some(array) = three(true) else { return };
+    let bytes = Chance(4).bytes((1 << 20) + 77);
+    with_stripes(&array, &bytes);
+    let lies = elements(&array, "/d/f");
+    let task = |name: &str, input: &str, element: u64| {
+        format!(
+            r#"{{ name = "{name}"; kernel = "cp"; type = "program"; args = [ "{{inputs}}", "{name}.out" ]; input = ( {input} );
+               output = [ "{name}.out" ]; element = {element}; }}"#
+        )
+    };
+    let tasks = [
+        task("all", r#""d/f""#, lies[0]),
+        task("part", r#"{ file = "d/f"; part = 1; }"#, lies[2]),
+        task("here", r#"{ file = "d/f"; part = 2; }"#, lies[2]),
+        task("some", r#"{ file = "d/f"; bytes = "5-100004"; }"#, lies[1]),
+    ];
+    let script = format!(
+        r#"name = "j"; workdir = "/"; tasks = ( {} );"#,
+        tasks.join(", ")
+    );
+    let before = planned(&array, &script);
+    let job = array.submit(&script);
+    array.done(job);
+    let moved = [
+        bytes.len() - part_of(&bytes, 0).len(),
+        part_of(&bytes, 1).len(),
+        0,
+        65_531,
+    ];
+    let told = array.job(job);
+    for (task, moved) in told["tasks"].as_array().unwrap().iter().zip(moved) {
+        assert_eq!(task["moved_bytes"].as_u64(), Some(moved as u64), "{task:#}");
+    }
+    let all: u64 = moved.iter().map(|&moved| moved as u64).sum();
+    assert_eq!((before, simulated(&array, job)), (all, all));
+}
+
+#[test]
+fn bytes_that_are_not_there_are_refused_when_that_is_known() {
+    let Some(array) = three(false) else { return };
+    let bytes = Chance(7).bytes(100_000);
+    with_stripes(&array, &bytes);
+    std::fs::write(array.at("whole"), b"0123456789").unwrap();
+    let script = |input: &str| {
+        format!(
+            r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "{{inputs}}" ];
+               stdout = "o"; input = ( {input} ); output = [ "o" ]; }} );"#
+        )
+    };
+    let refused = |input: &str| {
+        let said = array.try_submit(&script(input));
+        assert!(!said.ok, "{}", said.out);
+        said.err
+    };
+    let said = refused(r#"{ file = "d/f"; bytes = "0-100000"; }"#);
+    assert!(
+        said.contains("bytes up to 100000 are asked for, and it has 100000"),
+        "{said}"
+    );
+    let said = refused(r#"{ file = "d/f"; part = 2; bytes = "0-0"; }"#);
+    assert!(said.contains("that part has 0"), "{said}");
+    let said = refused(r#"{ file = "d/f"; part = 3; }"#);
+    assert!(said.contains("it has no part 3"), "{said}");
+    let said = refused(r#"{ file = "whole"; part = 1; }"#);
+    assert!(said.contains("it has no part 1"), "{said}");
+    // Of what is still to be written only the element knows it, and tries no more.
+    let late = r#"name = "j"; workdir = "/"; tasks = (
+        { name = "make"; kernel = "cp"; type = "program"; args = [ "whole", "made" ]; input = [ "whole" ]; output = [ "made" ]; },
+        { name = "fits"; kernel = "cp"; type = "program"; args = [ "made", "o" ]; input = ( { file = "made"; bytes = "2-3"; } ); output = [ "o" ]; },
+        { name = "not"; kernel = "cp"; type = "program"; args = [ "made", "p" ]; input = ( { file = "made"; bytes = "2-10"; } ); output = [ "p" ]; } );"#;
+    let job = array.submit(late);
+    let told = array.ended(job);
+    assert_eq!(told["state"], "failed", "{told:#}");
+    assert_eq!(got(&array, "/o"), b"23");
+    let failed = &told["tasks"][2];
+    let error = failed["error"].as_str().unwrap();
+    assert!(
+        error.contains("bytes up to 10 are asked for, and it has 10"),
+        "{failed:#}"
+    );
+    assert_eq!(failed["tries"], 1, "{failed:#}");
+}
+
+/// A result of a part is never taken for that of another, or of the whole; what is the same is remembered.
+#[test]
+fn results_of_parts_are_remembered_for_what_they_are() {
+    let Some(array) = three(false) else { return };
+    let bytes = Chance(8).bytes(300_000);
+    with_stripes(&array, &bytes);
+    let run = |folder: &str, input: &str| {
+        array.sh(&format!("mkdir {folder}"));
+        let script = format!(
+            r#"name = "j"; workdir = "/{folder}"; tasks = ( {{ name = "t"; kernel = "sha256sum"; type = "program"; stdin = "/d/f";
+               input = ( {input} ); stdout = "o"; output = [ "o" ]; }} );"#
+        );
+        let told = array.done(array.submit(&script));
+        let reused = told["tasks"][0]["reused_task"].is_u64();
+        let sum = String::from_utf8(got(&array, &format!("/{folder}/o"))).unwrap();
+        (reused, sum)
+    };
+    let inputs = [
+        r#""/d/f""#,
+        r#"{ file = "/d/f"; part = 0; }"#,
+        r#"{ file = "/d/f"; part = 1; }"#,
+        r#"{ file = "/d/f"; bytes = "0-65535"; }"#,
+        r#"{ file = "/d/f"; part = 0; bytes = "0-65535"; }"#,
+    ];
+    let all = |round: &str| -> Vec<(bool, String)> {
+        let inputs = (0..).zip(inputs);
+        inputs
+            .map(|(at, input): (u32, _)| run(&format!("{round}{at}"), input))
+            .collect()
+    };
+    let (first, again) = (all("first"), all("again"));
+    for (first, again) in first.iter().zip(&again) {
+        assert!(!first.0 && again.0, "{first:?} {again:?}");
+        assert_eq!(first.1, again.1);
+    }
+    let mut sums: Vec<&String> = first.iter().map(|(_, sum)| sum).collect();
+    sums.sort();
+    sums.dedup();
+    // The first stripe is the begin of the first part.
+    assert_eq!(sums.len(), inputs.len() - 1);
+    // The same file, striped otherwise: its ranges are the same, its parts are others.
+    assert!(array.run(&["stripe", "/d", "128KiB"]).ok);
+    std::fs::write(array.at("d/new"), &bytes).unwrap();
+    array.sh("mv d/new d/f");
+    sealed(&array, "/d/f");
+    let (reused, sum) = run("otherwise", inputs[1]);
+    assert!(!reused && sum != first[1].1);
+}
+
+#[test]
+fn files_that_are_there_are_written_anew_in_stripes_and_whole() {
+    for remote in [false, true] {
+        let Some(mut array) = three(remote) else {
+            return;
+        };
+        let bytes = Chance(5).bytes(20_000_000);
+        array.sh("mkdir d d/sub; setfattr -n user.tidemill.copies -v 2 d");
+        std::fs::write(array.at("d/f"), &bytes).unwrap();
+        array.sh("echo small > d/sub/g; touch d/empty; chmod 640 d/f; touch -d 2001-02-03 d/f; ln d/f d/second; ln -s f d/link");
+        sealed(&array, "/d/f");
+        let stat = |array: &Array| array.sh("stat -c '%a %u %s %y' d/f");
+        let before = stat(&array);
+        let mut open = File::open(array.at("d/f")).unwrap();
+        let refused = array.run(&["stripe", "/d/f", "64KiB"]);
+        assert!(
+            !refused.ok && refused.err.contains("--rewrite"),
+            "{}",
+            refused.err
+        );
+        let done = array.json(&["stripe", "--rewrite", "/d/f", "64KiB,2"]);
+        assert_eq!(
+            (done["files"].as_u64(), done["bytes"].as_u64()),
+            (Some(1), Some(20_000_000))
+        );
+        assert_eq!(parts(&array, "/d/f").len(), 2);
+        assert!(got(&array, "/d/f") == bytes);
+        assert!(std::fs::read(array.at("d/f")).unwrap() == bytes);
+        assert_eq!(stat(&array), before);
+        assert_eq!(
+            array.sh("getfattr --only-values -n user.tidemill.copies d/f"),
+            "2"
+        );
+        // Who had it open reads on.
+        let mut read = Vec::new();
+        std::io::Read::read_to_end(&mut open, &mut read).unwrap();
+        assert!(read == bytes);
+        // One that is written is left alone.
+        let mut written = OpenOptions::new()
+            .append(true)
+            .open(array.at("d/f"))
+            .unwrap();
+        written.write_all(b"more").unwrap();
+        let refused = array.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        assert!(
+            !refused.ok && refused.err.contains("being written"),
+            "{}",
+            refused.err
+        );
+        drop(written);
+        let bytes = [&bytes[..], b"more"].concat();
+        assert!(got(&array, "/d/f") == bytes);
+        // From whatever copy there is.
+        wait("it has its copies", || {
+            let layout = array.json(&["layout", "/d/f"]);
+            layout["parts"].as_array().unwrap().iter().all(|part| {
+                let copies = part["copies"].as_array().unwrap();
+                copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+            })
+        });
+        array.kill_element(0);
+        let said = array.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        assert!(said.ok, "{}", said.err);
+        assert_eq!(array.json(&["layout", "/d/f"])["layout"], "whole");
+        assert!(got(&array, "/d/f") == bytes);
+        array.start_element(0);
+        array.wait_for_elements(3);
+        // A folder with all that is in it, each file once.
+        let done = array.json(&["stripe", "--rewrite", "/d", "8KiB"]);
+        assert_eq!(done["files"], 3, "{done}");
+        assert_eq!(parts(&array, "/d/f").len(), 3);
+        assert_eq!(parts(&array, "/d/sub/g").len(), 3);
+        assert_eq!(array.sh("cat d/sub/g d/empty"), "small\n");
+        assert!(got(&array, "/d/second") == bytes);
+        assert_eq!(array.run(&["stripe", "/d"]).out, "/d: 8KiB\n");
+    }
+}
+
+/// A job reads the version that was there when it was submitted, of parts and ranges, too.
+#[test]
+fn parts_and_ranges_are_those_of_the_version_that_was_there() {
+    let Some(mut array) = three(false) else {
+        return;
+    };
+    let bytes = Chance(11).bytes(400_000);
+    with_stripes(&array, &bytes);
+    let script = r#"name = "j"; workdir = "/"; tasks = ( { name = "t"; kernel = "cat"; type = "program"; args = [ "part", "some" ];
+        input = ( { file = "d/f"; part = 1; name = "part"; }, { file = "d/f"; bytes = "70000-300000"; name = "some"; }, "go" );
+        output = [ "o" ]; stdout = "o"; } );"#;
+    let job = array.submit(script);
+    std::fs::write(array.at("d/f"), b"another").unwrap();
+    sealed(&array, "/d/f");
+    // A server that starts again knows what was meant.
+    array.kill_server();
+    array.start_server();
+    array.wait_for_elements(3);
+    std::fs::write(array.at("go"), b"now").unwrap();
+    array.done(job);
+    let expected = [&part_of(&bytes, 1)[..], &bytes[70_000..=300_000]].concat();
+    assert!(got(&array, "/o") == expected);
 }

@@ -55,6 +55,7 @@ pub(crate) struct Client {
 pub(crate) struct Server {
     pub(crate) folder: Option<PathBuf>,
     pub(crate) listen: Option<std::net::SocketAddr>,
+    pub(crate) tls_names: Option<Vec<String>>,
     pub(crate) socket: Option<PathBuf>,
     pub(crate) host_cores: Option<u32>,
     pub(crate) host_listen: Option<std::net::SocketAddr>,

@@ -8,8 +8,8 @@ use tidemill_core::dispatch::COPIES_BYTES_MAX;
 use tidemill_core::policy;
 use tidemill_core::resources::Needs;
 use tidemill_plan::sim::trace::{
-    FORMAT, Trace, TraceElement, TraceFile, TraceHistory, TraceKernelKind, TraceOutput, TraceTask,
-    VERSION,
+    FORMAT, Trace, TraceElement, TraceFile, TraceHistory, TraceKernelKind, TraceOutput, TracePart,
+    TraceTask, VERSION,
 };
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
@@ -69,6 +69,8 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
         path: file.path,
         size_bytes: file.size,
         element: file.element,
+        unit_bytes: file.layout.as_ref().map_or(0, |layout| layout.unit),
+        parts: file.layout.map_or_else(Vec::new, parts),
     });
     let tasks = job.tasks.into_iter().zip(reply.tasks);
     Ok(Trace {
@@ -85,6 +87,14 @@ pub(crate) fn trace(reply: v1::JobTrace) -> anyhow::Result<Trace> {
             .map(|(one, traced)| task(one, traced, submitted))
             .collect::<anyhow::Result<_>>()?,
     })
+}
+
+fn parts(layout: v1::Layout) -> Vec<TracePart> {
+    let part = |part: v1::LayoutPart| TracePart {
+        element: part.element,
+        size_bytes: part.size,
+    };
+    layout.parts.into_iter().map(part).collect()
 }
 
 fn kernel(task: &v1::Task, traced: &v1::TracedTask) -> String {
@@ -175,6 +185,7 @@ fn task(task: v1::Task, traced: v1::TracedTask, submitted: i64) -> anyhow::Resul
         moved_bytes: task.moved_bytes,
         name: task.name,
         inputs: task.inputs,
+        selections: task.selections,
     })
 }
 

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod local;
 pub mod object_file;
 pub mod objects;
+mod rewrite;
 pub mod server;
 pub mod sparse;
 mod striped;
@@ -23,6 +24,7 @@ pub mod tls;
 pub mod transfer;
 pub mod turns;
 pub mod users;
+pub mod windows;
 
 pub use credential::Credential;
 pub use endpoint::Endpoint;

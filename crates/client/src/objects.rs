@@ -17,6 +17,9 @@ use tidemill_wire::route::{
 /// Bytes of one range of an object that is read on from the middle.
 const RANGE_BYTES: u64 = 4 << 20;
 
+/// Asks for an object that is damaged, as it is.
+const DAMAGED: &str = "?damaged=true";
+
 /// Connections to elements. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
 pub struct Objects {
@@ -52,11 +55,33 @@ impl Objects {
     /// # Errors
     /// If the element can't be reached or refuses.
     pub async fn read(&self, remote: &Remote, offset: u64, length: u64) -> Result<Bytes, Error> {
+        self.read_range_as(remote, "", (offset, length)).await
+    }
+
+    /// As [`Self::read`], of an object that is damaged.
+    ///
+    /// # Errors
+    /// As those of [`Self::read`].
+    pub async fn read_damaged_range(
+        &self,
+        remote: &Remote,
+        offset: u64,
+        length: u64,
+    ) -> Result<Bytes, Error> {
+        self.read_range_as(remote, DAMAGED, (offset, length)).await
+    }
+
+    async fn read_range_as(
+        &self,
+        remote: &Remote,
+        suffix: &str,
+        (offset, length): (u64, u64),
+    ) -> Result<Bytes, Error> {
         if length == 0 {
             return Ok(Bytes::new());
         }
         let range = format!("bytes={offset}-{}", offset.saturating_add(length) - 1);
-        let request = base(remote, Method::GET, "").header("range", range);
+        let request = base(remote, Method::GET, suffix).header("range", range);
         let response = self.send(remote, request, Bytes::new()).await;
         match response {
             Err(Error::ElementRefused { status: 416, .. }) => Ok(Bytes::new()),
@@ -260,7 +285,7 @@ impl Objects {
         remote: &Remote,
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
-        self.read_as(remote, "?damaged=true", piece).await
+        self.read_as(remote, DAMAGED, piece).await
     }
 
     /// The objects in one of an element's folders. `remote` is object 0 with the right to remove it, which only the

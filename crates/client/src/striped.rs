@@ -2,10 +2,12 @@
 
 use crate::objects::Remote;
 use crate::transfer::{OTHERS_AFTER, PIECE_BYTES, Transfer, filled, is_refused, seal_body, silent};
+use crate::windows::window;
 use crate::{Error, Objects};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use std::fs::File;
+use std::future::Future;
 use std::ops::Range;
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::layout::{Layout, Striped};
@@ -19,11 +21,43 @@ const WINDOWS: usize = 2;
 /// Requests of one window at once.
 const REQUESTS: usize = 16;
 
+/// What is read, if the element does not take too long to begin, or there is no other one to ask.
+pub(crate) async fn unless_silent(
+    read: impl Future<Output = Result<Bytes, Error>>,
+    remote: &Remote,
+    patient: bool,
+) -> Result<Bytes, Error> {
+    if patient {
+        return read.await;
+    }
+    let answered = tokio::time::timeout(OTHERS_AFTER, read).await;
+    answered.unwrap_or_else(|_| Err(silent(remote)))
+}
+
+/// What was read, if it is so many bytes at least: an object that is shorter is not what was sealed.
+pub(crate) fn whole(
+    read: Result<Bytes, Error>,
+    remote: &Remote,
+    least: u64,
+) -> Result<Bytes, Error> {
+    let bytes = read?;
+    if (bytes.len() as u64) < least {
+        return Err(Error::Element {
+            url: remote.url.to_string(),
+            reason: format!(
+                "object {:016x} is shorter there than it was sealed",
+                remote.object.0
+            ),
+        });
+    }
+    Ok(bytes)
+}
+
 /// A version in parts, as it was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     version: ObjectId,
-    striped: Striped,
+    layout: Layout,
     remotes: Vec<Remote>,
 }
 
@@ -33,50 +67,59 @@ impl Parts {
         self.remotes[part].element.0
     }
 
+    /// Its stripes: whole files are written to nothing else that has parts.
+    fn striped(&self) -> Result<&Striped, Error> {
+        match &self.layout {
+            Layout::Striped(striped) => Ok(striped),
+            _ => Err(Error::Answer("NewVersion")),
+        }
+    }
+
     /// Bytes of the file. If a part of them can't be read the error comes with the element that was asked.
-    async fn window(
+    pub(crate) async fn window(
         &self,
         objects: &Objects,
         avoid: &[u32],
         range: Range<u64>,
     ) -> Result<Bytes, (u32, Error)> {
-        let layout = Layout::Striped(self.striped.clone());
-        let ask = |(part, span): (usize, Range<u64>)| async move {
+        let layout = &self.layout;
+        let fetch = |part: usize, span: Range<u64>| async move {
             let (remote, element) = (&self.remotes[part], self.element(part));
             let read = objects.read(remote, span.start, span.end - span.start);
-            let read = if avoid.contains(&element) {
-                read.await
-            } else {
-                let answered = tokio::time::timeout(OTHERS_AFTER, read).await;
-                answered.unwrap_or_else(|_| Err(silent(remote)))
-            };
-            let bytes = read.map_err(|error| (element, error))?;
-            Ok((part, span.start, bytes))
+            let bytes = unless_silent(read, remote, avoid.contains(&element)).await;
+            // What it lacks behind its end was never written.
+            let sealed = self.layout.parts()[part].size.clamp(span.start, span.end) - span.start;
+            whole(bytes, remote, sealed).map_err(|error| (element, error))
         };
-        let spans = layout.spans(range.clone()).into_iter();
-        let spans = stream::iter(spans.map(ask)).buffered(REQUESTS);
-        let spans: Vec<(usize, u64, Bytes)> = spans.try_collect().await?;
-        let length = usize::try_from(range.end - range.start).unwrap_or(0);
-        let mut window = BytesMut::with_capacity(length);
-        for piece in layout.pieces(range) {
-            let length = usize::try_from(piece.length).unwrap_or(0);
-            let end = window.len() + length;
-            let span = piece.at.and_then(|at| {
-                let span = spans.iter().find(|(part, ..)| *part == at.part)?;
-                let skip = usize::try_from(at.offset.checked_sub(span.1)?).ok()?;
-                Some(span.2.get(skip..)?.get(..length).unwrap_or(&span.2[skip..]))
-            });
-            window.extend_from_slice(span.unwrap_or_default());
-            // What nobody wrote.
-            window.resize(end, 0);
-        }
-        Ok(window.freeze())
+        window(layout, range, fetch).await
+    }
+
+    /// Bytes of the file, of parts that are damaged as they are: zeros where nothing is left.
+    async fn rest(&self, objects: &Objects, range: Range<u64>) -> Result<Bytes, Error> {
+        let layout = &self.layout;
+        let fetch = |part: usize, span: Range<u64>| async move {
+            let (remote, length) = (&self.remotes[part], span.end - span.start);
+            let mut read = objects.read(remote, span.start, length).await;
+            if read.as_ref().is_err_and(Error::is_elsewhere) {
+                read = objects.read_damaged_range(remote, span.start, length).await;
+            }
+            match read {
+                Err(error) if error.is_elsewhere() => Ok(Bytes::new()),
+                read => read,
+            }
+        };
+        window(layout, range, fetch).await
     }
 
     /// Writes bytes of the file, each part's in one request.
-    async fn write(&self, objects: &Objects, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) async fn write(
+        &self,
+        objects: &Objects,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         let end = offset + bytes.len() as u64;
-        let layout = Layout::Striped(self.striped.of_size(end));
+        let layout = Layout::Striped(self.striped()?.of_size(end));
         let ask = |(part, span): (usize, Range<u64>)| {
             let length = usize::try_from(span.end - span.start).unwrap_or(0);
             let mut data = BytesMut::with_capacity(length);
@@ -96,20 +139,20 @@ impl Parts {
     }
 
     /// Makes the parts of a file of that many bytes that have none, and seals all; gives their lengths.
-    async fn seal(
+    pub(crate) async fn seal(
         &self,
         objects: &Objects,
         size: u64,
         (attr, path): (&v1::Attr, &str),
     ) -> Result<Vec<u64>, Error> {
-        let body = seal_body(attr, path);
+        let (body, striped) = (seal_body(attr, path), self.striped()?);
         let width = self.remotes.len();
         let seal = |part: usize| {
             let mut body = body.clone();
-            body.part = Some(self.striped.part_of(self.version, part).to_bytes());
+            body.part = Some(striped.part_of(self.version, part).to_bytes());
             async move {
                 let remote = &self.remotes[part];
-                if Striped::part_size(self.striped.unit, width, size, part) == 0 {
+                if Striped::part_size(striped.unit, width, size, part) == 0 {
                     objects.truncate(remote, 0).await?;
                 }
                 objects.seal(remote, &body).await
@@ -127,7 +170,7 @@ impl Transfer {
             return Ok(None);
         };
         let wrong = |_| Error::Answer("Open");
-        let striped = convert::layout(layout, opened.size).map_err(wrong)?;
+        let told = convert::layout(layout, opened.size).map_err(wrong)?;
         let remote = |part: &v1::LayoutPart| {
             self.remote_at(
                 ElementId(part.element),
@@ -138,7 +181,7 @@ impl Transfer {
         let remotes = layout.parts.iter().map(remote).collect::<Result<_, _>>()?;
         Ok(Some(Parts {
             version: ObjectId(opened.object),
-            striped,
+            layout: told,
             remotes,
         }))
     }
@@ -152,7 +195,7 @@ impl Transfer {
         from: u64,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<(), (Option<u32>, Error)> {
-        let size = parts.striped.size;
+        let size = parts.layout.size();
         let windows = (from..size).step_by(usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX));
         let window = |start: u64| {
             let end = size.min(start.saturating_add(WINDOW_BYTES));
@@ -164,6 +207,22 @@ impl Transfer {
             piece(bytes).map_err(|error| (None, error))?;
         }
         Ok(())
+    }
+
+    /// Reads a version that lies on several elements, of what is damaged what is left. Gives the number of bytes.
+    pub(crate) async fn read_damaged_parts(
+        &self,
+        parts: &Parts,
+        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        let size = parts.layout.size();
+        let mut start = 0;
+        while start < size {
+            let end = size.min(start + WINDOW_BYTES);
+            piece(parts.rest(self.objects(), start..end).await?)?;
+            start = end;
+        }
+        Ok(size)
     }
 
     /// Writes a local file to all elements that a version was opened on, and seals it there; gives the lengths of its parts.

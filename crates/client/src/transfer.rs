@@ -32,7 +32,8 @@ pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const STILL_WRITING: Duration = Duration::from_secs(20);
 
 /// A task that ends with this.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
+#[derive(Debug)]
+pub(crate) struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -183,6 +184,11 @@ impl Transfer {
         &self.objects
     }
 
+    /// An object that nobody has.
+    pub(crate) async fn new_object(&self) -> Result<u64, Error> {
+        self.ids.take().await.map(|(_, object)| object.0)
+    }
+
     /// Carries out one operation of names.
     pub(crate) async fn one(&self, op: Op) -> Result<Answer, Error> {
         self.server.one(&self.credentials, op).await
@@ -203,7 +209,7 @@ impl Transfer {
     }
 
     /// Tells the server from time to time that a version is still being written, until what this gives is dropped.
-    fn say_that_we_write(&self, ino: u64, object: u64) -> AbortOnDrop {
+    pub(crate) fn say_that_we_write(&self, ino: u64, object: u64) -> AbortOnDrop {
         let (server, credentials) = (self.server.clone(), self.credentials.clone());
         AbortOnDrop(tokio::spawn(async move {
             loop {
@@ -264,13 +270,17 @@ impl Transfer {
             path: local.display().to_string(),
             source,
         };
-        let remote = self.remote(&opened)?;
+        let parts = self.parts(&opened)?;
         let mut file = File::create(local).map_err(at)?;
-        let read = self.objects.read_damaged(&remote, |piece| {
+        let write = |piece: Bytes| {
             progress(piece.len() as u64);
             file.write_all(&piece).map_err(at)
-        });
-        match read.await {
+        };
+        if let Some(parts) = parts {
+            return self.read_damaged_parts(&parts, write).await;
+        }
+        let remote = self.remote(&opened)?;
+        match self.objects.read_damaged(&remote, write).await {
             // It is not damaged.
             Err(error) if error.is_elsewhere() => self.get(path, local, progress).await,
             read => read,
@@ -445,7 +455,7 @@ impl Transfer {
                     object: object.0,
                     element,
                     stripes,
-                    steal: false,
+                    ..v1::NewVersion::default()
                 };
                 self.server
                     .one(&self.credentials, Op::NewVersion(new))
@@ -459,7 +469,7 @@ impl Transfer {
         }
     }
 
-    fn remote(&self, opened: &v1::Opened) -> Result<Remote, Error> {
+    pub(crate) fn remote(&self, opened: &v1::Opened) -> Result<Remote, Error> {
         let (element, object) = (ElementId(opened.element), ObjectId(opened.object));
         self.remote_at(element, object, &opened.capability)
     }
@@ -493,7 +503,7 @@ pub(crate) fn is_refused<T>(done: &Result<T, Error>) -> bool {
     done.as_ref().is_err_and(is_no_right)
 }
 
-fn is_no_right(error: &Error) -> bool {
+pub(crate) fn is_no_right(error: &Error) -> bool {
     matches!(error, Error::ElementRefused { status: 403, .. })
 }
 

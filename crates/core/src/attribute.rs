@@ -66,6 +66,9 @@ pub mod task {
     pub const UID: u32 = 17;
     /// End of its standard output (text); absent if empty or if that went to an output.
     pub const STDOUT: u32 = 18;
+    /// What it read of each of its inputs (text, a JSON array with a `layout::Selection` as text for each, empty for all of it);
+    /// absent if it read all of all.
+    pub const SELECTIONS: u32 = 19;
 }
 
 /// What the namespace says of an inode, so that a lost database can be made again.

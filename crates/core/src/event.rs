@@ -4,6 +4,7 @@
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
+use crate::layout::{Layout, Selection};
 use crate::object::Placed;
 use crate::resources::{Needs, Offers};
 use crate::surroundings::Surroundings;
@@ -140,8 +141,8 @@ pub enum Event {
     Parted {
         /// The object.
         object: ObjectId,
-        /// What it is made of.
-        parts: Vec<Placed>,
+        /// What it is made of. Other copies of the parts than the first are told by [`Event::Copied`].
+        layout: Layout,
     },
     /// No more tasks are placed on an element, which is being emptied, or they are again. What it has goes on.
     Emptied {
@@ -237,6 +238,8 @@ pub struct InputSpec {
     pub path: String,
     /// Where it comes from.
     pub origin: Origin,
+    /// What of it the task reads.
+    pub selection: Selection,
 }
 
 /// Where an input comes from.

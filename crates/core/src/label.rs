@@ -5,7 +5,7 @@
 
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
-use crate::layout::PartOf;
+use crate::layout::{PartOf, Selection};
 use crate::resources::Needs;
 use crate::surroundings::Surroundings;
 use crate::time::{Span, Time};
@@ -250,8 +250,10 @@ pub struct Input {
     pub object: ObjectId,
     /// The element that holds it; another one than the label's own means that it is pulled first.
     pub element: ElementId,
-    /// Length in bytes; for an output of an earlier label of the same batch an estimate.
+    /// Length in bytes, whatever of it is selected; for an output of an earlier label of the same batch an estimate.
     pub size: u64,
+    /// What of it the kernel sees.
+    pub selection: Selection,
 }
 
 /// An output of a label.

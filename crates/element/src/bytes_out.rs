@@ -93,54 +93,9 @@ fn read(bytes: &dyn ReadAt, piece: &Range<u64>, pool: Arc<Pool>) -> std::io::Res
     }))
 }
 
-/// What a `Range` header asks of an object of `size` bytes.
-///
-/// `None`: nothing that is understood, so the whole object is sent (RFC 9110 §14.2). `Some(None)`: a range
-/// that lies beyond its end.
-pub(crate) fn parse_range(text: &str, size: u64) -> Option<Option<Range<u64>>> {
-    let (first, last) = text.trim().strip_prefix("bytes=")?.split_once('-')?;
-    let (first, last) = (first.trim(), last.trim());
-    if first.is_empty() {
-        let count: u64 = last.parse().ok()?;
-        let start = size.saturating_sub(count);
-        return Some((start < size).then_some(start..size));
-    }
-    let start: u64 = first.parse().ok()?;
-    let end = if last.is_empty() {
-        size
-    } else {
-        let last: u64 = last.parse().ok()?;
-        if last < start {
-            return None;
-        }
-        last.saturating_add(1).min(size)
-    };
-    Some((start < size).then_some(start..end))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_are_those_of_http() {
-        for (text, range) in [
-            ("bytes=0-0", Some(Some(0..1))),
-            ("bytes=3-99", Some(Some(3..10))),
-            ("bytes=3-", Some(Some(3..10))),
-            ("bytes=-4", Some(Some(6..10))),
-            ("bytes=-40", Some(Some(0..10))),
-            ("bytes=10-", Some(None)),
-            ("bytes=-0", Some(None)),
-            ("bytes=5-4", None),
-            ("bytes=1-2,4-5", None),
-            ("lines=1-2", None),
-            ("bytes=a-b", None),
-        ] {
-            assert_eq!(parse_range(text, 10), range, "{text}");
-        }
-        assert_eq!(parse_range("bytes=0-", 0), Some(None));
-    }
 
     #[test]
     fn pieces_cover_a_range_without_gaps() {

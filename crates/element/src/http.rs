@@ -300,12 +300,12 @@ async fn read(
     };
     let opened = find(&context, object, open).await?;
     // Who writes it may read back what was written; for all others it does not exist yet.
-    if !opened.stat.sealed && shown.rights & rights::WRITE == 0 {
+    if !opened.stat.sealed && shown.rights & (rights::WRITE | rights::UNSEALED) == 0 {
         return Err(Refused::Unsealed(object.0));
     }
     let size = opened.stat.size;
     let range = headers.get(header::RANGE).and_then(|v| v.to_str().ok());
-    let range = range.and_then(|text| bytes_out::parse_range(text, size));
+    let range = range.and_then(|text| route::parse_range(text, size));
     let (range, partial) = match range {
         None => (0..size, false),
         Some(None) => return Err(Refused::Range(size)),
@@ -334,7 +334,7 @@ async fn head(
 ) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ)?;
     let stat = find(&context, object, move |store| store.stat(object)).await?;
-    if !stat.sealed && shown.rights & rights::WRITE == 0 {
+    if !stat.sealed && shown.rights & (rights::WRITE | rights::UNSEALED) == 0 {
         return Err(Refused::Unsealed(object.0));
     }
     let headers = [

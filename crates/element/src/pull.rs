@@ -4,6 +4,9 @@
 //! one at once share it: one pulls, the others wait. What no label uses is kept up to a bound, oldest out
 //! first. The folder is emptied when the element starts.
 //!
+//! Of some inputs a kernel sees only some bytes. These alone are brought, into a file of their own that is shared as a whole
+//! object's is, between labels that need the same bytes.
+//!
 //! From an element on the same host whose folder can be reached the object is linked if both are on one file
 //! system, else copied. All its bytes count as moved either way, since they crossed from one element to
 //! another; only the configuration `in_place = false` makes them cross a network connection for measurements.
@@ -13,6 +16,7 @@ use crate::folder::close_for_ever;
 use crate::records::Hash;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{BufWriter, Write};
@@ -25,7 +29,7 @@ use tidemill_client::objects::Remote;
 use tidemill_client::{Objects, Trust};
 use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Input;
-use tidemill_core::layout::Layout;
+use tidemill_core::layout::{Layout, Part, Selected, SelectedSpan, Selection, SelectionError};
 use tidemill_wire::{convert, v1};
 
 /// A pull in which no byte arrives for this long is given up.
@@ -42,6 +46,9 @@ const MEASURED_BYTES_MIN: u64 = 1 << 20;
 
 /// Bytes written to the device at once.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes that an element is asked for at once, of a range.
+const REQUEST_BYTES: u64 = 1 << 20;
 
 /// Brings objects from other elements.
 #[derive(Debug)]
@@ -66,12 +73,17 @@ struct Peer {
     folder: PathBuf,
 }
 
+/// An object, and what of it.
+type Wanted = (ObjectId, Selection);
+
 #[derive(Debug, Default)]
 struct Slots {
-    slots: HashMap<ObjectId, Slot>,
-    /// Objects that no label uses, longest first.
-    idle: VecDeque<ObjectId>,
+    slots: HashMap<Wanted, Slot>,
+    /// What no label uses, longest first.
+    idle: VecDeque<Wanted>,
     idle_bytes: u64,
+    /// How often bytes of objects were brought so far.
+    selections: u64,
 }
 
 #[derive(Debug)]
@@ -79,13 +91,73 @@ struct Slot {
     users: usize,
     /// `None` while it is being pulled.
     size: Option<u64>,
+    file: Kept,
+}
+
+/// The file of what was brought.
+#[derive(Clone, Debug)]
+struct Kept {
+    path: PathBuf,
+    /// By what the model of the device knows it.
+    known: ObjectId,
+}
+
+/// What the model of the device knows bytes of objects by: no object has such an id.
+const SELECTED: u64 = 1 << 59;
+
+/// Where the bytes of an input are.
+#[derive(Debug)]
+pub struct Lies {
+    /// In which objects, and each of these on which element.
+    pub layout: Layout,
+    /// What is shown to the elements of the parts, in their order.
+    pub capabilities: Vec<Vec<u8>>,
+}
+
+impl Lies {
+    /// One that is in several objects.
+    ///
+    /// # Errors
+    /// If what was said of it makes no sense.
+    pub fn parted(layout: &v1::Layout, size: u64) -> Result<Self, PullError> {
+        let wrong = |_| tidemill_client::Error::Answer("layout");
+        let parts = layout.parts.iter();
+        Ok(Self {
+            layout: convert::layout(layout, size).map_err(wrong)?,
+            capabilities: parts.map(|part| part.capability.clone()).collect(),
+        })
+    }
+
+    /// One that is one object.
+    #[must_use]
+    pub fn whole(input: &Input, size: u64, capability: &[u8]) -> Self {
+        Self {
+            layout: Layout::Whole(Part::on(input.object, size, input.element)),
+            capabilities: vec![capability.to_vec()],
+        }
+    }
+
+    /// One of its parts as an input of its own, and what is shown to its element.
+    #[must_use]
+    pub fn part(&self, name: &str, index: usize) -> Option<(Input, &[u8])> {
+        let part = self.layout.parts().get(index)?;
+        let input = Input {
+            name: name.to_owned(),
+            object: part.object,
+            element: part.copies.first()?.element,
+            size: part.size,
+            selection: Selection::WHOLE,
+        };
+        let capability = self.capabilities.get(index).map_or(&[][..], Vec::as_slice);
+        Some((input, capability))
+    }
 }
 
 /// A pulled object in use. It stays at `path` until this is dropped.
 #[derive(Debug)]
 pub struct Pulled {
     pulls: Arc<Pulls>,
-    object: ObjectId,
+    wanted: Wanted,
     /// Where it is.
     pub path: PathBuf,
     /// Length in bytes.
@@ -135,6 +207,9 @@ pub enum PullError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// It has no such part or bytes.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
     /// The label was given up.
     #[error("the pull was cancelled")]
     Cancelled,
@@ -205,40 +280,207 @@ impl Pulls {
         capability: &[u8],
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Pulled, PullError> {
-        self.shared(input.object, cancelled, |path| {
+        self.shared((input.object, Selection::WHOLE), cancelled, |path| {
             let fetched = self.fetch(input, capability, path, true, cancelled)?;
             Ok((fetched, fetched.size))
         })
     }
 
-    /// Shares an object with a label that has brought it here, or has it brought to a path; that gives also how many bytes it
-    /// moved.
+    /// Brings the selected bytes of an input here, one after the other in one file, or shares that with a label that has.
+    /// `here` is where objects are that this element has.
+    ///
+    /// # Errors
+    /// See [`PullError`].
+    pub fn select(
+        self: &Arc<Self>,
+        input: &Input,
+        lies: &Lies,
+        here: &dyn Fn(ObjectId) -> Option<PathBuf>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Pulled, PullError> {
+        let selected = lies.layout.selected(&input.selection)?;
+        let wanted = (input.object, input.selection.clone());
+        self.shared(wanted, cancelled, |path| {
+            let whole = input.selection.of_part().is_none();
+            let brought = match self.ready(input.object).filter(|_| whole) {
+                // Another label has all of it.
+                Some(all) => {
+                    let found = |_| Some(all.path.clone());
+                    let lies = Lies::whole(input, all.size, &[]);
+                    let selected = lies.layout.selected(&input.selection)?;
+                    self.gather((&lies, &selected), path, &found, cancelled)
+                }
+                None => self.gather((lies, &selected), path, here, cancelled),
+            };
+            if brought.is_err() {
+                // The error of the pull is the one to tell.
+                let _ = std::fs::remove_file(path);
+            }
+            brought.map(|moved| (Fetched::written(selected.length()), moved))
+        })
+    }
+
+    /// Makes a file of selected bytes; gives how many came from elsewhere.
+    fn gather(
+        self: &Arc<Self>,
+        (lies, selected): (&Lies, &Selected<'_>),
+        path: &Path,
+        here: &dyn Fn(ObjectId) -> Option<PathBuf>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<u64, PullError> {
+        let device = |source| PullError::Device {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::create(path).map_err(device)?;
+        file.set_len(selected.length()).map_err(device)?;
+        let mut sources: BTreeMap<usize, Source> = BTreeMap::new();
+        let mut moved = 0;
+        for span in selected.spans() {
+            let source = match sources.entry(span.part) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(self.source(lies, span.part, here)?),
+            };
+            let place = |at: u64, bytes: &[u8]| {
+                put_span((&file, selected), &span, at, bytes).map_err(device)
+            };
+            let length = span.bytes.end - span.bytes.start;
+            match &source.from {
+                Reader::File(part) => read_span(part, &span, place, cancelled, device)?,
+                Reader::Element(remote) => self.receive_span(remote, &span, place, cancelled)?,
+            }
+            moved += if source.here { 0 } else { length };
+        }
+        close_for_ever(&file).map_err(device)?;
+        Ok(moved)
+    }
+
+    /// Where the bytes of a part are read: its file here or on this host, or its element.
+    fn source(
+        self: &Arc<Self>,
+        lies: &Lies,
+        part: usize,
+        here: &dyn Fn(ObjectId) -> Option<PathBuf>,
+    ) -> Result<Source, PullError> {
+        let (part, capability) = lies
+            .part("", part)
+            .ok_or(tidemill_client::Error::Answer("layout"))?;
+        let own = here(part.object).map(|path| (path, None));
+        let pulled = || {
+            let pulled = self.ready(part.object)?;
+            Some((pulled.path.clone(), Some(pulled)))
+        };
+        if let Some((path, pulled)) = own.or_else(pulled)
+            && let Ok(file) = tidemill_client::object_file::open(&path)
+        {
+            return Ok(Source {
+                from: Reader::File(file),
+                here: true,
+                _pulled: pulled,
+            });
+        }
+        let peer = self.peers.lock().get(&part.element).cloned();
+        let peer = peer.ok_or(PullError::Unknown(part.element))?;
+        let path = peer.folder.join(part.object.relative_path());
+        let in_place = self.in_place && peer.host == self.host;
+        let file = in_place.then(|| sealed_file(&path).ok()).flatten();
+        let remote = || Remote {
+            element: part.element,
+            url: peer.url,
+            object: part.object,
+            capability: capability.to_vec(),
+        };
+        Ok(Source {
+            from: file.map_or_else(|| Reader::Element(remote()), Reader::File),
+            here: false,
+            _pulled: None,
+        })
+    }
+
+    /// Reads a span from its element, piece by piece.
+    fn receive_span(
+        &self,
+        remote: &Remote,
+        span: &SelectedSpan,
+        place: impl Fn(u64, &[u8]) -> Result<(), PullError>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), PullError> {
+        let (mut at, mut tries) = (span.bytes.start, 0);
+        while at < span.bytes.end {
+            let length = (span.bytes.end - at).min(REQUEST_BYTES);
+            let objects = self.objects.lock().clone();
+            let arrived = AtomicU64::new(0);
+            let read = async {
+                tokio::select! {
+                    bytes = objects.read(remote, at, length) => bytes.map_err(PullError::from),
+                    error = watch(&arrived, remote, cancelled) => Err(error),
+                }
+            };
+            match self.runtime.block_on(read) {
+                Ok(bytes) if bytes.is_empty() => {
+                    return Err(tidemill_client::Error::Answer("range of bytes").into());
+                }
+                Ok(bytes) => {
+                    place(at, &bytes)?;
+                    at += bytes.len() as u64;
+                    tries = 0;
+                }
+                Err(PullError::Client(error @ tidemill_client::Error::Element { .. })) => {
+                    tries += 1;
+                    if tries == TRIES {
+                        return Err(error.into());
+                    }
+                    tracing::debug!(%error, tries, "a pull is tried again");
+                    std::thread::sleep(WATCH_PERIOD * tries);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes part in a whole object that has been brought here.
+    fn ready(self: &Arc<Self>, object: ObjectId) -> Option<Pulled> {
+        let wanted = (object, Selection::WHOLE);
+        let mut slots = self.slots.lock();
+        let (path, size) = slots.take_part(&wanted)?;
+        drop(slots);
+        Some(Pulled {
+            pulls: Arc::clone(self),
+            wanted,
+            path,
+            size,
+            moved_bytes: 0,
+        })
+    }
+
+    /// Shares what a label has brought here, or has it brought to a path; that gives also how many bytes it moved.
     fn shared(
         self: &Arc<Self>,
-        object: ObjectId,
+        wanted: Wanted,
         cancelled: &dyn Fn() -> bool,
         bring: impl FnOnce(&Path) -> Result<(Fetched, u64), PullError>,
     ) -> Result<Pulled, PullError> {
-        let path = self.folder.join(format!("{:016x}", object.0));
-        let (size, moved_bytes) = match self.share(object, cancelled)? {
-            Some(size) => (size, 0),
-            None => {
+        let (path, size, moved_bytes) = match self.share(&wanted, cancelled)? {
+            Shared::Here(path, size) => (path, size, 0),
+            Shared::ToBring(Kept { path, known }) => {
                 let brought = bring(&path);
                 let mut slots = self.slots.lock();
-                if let (Ok((fetched, _)), Some(slot)) = (&brought, slots.slots.get_mut(&object)) {
+                if let (Ok((fetched, _)), Some(slot)) = (&brought, slots.slots.get_mut(&wanted)) {
                     slot.size = Some(fetched.size);
-                    self.flash.on_pulled(object, fetched.written);
+                    self.flash.on_pulled(known, fetched.written);
                 } else {
-                    slots.slots.remove(&object);
+                    slots.slots.remove(&wanted);
                 }
                 drop(slots);
                 self.changed.notify_all();
-                brought.map(|(fetched, moved)| (fetched.size, moved))?
+                let (fetched, moved) = brought?;
+                (path, fetched.size, moved)
             }
         };
         Ok(Pulled {
             pulls: Arc::clone(self),
-            object,
+            wanted,
             path,
             size,
             moved_bytes,
@@ -281,49 +523,33 @@ impl Pulls {
         Ok(self.runtime.block_on(objects.confirm(&remote, hash))?)
     }
 
-    /// Takes part in an object that is here or on its way and gives its size; `None`: the caller is the one
-    /// to pull it.
-    fn share(
-        &self,
-        object: ObjectId,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Option<u64>, PullError> {
+    /// Takes part in what is here or on its way, or is the one to bring it.
+    fn share(&self, wanted: &Wanted, cancelled: &dyn Fn() -> bool) -> Result<Shared, PullError> {
         let mut slots = self.slots.lock();
         loop {
             if cancelled() {
                 return Err(PullError::Cancelled);
             }
-            match slots.slots.get_mut(&object) {
-                None => {
-                    let slot = Slot {
-                        users: 1,
-                        size: None,
-                    };
-                    slots.slots.insert(object, slot);
-                    return Ok(None);
-                }
-                Some(Slot {
-                    users,
-                    size: Some(size),
-                }) => {
-                    let (idle, size) = (*users == 0, *size);
-                    *users += 1;
-                    if idle {
-                        slots.idle.retain(|&other| other != object);
-                        slots.idle_bytes -= size;
-                    }
-                    return Ok(Some(size));
-                }
-                Some(_) => {
-                    self.changed.wait_for(&mut slots, WATCH_PERIOD);
-                }
+            if !slots.slots.contains_key(wanted) {
+                let file = slots.file(&self.folder, wanted);
+                let slot = Slot {
+                    users: 1,
+                    size: None,
+                    file: file.clone(),
+                };
+                slots.slots.insert(wanted.clone(), slot);
+                return Ok(Shared::ToBring(file));
             }
+            if let Some((path, size)) = slots.take_part(wanted) {
+                return Ok(Shared::Here(path, size));
+            }
+            self.changed.wait_for(&mut slots, WATCH_PERIOD);
         }
     }
 
-    fn give_back(&self, object: ObjectId) {
+    fn give_back(&self, wanted: &Wanted) {
         let mut slots = self.slots.lock();
-        let Some(slot) = slots.slots.get_mut(&object) else {
+        let Some(slot) = slots.slots.get_mut(wanted) else {
             return;
         };
         slot.users -= 1;
@@ -331,17 +557,19 @@ impl Pulls {
         if users > 0 {
             return;
         }
-        slots.idle.push_back(object);
+        slots.idle.push_back(wanted.clone());
         slots.idle_bytes += size;
         while slots.idle_bytes > self.idle_bytes_max {
             let Some(oldest) = slots.idle.pop_front() else {
                 break;
             };
-            let size = slots.slots.remove(&oldest).and_then(|slot| slot.size);
+            let Some(Slot { size, file, .. }) = slots.slots.remove(&oldest) else {
+                continue;
+            };
             slots.idle_bytes -= size.unwrap_or(0);
-            self.flash.on_pulled_removed(oldest);
-            let path = self.folder.join(format!("{:016x}", oldest.0));
-            if let Err(error) = std::fs::remove_file(&path) {
+            self.flash.on_pulled_removed(file.known);
+            let path = &file.path;
+            if let Err(error) = std::fs::remove_file(path) {
                 tracing::warn!(path = %path.display(), %error, "a pulled object can't be removed");
             }
         }
@@ -360,8 +588,8 @@ impl Pulls {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Pulled, PullError> {
         let wrong = |_| tidemill_client::Error::Answer("layout");
-        let all = Layout::Striped(convert::layout(layout, input.size).map_err(wrong)?);
-        self.shared(input.object, cancelled, |path| {
+        let all = convert::layout(layout, input.size).map_err(wrong)?;
+        self.shared((input.object, Selection::WHOLE), cancelled, |path| {
             let put = self.put_together(input, (layout, &all, own), path, here, cancelled);
             if put.is_err() {
                 // The error of the pull is the one to tell.
@@ -412,6 +640,7 @@ impl Pulls {
             object: ObjectId(part.object),
             element: ElementId(part.element),
             size: part.size,
+            selection: Selection::WHOLE,
         };
         let own = path.with_extension(place.2.to_string());
         let moved = self.copy(&of, &part.capability, &own, cancelled)?;
@@ -549,9 +778,65 @@ impl Pulls {
     }
 }
 
+impl Slots {
+    /// The file of what is to be brought.
+    fn file(&mut self, folder: &Path, (object, selection): &Wanted) -> Kept {
+        if selection.is_whole() {
+            return Kept {
+                path: folder.join(format!("{:016x}", object.0)),
+                known: *object,
+            };
+        }
+        self.selections += 1;
+        let number = self.selections;
+        Kept {
+            path: folder.join(format!("{:016x}-{number}", object.0)),
+            known: ObjectId(SELECTED | number),
+        }
+    }
+
+    /// Takes part in what is here: its file and length.
+    fn take_part(&mut self, wanted: &Wanted) -> Option<(PathBuf, u64)> {
+        let slot = self.slots.get_mut(wanted)?;
+        let size = slot.size?;
+        let idle = slot.users == 0;
+        slot.users += 1;
+        let path = slot.file.path.clone();
+        if idle {
+            self.idle.retain(|other| other != wanted);
+            self.idle_bytes -= size;
+        }
+        Some((path, size))
+    }
+}
+
+/// What a label gets of something that others may have brought.
+enum Shared {
+    /// It is there, with this length.
+    Here(PathBuf, u64),
+    /// It is the one to bring it.
+    ToBring(Kept),
+}
+
+/// Where the bytes of a part are read.
+#[derive(Debug)]
+struct Source {
+    from: Reader,
+    /// Whether on this element: then nothing moves.
+    here: bool,
+    /// Keeps what was pulled from being removed.
+    _pulled: Option<Pulled>,
+}
+
+#[derive(Debug)]
+enum Reader {
+    File(File),
+    Element(Remote),
+}
+
 impl Drop for Pulled {
     fn drop(&mut self) {
-        self.pulls.give_back(self.object);
+        self.pulls.give_back(&self.wanted);
     }
 }
 
@@ -574,6 +859,58 @@ async fn watch(arrived: &AtomicU64, remote: &Remote, cancelled: &dyn Fn() -> boo
             };
         }
     }
+}
+
+/// Puts bytes of a part, those from `at` on, where who reads what is selected finds them.
+fn put_span(
+    (file, selected): (&File, &Selected<'_>),
+    span: &SelectedSpan,
+    at: u64,
+    bytes: &[u8],
+) -> std::io::Result<()> {
+    for piece in selected.places(span, at..at + bytes.len() as u64) {
+        let from = piece.at.map_or(at, |within| within.offset) - at;
+        let from = usize::try_from(from).unwrap_or(usize::MAX);
+        let length = usize::try_from(piece.length).unwrap_or(usize::MAX);
+        let piece_bytes = bytes.get(from..from.saturating_add(length));
+        let piece_bytes = piece_bytes.ok_or(std::io::ErrorKind::InvalidData)?;
+        file.write_all_at(piece_bytes, piece.offset)?;
+    }
+    Ok(())
+}
+
+/// Reads a span from a file, piece by piece.
+fn read_span(
+    part: &File,
+    span: &SelectedSpan,
+    place: impl Fn(u64, &[u8]) -> Result<(), PullError>,
+    cancelled: &dyn Fn() -> bool,
+    device: impl Fn(std::io::Error) -> PullError,
+) -> Result<(), PullError> {
+    let longest = (span.bytes.end - span.bytes.start).min(PIECE_BYTES as u64);
+    let mut buffer = vec![0; usize::try_from(longest).unwrap_or(PIECE_BYTES)];
+    let mut at = span.bytes.start;
+    while at < span.bytes.end {
+        if cancelled() {
+            return Err(PullError::Cancelled);
+        }
+        let length = (span.bytes.end - at).min(longest);
+        let piece = &mut buffer[..usize::try_from(length).unwrap_or(PIECE_BYTES)];
+        part.read_exact_at(piece, at).map_err(&device)?;
+        place(at, piece)?;
+        at += length;
+    }
+    Ok(())
+}
+
+/// Opens the file of a sealed object of another element of this host.
+fn sealed_file(path: &Path) -> std::io::Result<File> {
+    let file = tidemill_client::object_file::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.mode() & 0o222 != 0 {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    Ok(file)
 }
 
 /// A file that is put together, how, and of which part.
@@ -601,13 +938,10 @@ fn put_file(part: &Path, (whole, layout, index): Place<'_>) -> std::io::Result<(
 
 /// Takes a sealed object from a folder of this host; `None` if it can't be had this way.
 fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<Fetched>> {
-    let Ok(mut from) = tidemill_client::object_file::open(source) else {
+    let Ok(mut from) = sealed_file(source) else {
         return Ok(None);
     };
     let metadata = from.metadata()?;
-    if !metadata.is_file() || metadata.mode() & 0o222 != 0 {
-        return Ok(None);
-    }
     if link && std::fs::hard_link(source, path).is_ok() {
         return Ok(Some(Fetched {
             size: metadata.len(),

@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Result, params};
 use tidemill_core::attribute::{object, task};
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::{Analysis, FailureKind, Outcome, Owner};
-use tidemill_core::layout::PartOf;
+use tidemill_core::layout::{PartOf, Selection};
 use tidemill_core::time::Time;
 use tidemill_wire::route::SealBody;
 
@@ -290,6 +290,7 @@ pub fn put_task(
     let sealed = outcome.result.iter().flatten().map(|sealed| sealed.object);
     put_collection(connection, outputs, sealed)?;
     let args = serde_json::to_string(&analysis.args).unwrap_or_default();
+    let selections = selections(analysis);
     let set = |number, value| set(connection, collection, task::PAGE, number, value);
     set(task::INPUTS, Value::Number(inputs.0))?;
     set(task::OUTPUTS, Value::Number(outputs.0))?;
@@ -298,6 +299,9 @@ pub fn put_task(
     set(task::KERNEL, Value::Text(analysis.kernel.name()))?;
     set(task::KERNEL_HASH, Value::Text(&outcome.kernel_hash))?;
     set(task::ARGS, Value::Text(&args))?;
+    if let Some(selections) = &selections {
+        set(task::SELECTIONS, Value::Text(selections))?;
+    }
     let name = if ended { "done" } else { "failed" };
     set(task::STATE, Value::Text(name))?;
     set(task::START, Value::Number(outcome.start.0))?;
@@ -322,6 +326,16 @@ pub fn put_task(
         set(task::ERROR, Value::Text(&failure.message))?;
     }
     Ok(())
+}
+
+/// What a task read of its inputs; `None`: all of all.
+fn selections(analysis: &Analysis) -> Option<String> {
+    let all = analysis.inputs.iter().map(|input| &input.selection);
+    if all.clone().all(Selection::is_whole) {
+        return None;
+    }
+    let texts: Vec<String> = all.map(ToString::to_string).collect();
+    serde_json::to_string(&texts).ok()
 }
 
 fn exit_code(outcome: &Outcome) -> Option<u64> {

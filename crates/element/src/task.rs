@@ -8,7 +8,7 @@ use crate::executor::Parts;
 use crate::flash_model::FlashModel;
 use crate::folder::keep_from;
 use crate::labels::{Live, failed};
-use crate::pull::{PullError, Pulled};
+use crate::pull::{Lies, PullError, Pulled};
 use crate::records::{self, Hash, ObjectRecord};
 use crate::runner::{self, Ran};
 use crate::scrub;
@@ -206,7 +206,7 @@ impl Running<'_> {
             );
             return Err(failure(FailureKind::Kernel, message));
         }
-        let here = |input: &Input| self.local(input).is_some();
+        let here = |input: &Input| self.local(input.object).is_some();
         if !analysis.inputs.iter().all(here) {
             phase("fetching");
         }
@@ -260,6 +260,9 @@ impl Running<'_> {
         let expected = expected.iter().enumerate();
         for (index, expected) in expected.filter(|(_, hash)| !hash.is_empty()) {
             let input = &analysis.inputs[index];
+            if !input.selection.is_whole() {
+                return Err(other(format!("not all of input `{}` is read", input.name)));
+            }
             let (path, _) = self.fetch(index, input)?;
             let hash = tidemill_kernel::hash_file(&path)
                 .map_err(|error| other(format!("input `{}` can't be read: {error}", input.name)))?;
@@ -292,7 +295,10 @@ impl Running<'_> {
             if self.live.control.is_cancelled() {
                 return;
             }
-            if analysis.kernel.is_in(&name) {
+            // Contents are those of versions.
+            let input = analysis.inputs.get(index);
+            let is_whole = input.is_some_and(|input| input.selection.is_whole());
+            if analysis.kernel.is_in(&name) || !is_whole {
                 continue;
             }
             match tidemill_kernel::hash_file(&path) {
@@ -311,7 +317,7 @@ impl Running<'_> {
         let inputs: Vec<_> = analysis
             .inputs
             .iter()
-            .filter_map(|input| Some((input.name.clone(), self.local(input)?.0)))
+            .filter_map(|input| Some((input.name.clone(), self.local(input.object)?.0)))
             .collect();
         let folder = private_folder(self.parts, self.id());
         let request = self.request(analysis, &folder, &inputs);
@@ -342,8 +348,9 @@ impl Running<'_> {
 
     /// Makes `own` the file of a sealed object, which nobody changes under either name.
     fn link(&mut self, from: &v1::Input, own: &Path) -> Result<(), Failure> {
-        let input = Input::from(from);
-        if let Some((path, _)) = self.local(&input) {
+        let input = Input::try_from(from);
+        let input = input.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
+        if let Some((path, _)) = self.local(input.object) {
             return std::fs::hard_link(&path, own).map_err(|error| device_failure(own, &error));
         }
         let cancelled = || self.live.control.is_cancelled();
@@ -394,68 +401,105 @@ impl Running<'_> {
     }
 
     /// The file and length of a sealed object that is here.
-    fn local(&self, input: &Input) -> Option<(PathBuf, u64)> {
-        let stat = self.parts.store.stat(input.object).ok()?;
-        let path = self.parts.store.local_path(input.object)?;
+    fn local(&self, object: ObjectId) -> Option<(PathBuf, u64)> {
+        let stat = self.parts.store.stat(object).ok()?;
+        let path = self.parts.store.local_path(object)?;
         stat.sealed.then_some((path, stat.size))
     }
 
     /// Where an input's bytes are, after they have been pulled if need be.
     fn fetch(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
-        let failed = |what: String| {
-            let message = format!(
-                "input `{}` (object {:016x}) {what}",
-                input.name, input.object.0
-            );
-            failure(FailureKind::Input, message)
+        if input.selection.is_whole() {
+            return self.fetch_whole(index, input);
+        }
+        let failed = |kind: FailureKind, error: &PullError| {
+            failure(kind, format!("input `{}`: {error}", input.name))
         };
-        if let Some(found) = self.local(input)
+        let lies = self.lies(index, input);
+        let lies = lies.map_err(|error| failed(FailureKind::Input, &error))?;
+        let selected = lies.layout.selected(&input.selection);
+        // Another try would not find more.
+        let selected = selected.map_err(|error| failed(FailureKind::Kernel, &error.into()))?;
+        let part = input.selection.of_part();
+        let part = part.filter(|_| input.selection.byte_ranges().is_none());
+        let part = part.and_then(|part| lies.part(&input.name, part as usize));
+        // One that lacks zeros at its end is made longer elsewhere.
+        let part = part.filter(|(part, _)| part.size > 0 && part.size == selected.length());
+        if let Some((part, capability)) = part {
+            return self.fetch_object(&part, capability);
+        }
+        let here = |object| Some(self.local(object)?.0);
+        let cancelled = || self.live.control.is_cancelled();
+        let got = self.parts.pulls.select(input, &lies, &here, &cancelled);
+        let lost = |error: &PullError| failed(FailureKind::Input, error);
+        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+    }
+
+    /// Where all bytes of an input are.
+    fn lies(&self, index: usize, input: &Input) -> Result<Lies, PullError> {
+        let way = self.live.ways.get(index);
+        if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
+            return Lies::parted(layout, input.size);
+        }
+        // Of what an earlier label made here the label knows no length.
+        let size = self
+            .local(input.object)
+            .map_or(input.size, |(_, size)| size);
+        Ok(Lies::whole(input, size, self.capability(index)))
+    }
+
+    fn take_pulled(&mut self, got: Pulled) -> (PathBuf, u64) {
+        self.outcome.moved_bytes += got.moved_bytes;
+        let found = (got.path.clone(), got.size);
+        self.pulled.push(got);
+        found
+    }
+
+    fn fetch_whole(&mut self, index: usize, input: &Input) -> Result<(PathBuf, u64), Failure> {
+        let way = self.live.ways.get(index);
+        let layout = way.and_then(|way| way.layout.as_ref());
+        let Some(layout) = layout.filter(|_| self.local(input.object).is_none()) else {
+            let live = self.live;
+            let capability = live.ways.get(index).map(|way| way.capability.as_slice());
+            return self.fetch_object(input, capability.unwrap_or_default());
+        };
+        let here = |object| self.parts.store.local_path(object);
+        let cancelled = || self.live.control.is_cancelled();
+        let pulls = &self.parts.pulls;
+        let got = pulls.assemble(input, (layout, self.parts.element), &here, &cancelled);
+        let lost = |error: &PullError| lacks(input, &format!("can't be put together: {error}"));
+        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
+    }
+
+    /// Where the bytes of an object are that is an input.
+    fn fetch_object(
+        &mut self,
+        input: &Input,
+        capability: &[u8],
+    ) -> Result<(PathBuf, u64), Failure> {
+        if let Some(found) = self.local(input.object)
             && let Ok(held) = tidemill_client::object_file::open(&found.0)
         {
             self.held.push(held);
-            return Ok(found);
-        }
-        let way = self.live.ways.get(index);
-        if let Some(layout) = way.and_then(|way| way.layout.as_ref()) {
-            let here = |object| self.parts.store.local_path(object);
-            let cancelled = || self.live.control.is_cancelled();
-            let pulls = &self.parts.pulls;
-            let got = pulls.assemble(input, (layout, self.parts.element), &here, &cancelled);
-            let lost = |error: &PullError| failed(format!("can't be put together: {error}"));
-            let got = got.map_err(|error| pull_failure(&error, lost))?;
-            self.outcome.moved_bytes += got.moved_bytes;
-            let found = (got.path.clone(), got.size);
-            self.pulled.push(got);
             return Ok(found);
         }
         if input.element == self.parts.element {
             // The server is told before this label ends, and sends it elsewhere.
             let what = scrub::look(self.parts, input.object);
             let damage = what.map_or_else(String::new, |what| format!(": there it {what}"));
-            return Err(failed(format!(
-                "is not on element {}{damage}",
-                input.element
-            )));
+            let message = format!("is not on element {}{damage}", input.element);
+            return Err(lacks(input, &message));
         }
-        let capability = self.capability(index);
-        let got = self
-            .parts
-            .pulls
-            .pull(input, capability, &|| self.live.control.is_cancelled());
-        match got {
-            Ok(got) => {
-                self.outcome.moved_bytes += got.moved_bytes;
-                let found = (got.path.clone(), got.size);
-                self.pulled.push(got);
-                Ok(found)
-            }
-            Err(error) => Err(pull_failure(&error, |error| {
-                failed(format!(
-                    "can't be pulled from element {}: {error}",
-                    input.element
-                ))
-            })),
-        }
+        let cancelled = || self.live.control.is_cancelled();
+        let got = self.parts.pulls.pull(input, capability, &cancelled);
+        let lost = |error: &PullError| {
+            let from = input.element;
+            lacks(
+                input,
+                &format!("can't be pulled from element {from}: {error}"),
+            )
+        };
+        Ok(self.take_pulled(got.map_err(|error| pull_failure(&error, lost))?))
     }
 
     fn capability(&self, index: usize) -> &[u8] {
@@ -514,7 +558,7 @@ impl Running<'_> {
         let own = folder.with_extension("copy");
         // A copy that is damaged here is made of another one.
         let anew = from.object == to.object && from.element != self.parts.element;
-        let local = self.local(from).filter(|_| !anew);
+        let local = self.local(from.object).filter(|_| !anew);
         let local = local.map(|(path, _)| path);
         let pulled = local.is_none();
         let moved = match local {
@@ -638,6 +682,15 @@ impl Running<'_> {
             counters.on_run(analysis.kernel.name(), run_ns, outcome.read_bytes);
         }
     }
+}
+
+/// Of an input that can't be had.
+fn lacks(input: &Input, what: &str) -> Failure {
+    let message = format!(
+        "input `{}` (object {:016x}) {what}",
+        input.name, input.object.0
+    );
+    failure(FailureKind::Input, message)
 }
 
 pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {

@@ -10,7 +10,7 @@ use tidemill_core::label::{Input, Operation, Output};
 use tidemill_wire::v1;
 
 /// Names of the attributes of a task collection, and whether they are numbers.
-const TASK_NAMES: [(u32, &str, bool); 18] = [
+const TASK_NAMES: [(u32, &str, bool); 19] = [
     (task::INPUTS, "inputs_collection", true),
     (task::OUTPUTS, "outputs_collection", true),
     (task::NAME, "name", false),
@@ -29,6 +29,7 @@ const TASK_NAMES: [(u32, &str, bool); 18] = [
     (task::STDERR, "stderr", false),
     (task::UID, "uid", true),
     (task::STDOUT, "stdout", false),
+    (task::SELECTIONS, "selections", false),
 ];
 
 /// Whether a label works for a task.
@@ -94,7 +95,7 @@ pub(crate) fn ended_json(
             continue;
         };
         let value = match name {
-            &"args" => serde_json::from_slice(value).unwrap_or(Value::Null),
+            &("args" | "selections") => serde_json::from_slice(value).unwrap_or(Value::Null),
             _ => decode(value, *is_number),
         };
         json.insert((*name).into(), value);

@@ -323,6 +323,7 @@ fn child(
     filters: Option<&'static Filters>,
     parent: i32,
 ) -> ! {
+    spawn::heed_signals();
     let (reply, args, environment, kept) = {
         let Ok(order) = postcard::from_bytes::<Order>(order) else {
             refuse(&descriptors[0], (0, libc::EBADMSG));

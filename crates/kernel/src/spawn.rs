@@ -442,6 +442,22 @@ unsafe fn default_signals() {
     }
 }
 
+/// Has no signal ignored here that whoever started this program ignores, as `nohup` does. Handlers are this program's own, and
+/// so is that a broken pipe is an error.
+pub(crate) fn heed_signals() {
+    for signal in (1..=64).filter(|&signal| signal != libc::SIGPIPE) {
+        // SAFETY: zeroed actions are valid storage, and SIG_DFL with an empty mask. No handler is set.
+        unsafe {
+            let mut known = std::mem::zeroed::<libc::sigaction>();
+            let found = libc::sigaction(signal, ptr::null(), &raw mut known);
+            if found == 0 && known.sa_sigaction == libc::SIG_IGN {
+                let default = std::mem::zeroed::<libc::sigaction>();
+                libc::sigaction(signal, &raw const default, ptr::null_mut());
+            }
+        }
+    }
+}
+
 /// # Safety
 /// As [`confine`].
 unsafe fn streams(image: &Image) -> Step {

@@ -202,6 +202,20 @@ fn a_kernel_finds_nothing_around_it_that_is_not_its_own() {
     }
 }
 
+/// Whoever starts an element may have it ignore signals, as `nohup` does: its kernels do not.
+#[test]
+fn what_an_element_ignores_its_kernels_do_not() {
+    let again = "a_kernel_finds_nothing_around_it_that_is_not_its_own";
+    let script = "trap '' HUP INT QUIT TERM USR1; exec \"$@\"";
+    let mut element = std::process::Command::new("/bin/sh");
+    element
+        .args(["-c", script, "sh"])
+        .arg(std::env::current_exe().unwrap());
+    let said = element.args(["--exact", again]).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && text.contains("1 passed"), "{text}");
+}
+
 /// Children of this process that fork kernels.
 fn fork_servers() -> Vec<i32> {
     let own = std::process::id().to_string();

@@ -96,6 +96,14 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     plain
 }
 
+/// Whether something is there. What is mounted there is not asked: a mount that was killed and can't end answers nobody.
+#[must_use]
+pub fn is_there(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(CWD, path, flags, StatxFlags::TYPE);
+    !matches!(found, Err(Errno::NOENT))
+}
+
 /// The folder's own path; also if a dead mount is on it.
 fn real(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {

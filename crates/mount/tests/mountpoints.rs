@@ -13,8 +13,11 @@ use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
 use std::path::Path;
-use tidemill_mount::mountpoint::give_back;
+use std::sync::mpsc;
+use std::time::Duration;
+use tidemill_mount::mountpoint::{self, give_back};
 
 /// What is mounted at a path now.
 fn mounts(path: &Path) -> usize {
@@ -106,4 +109,50 @@ fn the_bare_folder_is_no_place_for_files() {
     assert!(refused.is(Errno::NOTEMPTY), "{refused}");
     assert!(refused.to_string().contains("found"), "{refused}");
     fs::remove_dir_all(&path).unwrap();
+}
+
+/// A mount that was killed and can't end, or was stopped: whatever asks it waits for ever. Whoever wants to mount there is told.
+#[test]
+fn a_mount_that_never_answers_is_refused_and_holds_nobody_up() {
+    if !can_mount() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mnt");
+    assert!(!mountpoint::is_there(&path));
+    fs::create_dir(&path).unwrap();
+    let mut options = File::options();
+    let fuse = options.read(true).write(true).open("/dev/fuse").unwrap();
+    let data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0",
+        fuse.as_raw_fd()
+    );
+    let data = std::ffi::CString::new(data).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount(
+        "tidemill",
+        &path,
+        "fuse.tidemill",
+        flags,
+        Some(data.as_c_str()),
+    )
+    .unwrap();
+    let (sender, said) = mpsc::channel();
+    let mountpoint = path.clone();
+    let asking = std::thread::spawn(move || {
+        let there = mountpoint::is_there(&mountpoint);
+        let refused = mountpoint::check(&mountpoint);
+        let given_back = give_back(&mountpoint);
+        sender.send((there, refused, given_back)).unwrap();
+    });
+    let said = said.recv_timeout(Duration::from_secs(120));
+    // Whoever waits there goes on when nobody can answer any more.
+    rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
+    drop(fuse);
+    let (there, refused, given_back) = said.expect("somebody waits for what never answers");
+    asking.join().unwrap();
+    assert!(there);
+    given_back.unwrap();
+    let refused = refused.unwrap_err();
+    assert!(refused.is(Errno::BUSY), "{refused}");
 }

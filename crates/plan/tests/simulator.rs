@@ -28,6 +28,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
         size,
         maker: None,
         home: None,
+        striped: None,
     };
     let mut files: Vec<File> = sources
         .iter()
@@ -50,6 +51,7 @@ fn workflow(drafts: &[Draft], sources: &[u64], elements: u32) -> Workflow {
             name: format!("task {index}"),
             kernel: Kernel::Program(format!("kernel {}", index % 3)),
             inputs,
+            selections: Vec::new(),
             outputs: (known..files.len()).collect(),
             compute: Span::from_millis(*millis),
             element,

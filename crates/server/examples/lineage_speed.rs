@@ -47,7 +47,7 @@ fn fill(
         db.prepare("INSERT INTO version VALUES (?1, ?1, 1, 100, 0, ?2, 1, ?1, ?3, 0)")?;
     let mut task =
         db.prepare("INSERT INTO task(task, job, spec, state, changed) VALUES (?1, 1, ?2, 5, 1)")?;
-    let mut input = db.prepare("INSERT INTO task_input VALUES (?1, ?2, 'in', ?3)")?;
+    let mut input = db.prepare("INSERT INTO task_input VALUES (?1, ?2, 'in', ?3, '')")?;
     let mut output = db.prepare("INSERT INTO task_output VALUES (?1, 0, 'out', ?1, ?1, 0, 100)")?;
     for start in (from..from + count).step_by(usize::try_from(size)?) {
         // Objects, inodes and tasks have the same numbers; the folder one that none of them has.

@@ -119,6 +119,8 @@ pub(crate) struct Array {
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
     /// Held by whoever has an element compute for a moment: one after the other.
     probing: tokio::sync::Mutex<()>,
+    /// Held from when it is looked who is up until all have been told: nobody hears of an older list after a newer one.
+    telling: Mutex<()>,
     noted: Noted,
 }
 
@@ -184,6 +186,7 @@ impl Array {
             questions: Mutex::default(),
             probes: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
+            telling: Mutex::default(),
             noted: Noted::default(),
         })
     }
@@ -656,6 +659,7 @@ impl Array {
 
     /// Tells every element where the others are.
     fn tell_peers(&self) {
+        let _turn = self.telling.lock();
         let elements: Vec<_> = self
             .elements()
             .into_iter()
@@ -769,4 +773,77 @@ fn check_same(old: &v1::Element, new: &v1::Element, connected: bool) -> Result<(
 /// How many messages may wait for an element.
 pub(crate) fn outbox() -> (mpsc::Sender<v1::ToElement>, mpsc::Receiver<v1::ToElement>) {
     mpsc::channel(OUTBOX_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    const ELEMENTS: u32 = 8;
+    const ROUNDS: usize = 50;
+
+    fn array(folder: &std::path::Path) -> Array {
+        let names = SqliteNames::open(&folder.join("server.db"), (0, 0)).unwrap();
+        let settings = Settings {
+            array_id: 1,
+            element_timeout: Duration::from_secs(60),
+            link_bytes_per_sec: 0,
+            tls: false,
+            authority: Arc::new(Authority::open(&folder.join("authority")).unwrap()),
+        };
+        // What the driver is told waits for nobody.
+        Array::new(&names, settings, std::sync::mpsc::channel().0).unwrap()
+    }
+
+    fn hello(element: u32) -> v1::Hello {
+        v1::Hello {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            element: Some(v1::Element {
+                element,
+                role: "store".into(),
+                ..v1::Element::default()
+            }),
+            ..v1::Hello::default()
+        }
+    }
+
+    /// The elements that one knows after all that it was told.
+    fn known(told: &mut mpsc::Receiver<v1::ToElement>) -> Vec<u32> {
+        let mut known = Vec::new();
+        while let Ok(message) = told.try_recv() {
+            if let Some(To::Peers(peers)) = message.message {
+                known = peers.elements.iter().map(|peer| peer.element).collect();
+            }
+        }
+        known
+    }
+
+    #[test]
+    fn elements_that_come_at_once_know_each_other() {
+        let runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let array = runtime.block_on(async { array(folder.path()) });
+        let all: Vec<u32> = (0..ELEMENTS).collect();
+        for round in 0..ROUNDS {
+            let start = Barrier::new(all.len());
+            let come = |&element: &u32| {
+                let _entered = runtime.enter();
+                let (outbox, told) = outbox();
+                start.wait();
+                let (_, _, ended) = array.join(hello(element), outbox).unwrap();
+                (told, ended)
+            };
+            let here: Vec<_> = std::thread::scope(|scope| {
+                let threads = all.iter().map(|element| scope.spawn(move || come(element)));
+                let threads: Vec<_> = threads.collect();
+                threads.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            for (element, (mut told, _)) in here.into_iter().enumerate() {
+                assert_eq!(known(&mut told), all, "round {round}, element {element}");
+            }
+            array.slots.lock().clear();
+        }
+    }
 }

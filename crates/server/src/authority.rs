@@ -126,23 +126,26 @@ impl Authority {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
             return Err(AuthorityError::Key);
         }
-        self.sign(&tls::element(element), &Point(public_key))
+        self.sign(&[tls::element(element)], &Point(public_key))
     }
 
-    /// A new key with a certificate that it is the server's.
-    pub(crate) fn server(&self) -> Result<Identity, AuthorityError> {
+    /// A new key with a certificate that it is the server's. By these further names, of hosts and addresses, programs that
+    /// know nothing of arrays know it.
+    pub(crate) fn server(&self, hosts: &[String]) -> Result<Identity, AuthorityError> {
         let key = KeyPair::generate()?;
-        let certificate = self.sign(tls::SERVER, &key)?;
+        let names = [&[tls::SERVER.to_owned()], hosts].concat();
+        let certificate = self.sign(&names, &key)?;
         Ok(tls::identity(
             &certificate,
             &key.serialize_der(),
-            Inside::Http2,
+            Inside::Both,
         )?)
     }
 
-    fn sign(&self, name: &str, key: &impl PublicKeyData) -> Result<Vec<u8>, AuthorityError> {
-        let mut params = CertificateParams::new(vec![name.to_owned()])?;
-        params.distinguished_name = called(name);
+    /// The first name is its own.
+    fn sign(&self, names: &[String], key: &impl PublicKeyData) -> Result<Vec<u8>, AuthorityError> {
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name = called(names.first().map_or("", String::as_str));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(SerialNumber::from_slice(&random::<16>()));

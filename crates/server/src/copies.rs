@@ -26,7 +26,7 @@ use std::time::Duration;
 use tidemill_core::copies::{COPIES_MAX, CopyState, Kept};
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::label::{Input, Operation, Output, Owner};
-use tidemill_core::layout::PartOf;
+use tidemill_core::layout::{PartOf, Selection};
 use tidemill_wire::v1;
 
 /// How often it is looked whether copies are missing.
@@ -355,7 +355,8 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
         short.kept.target = short.kept.target.or(target.map(ElementId));
     }
-    let mut going = db.prepare_cached("SELECT element FROM removal WHERE object = ?1")?;
+    let mut going =
+        db.prepare_cached("SELECT element FROM removal WHERE object = ?1 AND element >= 0")?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
     for element in going.collect::<Result<Vec<u32>, _>>()? {
         let going = (ElementId(element), CopyState::Going);
@@ -396,6 +397,7 @@ impl Short {
                 object: self.kept.object,
                 element: from,
                 size: self.kept.size,
+                selection: Selection::WHOLE,
             },
             to: Output {
                 name: String::new(),
@@ -425,7 +427,7 @@ pub(crate) fn of_all(
                CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
                (SELECT 1 FROM damage WHERE damage.object = copy.object AND damage.element = copy.element) \
                UNION SELECT removal.object, element FROM json_each(?1) AS wanted \
-               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 \
+               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 AND element >= 0 \
                UNION SELECT held.object, element FROM json_each(?1) AS wanted \
                CROSS JOIN held ON held.object = wanted.value WHERE ?3 AND element >= 0 AND NOT EXISTS \
                (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.element = held.element)";
@@ -450,11 +452,45 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let current = all.filter(|(_, state)| *state == CopyState::Current);
     let mut elements: Vec<u32> = current.map(|(element, _)| element).collect();
     // A job may still read it there.
-    let going = "SELECT element FROM removal WHERE object = ?1 AND label = 0";
+    let going = "SELECT element FROM removal WHERE object = ?1 AND label = 0 AND element >= 0 \
+                 AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = removal.element)";
     let mut going = db.prepare_cached(going)?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
     elements.extend(going.collect::<Result<Vec<u32>, _>>()?);
     Ok(elements)
+}
+
+/// A version of which every copy is damaged gets those back that are still to be removed.
+pub(crate) fn reprieve(
+    db: &Connection,
+    object: u64,
+    (leaving, now): (&Leaving, i64),
+) -> Result<(), Fault> {
+    let id = object.cast_signed();
+    let sql = "SELECT removal.element FROM removal CROSS JOIN held ON held.object = removal.object AND held.removed = 0 \
+               WHERE removal.object = ?1 AND removal.label = 0 AND removal.element >= 0 \
+               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = removal.element) \
+               AND EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = held.element) \
+               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND state = ?2 AND NOT EXISTS \
+               (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.element = copy.element))";
+    let mut statement = db.prepare_cached(sql)?;
+    let kept = statement.query_map(params![id, CURRENT], |row| row.get::<_, u32>(0))?;
+    for element in kept.collect::<Result<Vec<_>, _>>()? {
+        tracing::warn!(
+            element,
+            "object {object:016x} is not removed: its other copies are damaged"
+        );
+        db.prepare_cached("DELETE FROM removal WHERE object = ?1 AND element = ?2")?
+            .execute(params![id, element])?;
+        db.prepare_cached("INSERT OR REPLACE INTO copy VALUES (?1, ?2, ?3)")?
+            .execute(params![id, element, CURRENT])?;
+        notes::copied(db, object, element)?;
+        if leaving.is_emptied(element) {
+            leaves(db, object, element, now)?;
+        }
+        look_again(db, object, now)?;
+    }
+    Ok(())
 }
 
 /// A label is to make a copy. There is none of a version that went meanwhile.
@@ -475,11 +511,13 @@ pub(crate) fn ended(
     (leaving, now): (&Leaving, i64),
 ) -> Result<(), Fault> {
     if damage::mended(db, object, element, well)? {
-        return if well {
-            look_again(db, object.0, now)
-        } else {
-            look_later(db, object, 1, now)
-        };
+        if !well {
+            return look_later(db, object, 1, now);
+        }
+        if leaving.is_emptied(element.0) {
+            leaves(db, object.0, element.0, now)?;
+        }
+        return look_again(db, object.0, now);
     }
     let row = params![object.0.cast_signed(), element.0];
     if !well {
@@ -579,4 +617,32 @@ fn look_later(db: &Connection, object: ObjectId, has: i64, now: i64) -> Result<(
     db.prepare_cached(sql)?
         .execute(params![object.0.cast_signed(), now + REST_NS, has])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::SqliteNames;
+
+    #[test]
+    fn a_version_of_several_parts_that_goes_hides_no_copies() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let database = names.database();
+        let kept = |db: &Connection| {
+            db.execute_batch(
+                "INSERT INTO removal(object, element, queued) VALUES (7, -1, 0), (8, 2, 0);
+                 INSERT INTO copy VALUES (8, 1, 1)",
+            )?;
+            Ok(())
+        };
+        database.write_blocking(kept).unwrap();
+        let objects = [ObjectId(7), ObjectId(8)];
+        let found = database.read(|db| of_all(db, &objects, true)).unwrap();
+        assert_eq!(
+            found,
+            [1, 2].map(|element| (ObjectId(8), ElementId(element)))
+        );
+        assert!(database.read(|db| holders(db, 7)).unwrap().is_empty());
+    }
 }

@@ -1,6 +1,7 @@
 //! Copies that are damaged, as elements told: the table `damage`. Such a copy counts as none until it was made anew in its
 //! place.
 
+use crate::copies::reprieve;
 use crate::jobs::store::json;
 use crate::names::Fault;
 use crate::names::copies::{CURRENT, look_again};
@@ -29,6 +30,7 @@ pub(crate) fn found(
             tracing::error!(%element, "object {object} {what}: it is made anew of another copy, if there is one");
             shared.set_damage();
             look_again(db, object.0, now)?;
+            reprieve(db, object.0, (&shared.leaving, now))?;
         }
         count += u64::from(is(db, object.0, element.0)?);
     }

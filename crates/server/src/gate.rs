@@ -5,6 +5,7 @@
 //! them, of [`USER_MESSAGE_BYTES_MAX`] bytes each; what was begun with a token ends with it.
 
 use crate::access::{Access, Peer};
+use crate::files::{self, Refused};
 use futures_util::{StreamExt, future};
 use http_body_util::{BodyStream, Limited, StreamBody};
 use std::convert::Infallible;
@@ -15,7 +16,7 @@ use tidemill_client::turns::Turns;
 use tidemill_wire::USER_MESSAGE_BYTES_MAX;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::http::{Request, Response};
+use tonic::codegen::http::{Request, Response, Version};
 use tower::{Layer, Service};
 
 /// Requests of one user under way at once.
@@ -88,20 +89,30 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Answer {
+        let speaks = Speaks::of(&request);
+        if request.version() < Version::HTTP_2 && speaks == Speaks::Grpc {
+            return Box::pin(future::ready(Ok(Refused::NotHere
+                .response()
+                .map(Body::new))));
+        }
         let peer = self
             .gates
             .access
             .identify(request.headers(), request.extensions());
         let peer = match peer {
             Ok(peer) => peer,
-            Err(status) => return refuse(status),
+            Err(status) => return refuse(status, speaks),
         };
         request.extensions_mut().insert(peer.clone());
         if peer.trusted && peer.token.is_none() {
             return Box::pin(self.inner.call(request));
         }
-        if peer.read_only() && !READS.contains(&request.uri().path()) {
-            return refuse(Status::permission_denied("this token may only read"));
+        let reads = speaks == Speaks::Http || READS.contains(&request.uri().path());
+        if peer.read_only() && !reads {
+            return refuse(
+                Status::permission_denied("this token may only read"),
+                speaks,
+            );
         }
         // The one that is ready is used, the clone may not be.
         let next = self.inner.clone();
@@ -111,8 +122,32 @@ where
     }
 }
 
-fn refuse(status: Status) -> Answer {
-    Box::pin(future::ready(Ok(status.into_http())))
+/// What whoever asks understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Speaks {
+    Grpc,
+    /// Files by URL, which only reads.
+    Http,
+}
+
+impl Speaks {
+    fn of(request: &Request<Body>) -> Self {
+        match files::is_file(request.uri().path()) {
+            true => Self::Http,
+            false => Self::Grpc,
+        }
+    }
+
+    fn refusal(self, status: Status) -> Response<Body> {
+        match self {
+            Self::Grpc => status.into_http(),
+            Self::Http => Refused::from(status).response().map(Body::new),
+        }
+    }
+}
+
+fn refuse(status: Status, speaks: Speaks) -> Answer {
+    Box::pin(future::ready(Ok(speaks.refusal(status))))
 }
 
 /// A request of an ordinary user, when it is its turn, or of whoever has a token. It is under way until all of the
@@ -126,11 +161,11 @@ async fn bounded<S>(
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    let mut turn = None;
+    let (mut turn, speaks) = (None, Speaks::of(&request));
     if !peer.trusted {
         match turns.take(peer.uid).await {
             Ok(taken) => turn = Some(taken),
-            Err(busy) => return Ok(Status::resource_exhausted(busy.to_string()).into_http()),
+            Err(busy) => return Ok(speaks.refusal(Status::resource_exhausted(busy.to_string()))),
         }
         request = request.map(|body| Body::new(Limited::new(body, USER_MESSAGE_BYTES_MAX)));
     }

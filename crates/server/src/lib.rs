@@ -1,7 +1,7 @@
 //! The server of an array: names, jobs, the dispatcher's driver, lineage.
 //!
 //! [`Server::start`] opens the array's folder and serves the control protocol on a Unix socket and a TCP
-//! address. Bytes of files never pass through here.
+//! address. Bytes of files never pass through here but those that somebody asks for by URL (`files`).
 
 mod access;
 mod array;
@@ -12,6 +12,7 @@ mod clock;
 mod copies;
 mod damage;
 mod ends;
+mod files;
 mod gate;
 mod health;
 mod jobs;

@@ -296,6 +296,7 @@ fn conceal(run: &mut v1::Run, made: bool) {
     let nameless = |objects: Vec<v1::NamedObject>| -> Vec<v1::NamedObject> {
         let nameless = objects.into_iter().map(|named| v1::NamedObject {
             name: String::new(),
+            selection: String::new(),
             ..named
         });
         nameless.collect()

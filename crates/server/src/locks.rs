@@ -28,7 +28,7 @@ struct Inner {
     sessions: Sessions,
     arbiter: Mutex<Arbiter>,
     /// Where to tell each mount, by a number of its own.
-    lines: Mutex<BTreeMap<u64, (u64, mpsc::Sender<v1::LockNews>)>>,
+    lines: Mutex<BTreeMap<u64, (u64, mpsc::Sender<v1::Invalidation>)>>,
     next: AtomicU64,
 }
 
@@ -38,12 +38,12 @@ pub(crate) struct Heard {
     locks: Locks,
     session: u64,
     number: u64,
-    news: mpsc::Receiver<v1::LockNews>,
+    news: mpsc::Receiver<v1::Invalidation>,
 }
 
 impl Heard {
     /// The next message; `None`: messages were lost.
-    pub(crate) async fn next(&mut self) -> Option<v1::LockNews> {
+    pub(crate) async fn next(&mut self) -> Option<v1::Invalidation> {
         self.news.recv().await
     }
 }
@@ -188,7 +188,7 @@ impl Locks {
             if let Action::Lend { mount, ino, .. } = action {
                 let others = self.0.lines.lock();
                 for (&other, (_, line)) in others.iter().filter(|(other, _)| **other != mount) {
-                    if line.try_send(news(What::Locked, ino)).is_err() {
+                    if line.try_send(told(news(What::Locked, ino))).is_err() {
                         tracing::debug!(other, ino, "a mount is not told that a file has locks");
                     }
                 }
@@ -201,7 +201,7 @@ impl Locks {
         let mut lines = self.0.lines.lock();
         let told = lines
             .get(&mount)
-            .is_some_and(|(_, line)| line.try_send(news).is_ok());
+            .is_some_and(|(_, line)| line.try_send(told(news)).is_ok());
         if !told {
             lines.remove(&mount);
         }
@@ -211,7 +211,7 @@ impl Locks {
     /// Asks the mount that writes a file to seal what it can.
     pub(crate) fn publish(&self, writer: u64, ino: u64) {
         if let Some((_, line)) = self.0.lines.lock().get(&writer) {
-            let _ = line.try_send(news(What::Publish, ino));
+            let _ = line.try_send(told(news(What::Publish, ino)));
         }
     }
 
@@ -225,6 +225,13 @@ impl Locks {
         if let Some(attr) = attr {
             attr.locked = self.0.arbiter.lock().is_locked_elsewhere(attr.ino, session);
         }
+    }
+
+    /// Tells a mount something after all that was changed before. Says whether it will be told.
+    pub(crate) fn tell_in_order(&self, mount: u64, message: v1::Invalidation) -> bool {
+        let lines = self.0.lines.lock();
+        let line = lines.get(&mount);
+        line.is_some_and(|(_, line)| line.try_send(message).is_ok())
     }
 
     /// The mounts that may have locks.
@@ -247,6 +254,13 @@ impl Locks {
         }
         tracing::info!(session, "the locks of a mount that is gone are free");
         self.0.names.set_locker(session, false).await
+    }
+}
+
+fn told(news: v1::LockNews) -> v1::Invalidation {
+    v1::Invalidation {
+        lock: Some(news),
+        ..v1::Invalidation::default()
     }
 }
 

@@ -144,7 +144,7 @@ async fn forward(
         let (mut received, lock) = tokio::select! {
             received = changes.next() => (Some(received), None),
             lock = news.next() => match lock {
-                // Whoever gets a lock hears first of what was changed before.
+                // Whoever gets a lock, or is asked for a receipt, hears first of what was changed before.
                 Some(lock) => (changes.next_now(), Some(lock)),
                 None => return,
             },
@@ -168,14 +168,10 @@ async fn forward(
             }
             received = lock.as_ref().and_then(|_| changes.next_now());
         }
-        if lock.is_some() {
-            let message = v1::Invalidation {
-                lock,
-                ..v1::Invalidation::default()
-            };
-            if sender.send(Ok(message)).await.is_err() {
-                return;
-            }
+        if let Some(message) = lock
+            && sender.send(Ok(message)).await.is_err()
+        {
+            return;
         }
     }
 }
@@ -191,6 +187,6 @@ fn invalidation(change: &Change) -> Option<v1::Invalidation> {
             name: name.clone(),
             ..v1::Invalidation::default()
         }),
-        Change::Sealed(_) | Change::Moved | Change::Rights(_) => None,
+        Change::Sealed(_) | Change::Closed(_) | Change::Moved | Change::Rights(_) => None,
     }
 }

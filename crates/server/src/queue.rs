@@ -179,6 +179,7 @@ mod tests {
     use crate::jobs::outbox::Posted;
     use tidemill_core::id::{Inode, ObjectId};
     use tidemill_core::label::{Input, Operation, Output, Owner};
+    use tidemill_core::layout::Selection;
 
     const HERE: ElementId = ElementId(1);
     const ELSEWHERE: ElementId = ElementId(2);
@@ -189,6 +190,7 @@ mod tests {
             object: ObjectId(id),
             element: ELSEWHERE,
             size: 5,
+            selection: Selection::WHOLE,
         };
         Label {
             id: LabelId(id),

@@ -25,6 +25,8 @@ use tonic::Status;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a mount may take to forget a file that another one opens for writing. One that takes longer hangs.
 const RECEIPT_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a mount may take to let another one write what it writes. It is asked again while that waits.
+const SHARE_PATIENCE: Duration = Duration::from_secs(2);
 /// The errno of a file that somebody else writes.
 const BUSY: i32 = Errno::TXTBSY.raw_os_error();
 /// Questions under way at once; who comes beyond is told to try again.
@@ -165,8 +167,21 @@ impl Recalls {
         let again = asks(&request).then(|| request.clone());
         let opening = self.opening(&request);
         let asked = Asked::of(&request);
+        let publishes = publishes(&request);
+        let invites = asked.writes.map(|ino| (ino, request.clone()));
+        if let Some(ino) = pieces_of_closed(&request) {
+            self.settle_all(asked.session, ino).await?;
+        }
         let mut results = self.0.names.apply(request).await?;
+        if let Some((ino, request)) = invites.filter(|_| is_busy(&results))
+            && self.invite(asked.session, ino).await?
+        {
+            results = self.0.names.apply(request).await?;
+        }
         self.tell_others(&opening).await;
+        if publishes {
+            self.wait_told(asked.session).await;
+        }
         if let Some(request) = again {
             results = self.settled(request, results).await?;
         }
@@ -185,6 +200,9 @@ impl Recalls {
         let again = asks(&request).then(|| request.clone());
         let opening = self.opening(&request);
         let asked = Asked::of(&request);
+        if asked.writes.is_some() || pieces_of_closed(&request).is_some() || publishes(&request) {
+            return self.0.runtime.block_on(self.apply(request));
+        }
         let mut results = self.0.names.apply_blocking(request)?;
         if !opening.is_empty() {
             self.0.runtime.block_on(self.tell_others(&opening));
@@ -227,8 +245,8 @@ impl Recalls {
                         continue;
                     };
                     error.errno = Errno::BUSY.raw_os_error();
-                    let writer = self.0.names.written(ino)?;
-                    if let Some(writer) = writer.filter(|writer| writer.session != session) {
+                    let writers = self.0.names.written(ino)?;
+                    for writer in writers.iter().filter(|writer| writer.session != session) {
                         locks.publish(writer.session, ino);
                     }
                 }
@@ -240,7 +258,7 @@ impl Recalls {
 
     /// The files that a request opens for writing, and the mounts that have to know before it is answered.
     fn opening(&self, request: &Request) -> Vec<(u64, Line)> {
-        let opens = |op: &v1::NameOp| match op.op {
+        let opens = |op: &v1::NameOp| match &op.op {
             Some(Op::NewVersion(new)) => Some(new.ino),
             _ => None,
         };
@@ -268,6 +286,25 @@ impl Recalls {
             };
             // A mount whose stream is full hangs, or is told to forget everything.
             if let Ok(Some(mut question)) = self.send(line, message) {
+                let _ = tokio::time::timeout(RECEIPT_PATIENCE, &mut question.answer).await;
+            }
+        });
+        join_all(receipts).await;
+    }
+
+    /// Waits until other mounts, and their kernels, have heard of all that was changed up to now.
+    async fn wait_told(&self, session: u64) {
+        let others: Vec<u64> = self.0.lines.lock().keys().copied().collect();
+        let others = others.into_iter().filter(|&other| other != session);
+        let receipts = others.map(|other| async move {
+            let Ok(mut question) = self.question() else {
+                return;
+            };
+            let message = v1::Invalidation {
+                receipt: question.number,
+                ..v1::Invalidation::default()
+            };
+            if self.0.locks.tell_in_order(other, message) {
                 let _ = tokio::time::timeout(RECEIPT_PATIENCE, &mut question.answer).await;
             }
         });
@@ -333,13 +370,55 @@ impl Recalls {
         Ok(results)
     }
 
-    /// Waits until it is known whether a version that a mount writes is still open there; if it is not, until
+    /// Asks the mount that writes a file alone to let another one write it, too. Says whether it answered.
+    async fn invite(&self, session: u64, ino: u64) -> Result<bool, Fault> {
+        if self.0.locks.are_known(ino) {
+            return Ok(false);
+        }
+        let writers = self.0.names.written(ino)?;
+        let [writer] = writers[..] else {
+            return Ok(!writers.is_empty());
+        };
+        if session == 0 || writer.session == 0 || writer.session == session {
+            return Ok(false);
+        }
+        let Some(mut question) = self.ask(writer, ino, true)? else {
+            return Ok(false);
+        };
+        let answer = tokio::time::timeout(SHARE_PATIENCE, &mut question.answer).await;
+        Ok(answer.is_ok_and(|open| open.is_ok()))
+    }
+
+    /// Waits until it is known whether a version that mounts write is still open there; if it is not, until
     /// it is sealed. `session` asks.
     pub(crate) async fn settle(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
+        let writers = self.0.names.written(ino)?;
+        // Who writes it, too, asks for what others have written by itself.
+        if session != 0 && writers.iter().any(|writer| writer.session == session) {
+            return Ok(Settled::Open);
+        }
+        self.settle_all(session, ino).await
+    }
+
+    /// As [`Self::settle`], of all writers but the mount that asks.
+    async fn settle_all(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
+        let writers = self.0.names.written(ino)?;
+        let settled = writers
+            .iter()
+            .map(|&writer| self.settle_one(session, ino, writer));
+        let mut all = Settled::Ended;
+        for settled in join_all(settled).await {
+            all = match (all, settled?) {
+                (Settled::Unknown, _) | (_, Settled::Unknown) => Settled::Unknown,
+                (Settled::Open, _) | (_, Settled::Open) => Settled::Open,
+                (Settled::Ended, Settled::Ended) => Settled::Ended,
+            };
+        }
+        Ok(all)
+    }
+
+    async fn settle_one(&self, session: u64, ino: u64, first: Written) -> Result<Settled, Fault> {
         let deadline = Instant::now() + PATIENCE;
-        let Some(first) = self.0.names.written(ino)? else {
-            return Ok(Settled::Ended);
-        };
         if first.session == 0 || first.session == session {
             return Ok(Settled::Open);
         }
@@ -349,10 +428,18 @@ impl Recalls {
             let arrived = self.0.arrived.notified();
             tokio::pin!(arrived);
             arrived.as_mut().enable();
-            if self.0.names.written(ino)? != Some(first) {
-                return Ok(Settled::Ended);
+            let writers = self.0.names.written(ino)?;
+            if !writers.contains(&first) {
+                // Its mount may have let others write the same.
+                let together = writers.iter().any(|writer| writer.session == first.session);
+                let state = if together {
+                    Settled::Open
+                } else {
+                    Settled::Ended
+                };
+                return Ok(state);
             }
-            let mut question = self.ask(first, ino)?;
+            let mut question = self.ask(first, ino, false)?;
             tokio::select! {
                 open = answer_of(question.as_mut()) => {
                     if open {
@@ -372,7 +459,7 @@ impl Recalls {
     }
 
     /// Asks the mount that writes a version, if it is there.
-    fn ask(&self, version: Written, ino: u64) -> Result<Option<Question<'_>>, Fault> {
+    fn ask(&self, version: Written, ino: u64, share: bool) -> Result<Option<Question<'_>>, Fault> {
         let line = self
             .0
             .lines
@@ -385,6 +472,7 @@ impl Recalls {
         let message = |question| v1::Invalidation {
             question,
             ino,
+            share,
             ..v1::Invalidation::default()
         };
         self.send(&line, message)
@@ -396,24 +484,25 @@ impl Recalls {
         line: &Line,
         message: impl Fn(u64) -> v1::Invalidation,
     ) -> Result<Option<Question<'_>>, Fault> {
+        let question = self.question()?;
+        let message = message(question.number);
+        Ok(line.try_send(Ok(message)).is_ok().then_some(question))
+    }
+
+    /// A question under way.
+    fn question(&self) -> Result<Question<'_>, Fault> {
         let number = self.number();
         let (sender, answer) = oneshot::channel();
-        {
-            let mut questions = self.0.questions.lock();
-            if questions.len() >= QUESTIONS_MAX {
-                return Err(Fault::Unsettled);
-            }
-            questions.insert(number, sender);
+        let mut questions = self.0.questions.lock();
+        if questions.len() >= QUESTIONS_MAX {
+            return Err(Fault::Unsettled);
         }
-        let question = Question {
+        questions.insert(number, sender);
+        Ok(Question {
             recalls: self,
             number,
             answer,
-        };
-        Ok(line
-            .try_send(Ok(message(number)))
-            .is_ok()
-            .then_some(question))
+        })
     }
 }
 
@@ -433,8 +522,7 @@ async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
     loop {
         match changes.next().await {
             Ok(changed) => {
-                let of_ino =
-                    |change: &Change| matches!(change, Change::Node(other) if *other == ino);
+                let of_ino = |change: &Change| matches!(change, Change::Node(other) | Change::Closed(other) if *other == ino);
                 if changed.changes.iter().any(of_ino) {
                     return Ok(());
                 }
@@ -443,6 +531,33 @@ async fn change_of(changes: &mut Changes, ino: u64) -> Result<(), Fault> {
             Err(RecvError::Closed) => return Err(Fault::Closed),
         }
     }
+}
+
+/// The file of which a mount wants to know what others have written and closed, if that is all that is asked.
+fn pieces_of_closed(request: &Request) -> Option<u64> {
+    match &request.ops[..] {
+        [
+            v1::NameOp {
+                op: Some(Op::Pieces(pieces)),
+            },
+        ] if pieces.closed => Some(pieces.ino),
+        _ => None,
+    }
+}
+
+/// Whether it makes visible what was written.
+fn publishes(request: &Request) -> bool {
+    let publishes = |op: &v1::NameOp| matches!(op.op, Some(Op::Publish(_)));
+    request.ops.iter().any(publishes)
+}
+
+/// Whether somebody else writes what was to be written.
+fn is_busy(results: &[v1::NameResult]) -> bool {
+    let error = |result: &v1::NameResult| match &result.result {
+        Some(Answer::Error(error)) => error.errno == BUSY,
+        _ => false,
+    };
+    results.last().is_some_and(error)
 }
 
 /// Whether a request asks for what a file holds or how long it is.

@@ -6,10 +6,11 @@ use crate::array::Array;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::names::commit::Database;
+use crate::names::leaving::Leaving;
 use crate::names::node::NO_ELEMENT;
 use crate::names::parts;
 use crate::names::shared::Shared;
-use crate::{clock, names::Fault};
+use crate::{clock, copies, damage, names::Fault};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -153,22 +154,32 @@ pub(crate) fn ended(
     element: ElementId,
     objects: &[ObjectId],
     failed: Option<&[ObjectId]>,
-    now: i64,
+    (leaving, now): (&Leaving, i64),
 ) -> Result<(), Fault> {
     let list = |objects: &[ObjectId]| {
         let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
         json(&objects)
     };
-    let sql =
-        "DELETE FROM removal WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))";
-    db.prepare_cached(sql)?
-        .execute(params![element.0, list(failed.unwrap_or(objects))])?;
+    let gone = list(failed.unwrap_or(objects));
+    for sql in [
+        "DELETE FROM damage WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2)) \
+         AND object IN (SELECT object FROM removal WHERE removal.element = ?1)",
+        "DELETE FROM removal WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))",
+    ] {
+        db.prepare_cached(sql)?.execute(params![element.0, gone])?;
+    }
     if failed.is_some() {
         let sql = "UPDATE removal SET label = 0, queued = ?3 \
                    WHERE element = ?1 AND object IN (SELECT value FROM json_each(?2))";
         let again = now + AGAIN_NS - REST_NS;
         db.prepare_cached(sql)?
             .execute(params![element.0, list(objects), again])?;
+        // What was told meanwhile may have made it the last one.
+        if damage::any(db)? {
+            for object in objects {
+                copies::reprieve(db, object.0, (leaving, now))?;
+            }
+        }
     }
     Ok(())
 }

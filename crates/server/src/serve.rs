@@ -6,6 +6,7 @@ use crate::array_service::ArrayService;
 use crate::authority::{Authority, AuthorityError};
 use crate::check::Check;
 use crate::ends::Ends;
+use crate::files::Files;
 use crate::gate::Gates;
 use crate::health::HealthService;
 use crate::jobs::Incoming;
@@ -27,6 +28,7 @@ use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
 use crate::{clock, copies, names, notes, scrub};
 use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -72,6 +74,8 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// Whether TCP connections use TLS, to the server and to its elements.
     pub tls: bool,
+    /// Further names, of hosts or addresses, that its certificate is to have, for programs that fetch files by URL.
+    pub tls_names: Vec<String>,
     /// Policy of jobs that name none.
     pub default_policy: String,
     /// How long an element may be away before its labels are given elsewhere.
@@ -107,6 +111,7 @@ impl Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             socket: None,
             tls: true,
+            tls_names: Vec::new(),
             default_policy: tidemill_core::policy::DEFAULT.into(),
             element_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
@@ -216,7 +221,7 @@ impl Server {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
         let token = dir.join("token");
-        let (authority, identity) = open_authority(&dir.join("authority.pem"))?;
+        let (authority, identity) = open_authority(&dir.join("authority.pem"), &config)?;
         let trust = Trust::new(authority.der())?;
         let identity = config.tls.then_some(identity);
         let tokens = Tokens::open(&dir.join("tokens"))?;
@@ -248,7 +253,9 @@ impl Server {
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
+        let files = Files::new(&names, &recalls, &access, &array, &trust);
         let parts = Parts {
+            files,
             names: names.clone(),
             recalls: recalls.clone(),
             array: array.clone(),
@@ -418,6 +425,7 @@ struct Parts {
     ends: Arc<Ends>,
     check: Check,
     mover: Mover,
+    files: Files,
 }
 
 impl Parts {
@@ -479,13 +487,14 @@ impl Parts {
         let array = ArrayServer::new(array)
             .max_decoding_message_size(max)
             .max_encoding_message_size(max);
-        Routes::new(namespace)
+        let routes = Routes::new(namespace)
             .add_service(jobs)
             .add_service(lineage)
             .add_service(TokensServer::new(tokens))
             .add_service(HealthServer::new(health).max_encoding_message_size(max))
             .add_service(PlacesServer::new(places))
-            .add_service(array)
+            .add_service(array);
+        routes.into_axum_router().merge(self.files.routes()).into()
     }
 }
 
@@ -505,14 +514,30 @@ pub(crate) async fn forward_changes(teller: Teller, signals: Signals, driver: Se
 }
 
 /// Who signs for the array, and what it has signed for this server.
-fn open_authority(path: &Path) -> Result<(Arc<Authority>, Identity), StartError> {
+fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Identity), StartError> {
     let at = |reason| StartError::Authority {
         path: path.display().to_string(),
         reason,
     };
     let authority = Authority::open(path).map_err(at)?;
-    let identity = authority.server().map_err(at)?;
+    let identity = authority.server(&hosts(config)).map_err(at)?;
     Ok((Arc::new(authority), identity))
+}
+
+/// The names by which programs that know nothing of arrays may reach the server.
+fn hosts(config: &Config) -> Vec<String> {
+    let mut hosts = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
+    let address = config.listen.ip();
+    if !address.is_unspecified() {
+        hosts.push(address.to_string());
+    }
+    let system = rustix::system::uname();
+    hosts.push(system.nodename().to_string_lossy().into_owned());
+    hosts.extend(config.tls_names.iter().cloned());
+    hosts.retain(|host| !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic()));
+    let mut seen = BTreeSet::new();
+    hosts.retain(|host| seen.insert(host.clone()));
+    hosts
 }
 
 fn file(path: &Path, source: std::io::Error) -> StartError {
@@ -625,6 +650,8 @@ async fn accept_local(unix: &UnixListener, guests: &Guests, access: &Access) -> 
 
 fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
+        // Only files by URL, see the gate.
+        .accept_http1(true)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         // What a peer may send before anybody has looked at it.

@@ -125,9 +125,8 @@ async fn a_version_is_copied_to_another_host_and_its_copies_go_with_it() {
 async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
     let open = v1::Open {
         ino,
-        version: 0,
         avoid: avoid.to_vec(),
-        damaged: false,
+        ..v1::Open::default()
     };
     match one(client, Op::Open(open)).await.unwrap() {
         Answer::Opened(opened) => {
@@ -175,8 +174,7 @@ async fn a_version_is_read_from_whichever_copy_answers() {
         ino,
         object: object.0,
         element: Some(0),
-        steal: false,
-        stripes: None,
+        ..v1::NewVersion::default()
     };
     match one(&client, Op::NewVersion(new)).await.unwrap() {
         Answer::Opened(opened) => assert_eq!(opened.element, 1),

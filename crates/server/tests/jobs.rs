@@ -106,7 +106,8 @@ async fn a_job_runs_and_its_lineage_outlives_renames_and_rewrites() {
         lineage.runs[0].inputs,
         [v1::NamedObject {
             name: "in".into(),
-            object: input
+            object: input,
+            selection: String::new(),
         }]
     );
     let of = |object| {
@@ -308,10 +309,11 @@ async fn jobs_that_were_under_way_in_an_earlier_release_go_on() {
     let database = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     let before = format!(
         "DROP VIEW held; DROP TABLE layout; DROP TABLE part; DROP TABLE label; DROP TABLE locker; DROP TABLE removal; DROP TABLE copy; DROP TABLE short; DROP TABLE lost; DROP INDEX version_copies; \
-         DROP TABLE drain; DROP TABLE move; DROP TABLE removed; DROP TABLE damage; DROP TABLE scrub; DROP TABLE verify; \
+         DROP TABLE publication; ALTER TABLE writing DROP COLUMN told; DROP TABLE drain; DROP TABLE move; DROP TABLE removed; DROP TABLE damage; DROP TABLE scrub; DROP TABLE verify; \
          CREATE TABLE removal(object INTEGER PRIMARY KEY, element INTEGER NOT NULL, queued INTEGER NOT NULL); \
          CREATE INDEX removal_element ON removal(element); ALTER TABLE version DROP COLUMN copies; \
          ALTER TABLE job DROP COLUMN deleted; DROP TABLE annotation; ALTER TABLE task DROP COLUMN hash_ns; \
+         ALTER TABLE task_input DROP COLUMN selection; \
          CREATE TABLE label(label INTEGER PRIMARY KEY, task INTEGER NOT NULL, job INTEGER NOT NULL, \
            element INTEGER NOT NULL, objects TEXT NOT NULL, inputs TEXT NOT NULL); \
          INSERT INTO label VALUES ({old}, {}, {}, 0, '[]', '[]'); PRAGMA user_version = 7;",
@@ -705,6 +707,7 @@ async fn a_job_that_ended_well_has_a_trace_for_its_owner() {
         size: 100,
         element: 0,
         object: trace.files[0].object,
+        layout: None,
     };
     assert_eq!(trace.files, [file]);
     assert_eq!((trace.elements.len(), trace.elements[0].cores), (1, 2));

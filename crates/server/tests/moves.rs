@@ -8,7 +8,9 @@ use array::{FakeElement, Running, failure, root, status, submit, success, user};
 use serde_json::json;
 use std::path::Path;
 use tidemill_client::Server as Client;
-use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+use tidemill_wire::v1::{
+    self, from_element::Message as From, name_op::Op, name_result::Result as Answer,
+};
 use tonic::{Code, Status};
 
 async fn drain(client: &Client, element: u32, cancel: bool) -> Result<v1::Drain, Status> {
@@ -32,7 +34,7 @@ async fn move_to(
         credentials: Some(by),
         path: path.into(),
         element,
-        cancel: false,
+        ..v1::MoveRequest::default()
     };
     let moved = client.places().r#move(request).await;
     moved.map(tonic::Response::into_inner)
@@ -314,6 +316,40 @@ async fn what_is_read_is_removed_when_its_last_reader_has_let_go() {
     let _later = reader(&client, ino).await;
     drop(reading);
     assert_eq!(old.removed().await, [object]);
+    drained(&client, is_empty).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_its_removal_stays_if_all_other_copies_are_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = running.client().await;
+    let mut old = element(&client, 0, "a").await;
+    let mut new = element(&client, 1, "b").await;
+    let (ino, object) = file(&client, "/f").await;
+    let reader = reader(&client, ino).await;
+    drain(&client, 0, false).await.unwrap();
+    let sent = copy(&mut new).await;
+    made(&mut new, sent).await;
+    while rows(dir.path(), "SELECT count(*) FROM removal") == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
+    // Somebody reads it there: it is not gone yet.
+    let damaged = v1::DamagedObjects {
+        objects: vec![v1::DamagedObject {
+            object,
+            what: "is missing".into(),
+        }],
+    };
+    new.send(From::Damaged(damaged)).await;
+    let sent = copy(&mut new).await;
+    assert_eq!(sent.1.from.as_ref().unwrap().element, 0);
+    assert_eq!(rows(dir.path(), "SELECT count(*) FROM removal"), 0);
+    made(&mut new, sent).await;
+    drop(reader);
+    assert_eq!(old.removed().await, [object]);
+    assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
     drained(&client, is_empty).await;
 }
 

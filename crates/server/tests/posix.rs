@@ -615,9 +615,8 @@ mod versions {
         Op::NewVersion(v1::NewVersion {
             ino,
             object,
-            element: None,
             steal,
-            stripes: None,
+            ..v1::NewVersion::default()
         })
     }
 

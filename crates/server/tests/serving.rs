@@ -301,9 +301,7 @@ async fn who_looks_at_a_file_that_is_written_waits_for_the_mounts_word() {
     let new = v1::NewVersion {
         ino: ino.0,
         object: object.0,
-        element: None,
-        steal: false,
-        stripes: None,
+        ..v1::NewVersion::default()
     };
     assert!(matches!(
         mount(Op::NewVersion(new)).await,

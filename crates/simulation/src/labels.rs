@@ -203,20 +203,43 @@ impl World {
                 .elements
                 .iter()
                 .filter(|other| other.id != self.elements[element].id);
-            let others = others.filter(|other| other.store.objects.contains_key(&object.0));
-            let last = others.count() == 0;
-            let current = self.reference.is_current(object.0);
+            let others = others.filter(|other| {
+                let store = &other.store;
+                store.objects.contains_key(&object.0) && !store.is_rotten(object.0)
+            });
+            let good = !self.elements[element].store.is_rotten(object.0);
+            let last = good && others.count() == 0 && self.reference.is_current(object.0);
             assert!(
-                !current || !last,
+                !last || !self.knew_of_damage(live, object),
                 "the last copy of object {object} is removed, and it has a name"
             );
-            if !self.dice.chance(self.weather.unlink) {
+            // Nobody could know that the others have changed; here, the device does not let it be removed before somebody does.
+            if !self.dice.chance(self.weather.unlink) && !last {
                 self.elements[element].store.objects.remove(&object.0);
                 gone.push(object);
             }
         }
         let all = gone.len() == objects.len();
         removed(live, gone, all)
+    }
+
+    /// Whether the server knew that no other copy is good when it decided on a label that removes one; it knows of no damage
+    /// where there was none.
+    fn knew_of_damage(&self, live: &Live, object: ObjectId) -> bool {
+        if !self.rotted.iter().any(|&(_, rotted)| rotted == object.0) {
+            return true;
+        }
+        let Some(server) = &self.server else {
+            return false;
+        };
+        let sql = "SELECT EXISTS (SELECT 1 FROM damage CROSS JOIN label ON label.label = ?2 \
+                   WHERE damage.object = ?1 AND damage.at < label.at AND damage.element NOT IN \
+                   (SELECT element FROM removal WHERE removal.object = ?1))";
+        let knew = server.read(|db| {
+            let row = rusqlite::params![object.0.cast_signed(), live.label.id.0.cast_signed()];
+            db.query_row(sql, row, |row| row.get(0))
+        });
+        knew.expect("the server's tables can be read")
     }
 
     /// The bytes of an object: from here, or pulled from where it is.

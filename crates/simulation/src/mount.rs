@@ -231,9 +231,7 @@ impl Client {
                 Ok(attr) => Op::NewVersion(v1::NewVersion {
                     ino: attr.ino,
                     object,
-                    element: None,
-                    steal: false,
-                    stripes: None,
+                    ..v1::NewVersion::default()
                 }),
                 Err(_) => Op::Create(v1::Create {
                     name: path.as_bytes().to_vec(),
@@ -291,13 +289,12 @@ impl Client {
             }
         };
         let seal = v1::Seal {
-            parts: Vec::new(),
             ino: attr.ino,
             object,
             size,
             mtime: 1,
             attributes,
-            copies: None,
+            ..v1::Seal::default()
         };
         self.one(Op::Seal(seal)).await.is_ok()
     }

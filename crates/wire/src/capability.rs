@@ -25,6 +25,8 @@ pub mod rights {
     pub const REMOVE: u32 = 4;
     /// Set attributes.
     pub const ATTRIBUTES: u32 = 8;
+    /// Read the object's bytes before it is sealed, too: those of a file that several mounts write.
+    pub const UNSEALED: u32 = 16;
 }
 
 /// The key that signs and checks.

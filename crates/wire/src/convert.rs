@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tidemill_core::event::{Decision, ElementView, Estimate, History, JobState, Role, TaskState};
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label as core;
-use tidemill_core::layout::{Layout, Part, PartOf, Striped};
+use tidemill_core::layout::{Extents, Layout, Part, PartOf, Selection, Striped, decode_pieces};
 use tidemill_core::locks::{Lock, Owner, Space};
 use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
 use tidemill_core::surroundings::Surroundings;
@@ -247,6 +247,35 @@ fn input(input: &core::Input) -> v1::Input {
         size: input.size,
         capability: Vec::new(),
         layout: None,
+        selection: selection(&input.selection),
+    }
+}
+
+fn selection(selection: &Selection) -> Option<v1::Selection> {
+    if selection.is_whole() {
+        return None;
+    }
+    let ranges = selection.byte_ranges();
+    let ranges = ranges.into_iter().flatten().map(|range| v1::ByteRange {
+        start: range.start,
+        end: range.end,
+    });
+    Some(v1::Selection {
+        part: selection.of_part(),
+        ranges: ranges.collect(),
+    })
+}
+
+impl TryFrom<&v1::Selection> for Selection {
+    type Error = ConvertError;
+
+    fn try_from(selection: &v1::Selection) -> Result<Self, ConvertError> {
+        if selection.ranges.is_empty() {
+            return Ok(selection.part.map_or(Self::WHOLE, Self::part));
+        }
+        let ranges = selection.ranges.iter().map(|range| range.start..range.end);
+        let ranges: Vec<_> = ranges.collect();
+        Self::ranges(selection.part, &ranges).map_err(|_| ConvertError("input.selection"))
     }
 }
 
@@ -258,7 +287,7 @@ impl TryFrom<&v1::Label> for core::Label {
         let operation = match label.operation.as_ref().ok_or(ConvertError("operation"))? {
             Operation::Analyse(analyse) => core::Operation::Analyse(Box::new(analyse.try_into()?)),
             Operation::Copy(copy) => core::Operation::Copy {
-                from: copy.from.as_ref().ok_or(ConvertError("copy.from"))?.into(),
+                from: copied(copy)?,
                 to: core::Output {
                     name: String::new(),
                     object: ObjectId(copy.to),
@@ -288,6 +317,19 @@ impl TryFrom<&v1::Label> for core::Label {
     }
 }
 
+/// What is copied: all of an object.
+fn copied(copy: &v1::Copy) -> Result<core::Input, ConvertError> {
+    let from: core::Input = copy
+        .from
+        .as_ref()
+        .ok_or(ConvertError("copy.from"))?
+        .try_into()?;
+    match from.selection.is_whole() {
+        true => Ok(from),
+        false => Err(ConvertError("copy.from.selection")),
+    }
+}
+
 /// What an object is a part of.
 fn part_of(part: &v1::PartOf) -> PartOf {
     PartOf {
@@ -302,30 +344,38 @@ fn part_of(part: &v1::PartOf) -> PartOf {
 ///
 /// # Errors
 /// If it contradicts itself.
-pub fn layout(layout: &v1::Layout, size: u64) -> Result<Striped, ConvertError> {
+pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     let part = |part: &v1::LayoutPart| {
         let (object, element) = (ObjectId(part.object), ElementId(part.element));
         Part::on(object, part.size, element)
     };
-    let striped = Layout::Striped(Striped {
-        unit: layout.unit,
-        size,
-        parts: layout.parts.iter().map(part).collect(),
-    });
-    match (striped.check(), striped) {
-        (Ok(()), Layout::Striped(striped)) => Ok(striped),
-        _ => Err(ConvertError("layout")),
-    }
+    let parts = layout.parts.iter().map(part).collect();
+    let made = if layout.unit == 0 {
+        let pieces = decode_pieces(&layout.pieces);
+        pieces.and_then(|pieces| Extents::of(size, parts, pieces).map(Layout::Extents))
+    } else {
+        let striped = Layout::Striped(Striped {
+            unit: layout.unit,
+            size,
+            parts,
+        });
+        striped.check().map(|()| striped)
+    };
+    made.map_err(|_| ConvertError("layout"))
 }
 
-impl From<&v1::Input> for core::Input {
-    fn from(input: &v1::Input) -> Self {
-        Self {
+impl TryFrom<&v1::Input> for core::Input {
+    type Error = ConvertError;
+
+    fn try_from(input: &v1::Input) -> Result<Self, ConvertError> {
+        let selection = input.selection.as_ref().map(Selection::try_from);
+        Ok(Self {
             name: input.name.clone(),
             object: ObjectId(input.object),
             element: ElementId(input.element),
             size: input.size,
-        }
+            selection: selection.transpose()?.unwrap_or_default(),
+        })
     }
 }
 
@@ -346,7 +396,11 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
             name: analyse.name.clone(),
             kernel: kernel.try_into()?,
             args: analyse.args.clone(),
-            inputs: analyse.inputs.iter().map(Into::into).collect(),
+            inputs: analyse
+                .inputs
+                .iter()
+                .map(TryInto::try_into)
+                .collect::<Result<_, _>>()?,
             outputs: analyse.outputs.iter().map(output).collect(),
             stdin: analyse.stdin.clone(),
             stdout: analyse.stdout.clone(),
@@ -638,6 +692,8 @@ impl From<&Decision> for v1::Decision {
             at: time_to_wire(decision.at),
             reused_task: 0,
             reused_job: 0,
+            inputs: Vec::new(),
+            selections: Vec::new(),
         }
     }
 }
@@ -688,6 +744,7 @@ mod tests {
                 object: ObjectId(3),
                 element: ElementId(4),
                 size: 5,
+                selection: Selection::ranges(Some(2), &[0..5, 7..u64::MAX]).unwrap(),
             }],
             outputs: vec![core::Output {
                 name: "out".into(),
@@ -732,6 +789,50 @@ mod tests {
             core::Label::try_from(&broken),
             Err(ConvertError("operation"))
         );
+    }
+
+    /// What of an input is meant is never guessed: a kernel that sees other bytes gives a wrong result.
+    #[test]
+    fn a_label_with_ranges_that_can_not_be_is_refused() {
+        let with = |selection: Option<v1::Selection>| {
+            let mut label = v1::Label::from(&label());
+            if let Some(v1::label::Operation::Analyse(analyse)) = &mut label.operation {
+                analyse.inputs[0].selection = selection;
+            }
+            let read = core::Label::try_from(&label)?;
+            let core::Operation::Analyse(analysis) = read.operation else {
+                panic!("it analyses");
+            };
+            Ok(analysis.inputs[0].selection.clone())
+        };
+        let selection = |part: Option<u32>, ranges: &[(u64, u64)]| {
+            let range = |&(start, end): &(u64, u64)| v1::ByteRange { start, end };
+            let ranges = ranges.iter().map(range).collect();
+            Some(v1::Selection { part, ranges })
+        };
+        // Labels of earlier releases have none.
+        assert_eq!(with(None), Ok(Selection::WHOLE));
+        assert_eq!(with(selection(None, &[])), Ok(Selection::WHOLE));
+        assert_eq!(
+            with(selection(Some(u32::MAX), &[])),
+            Ok(Selection::part(u32::MAX))
+        );
+        let many: Vec<(u64, u64)> = (0..2000).map(|at| (2 * at, 2 * at + 1)).collect();
+        let refused: [&[(u64, u64)]; 7] = [
+            &[(0, 0)],
+            &[(u64::MAX, u64::MAX)],
+            &[(5, 4)],
+            &[(0, 5), (4, 9)],
+            &[(5, 9), (0, 3)],
+            &[(0, u64::MAX), (u64::MAX - 1, u64::MAX)],
+            &many,
+        ];
+        for ranges in refused {
+            assert_eq!(
+                with(selection(None, ranges)),
+                Err(ConvertError("input.selection"))
+            );
+        }
     }
 
     #[test]

@@ -74,11 +74,22 @@ pub fn search(search: &v1::LineageSearch) -> Search {
     }
 }
 
+/// The name of an object with what of it was read, for people.
+fn named(object: &v1::NamedObject) -> String {
+    let v1::NamedObject {
+        name, selection, ..
+    } = object;
+    match selection.is_empty() {
+        true => name.clone(),
+        false => format!("{name} ({selection})"),
+    }
+}
+
 /// A run as the core knows it.
 #[must_use]
 pub fn record(run: &v1::Run) -> Record {
     let objects = |objects: &[v1::NamedObject]| {
-        let pair = |object: &v1::NamedObject| (object.name.clone(), ObjectId(object.object));
+        let pair = |object: &v1::NamedObject| (named(object), ObjectId(object.object));
         objects.iter().map(pair).collect()
     };
     Record {
@@ -116,6 +127,7 @@ mod tests {
             vec![v1::NamedObject {
                 name: name.into(),
                 object,
+                selection: String::new(),
             }]
         };
         let version = |object, task| v1::Version {

@@ -69,6 +69,36 @@ pub fn parse_object(text: &str) -> Option<ObjectId> {
         .map(ObjectId)
 }
 
+/// What a `Range` header asks of `size` bytes.
+///
+/// `None`: nothing that is understood, so all are sent (RFC 9110 §14.2). `Some(None)`: a range
+/// that lies beyond its end.
+#[must_use]
+pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>> {
+    let (first, last) = text.trim().strip_prefix("bytes=")?.split_once('-')?;
+    let (first, last) = (first.trim(), last.trim());
+    // A number in Rust may begin with a sign.
+    if first.starts_with('+') || last.starts_with('+') {
+        return None;
+    }
+    if first.is_empty() {
+        let count: u64 = last.parse().ok()?;
+        let start = size.saturating_sub(count);
+        return Some((start < size).then_some(start..size));
+    }
+    let start: u64 = first.parse().ok()?;
+    let end = if last.is_empty() {
+        size
+    } else {
+        let last: u64 = last.parse().ok()?;
+        if last < start {
+            return None;
+        }
+        last.saturating_add(1).min(size)
+    };
+    Some((start < size).then_some(start..end))
+}
+
 /// What a client tells an element when it seals an object: kept as its attributes.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealBody {
@@ -157,6 +187,29 @@ mod tests {
         for bad in ["0", "0g", "+1"] {
             assert_eq!(parse_hex(bad), None);
         }
+    }
+
+    #[test]
+    fn ranges_are_those_of_http() {
+        for (text, range) in [
+            ("bytes=0-0", Some(Some(0..1))),
+            ("bytes=3-99", Some(Some(3..10))),
+            ("bytes=3-", Some(Some(3..10))),
+            ("bytes=-4", Some(Some(6..10))),
+            ("bytes=-40", Some(Some(0..10))),
+            ("bytes=10-", Some(None)),
+            ("bytes=-0", Some(None)),
+            ("bytes=5-4", None),
+            ("bytes=1-2,4-5", None),
+            ("lines=1-2", None),
+            ("bytes=a-b", None),
+            ("bytes=+1-2", None),
+            ("bytes=1-99999999999999999999", None),
+            ("bytes=0-18446744073709551615", Some(Some(0..10))),
+        ] {
+            assert_eq!(parse_range(text, 10), range, "{text}");
+        }
+        assert_eq!(parse_range("bytes=0-", 0), Some(None));
     }
 
     #[test]

@@ -333,6 +333,7 @@ fn behind(
                 name: format!("{OTHER} {element} {core}"),
                 kernel: Kernel::Program(OTHER.to_owned()),
                 inputs: Vec::new(),
+                selections: Vec::new(),
                 outputs: Vec::new(),
                 compute: wait,
                 element: Some(id),

@@ -3,9 +3,10 @@
 use crate::context::Context;
 use crate::process::Foreground;
 use anyhow::Context as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use tidemill_mount::mountpoint;
 
 const EXAMPLES: &str = "Examples:
   tidemill mount /mnt/tidemill
@@ -45,7 +46,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let path = path.unwrap_or_else(|| context.array.mount());
     check_needs()
         .map_err(|missing| anyhow::anyhow!("can't mount on {}: {missing}", path.display()))?;
-    make(&path)?;
+    if !mountpoint::is_there(&path) {
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("can't make the mount point: {}", path.display()))?;
+    }
     let endpoint = context.endpoint()?;
     let credential = context.credential(&endpoint)?;
     let mut config = tidemill_mount::Config::new(endpoint, credential, path);
@@ -89,13 +93,4 @@ pub(crate) fn check_needs() -> Result<(), String> {
         );
     }
     Ok(())
-}
-
-/// Makes the mount point. One that a killed mount has left can't be looked at, but is there.
-fn make(path: &Path) -> anyhow::Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::create_dir_all(path)
-            .with_context(|| format!("can't make the mount point: {}", path.display())),
-        _ => Ok(()),
-    }
 }

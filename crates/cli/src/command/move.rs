@@ -9,10 +9,11 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill move /raw/a.fits --element 2
   tidemill move /raw --element 2            all files below it
+  tidemill move /big --element 0,1,4,5      on these elements, as much on each
   tidemill move /raw --cancel               what has not been moved stays
 
 It is done in the background, by labels (`tidemill labels`), and goes on after a restart of the server. Whoever reads the files
-does not notice. Of a file with several copies the first one moves.";
+does not notice. Of a file with several copies the first one moves. What lies on one of the elements already stays there.";
 
 /// Have files of the array lie on another element
 #[derive(Debug, clap::Args)]
@@ -21,9 +22,14 @@ pub(crate) struct Args {
     /// Files and folders; all below a folder moves
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// Where they shall lie
-    #[arg(long, value_name = "ELEMENT", required_unless_present = "cancel")]
-    element: Option<u32>,
+    /// Where they shall lie: one element, or several over which files, and the parts of striped ones, are spread
+    #[arg(
+        long,
+        value_name = "ELEMENT,…",
+        value_delimiter = ',',
+        required_unless_present = "cancel"
+    )]
+    element: Vec<u32>,
     /// Leave what has not been moved where it is
     #[arg(long, conflicts_with = "element")]
     cancel: bool,
@@ -36,16 +42,25 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         let request = v1::MoveRequest {
             credentials: Some(credentials()),
             path: path.clone().into_bytes(),
-            element: args.element.unwrap_or(0),
+            element: element(&args.element),
             cancel: args.cancel,
+            elements: args.element.clone(),
         };
         let moved = server.places().r#move(request).await;
         let moved = moved.map_err(|status| server.explain(status))?.into_inner();
         context.output.step(&MovedView {
             path,
-            element: args.element,
+            elements: args.element.clone(),
             moved,
         })?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The element, for servers that know of one only: of several none, which they refuse.
+fn element(elements: &[u32]) -> u32 {
+    match elements {
+        [element] => *element,
+        _ => u32::MAX,
+    }
 }

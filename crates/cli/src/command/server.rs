@@ -35,6 +35,15 @@ pub(crate) struct Args {
     /// TCP address; port 0 takes a free one [default: 127.0.0.1:0]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_LISTEN")]
     listen: Option<SocketAddr>,
+    /// Further names or addresses for the server's certificate, by which programs fetch files by URL. It has localhost, the
+    /// host's own name and the address of --listen
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        env = "TIDEMILL_SERVER_TLS_NAMES"
+    )]
+    tls_names: Option<Vec<String>>,
     /// Unix socket [default: server.sock in its folder]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_SERVER_SOCKET")]
     socket: Option<PathBuf>,
@@ -123,6 +132,9 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
         config.listen = listen;
     }
     config.tls = context.tls();
+    if let Some(names) = args.tls_names.or_else(|| file.tls_names.clone()) {
+        config.tls_names = names;
+    }
     config.socket = args.socket.or_else(|| file.socket.clone());
     if let Some(policy) = args.policy.or_else(|| file.policy.clone()) {
         config.default_policy = policy;

@@ -1,8 +1,14 @@
 //! `tidemill stripe`: how new files below a folder are spread over elements.
 
+use super::put;
 use crate::context::{Context, credentials};
 use crate::files;
+use crate::format;
 use crate::output::Said;
+use crate::output::files::name;
+use crate::progress::Progress;
+use anyhow::Context as _;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use tidemill_client::{Error, Server};
 use tidemill_core::layout::Stripes;
@@ -13,9 +19,12 @@ const EXAMPLES: &str = "Examples:
   tidemill stripe /big 4MiB,8      to 8 elements each
   tidemill stripe /big off         new files are whole again
   tidemill stripe /big             how it is
+  tidemill stripe --rewrite /big/file 1MiB,4     the file itself, written anew
+  tidemill stripe --rewrite /big 1MiB            and all files that are below /big already
   tidemill layout /big/file        where the bytes of a file are
 
-A file that is there stays as it is until it is written again.";
+A file that is there stays as it is until it is written again: with --rewrite it is written anew now, with the same bytes, owner, mode, time
+and number of copies, as a new version. One that is being written is refused.";
 
 /// The folder attribute.
 const NAME: &[u8] = b"user.tidemill.stripe";
@@ -24,9 +33,12 @@ const NAME: &[u8] = b"user.tidemill.stripe";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A folder in the array
+    /// A folder in the array; with --rewrite a file, too
     #[arg(value_name = "FOLDER")]
     path: String,
+    /// Write the file, or all files that are below the folder, anew
+    #[arg(long, requires = "stripes")]
+    rewrite: bool,
     /// Bytes of a stripe, a multiple of 4 KiB (bytes, KiB, MiB, GiB), and how many elements [default: all]; `off`: whole files
     #[arg(value_name = "UNIT[,WIDTH]|off", value_parser = stripes)]
     stripes: Option<String>,
@@ -46,11 +58,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let path = files::path(&args.path)?;
     let found = files::resolve(&server, &path, true).await?;
     let attr = found.attr.unwrap_or_default();
-    if let Some(stripes) = args.stripes {
+    if args.rewrite && attr.kind() == Kind::File {
+        return rewrite(context, &server, (path, found), args.stripes).await;
+    }
+    if let Some(stripes) = args.stripes.clone() {
         anyhow::ensure!(
             attr.kind() == Kind::Directory,
             "{path} is a file, and stays as it lies; new files of a folder are striped: `tidemill stripe FOLDER {stripes}`, or \
-             `tidemill put --stripe {stripes} FILE {path}` to write it anew"
+             `tidemill stripe --rewrite {path} {stripes}` to write it anew"
         );
         let set = v1::SetXattr {
             ino: attr.ino,
@@ -59,6 +74,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             ..v1::SetXattr::default()
         };
         server.one(&credentials(), Op::SetXattr(set)).await?;
+    }
+    if args.rewrite {
+        return rewrite(context, &server, (path, found), args.stripes).await;
     }
     let text = match said(&server, attr.ino).await? {
         Some(said) => said,
@@ -69,6 +87,60 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .output
         .show(&Said::new(format!("{path}: {text}"), json))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file, or all files below a folder, anew.
+async fn rewrite(
+    context: &Context,
+    server: &Server,
+    (path, found): (String, v1::Entry),
+    stripes: Option<String>,
+) -> anyhow::Result<ExitCode> {
+    // `off` is no stripes.
+    let stripes: Option<Stripes> = stripes.and_then(|text| text.parse().ok());
+    let wanted = below(server, path, found).await?;
+    let transfer = context.transfer().await?;
+    let progress = Progress::new(context, wanted.iter().map(|(_, size)| size).sum());
+    let (mut count, mut bytes) = (0_u64, 0);
+    for (path, _) in wanted {
+        progress.now(&path);
+        let written = transfer.rewrite(&path, stripes, |bytes| progress.add(bytes));
+        bytes += written
+            .await
+            .with_context(|| format!("can't write {path} anew"))?;
+        count += 1;
+    }
+    progress.end();
+    let files = format::count(count, "file");
+    let text = format!("{files}, {} written anew", format::bytes(bytes));
+    put::tell(
+        context,
+        text,
+        serde_json::json!({ "files": count, "bytes": bytes }),
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The file, or all below the folder, each once, and its length.
+async fn below(
+    server: &Server,
+    path: String,
+    entry: v1::Entry,
+) -> anyhow::Result<Vec<(String, u64)>> {
+    let (mut left, mut files) = (vec![(path, entry)], Vec::new());
+    let mut seen = BTreeSet::new();
+    while let Some((path, entry)) = left.pop() {
+        let attr = entry.attr.unwrap_or_default();
+        match attr.kind() {
+            Kind::Directory => {
+                let entries = files::list(server, attr.ino).await?.into_iter().rev();
+                left.extend(entries.map(|one| (files::join(&path, &name(&one)), one)));
+            }
+            Kind::File if seen.insert(attr.ino) => files.push((path, attr.size)),
+            _ => {}
+        }
+    }
+    Ok(files)
 }
 
 async fn said(server: &Server, ino: u64) -> anyhow::Result<Option<String>> {

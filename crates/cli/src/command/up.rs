@@ -183,7 +183,7 @@ impl Up<'_> {
     fn mount(&mut self, path: &Path) -> anyhow::Result<()> {
         let array = &self.context.array;
         if process::running(&array.pid_file("mount")).is_none() {
-            if path.symlink_metadata().is_ok() {
+            if mountpoint::is_there(path) {
                 mountpoint::check(path)?;
             }
             array.note_mountpoint(path)?;

@@ -25,6 +25,7 @@ impl View for ExplainView {
                 decision.name, decision.element, decision.policy
             )?;
             writeln!(out, "  why    {}", decision.reason)?;
+            write_selections(out, decision)?;
             if decision.chained {
                 writeln!(
                     out,
@@ -86,6 +87,15 @@ impl View for ExplainView {
     }
 }
 
+/// Which bytes of its inputs a task reads, of those that it does not read all of.
+fn write_selections(out: &mut dyn Write, decision: &v1::Decision) -> io::Result<()> {
+    let some = decision.inputs.iter().zip(&decision.selections);
+    for (input, selection) in some.filter(|(_, selection)| !selection.is_empty()) {
+        writeln!(out, "  reads  {input}, {selection}")?;
+    }
+    Ok(())
+}
+
 fn decision_json(decision: &v1::Decision) -> Value {
     let estimate = |estimate: &v1::Estimate| {
         json!({
@@ -107,6 +117,8 @@ fn decision_json(decision: &v1::Decision) -> Value {
         "reused_task": (decision.reused_task != 0).then_some(decision.reused_task),
         "reused_job": (decision.reused_task != 0).then_some(decision.reused_job),
         "moved_bytes": decision.moved_bytes,
+        "inputs": decision.inputs,
+        "selections": decision.selections,
         "estimates": decision.estimates.iter().map(estimate).collect::<Vec<_>>(),
     })
 }

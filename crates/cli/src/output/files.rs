@@ -82,7 +82,7 @@ fn row(entry: &v1::Entry) -> Vec<String> {
     };
     let attr = entry.attr.unwrap_or_default();
     let place = if attr.parts {
-        "striped".to_owned()
+        "several".to_owned()
     } else {
         attr.element.to_string()
     };

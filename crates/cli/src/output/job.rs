@@ -350,6 +350,7 @@ fn task_json(task: &v1::Task) -> Value {
         "reused_job": (task.reused_task != 0).then_some(task.reused_job),
         "error": task.error,
         "inputs": task.inputs,
+        "selections": task.selections,
         "outputs": task.outputs,
         "args": task.args,
         "surroundings": super::lineage::surroundings(task.surroundings.as_ref()),

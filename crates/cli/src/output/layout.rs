@@ -76,7 +76,9 @@ impl LayoutView {
     fn stripes(&self) -> String {
         let unit = self.layout["unit"].as_u64();
         let stripes = unit.map(|unit| format!("stripes of {}, ", format::bytes(unit)));
-        stripes.unwrap_or_default()
+        let pieces = self.layout["pieces"].as_u64();
+        let pieces = || pieces.map(|count| format!("{count} pieces, "));
+        stripes.or_else(pieces).unwrap_or_default()
     }
 
     fn host(&self, element: u64) -> Option<&str> {

@@ -79,8 +79,13 @@ pub(super) fn surroundings(given: Option<&v1::Surroundings>) -> Option<Value> {
 
 fn run_json(run: &v1::Run) -> Value {
     let named = |objects: &[v1::NamedObject]| -> Value {
-        let pair =
-            |object: &v1::NamedObject| json!({ "name": object.name, "object": object.object });
+        let pair = |object: &v1::NamedObject| {
+            let mut pair = json!({ "name": object.name, "object": object.object });
+            if !object.selection.is_empty() {
+                pair["selection"] = object.selection.as_str().into();
+            }
+            pair
+        };
         objects.iter().map(pair).collect()
     };
     if run.hidden {

@@ -120,8 +120,8 @@ impl View for DrainView {
 #[derive(Debug)]
 pub(crate) struct MovedView {
     pub(crate) path: String,
-    /// Where it goes; `None` if that was given up.
-    pub(crate) element: Option<u32>,
+    /// Where it goes; none if that was given up.
+    pub(crate) elements: Vec<u32>,
     pub(crate) moved: v1::MoveReply,
 }
 
@@ -130,12 +130,17 @@ impl View for MovedView {
         let moved = &self.moved;
         let files = format::count(moved.files, "file");
         let bytes = format::bytes(moved.bytes);
-        let Some(element) = self.element else {
+        let Some((last, others)) = self.elements.split_last() else {
             return writeln!(out, "{}: {files} ({bytes}) left where they are", self.path);
+        };
+        let others: Vec<String> = others.iter().map(u32::to_string).collect();
+        let elements = match others.is_empty() {
+            true => format!("element {last}"),
+            false => format!("elements {} and {last}", others.join(", ")),
         };
         write!(
             out,
-            "{}: {files} ({bytes}) will lie on element {element}",
+            "{}: {files} ({bytes}) will lie on {elements}",
             self.path
         )?;
         for (count, what) in [
@@ -152,7 +157,8 @@ impl View for MovedView {
     fn json(&self) -> Value {
         json!({
             "path": self.path,
-            "element": self.element,
+            "element": (self.elements.len() == 1).then(|| self.elements[0]),
+            "elements": self.elements,
             "files": self.moved.files,
             "bytes": self.moved.bytes,
             "there": self.moved.there,

@@ -41,6 +41,8 @@ pub enum Inside {
     Http2,
     /// Bytes of objects.
     Http1,
+    /// Either, as who connects likes: gRPC, and files by URL.
+    Both,
 }
 
 impl Inside {
@@ -48,6 +50,7 @@ impl Inside {
         match self {
             Self::Http2 => vec![b"h2".to_vec()],
             Self::Http1 => vec![b"http/1.1".to_vec()],
+            Self::Both => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         }
     }
 }

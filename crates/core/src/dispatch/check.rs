@@ -85,8 +85,9 @@ impl Dispatcher {
                     (placed.object, placed.size),
                     "{id:?}"
                 );
+                let selection = self.selection(id, index);
                 assert!(
-                    self.is_on(placed, used.element) && self.reachable(*used),
+                    self.is_on(placed, selection, used.element) && self.reachable(*used, selection),
                     "{id:?} is ready, {used:?} is out of reach"
                 );
             }

@@ -6,6 +6,7 @@
 //! an input can be had as long as an element with any of them is up.
 
 use crate::id::{ElementId, ObjectId};
+use crate::layout::{Layout, Selection};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,7 +26,7 @@ pub(super) struct Copies {
     /// Objects with the elements that keep a copy for good, beside the first.
     lasting: BTreeSet<(ObjectId, ElementId)>,
     /// What objects are made of that lie in several.
-    parts: BTreeMap<ObjectId, Vec<Placed>>,
+    parts: BTreeMap<ObjectId, Layout>,
     /// Objects with elements that have them no more, or damaged.
     gone: BTreeSet<(ObjectId, ElementId)>,
     /// Objects with the elements that should have a copy.
@@ -76,17 +77,39 @@ impl Copies {
         }
     }
 
-    /// An object lies in these.
-    pub(super) fn part(&mut self, object: ObjectId, parts: Vec<Placed>) {
-        self.parts.insert(object, parts);
+    /// An object lies in others.
+    pub(super) fn part(&mut self, object: ObjectId, layout: Layout) {
+        self.parts.insert(object, layout);
     }
 
-    /// The objects that one lies in; `None`: it is all in one place.
-    pub(super) fn parts(&self, object: ObjectId) -> Option<&[Placed]> {
+    /// The objects that one lies in, each where it was first; `None`: it is all in one place.
+    pub(super) fn parts(&self, object: ObjectId) -> Option<impl Iterator<Item = Placed> + '_> {
         if self.parts.is_empty() {
             return None;
         }
-        self.parts.get(&object).map(Vec::as_slice)
+        let layout = self.parts.get(&object)?;
+        Some((0..layout.parts().len()).filter_map(|part| placed(layout, part)))
+    }
+
+    /// The objects that have bytes of what is selected of one, and how many; `None`: it is all in one place.
+    pub(super) fn selected(
+        &self,
+        object: ObjectId,
+        selection: &Selection,
+    ) -> Option<Vec<(Placed, u64)>> {
+        if self.parts.is_empty() {
+            return None;
+        }
+        let layout = self.parts.get(&object)?;
+        if selection.is_whole() {
+            let parts = self.parts(object)?.filter(|part| part.size > 0);
+            return Some(parts.map(|part| (part, part.size)).collect());
+        }
+        // What it does not have is refused where it is read.
+        let bytes = layout.selected(selection).map(|one| one.bytes_by_part());
+        let bytes = bytes.unwrap_or_default().into_iter();
+        let parts = bytes.filter_map(|(part, bytes)| Some((placed(layout, part)?, bytes)));
+        Some(parts.collect())
     }
 
     /// Whether an element that was said to have an object has it no more.
@@ -94,10 +117,17 @@ impl Copies {
         self.gone.contains(&(object, element))
     }
 
+    /// Whether anything was told of where an object is kept for good.
+    pub(super) fn knows(&self, object: ObjectId) -> bool {
+        self.lasting(object).next().is_some() || of(&self.gone, object).next().is_some()
+    }
+
     /// Nobody asks for the copies of an object any more.
     pub(super) fn forget_lasting(&mut self, object: ObjectId) {
-        for part in self.parts.remove(&object).unwrap_or_default() {
-            self.forget_lasting(part.object);
+        if let Some(layout) = self.parts.remove(&object) {
+            for part in layout.parts() {
+                self.forget_lasting(part.object);
+            }
         }
         let elements: Vec<ElementId> = self.lasting(object).collect();
         for element in elements {
@@ -133,6 +163,16 @@ impl Copies {
             self.holders.remove(&(object, element));
         }
     }
+}
+
+/// A part where it was first.
+fn placed(layout: &Layout, part: usize) -> Option<Placed> {
+    let part = layout.parts().get(part)?;
+    Some(Placed {
+        object: part.object,
+        element: part.copies.first()?.element,
+        size: part.size,
+    })
 }
 
 fn of(

@@ -10,6 +10,7 @@ use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use crate::event::{Origin, TaskState};
 use crate::id::{ElementId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind};
+use crate::layout::Selection;
 use crate::object::Placed;
 use std::collections::BTreeSet;
 use std::ops::RangeFrom;
@@ -34,14 +35,14 @@ impl Dispatcher {
         self.presence(element) == Presence::Up
     }
 
-    /// Whether a sealed object can be read now. A file that never had a byte has no object: it is empty
+    /// Whether what is selected of a sealed object can be read now. A file that never had a byte has no object: it is empty
     /// everywhere.
-    pub(super) fn reachable(&self, placed: Placed) -> bool {
-        if let Some(parts) = self.copies.parts(placed.object) {
-            let mut parts = parts.iter().filter(|part| part.size > 0);
-            return parts.all(|&part| self.reachable(part));
+    pub(super) fn reachable(&self, placed: Placed, selection: &Selection) -> bool {
+        if let Some(parts) = self.copies.selected(placed.object, selection) {
+            let mut parts = parts.into_iter();
+            return parts.all(|(part, _)| self.reachable(part, &Selection::WHOLE));
         }
-        let nearest = self.nearest(placed);
+        let nearest = self.nearest(placed, selection);
         placed.object == ObjectId::STATUS || self.has(nearest)
     }
 
@@ -50,12 +51,12 @@ impl Dispatcher {
         self.up(placed.element) && !self.copies.is_gone(placed.object, placed.element)
     }
 
-    /// A sealed object where it can be read now, if it can be anywhere. One that lies in several is where the first of them
-    /// is that can't be read, or where the first of them is.
-    pub(super) fn nearest(&self, placed: Placed) -> Placed {
-        if let Some(parts) = self.copies.parts(placed.object) {
-            let mut parts = parts.iter().filter(|part| part.size > 0);
-            let parts = parts.by_ref().map(|&part| self.nearest(part).element);
+    /// A sealed object where what is selected of it can be read now, if it can be anywhere. What lies in several objects is
+    /// where the first of them is that can't be read, or where the first of them is.
+    pub(super) fn nearest(&self, placed: Placed, selection: &Selection) -> Placed {
+        if let Some(parts) = self.copies.selected(placed.object, selection) {
+            let parts = parts.into_iter();
+            let parts = parts.map(|(part, _)| self.nearest(part, &Selection::WHOLE).element);
             let mut parts = parts.peekable();
             let first = parts.peek().copied();
             let away = parts.find(|&element| !self.up(element));
@@ -71,13 +72,31 @@ impl Dispatcher {
         Placed { element, ..placed }
     }
 
-    /// Whether a task can only be sure of this input as long as that element is up.
-    pub(super) fn is_on(&self, placed: Placed, element: ElementId) -> bool {
-        if let Some(parts) = self.copies.parts(placed.object) {
-            return parts.iter().any(|&part| self.is_on(part, element));
+    /// Whether a task can only be sure of what is selected of this input as long as that element is up.
+    pub(super) fn is_on(&self, placed: Placed, selection: &Selection, element: ElementId) -> bool {
+        if let Some(parts) = self.copies.selected(placed.object, selection) {
+            let mut parts = parts.into_iter();
+            return parts.any(|(part, _)| self.is_on(part, &Selection::WHOLE, element));
         }
         let mut copies = self.copies.lasting(placed.object);
         placed.element == element || copies.any(|copy| copy == element)
+    }
+
+    /// How many bytes are selected of an object.
+    pub(super) fn bytes_of(&self, placed: Placed, selection: &Selection) -> u64 {
+        if selection.is_whole() {
+            return placed.size;
+        }
+        match self.copies.selected(placed.object, selection) {
+            Some(parts) => parts.iter().map(|(_, bytes)| bytes).sum(),
+            None => selection.bytes_of(placed.size),
+        }
+    }
+
+    /// What is selected of an input of a task.
+    pub(super) fn selection(&self, id: TaskId, index: usize) -> &Selection {
+        let input = self.task(id).spec.inputs.get(index);
+        input.map_or(&Selection::WHOLE, |input| &input.selection)
     }
 
     /// The sealed object of an input, if there is one.
@@ -173,8 +192,8 @@ impl Dispatcher {
         let mut found = Obstacles::default();
         for (index, input) in self.task(id).spec.inputs.iter().enumerate() {
             if let Some(placed) = self.input(id, index) {
-                if self.reachable(placed) {
-                    found.placed.push(self.nearest(placed));
+                if self.reachable(placed, &input.selection) {
+                    found.placed.push(self.nearest(placed, &input.selection));
                     continue;
                 }
                 let name = input.name.clone();
@@ -207,7 +226,8 @@ impl Dispatcher {
             let outputs = task.outputs.iter().flatten();
             let expected = outputs
                 .filter(|placed| {
-                    self.presence(self.nearest(**placed).element) == Presence::Expected
+                    self.presence(self.nearest(**placed, &Selection::WHOLE).element)
+                        == Presence::Expected
                 })
                 .count();
             let pinned_away = task.spec.element.is_some_and(|element| !self.up(element));
@@ -216,7 +236,7 @@ impl Dispatcher {
             }
             for (index, input) in task.spec.inputs.iter().enumerate() {
                 match (self.input(id, index), input.origin) {
-                    (Some(placed), _) if self.reachable(placed) => {}
+                    (Some(placed), _) if self.reachable(placed, &input.selection) => {}
                     (Some(_), Origin::Task(maker, _)) => pending.push(maker),
                     (None, Origin::Task(maker, _)) => {
                         let maker = self.tasks.get(&maker);
@@ -281,7 +301,7 @@ impl Dispatcher {
             task.outputs
                 .iter()
                 .flatten()
-                .all(|&placed| self.up(self.nearest(placed).element))
+                .all(|&placed| self.up(self.nearest(placed, &Selection::WHOLE).element))
         };
         let needed = || {
             task.dependents
@@ -419,6 +439,12 @@ impl Dispatcher {
         for task in ready.collect::<Vec<_>>() {
             self.settle(task, turn);
         }
+    }
+
+    /// Whether anything was told of the copies of an object, and not forgotten since: then what changes is to be told, too.
+    #[must_use]
+    pub fn knows_copies(&self, object: ObjectId) -> bool {
+        self.copies.knows(object)
     }
 
     /// No job reads an object any more: nothing more is told of its copies.

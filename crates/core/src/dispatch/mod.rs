@@ -273,7 +273,7 @@ impl Dispatcher {
                 element,
                 there,
             } => self.on_copied(object, element, there, turn),
-            Event::Parted { object, parts } => self.copies.part(object, parts),
+            Event::Parted { object, layout } => self.copies.part(object, layout),
             Event::Emptied { element, emptied } => self.on_emptied(element, emptied),
             Event::ErrandSent { element, label } => {
                 self.errands.insert(label, element);

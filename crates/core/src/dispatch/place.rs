@@ -18,6 +18,7 @@ use crate::event::{Action, Decision, Estimate, TaskState};
 use crate::folder;
 use crate::id::{ElementId, JobId, LabelId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
+use crate::layout::Selection;
 use crate::object::Placed;
 use crate::policy::{Candidate, Choice, FullScan, Reason, Request};
 use crate::time::{Span, Time};
@@ -268,27 +269,26 @@ impl Dispatcher {
         let spec = &task.spec;
         for (index, input) in spec.inputs.iter().enumerate() {
             let ready = task.ready_inputs.get(index).copied();
-            let sealed = || Some(self.nearest(self.input(id, index)?));
+            let sealed = || Some(self.nearest(self.input(id, index)?, &input.selection));
             let flying = || self.flying(input.origin, along?);
             let Some(placed) = ready.or_else(sealed).or_else(flying) else {
                 continue;
             };
             let data = !spec.kernel.is_in(&input.name);
             reads.data += usize::from(data);
-            reads.bytes = reads.bytes.saturating_add(placed.size);
-            if let Some(parts) = self.copies.parts(placed.object) {
-                self.read_parts(placed, parts, data, reads);
+            if let Some(parts) = self.copies.selected(placed.object, &input.selection) {
+                self.read_parts(placed, (&input.selection, &parts), data, reads);
                 continue;
             }
+            let bytes = input.selection.bytes_of(placed.size);
+            reads.bytes = reads.bytes.saturating_add(bytes);
             if data {
                 reads.holders.push(placed.element);
             }
             let copies = self.copies.of(placed.object);
             let copies = copies.filter(|&copied| copied != placed.element);
             let holding = std::iter::once(placed.element).chain(copies);
-            reads
-                .local
-                .extend(holding.map(|element| (element, placed.size)));
+            reads.local.extend(holding.map(|element| (element, bytes)));
             reads.placed.push(placed);
         }
         reads.holders.sort_unstable();
@@ -303,20 +303,35 @@ impl Dispatcher {
         });
     }
 
-    /// As [`Self::read`], of an input that lies in several objects.
-    fn read_parts(&self, placed: Placed, parts: &[Placed], data: bool, reads: &mut Reads) {
+    /// As [`Self::read`], of an input that lies in several objects: how many bytes of it each of those has.
+    fn read_parts(
+        &self,
+        placed: Placed,
+        (selection, parts): (&Selection, &[(Placed, u64)]),
+        data: bool,
+        reads: &mut Reads,
+    ) {
+        let all = match selection.is_whole() {
+            true => placed.size,
+            false => parts.iter().map(|(_, bytes)| bytes).sum(),
+        };
+        reads.bytes = reads.bytes.saturating_add(all);
         // Those that have put it together have all of it.
         let whole: BTreeSet<ElementId> = self.copies.of(placed.object).collect();
-        let all = whole.iter().map(|&element| (element, placed.size));
-        reads.local.extend(all);
-        for part in parts.iter().map(|&part| self.nearest(part)) {
-            let lasting = self.copies.lasting(part.object);
-            let lasting = lasting.filter(|&element| element != part.element);
-            let holding = std::iter::once(part.element).chain(lasting);
+        reads
+            .local
+            .extend(whole.iter().map(|&element| (element, all)));
+        for &(part, bytes) in parts {
+            let part = self.nearest(part, &Selection::WHOLE);
+            // Of what several are put together of, only what is kept for good is used.
+            let pulled = self.copies.of(part.object);
+            let pulled = pulled.filter(|_| selection.of_part().is_some());
+            let copies = self.copies.lasting(part.object).chain(pulled);
+            let copies = copies.filter(|&element| element != part.element);
+            let copies: BTreeSet<ElementId> = copies.collect();
+            let holding = std::iter::once(part.element).chain(copies);
             let holding = holding.filter(|element| !whole.contains(element));
-            reads
-                .local
-                .extend(holding.map(|element| (element, part.size)));
+            reads.local.extend(holding.map(|element| (element, bytes)));
             if data {
                 reads.holders.push(part.element);
             }
@@ -416,8 +431,12 @@ impl Dispatcher {
         {
             return None;
         }
-        let sealed = (0..task.spec.inputs.len()).filter_map(|index| self.input(id, index));
-        if sealed.into_iter().any(|placed| !self.reachable(placed)) {
+        let mut inputs = task.spec.inputs.iter().enumerate();
+        let away = inputs.any(|(index, input)| {
+            let sealed = self.input(id, index);
+            sealed.is_some_and(|placed| !self.reachable(placed, &input.selection))
+        });
+        if away {
             return None;
         }
         let makers = sent
@@ -457,11 +476,8 @@ impl Dispatcher {
         } else {
             std::mem::take(&mut task.ready_inputs)
         };
-        for placed in &inputs {
-            let parted = self.copies.parts(placed.object).is_some();
-            if (parted || placed.element != element) && placed.object != ObjectId::STATUS {
-                self.copies.note(element, placed.object, placed.size);
-            }
+        for (index, &placed) in inputs.iter().enumerate() {
+            self.note_pulled(id, index, placed, element);
         }
         let issued = Issued {
             task: id,
@@ -506,6 +522,27 @@ impl Dispatcher {
         wait + expected
     }
 
+    /// An element is to pull an input of a task, if it is not there. Of ranges of bytes nothing is noted: others that read the
+    /// same are rare.
+    fn note_pulled(&mut self, id: TaskId, index: usize, placed: Placed, element: ElementId) {
+        if placed.object == ObjectId::STATUS {
+            return;
+        }
+        let selection = self.selection(id, index);
+        let pulled = match self.copies.selected(placed.object, selection) {
+            _ if selection.byte_ranges().is_some() => return,
+            Some(_) if selection.is_whole() => Some(placed),
+            Some(parts) => {
+                let mut parts = parts.into_iter().map(|(part, _)| part);
+                parts.next().filter(|part| part.element != element)
+            }
+            None => Some(placed).filter(|placed| placed.element != element),
+        };
+        if let Some(pulled) = pulled {
+            self.copies.note(element, pulled.object, pulled.size);
+        }
+    }
+
     /// Tells the policy that its choice was carried out; the policy's name for an explanation, `None` if none was asked.
     fn commit(&mut self, job: JobId, choice: &Choice) -> Option<String> {
         if choice.reason == Reason::Pinned {
@@ -524,10 +561,9 @@ impl Dispatcher {
         let Some(task) = self.tasks.get(&issued.task) else {
             return UNKNOWN_RUN;
         };
-        let bytes = issued
-            .inputs
-            .iter()
-            .fold(0_u64, |sum, one| sum.saturating_add(one.size));
+        let read = task.spec.inputs.iter().zip(&issued.inputs);
+        let read = read.map(|(input, &placed)| self.bytes_of(placed, &input.selection));
+        let bytes = read.fold(0, u64::saturating_add);
         let runs = self.learned.of(task.kernel);
         let known = runs.by_element.get(&issued.element);
         known
@@ -579,6 +615,7 @@ impl Dispatcher {
                 object: used.object,
                 element: used.element,
                 size: used.size,
+                selection: input.selection.clone(),
             });
         let outputs = spec
             .outputs

@@ -103,8 +103,8 @@ impl Dispatcher {
             .filter(|&task| {
                 let inputs = 0..self.task(task).spec.inputs.len();
                 inputs
-                    .filter_map(|index| self.input(task, index))
-                    .any(|placed| self.is_on(placed, id))
+                    .filter_map(|index| Some((self.input(task, index)?, index)))
+                    .any(|(placed, index)| self.is_on(placed, self.selection(task, index), id))
             });
         let unready: Vec<TaskId> = unready.collect();
         let stranded = std::mem::take(&mut self.stranded);

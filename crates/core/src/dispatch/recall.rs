@@ -89,7 +89,8 @@ impl Dispatcher {
                     && policy.is_some_and(|policy| policy.weighs_waits())
                     && (0..task.spec.inputs.len()).all(|index| {
                         let input = self.input(id, index);
-                        input.is_some_and(|placed| self.reachable(placed))
+                        input
+                            .is_some_and(|placed| self.reachable(placed, self.selection(id, index)))
                     })
             })
         })

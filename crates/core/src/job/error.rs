@@ -2,6 +2,7 @@
 
 use super::{MAX_ARG_BYTES, MAX_ERRORS, MAX_NAME_BYTES, MAX_PATH_BYTES};
 use crate::id::{ElementId, JobId};
+use crate::layout::SelectionError;
 use crate::resources::{AMOUNT_MAX, NAME_BYTES_MAX};
 use crate::script::{self, Position};
 
@@ -331,6 +332,22 @@ pub enum Problem {
         /// Where that one lists it.
         first: Position,
     },
+    /// Bytes of an input that can't be, or that it does not have.
+    #[error("input \"{path}\": {problem}")]
+    Selection {
+        /// The input.
+        path: String,
+        /// What is wrong with them.
+        problem: SelectionError,
+    },
+    /// An input that is to have a name which no input can have.
+    #[error("\"{0}\" can't be what a kernel calls an input; give a name relative to \"workdir\"")]
+    InputName(String),
+    /// Files whose bytes are selected one by one.
+    #[error(
+        "\"{0}\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)"
+    )]
+    SelectedPattern(String),
     /// `stdin` that is no input, or `stdout` that is no output.
     #[error("\"{setting}\" is \"{name}\", which is not in \"{list}\"; list it there")]
     Stream {

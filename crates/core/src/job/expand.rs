@@ -192,9 +192,20 @@ impl Expander<'_> {
 
     /// The files and folders that a task lists; what is wrong with one is found when it is read.
     fn named(&self, task: &Group, list: &str) -> Vec<Named> {
-        let given = values(task, list).iter().filter_map(text);
-        let named = given.filter_map(|given| path::file_or_folder(&self.workdir, given).ok());
-        named.collect()
+        let file = |value: &Value| match group_of(value) {
+            None => path::file_or_folder(&self.workdir, text(value)?).ok(),
+            Some(group) => self.selected(group),
+        };
+        values(task, list).iter().filter_map(file).collect()
+    }
+
+    /// An input of which some bytes are read.
+    fn selected(&self, group: &Group) -> Option<Named> {
+        let given = |name: &str| text(&group.get(name)?.value);
+        let file = path::file(&self.workdir, given("file")?).ok()?;
+        let called = given("name").and_then(|name| path::file(&self.workdir, name).ok());
+        let name = called.map_or_else(|| file.name.clone(), |called| called.name);
+        Some(Named { name, ..file })
     }
 
     fn spend(&mut self, bytes: usize, at: Position) -> Result<(), Wrong> {

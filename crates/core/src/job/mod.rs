@@ -23,6 +23,7 @@ pub use stack::MAX_STAGES;
 use crate::folder;
 use crate::id::ElementId;
 use crate::label::Limits;
+use crate::layout::Selection;
 use crate::resources::Needs;
 use crate::script::{self, Position};
 use crate::surroundings::Surroundings;
@@ -177,6 +178,8 @@ pub struct Input {
     pub path: String,
     /// Where it comes from.
     pub source: Source,
+    /// What of it is read.
+    pub selection: Selection,
     /// Where it stands in the script.
     pub at: Position,
 }

@@ -11,6 +11,7 @@ use super::{
 use crate::folder;
 use crate::id::ElementId;
 use crate::label::Limits;
+use crate::layout::{Selection, byte_ranges};
 use crate::nearest::nearest;
 use crate::policy;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
@@ -18,6 +19,7 @@ use crate::script::{Data, Group, Position, Value};
 use crate::surroundings::{self, BYTES_MAX, FOLDERS_MAX, JOB_BYTES_MAX, LOOKS_MAX, Surroundings};
 use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 const JOB_SETTINGS: [&str; 16] = [
     "name",
@@ -58,6 +60,7 @@ const TASK_SETTINGS: [&str; 19] = [
     "path",
     "folders",
 ];
+const INPUT_SETTINGS: [&str; 4] = ["file", "part", "bytes", "name"];
 const LIMIT_SETTINGS: [&str; 3] = ["time", "memory", "output"];
 const KERNEL_KINDS: [&str; 5] = ["builtin", "native", "program", "stored", "wasm"];
 
@@ -263,7 +266,8 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         stdin: stream(fields, workdir, ["stdin", "input"], errors, |path| {
             inputs
                 .iter()
-                .find(|input| input.path == path && !folder::is_folder(&input.name))
+                .filter(|input| !folder::is_folder(&input.name))
+                .find(|input| input.path == path || is_called(input, workdir, path))
                 .map(|input| input.name.clone())
         }),
         stdout,
@@ -281,6 +285,12 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         outputs,
     };
     Some(task)
+}
+
+/// Whether a path is that of an input as the kernel calls it.
+fn is_called(input: &Input, workdir: Option<&str>, path: &str) -> bool {
+    let below = workdir.and_then(|workdir| path.strip_prefix(workdir.trim_end_matches('/')));
+    below.and_then(|below| below.strip_prefix('/')) == Some(&input.name)
 }
 
 /// The kernel of a task, and its stages if it is a stack.
@@ -387,25 +397,88 @@ fn input(named: path::Named, at: Position) -> Input {
         name: named.name,
         path: named.path,
         source: Source::Outside,
+        selection: Selection::WHOLE,
         at,
     }
 }
 
 fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<Input> {
-    let texts = fields
-        .texts("input", "inputs", MAX_INPUTS, errors)
-        .unwrap_or_default();
-    let Some(workdir) = workdir else {
+    const EXPECTED: &str = "an array of strings such as [ \"a.dat\", \"b.dat\" ]";
+    let values = fields.list("input", ("inputs", MAX_INPUTS), EXPECTED, errors);
+    let (Some(values), Some(workdir)) = (values, workdir) else {
         return Vec::new();
     };
-    let mut inputs = Vec::with_capacity(texts.len());
-    for text in texts {
-        match path::file_or_folder(workdir, text.value) {
-            Ok(named) => inputs.push(input(named, text.at)),
-            Err(problem) => fields.error(text.at, problem, errors),
+    let mut inputs = Vec::with_capacity(values.len());
+    for value in values {
+        let named = match &value.data {
+            Data::Text(text) => path::file_or_folder(workdir, text).map(|it| input(it, value.at)),
+            Data::Group(group) => {
+                inputs.extend(selected(fields, (group, value.at), workdir, errors));
+                continue;
+            }
+            _ => {
+                fields.type_error("input", EXPECTED, value, errors);
+                continue;
+            }
+        };
+        match named {
+            Ok(input) => inputs.push(input),
+            Err(problem) => fields.error(value.at, problem, errors),
         }
     }
     inputs
+}
+
+/// An input of which only some bytes are read, or that the kernel sees under another name.
+fn selected(
+    fields: &Fields<'_>,
+    (group, at): (&Group, Position),
+    workdir: &str,
+    errors: &mut Errors,
+) -> Option<Input> {
+    let fields = Fields {
+        group,
+        place: "an input",
+        at,
+        task: fields.task,
+    };
+    fields.check_names(&INPUT_SETTINGS, errors);
+    let file = fields.required_text("file", errors)?;
+    let found = match file.value.contains('*') {
+        true => Err(Problem::SelectedPattern(file.value.to_owned())),
+        false => path::file(workdir, file.value),
+    };
+    let mut found = match found {
+        Ok(named) => input(named, file.at),
+        Err(problem) => {
+            fields.error(file.at, problem, errors);
+            return None;
+        }
+    };
+    if let Some(name) = fields.text("name", errors) {
+        let named = path::file(workdir, name.value);
+        let named = named.ok().filter(|named| named.inside);
+        let Some(named) = named.filter(|_| !name.value.starts_with('/')) else {
+            fields.error(name.at, Problem::InputName(name.value.to_owned()), errors);
+            return None;
+        };
+        found.name = named.name;
+    }
+    let part = fields.part(errors);
+    let ranges = fields.byte_ranges(&found.path, errors);
+    let selection = match ranges {
+        Some(ranges) => Selection::ranges(part, &ranges),
+        None => Ok(part.map_or(Selection::WHOLE, Selection::part)),
+    };
+    match selection {
+        Ok(selection) => found.selection = selection,
+        Err(problem) => {
+            let path = found.path.clone();
+            let at = fields.place_of("bytes");
+            fields.error(at, Problem::Selection { path, problem }, errors);
+        }
+    }
+    Some(found)
 }
 
 fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Vec<Output> {
@@ -855,20 +928,7 @@ impl<'a> Fields<'a> {
         errors: &mut Errors,
     ) -> Option<Vec<Text<'a>>> {
         const EXPECTED: &str = "an array of strings such as [ \"a.dat\", \"b.dat\" ]";
-        let value = self.get(name)?;
-        let (Data::Array(values) | Data::List(values)) = &value.data else {
-            self.type_error(name, EXPECTED, value, errors);
-            return None;
-        };
-        if values.len() > max {
-            let problem = Problem::TooMany {
-                what,
-                count: values.len(),
-                max,
-            };
-            self.error(value.at, problem, errors);
-            return None;
-        }
+        let values = self.list(name, (what, max), EXPECTED, errors)?;
         let mut texts = Vec::with_capacity(values.len());
         for value in values {
             match &value.data {
@@ -880,6 +940,75 @@ impl<'a> Fields<'a> {
             }
         }
         Some(texts)
+    }
+
+    /// The values of an array or list.
+    fn list(
+        &self,
+        name: &'static str,
+        (what, max): (&'static str, usize),
+        expected: &'static str,
+        errors: &mut Errors,
+    ) -> Option<&'a [Value]> {
+        let value = self.get(name)?;
+        let (Data::Array(values) | Data::List(values)) = &value.data else {
+            self.type_error(name, expected, value, errors);
+            return None;
+        };
+        if values.len() > max {
+            let problem = Problem::TooMany {
+                what,
+                count: values.len(),
+                max,
+            };
+            self.error(value.at, problem, errors);
+            return None;
+        }
+        Some(values)
+    }
+
+    /// `part`: an integer, or one that a `foreach` has put there as text.
+    fn part(&self, errors: &mut Errors) -> Option<u32> {
+        let value = self.get("part")?;
+        let Data::Text(text) = &value.data else {
+            return self.number("part", i64::from(u32::MAX), errors);
+        };
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        let part = text.parse().ok().filter(|_| digits);
+        if part.is_none() {
+            self.type_error("part", "the number of a part", value, errors);
+        }
+        part
+    }
+
+    /// `bytes`: ranges as one text or as several.
+    fn byte_ranges(&self, path: &str, errors: &mut Errors) -> Option<Vec<Range<u64>>> {
+        const EXPECTED: &str = "ranges such as \"0-4095\" or [ \"0-4095\", \"8192-8199\" ]";
+        let value = self.get("bytes")?;
+        let values = match &value.data {
+            Data::Text(_) => std::slice::from_ref(value),
+            Data::Array(values) | Data::List(values) => values.as_slice(),
+            _ => {
+                self.type_error("bytes", EXPECTED, value, errors);
+                return None;
+            }
+        };
+        let mut ranges = Vec::new();
+        for value in values {
+            let Data::Text(text) = &value.data else {
+                self.type_error("bytes", EXPECTED, value, errors);
+                return None;
+            };
+            match byte_ranges(text) {
+                Ok(more) => ranges.extend(more),
+                Err(problem) => {
+                    let path = path.to_owned();
+                    self.error(value.at, Problem::Selection { path, problem }, errors);
+                    return None;
+                }
+            }
+        }
+        Some(ranges)
     }
 
     fn boolean(&self, name: &'static str, errors: &mut Errors) -> Option<bool> {

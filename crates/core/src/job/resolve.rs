@@ -8,6 +8,7 @@ use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, TaskSpec};
 use crate::folder;
 use crate::id::{ElementId, Inode, JobId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
+use crate::layout::Layout;
 use crate::nearest::nearest_path;
 use crate::object::Placed;
 use crate::resources::{Place, Wants, why_nowhere};
@@ -17,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub trait Outside {
     /// What a full path names.
     fn look(&self, path: &str) -> Look;
+    /// What a version is made of, each part where it was first.
+    fn layout(&self, placed: Placed) -> Layout;
     /// The names in the folder that a full path lies in, as the owner of the job may list it; perhaps not all.
     fn beside(&self, path: &str) -> Vec<String>;
     /// The names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]) as the owner of the
@@ -206,6 +209,16 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
             Look::Unsealed if job.strict => Problem::Unsealed(path()),
             Look::Folder => Problem::FolderPath(path()),
             Look::Denied => Problem::Denied(path()),
+            Look::Sealed(found) if !input.selection.is_whole() => {
+                let layout = view.outside.layout(found.placed);
+                let Err(problem) = layout.selected(&input.selection) else {
+                    continue;
+                };
+                Problem::Selection {
+                    path: path(),
+                    problem,
+                }
+            }
             Look::Nothing | Look::Unsealed | Look::Sealed(_) => continue,
         };
         errors.add(input.at, Some(&task.name), problem);
@@ -496,14 +509,14 @@ fn stored(
             Look::Sealed(_) => {}
         }
     }
-    let inputs = task.inputs.iter().map(|input| (&input.name, &input.path));
+    let inputs = task.inputs.iter().filter(|input| !is_all_of(input, file));
+    let inputs = inputs.map(|input| (&input.name, &input.path));
     let outputs = task
         .outputs
         .iter()
         .map(|output| (&output.name, &output.path));
-    let same = inputs
-        .chain(outputs)
-        .find(|(name, path)| **name == file.name && **path != file.path);
+    let outputs = outputs.filter(|(_, path)| **path != file.path);
+    let same = inputs.chain(outputs).find(|(name, _)| **name == file.name);
     if let Some((name, path)) = same {
         return Err(collision(name, path, &file.path));
     }
@@ -517,6 +530,11 @@ fn stored(
     }))
 }
 
+/// Whether an input is all of a file.
+fn is_all_of(input: &Input, file: &Input) -> bool {
+    input.path == file.path && input.selection.is_whole()
+}
+
 fn spec(
     task: &Task,
     (kernel, files): KernelFound,
@@ -526,11 +544,15 @@ fn spec(
     ids: &mut dyn Ids,
 ) -> TaskSpec {
     // A kernel that is listed as an input anyway is not added again.
-    let listed = |file: &&Input| task.inputs.iter().any(|input| input.path == file.path);
+    let listed = |file: &&Input| {
+        let mut inputs = task.inputs.iter();
+        inputs.any(|input| is_all_of(input, file) && input.name == file.name)
+    };
     let extra = files.iter().filter(|file| !listed(file));
     let inputs = task.inputs.iter().chain(extra).map(|input| InputSpec {
         name: input.name.clone(),
         path: input.path.clone(),
+        selection: input.selection.clone(),
         origin: match input.source {
             Source::Task(maker, output) => Origin::Task(task_ids[maker], output),
             Source::Outside => match view.look(&input.path) {

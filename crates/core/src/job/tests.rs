@@ -5,6 +5,7 @@ use super::*;
 use crate::event::{JobSpec, Origin};
 use crate::id::{Inode, JobId, ObjectId, TaskId};
 use crate::label::{Kernel, Owner};
+use crate::layout::{Layout, Part, Striped};
 use crate::object::Placed;
 use crate::resources::{Offers, Place};
 use crate::surroundings;
@@ -96,6 +97,17 @@ impl Outside for Array {
         let folder = self.files.keys().any(|file| file.starts_with(&inside));
         let otherwise = if folder { Look::Folder } else { Look::Nothing };
         self.files.get(path).copied().unwrap_or(otherwise)
+    }
+    fn layout(&self, placed: Placed) -> Layout {
+        let part = |object: u64, size| Part::on(ObjectId(object), size, ElementId(0));
+        match placed.object.0 {
+            7 => Layout::Striped(Striped {
+                unit: 4096,
+                size: placed.size,
+                parts: vec![part(20, placed.size), part(21, 0)],
+            }),
+            _ => Layout::Whole(Part::on(placed.object, placed.size, placed.element)),
+        }
     }
     fn beside(&self, path: &str) -> Vec<String> {
         let (folder, _) = path.rsplit_once('/').unwrap();
@@ -708,8 +720,8 @@ fn the_documented_examples_are_right() {
     let read = |block: &str| Job::read("job.conf", block.as_bytes(), &shown).unwrap();
     let jobs: Vec<Job> = blocks.map(read).collect();
     let tasks: Vec<usize> = jobs.iter().map(|job| job.tasks.len()).collect();
-    assert_eq!(tasks, [3, 2, 3, 2, 2]);
-    assert_eq!(jobs[3].dag.order, [0, 1]);
+    assert_eq!(tasks, [3, 2, 3, 3, 2, 2]);
+    assert_eq!(jobs[4].dag.order, [0, 1]);
 }
 
 #[test]
@@ -917,6 +929,196 @@ fn errors_of_a_task() {
     for (task, message) in cases {
         assert_eq!(task_error(task), message, "{task}");
     }
+}
+
+/// An input of the one task of a job: its name, path and selection.
+fn selected(input: &str) -> (String, String, String) {
+    let task = "name = \"a\"; kernel = \"k\"; output = [ \"o\" ];";
+    let job = parse(&with_tasks(&format!("{{ {task} input = ( {input} ); }}"))).unwrap();
+    let input = &job.tasks[0].inputs[0];
+    let selection = input.selection.to_string();
+    (input.name.clone(), input.path.clone(), selection)
+}
+
+#[test]
+fn inputs_may_be_bytes_of_files() {
+    let is = |name: &str, path: &str, selection: &str| {
+        (name.to_owned(), path.to_owned(), selection.to_owned())
+    };
+    assert_eq!(selected("\"i\""), is("i", "/w/i", ""));
+    assert_eq!(selected("{ file = \"i\"; }"), is("i", "/w/i", ""));
+    assert_eq!(
+        selected("{ file = \"/d/i\"; part = 2; }"),
+        is("i", "/d/i", "part 2")
+    );
+    assert_eq!(
+        selected("{ file = \"i\"; part = \"3\"; name = \"s/x\"; }"),
+        is("s/x", "/w/i", "part 3")
+    );
+    assert_eq!(
+        selected("{ file = \"i\"; bytes = \"0-4095, 4096-8191\"; }"),
+        is("i", "/w/i", "bytes 0-8191")
+    );
+    assert_eq!(
+        selected("{ file = \"i\"; part = 1; bytes = [ \"0-0\", \"5-9,11-12\" ]; }"),
+        is("i", "/w/i", "part 1 bytes 0-0,5-9,11-12")
+    );
+    // Names that look like anything else are names.
+    assert_eq!(selected("\"i[part 2]@0-5\"").1, "/w/i[part 2]@0-5");
+}
+
+#[test]
+fn a_task_of_each_part_and_two_ranges_of_one_file() {
+    let job = parse(&with_tasks(
+        r#"{ name = "t{p}"; foreach = { p = "0..2"; }; kernel = "k"; args = [ "{inputs}" ];
+             input = ( { file = "i"; part = "{p}"; name = "piece"; }, "{p}" ); output = [ "o{p}" ]; },
+           { name = "two"; kernel = "k"; output = [ "o" ]; stdin = "tail";
+             input = ( { file = "i"; bytes = "0-9"; name = "head"; }, { file = "i"; bytes = "90-99"; name = "tail"; } ); }"#,
+    ))
+    .unwrap();
+    for (part, task) in job.tasks[..3].iter().enumerate() {
+        assert_eq!(task.inputs[0].selection.to_string(), format!("part {part}"));
+        assert_eq!(task.args, ["piece".to_owned(), part.to_string()]);
+    }
+    assert_eq!(job.tasks[3].stdin.as_deref(), Some("tail"));
+    let names: Vec<&str> = job.tasks[3]
+        .inputs
+        .iter()
+        .map(|one| one.name.as_str())
+        .collect();
+    assert_eq!(names, ["head", "tail"]);
+}
+
+/// What can't be an input, and what is said of it.
+const NO_INPUTS: [(&str, &str); 17] = [
+    ("{ part = 2; }", "an input needs the setting \"file\""),
+    (
+        "{ file = \"i\"; parts = 2; }",
+        "an input has no setting \"parts\"; did you mean \"part\"? It may have: file, part, bytes, name",
+    ),
+    (
+        "{ file = \"i\"; part = -1; }",
+        "\"part\" must be from 0 to 4294967295, not -1",
+    ),
+    (
+        "{ file = \"i\"; part = \"{p}\"; }",
+        "\"part\" must be the number of a part, not a string",
+    ),
+    (
+        "{ file = \"i\"; part = \"99999999999\"; }",
+        "\"part\" must be the number of a part, not a string",
+    ),
+    (
+        "{ file = \"i\"; bytes = 5; }",
+        "\"bytes\" must be ranges such as \"0-4095\" or [ \"0-4095\", \"8192-8199\" ], not an integer",
+    ),
+    (
+        "{ file = \"i\"; bytes = []; }",
+        "input \"/w/i\": no range of bytes is given",
+    ),
+    (
+        "{ file = \"i\"; bytes = \"5\"; }",
+        "input \"/w/i\": `5` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between",
+    ),
+    (
+        "{ file = \"i\"; bytes = \"5-4\"; }",
+        "input \"/w/i\": the range of bytes that begins at 5 ends before that",
+    ),
+    (
+        "{ file = \"i\"; bytes = \"0-9,5-20\"; }",
+        "input \"/w/i\": the range of bytes that begins at 5 overlaps the one before it, or should stand before it",
+    ),
+    (
+        "{ file = \"i\"; bytes = \"0-18446744073709551615\"; }",
+        "input \"/w/i\": `0-18446744073709551615` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between",
+    ),
+    (
+        "{ file = \"*.dat\"; part = 0; }",
+        "\"*.dat\" stands for several files; in a group, \"file\" names one (`foreach` makes a task of each)",
+    ),
+    (
+        "{ file = \"d/\"; part = 0; }",
+        "\"d/\" names a folder; tasks read and write files",
+    ),
+    (
+        "{ file = \"i\"; name = \"/w/x\"; }",
+        "\"/w/x\" can't be what a kernel calls an input; give a name relative to \"workdir\"",
+    ),
+    (
+        "{ file = \"i\"; name = \"../x\"; }",
+        "\"../x\" can't be what a kernel calls an input; give a name relative to \"workdir\"",
+    ),
+    (
+        "{ file = \"i\"; part = 0; }, { file = \"i\"; part = 1; }",
+        "\"/w/i\" is listed twice",
+    ),
+    (
+        "{ file = \"i\"; name = \"o\"; }",
+        "\"/w/i\" and \"/w/o\" would both be \"o\" to the kernel; rename one",
+    ),
+];
+
+#[test]
+fn errors_of_bytes_of_inputs() {
+    let task = |input: &str| {
+        format!("{{ name = \"a\"; kernel = \"k\"; output = [ \"o\" ]; input = ( {input} ); }}")
+    };
+    for (input, expected) in NO_INPUTS {
+        let error = task_error(&task(input));
+        let said = error.split_once("task \"a\": ").unwrap().1;
+        assert_eq!(said, expected, "{input}");
+    }
+    let many: Vec<String> = (0..1025).map(|at| format!("{0}-{0}", 2 * at)).collect();
+    let many = task(&format!(
+        "{{ file = \"i\"; bytes = \"{}\"; }}",
+        many.join(",")
+    ));
+    assert!(
+        task_error(&many)
+            .ends_with("1025 ranges of bytes are too many for one input: at most 1024")
+    );
+}
+
+/// What is there at submission is looked at then.
+#[test]
+fn bytes_that_a_file_does_not_have_are_refused() {
+    let files = Array::with(&[("/w/i", file(2, false)), ("/w/s", file(7, false))]);
+    let said = |input: &str| {
+        let task = format!(
+            "{{ name = \"a\"; output = [ \"p\" ]; kernel = \"mean\"; input = ( {input} ); }}"
+        );
+        match parse(&with_tasks(&task)).map(|_| resolve_in(&with_tasks(&task), &files)) {
+            Ok(Ok(spec)) => spec.tasks[0].inputs[0].selection.to_string(),
+            Ok(Err(error)) => error
+                .to_string()
+                .split_once("task \"a\": ")
+                .unwrap()
+                .1
+                .to_owned(),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(said("{ file = \"i\"; part = 0; }"), "part 0");
+    assert_eq!(said("{ file = \"s\"; part = 1; }"), "part 1");
+    assert_eq!(said("{ file = \"s\"; bytes = \"3-9\"; }"), "bytes 3-9");
+    assert_eq!(
+        said("{ file = \"s\"; bytes = \"3-10\"; }"),
+        "input \"/w/s\": bytes up to 10 are asked for, and it has 10"
+    );
+    assert_eq!(
+        said("{ file = \"s\"; part = 1; bytes = \"0-0\"; }"),
+        "input \"/w/s\": bytes up to 0 are asked for, and that part has 0"
+    );
+    assert_eq!(
+        said("{ file = \"s\"; part = 2; }"),
+        "input \"/w/s\": it has no part 2: its parts are numbered from 0, and there are 2"
+    );
+    assert_eq!(
+        said("{ file = \"i\"; part = 1; }"),
+        "input \"/w/i\": it has no part 1: its parts are numbered from 0, and there is 1"
+    );
+    // What is still to be written is looked at when it is read.
+    assert_eq!(said("{ file = \"later\"; part = 9; }"), "part 9");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Versions of pieces: each writer puts what it writes one after the other into an object of its own; which bytes of the
-//! file those are is kept beside it. Where writers wrote the same bytes, those count that were sealed last.
+//! file those are is kept beside it. Where writers wrote the same bytes, those count that were told of last.
 
 use super::{LayoutError, Part, Piece, Within};
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ pub struct Extents {
     pub size: u64,
     /// One for each writer.
     pub parts: Vec<Part>,
-    /// In the order of the file; none overlap, and no two could be one.
-    pub pieces: Vec<Extent>,
+    /// By where they begin in the file; none overlap.
+    pieces: BTreeMap<u64, Extent>,
 }
 
 /// Bytes of the file that follow each other in a part.
@@ -31,8 +31,23 @@ pub struct Extent {
 }
 
 impl Extent {
-    fn end(&self) -> u64 {
+    /// Where it ends in the file.
+    #[must_use]
+    pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
+    }
+
+    /// Where it ends in its part.
+    #[must_use]
+    pub fn end_within(&self) -> u64 {
+        self.at.offset.saturating_add(self.length)
+    }
+
+    /// Whether it has bytes, and their places are numbers.
+    fn is_sound(&self) -> bool {
+        let places = [self.offset, self.at.offset];
+        let fits = |from: &u64| from.checked_add(self.length).is_some();
+        self.length > 0 && places.iter().all(fits)
     }
 
     /// What of it is in a range of the file.
@@ -51,63 +66,169 @@ impl Extent {
     fn goes_on_with(&self, next: &Self) -> bool {
         self.end() == next.offset
             && self.at.part == next.at.part
-            && self.at.offset + self.length == next.at.offset
+            && self.end_within() == next.at.offset
     }
 }
 
 impl Extents {
-    /// Adds what another writer wrote: `pieces` are the file's and the part's first bytes and how many, in the order in which they were
-    /// written, later ones over earlier ones. The file ends no earlier than they do.
+    /// Of parts of which no byte is the file's yet.
+    #[must_use]
+    pub fn with_parts(parts: Vec<Part>) -> Self {
+        Self {
+            parts,
+            ..Self::default()
+        }
+    }
+
+    /// Of pieces as they are kept: in order, none over another, all within the file and their parts.
     ///
     /// # Errors
-    /// A piece that leaves the part or the numbers there are, or too many of them; nothing is changed then.
-    pub fn add(&mut self, part: Part, pieces: &[(u64, u64, u64)]) -> Result<(), LayoutError> {
-        let index = self.parts.len();
-        let mut all: BTreeMap<u64, Extent> =
-            self.pieces.iter().map(|one| (one.offset, *one)).collect();
-        let mut size = self.size;
-        for &(offset, within, length) in pieces {
-            let end = offset.checked_add(length);
-            let holds = within
-                .checked_add(length)
-                .is_some_and(|end| end <= part.size);
-            let (Some(end), true) = (end, holds && length > 0) else {
-                return Err(LayoutError::Piece(offset));
-            };
-            clear(&mut all, offset..end);
-            let at = Within {
-                part: index,
-                offset: within,
-            };
-            all.insert(offset, Extent { offset, length, at });
-            size = size.max(end);
+    /// If they are not.
+    pub fn of(
+        size: u64,
+        parts: Vec<Part>,
+        pieces: impl IntoIterator<Item = Extent>,
+    ) -> Result<Self, LayoutError> {
+        let mut all = Self::with_parts(parts);
+        all.size = size;
+        let mut end = 0;
+        for piece in pieces {
+            if piece.offset < end || !piece.is_sound() {
+                return Err(LayoutError::Piece(piece.offset));
+            }
+            end = piece.end();
+            all.pieces.insert(piece.offset, piece);
         }
-        let mut joined: Vec<Extent> = Vec::with_capacity(all.len());
-        for next in all.into_values() {
-            match joined.last_mut() {
-                Some(last) if last.goes_on_with(&next) => last.length += next.length,
-                _ => joined.push(next),
+        all.check()?;
+        Ok(all)
+    }
+
+    /// Somebody wrote these bytes, over what was there. The file and the part end no earlier than they do.
+    ///
+    /// # Errors
+    /// No bytes, no such part or no such numbers, or too many pieces; nothing is changed then.
+    pub fn put(&mut self, piece: Extent) -> Result<(), LayoutError> {
+        if !piece.is_sound() {
+            return Err(LayoutError::Piece(piece.offset));
+        }
+        // It may be put amid another.
+        if self.pieces.len() + 2 > PIECES_MAX {
+            return Err(LayoutError::Pieces(self.pieces.len() + 2));
+        }
+        let Some(part) = self.parts.get_mut(piece.at.part) else {
+            return Err(LayoutError::Piece(piece.offset));
+        };
+        part.size = part.size.max(piece.end_within());
+        self.size = self.size.max(piece.end());
+        self.clear(piece.offset..piece.end());
+        let mut piece = piece;
+        let before = self.pieces.range(..piece.offset).next_back();
+        if let Some((&at, before)) = before.filter(|(_, before)| before.goes_on_with(&piece)) {
+            let length = before.length + piece.length;
+            piece = Extent { length, ..*before };
+            self.pieces.remove(&at);
+        }
+        if let Some(next) = self.pieces.get(&piece.end()).copied()
+            && piece.goes_on_with(&next)
+        {
+            self.pieces.remove(&next.offset);
+            piece.length += next.length;
+        }
+        self.pieces.insert(piece.offset, piece);
+        Ok(())
+    }
+
+    /// Takes a range of the file out of what covers it.
+    fn clear(&mut self, range: Range<u64>) {
+        let before = self.pieces.range(..range.start).next_back();
+        let before = before.map(|(_, one)| *one);
+        if let Some(one) = before.filter(|one| one.end() > range.start) {
+            self.pieces.remove(&one.offset);
+            let rests = [one.cut(0..range.start), one.cut(range.end..u64::MAX)];
+            let rests = rests.into_iter().flatten();
+            self.pieces.extend(rests.map(|rest| (rest.offset, rest)));
+        }
+        while let Some((&offset, &one)) = self.pieces.range(range.clone()).next() {
+            self.pieces.remove(&offset);
+            if let Some(rest) = one.cut(range.end..u64::MAX) {
+                self.pieces.insert(rest.offset, rest);
             }
         }
-        if joined.len() > PIECES_MAX {
-            return Err(LayoutError::Pieces(joined.len()));
-        }
-        self.parts.push(part);
-        (self.pieces, self.size) = (joined, size);
-        Ok(())
     }
 
     /// The file is that long from now on.
     pub fn set_size(&mut self, size: u64) {
-        let pieces = self.pieces.iter();
-        self.pieces = pieces.filter_map(|piece| piece.cut(0..size)).collect();
+        if size < self.size {
+            self.clear(size..u64::MAX);
+        }
         self.size = size;
     }
 
+    /// The pieces, in the order of the file.
+    pub fn pieces(&self) -> impl Iterator<Item = &Extent> {
+        self.pieces.values()
+    }
+
+    /// How many pieces there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The piece that covers all of a range of the file, if one does.
+    #[must_use]
+    pub fn covering(&self, range: &Range<u64>) -> Option<&Extent> {
+        let (_, piece) = self.pieces.range(..=range.start).next_back()?;
+        (piece.end() >= range.end).then_some(piece)
+    }
+
+    /// Pieces, and what of them, that lie in a range of the file, in order.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Extent> {
+        let first = self.pieces.range(..range.start).next_back();
+        let first = first.map_or(range.start, |(&offset, _)| offset);
+        let all = self.pieces.range(first..range.end.max(first));
+        all.filter_map(move |(_, piece)| piece.cut(range.clone()))
+    }
+
+    /// Bytes behind the end of a part are none of the file: they are holes.
+    pub fn cut_to_parts(&mut self) {
+        let sizes: Vec<u64> = self.parts.iter().map(|part| part.size).collect();
+        self.pieces.retain(|_, piece| {
+            let size = sizes.get(piece.at.part).copied().unwrap_or(0);
+            piece.length = piece.length.min(size.saturating_sub(piece.at.offset));
+            piece.length > 0
+        });
+    }
+
+    /// Takes out the parts of which no byte is the file's, but for one; gives them.
+    pub fn prune(&mut self) -> Vec<Part> {
+        let mut used = vec![false; self.parts.len()];
+        for piece in self.pieces.values() {
+            used[piece.at.part] = true;
+        }
+        if let Some(first) = used.first_mut().filter(|_| self.pieces.is_empty()) {
+            *first = true;
+        }
+        let mut place = 0;
+        let places = used.iter().map(|&used| {
+            place += usize::from(used);
+            place
+        });
+        let places: Vec<usize> = places.collect();
+        for piece in self.pieces.values_mut() {
+            piece.at.part = places[piece.at.part] - 1;
+        }
+        let all = std::mem::take(&mut self.parts).into_iter().zip(used);
+        let (kept, gone): (Vec<_>, Vec<_>) = all.partition(|(_, used)| *used);
+        self.parts = kept.into_iter().map(|(part, _)| part).collect();
+        gone.into_iter().map(|(part, _)| part).collect()
+    }
+
     pub(super) fn piece(&self, offset: u64, end: u64) -> Piece {
-        let next = self.pieces.partition_point(|piece| piece.end() <= offset);
-        let (end, at) = match self.pieces.get(next) {
-            Some(piece) if piece.offset <= offset => {
+        let before = self.pieces.range(..=offset).next_back();
+        let covers = before.filter(|(_, piece)| piece.end() > offset);
+        let (end, at) = match covers {
+            Some((_, piece)) => {
                 let within = piece.at.offset + (offset - piece.offset);
                 let at = Within {
                     offset: within,
@@ -115,8 +236,10 @@ impl Extents {
                 };
                 (end.min(piece.end()), Some(at))
             }
-            Some(piece) => (end.min(piece.offset), None),
-            None => (end, None),
+            None => {
+                let next = self.pieces.range(offset..).next();
+                (next.map_or(end, |(&start, _)| end.min(start)), None)
+            }
         };
         Piece {
             offset,
@@ -126,10 +249,10 @@ impl Extents {
     }
 
     pub(super) fn pieces_of(&self, part: usize, range: Range<u64>) -> Vec<Piece> {
-        let of = self.pieces.iter().filter(|piece| piece.at.part == part);
+        let of = self.pieces.values().filter(|piece| piece.at.part == part);
         let within = |piece: &Extent| {
             let start = piece.at.offset.max(range.start);
-            let end = (piece.at.offset + piece.length).min(range.end);
+            let end = piece.end_within().min(range.end);
             (start < end).then(|| Piece {
                 offset: piece.offset + (start - piece.at.offset),
                 length: end - start,
@@ -148,40 +271,83 @@ impl Extents {
         if self.pieces.len() > PIECES_MAX {
             return Err(LayoutError::Pieces(self.pieces.len()));
         }
-        let mut end = 0;
-        for piece in &self.pieces {
+        for piece in self.pieces.values() {
             let part = self.parts.get(piece.at.part).map_or(0, |part| part.size);
-            let holds = piece.at.offset.checked_add(piece.length);
-            let holds = holds.is_some_and(|end| end <= part);
-            let ends = piece.offset.checked_add(piece.length);
-            let ends = ends.filter(|&last| last <= self.size);
-            let (Some(last), true) = (ends, holds && piece.length > 0 && piece.offset >= end)
-            else {
+            if piece.end() > self.size || piece.end_within() > part {
                 return Err(LayoutError::Piece(piece.offset));
-            };
-            end = last;
+            }
         }
         Ok(())
     }
 }
 
-/// Takes a range of the file out of what covers it.
-fn clear(all: &mut BTreeMap<u64, Extent>, range: Range<u64>) {
-    let before = all.range(..range.start).next_back().map(|(_, one)| *one);
-    if let Some(one) = before.filter(|one| one.end() > range.start) {
-        all.remove(&one.offset);
-        let rests = [one.cut(0..range.start), one.cut(range.end..u64::MAX)];
-        all.extend(rests.into_iter().flatten().map(|rest| (rest.offset, rest)));
-    }
-    let inside: Vec<u64> = all
-        .range(range.clone())
-        .map(|(&offset, _)| offset)
-        .collect();
-    for offset in inside {
-        if let Some(one) = all.remove(&offset)
-            && let Some(rest) = one.cut(range.end..u64::MAX)
-        {
-            all.insert(rest.offset, rest);
+/// Pieces as they are kept and sent: of each the place in the file, the length, the part and the place in that, as numbers
+/// of 7 bits a byte, the lowest first, all but the last byte of a number with the eighth bit.
+#[must_use]
+pub fn encode_pieces<'a>(pieces: impl IntoIterator<Item = &'a Extent>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        let part = piece.at.part as u64;
+        for mut number in [piece.offset, piece.length, part, piece.at.offset] {
+            loop {
+                let [low, ..] = number.to_le_bytes();
+                number >>= 7;
+                if number == 0 {
+                    bytes.push(low & 0x7f);
+                    break;
+                }
+                bytes.push(low | 0x80);
+            }
         }
     }
+    bytes
+}
+
+/// Back from [`encode_pieces`].
+///
+/// # Errors
+/// What is not its work, or more pieces than there may be.
+pub fn decode_pieces(bytes: &[u8]) -> Result<Vec<Extent>, LayoutError> {
+    let mut pieces = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        if pieces.len() == PIECES_MAX {
+            return Err(LayoutError::Pieces(PIECES_MAX + 1));
+        }
+        let mut numbers = [0; 4];
+        for number in &mut numbers {
+            *number = take_number(&mut rest).ok_or(LayoutError::Encoding)?;
+        }
+        let [offset, length, part, within] = numbers;
+        let piece = Extent {
+            offset,
+            length,
+            at: Within {
+                part: usize::try_from(part).map_err(|_| LayoutError::Encoding)?,
+                offset: within,
+            },
+        };
+        if !piece.is_sound() {
+            return Err(LayoutError::Piece(offset));
+        }
+        pieces.push(piece);
+    }
+    Ok(pieces)
+}
+
+fn take_number(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        let bits = u64::from(byte & 0x7f);
+        if bits << shift >> shift != bits {
+            return None;
+        }
+        number |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
 }

@@ -6,12 +6,14 @@
 
 mod extents;
 mod place;
+mod select;
 mod stripes;
 #[cfg(test)]
 mod tests;
 
-pub use extents::{Extent, Extents, PIECES_MAX};
+pub use extents::{Extent, Extents, PIECES_MAX, decode_pieces, encode_pieces};
 pub use place::{PlacementError, RESERVE_BYTES, Room, place, place_stripes};
+pub use select::{RANGES_MAX, Selected, SelectedSpan, Selection, SelectionError, byte_ranges};
 pub use stripes::{PartOf, Striped, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 
 use crate::copies::{COPIES_MAX, CopyState};
@@ -102,6 +104,9 @@ pub enum LayoutError {
     /// Too many pieces.
     #[error("a version of {0} pieces can't be: at most {PIECES_MAX}")]
     Pieces(usize),
+    /// Bytes that are no pieces.
+    #[error("these bytes are no list of pieces")]
+    Encoding,
     /// A part has no copy or too many, or two on one element.
     #[error("part {0} needs copies on 1 to {COPIES_MAX} different elements")]
     Copies(usize),
@@ -230,18 +235,6 @@ impl Layout {
             all.push((part, last));
         }
         all
-    }
-
-    /// How many bytes of `range` each element has, counting every copy that can be read: what a task finds there.
-    #[must_use]
-    pub fn bytes_by_element(&self, range: Range<u64>) -> BTreeMap<ElementId, u64> {
-        let mut bytes: BTreeMap<ElementId, u64> = BTreeMap::new();
-        for (part, span) in self.spans(range) {
-            for copy in self.parts()[part].current() {
-                *bytes.entry(copy.element).or_default() += span.end - span.start;
-            }
-        }
-        bytes
     }
 
     /// Whether every byte that somebody wrote can be read.

@@ -84,16 +84,16 @@ impl fmt::Display for Stripes {
     }
 }
 
-/// What an object is to the striped version that it is a part of; kept with it on its element.
+/// What an object is to the version that it is a part of; kept with it on its element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartOf {
     /// The version's own object, which has no bytes.
     pub version: ObjectId,
     /// Which of its parts.
     pub index: u64,
-    /// How many there are.
+    /// How many there are; of pieces, how many there were when it was begun.
     pub width: u64,
-    /// Bytes of a stripe.
+    /// Bytes of a stripe; 0: pieces of the version are in it.
     pub unit: u64,
 }
 
@@ -125,7 +125,9 @@ impl PartOf {
             unit: number(24),
         };
         let width = usize::try_from(part.width).ok()?;
-        Striped::check_form(part.unit, width).ok()?;
+        if part.unit > 0 {
+            Striped::check_form(part.unit, width).ok()?;
+        }
         (part.index < part.width).then_some(part)
     }
 }
@@ -212,6 +214,11 @@ impl Striped {
 
     fn width(&self) -> u64 {
         self.parts.len() as u64
+    }
+
+    /// How many bytes one of its parts stands for.
+    pub(super) fn length_of(&self, part: usize) -> u64 {
+        Self::part_size(self.unit, self.parts.len(), self.size, part)
     }
 
     pub(super) fn piece(&self, offset: u64, end: u64) -> Piece {

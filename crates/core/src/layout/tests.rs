@@ -20,6 +20,10 @@ fn striped(unit: u64, width: usize, size: u64) -> Layout {
     Layout::Striped(Striped { unit, size, parts })
 }
 
+fn ranges_of(start: u64, length: u64) -> Range<u64> {
+    start..start + length
+}
+
 /// As Active Storage says it, byte by byte.
 fn striped_bytes(unit: u64, width: usize, size: u64) -> Vec<Byte> {
     let mut next = vec![0; width];
@@ -37,9 +41,9 @@ fn written(writers: &[Vec<(u64, u64)>]) -> (Layout, Vec<Byte>) {
     let mut bytes: Vec<Byte> = Vec::new();
     for (index, writes) in writers.iter().enumerate() {
         let mut at = 0;
-        let mut pieces = Vec::new();
+        extents.parts.push(part(index as u64 + 1, 0));
         for &(offset, length) in writes {
-            pieces.push((offset, at, length));
+            extents.put(extent(offset, length, index, at)).unwrap();
             let end = usize::try_from(offset + length).unwrap();
             bytes.resize(bytes.len().max(end), None);
             for byte in 0..length {
@@ -47,9 +51,17 @@ fn written(writers: &[Vec<(u64, u64)>]) -> (Layout, Vec<Byte>) {
             }
             at += length;
         }
-        extents.add(part(index as u64 + 1, at), &pieces).unwrap();
+        assert_eq!(extents.parts[index].size, at);
     }
     (Layout::Extents(extents), bytes)
+}
+
+fn extent(offset: u64, length: u64, part: usize, within: u64) -> Extent {
+    let at = Within {
+        part,
+        offset: within,
+    };
+    Extent { offset, length, at }
 }
 
 fn layouts() -> impl Strategy<Value = (Layout, Vec<Byte>)> {
@@ -132,16 +144,186 @@ proptest! {
             prop_assert_eq!(layout.check(), Ok(()));
         }
         if let Layout::Extents(mut extents) = layout {
+            let kept = encode_pieces(extents.pieces());
+            let back = Extents::of(extents.size, extents.parts.clone(), decode_pieces(&kept).unwrap());
+            prop_assert_eq!(back.as_ref(), Ok(&extents));
+            let joined = |pair: &[Extent]| pair[0].end() == pair[1].offset && pair[0].at.part == pair[1].at.part
+                && pair[0].end_within() == pair[1].at.offset;
+            let pieces: Vec<Extent> = extents.pieces().copied().collect();
+            prop_assert!(!pieces.windows(2).any(joined), "{:?}", pieces);
             extents.set_size(size);
             let cut: Vec<Byte> = (0..size)
                 .map(|offset| bytes.get(usize::try_from(offset).unwrap()).copied().flatten())
                 .collect();
-            let layout = Layout::Extents(extents);
+            let layout = Layout::Extents(extents.clone());
             prop_assert_eq!(layout.check(), Ok(()));
+            let objects = |extents: &Extents| -> Vec<Option<(ObjectId, u64)>> {
+                let of = |byte: Byte| byte.map(|(part, at)| (extents.parts[part].object, at));
+                let layout = Layout::Extents(extents.clone());
+                bytes_of(layout.pieces(0..u64::MAX)).into_iter().map(|(_, at)| of(at)).collect()
+            };
+            let mut pruned = extents.clone();
+            let gone = pruned.prune();
+            prop_assert_eq!(objects(&pruned), objects(&extents));
+            prop_assert_eq!(gone.len() + pruned.parts.len(), extents.parts.len());
             let told: Vec<Byte> = bytes_of(layout.pieces(0..u64::MAX)).into_iter().map(|(_, at)| at).collect();
             prop_assert_eq!(told, cut);
         }
     }
+}
+
+/// Ranges in order with gaps between them, of what has `size` bytes.
+fn cut(size: u64, steps: &[(u64, u64)]) -> Vec<Range<u64>> {
+    let mut at = 0;
+    let mut ranges = Vec::new();
+    for &(gap, length) in steps {
+        let range = at + gap..at + gap + length;
+        if range.end > size {
+            break;
+        }
+        at = range.end;
+        ranges.push(range);
+    }
+    ranges
+}
+
+proptest! {
+    #[test]
+    fn who_reads_a_selection_finds_its_bytes_and_no_others(
+        (mut layout, mut bytes) in layouts(),
+        part in proptest::option::of(0..7_u32),
+        steps in proptest::option::of(proptest::collection::vec((0..20_u64, 1..30_u64), 1..9)),
+        lacks in (0..6_usize, 0..40_u64),
+    ) {
+        // What an object of a striped version lacks at its end is zeros.
+        let lengths: Vec<u64> = (0..layout.parts().len()).filter_map(|part| layout.part_length(part)).collect();
+        if let (Layout::Striped(striped), (short, by)) = (&mut layout, lacks)
+            && let Some(short_part) = striped.parts.get_mut(short)
+        {
+            short_part.size = short_part.size.saturating_sub(by);
+            let has = short_part.size;
+            for byte in &mut bytes {
+                *byte = byte.filter(|&(of, at)| of != short || at < has);
+            }
+        }
+        let index = part.map(|part| usize::try_from(part).unwrap());
+        let source: Vec<Byte> = match index {
+            None => bytes,
+            Some(index) => match layout.parts().get(index) {
+                Some(has) => (0..lengths[index]).map(|at| (at < has.size).then_some((index, at))).collect(),
+                None => {
+                    let refused = layout.selected(&Selection::part(part.unwrap())).unwrap_err();
+                    let parts = layout.parts().len();
+                    prop_assert_eq!(refused, SelectionError::NoPart { part: part.unwrap(), parts });
+                    return Ok(());
+                }
+            },
+        };
+        let size = source.len() as u64;
+        let ranges = steps.map(|steps| cut(size, &steps)).filter(|ranges| !ranges.is_empty());
+        let selection = match &ranges {
+            Some(ranges) => Selection::ranges(part, ranges).unwrap(),
+            None => part.map_or(Selection::WHOLE, Selection::part),
+        };
+        let at = |offset: u64| source[usize::try_from(offset).unwrap()];
+        let expected: Vec<Byte> = match &ranges {
+            Some(ranges) => ranges.iter().cloned().flatten().map(at).collect(),
+            None => source.clone(),
+        };
+        let selected = layout.selected(&selection).unwrap();
+        prop_assert_eq!(selected.length(), expected.len() as u64);
+        prop_assert_eq!(selection.to_string().parse(), Ok(selection.clone()));
+        let mut found: Vec<Byte> = vec![None; expected.len()];
+        let mut counted: BTreeMap<usize, u64> = BTreeMap::new();
+        for span in selected.spans() {
+            // As they come: in two pieces.
+            let half = span.bytes.start + (span.bytes.end - span.bytes.start) / 2;
+            let halves = [span.bytes.start..half, half..span.bytes.end];
+            let places = halves.into_iter().flat_map(|bytes| selected.places(&span, bytes));
+            for (offset, byte) in bytes_of(places) {
+                let place = &mut found[usize::try_from(offset).unwrap()];
+                prop_assert_eq!(*place, None, "byte {} comes twice", offset);
+                *place = byte;
+                *counted.entry(span.part).or_default() += 1;
+            }
+        }
+        prop_assert_eq!(found, expected);
+        let by_part = selected.bytes_by_part();
+        let elements = by_part.iter().map(|(&part, &bytes)| (layout.parts()[part].copies[0].element, bytes));
+        let elements: BTreeMap<ElementId, u64> = elements.collect();
+        prop_assert_eq!(&by_part, &counted);
+        prop_assert_eq!(selected.bytes_by_element(), elements);
+        if let Layout::Whole(_) = layout {
+            prop_assert_eq!(selection.bytes_of(size), selected.length());
+        }
+        if let Some((start, end)) = ranges.and_then(|ranges| Some((ranges.first()?.start, size + 1))) {
+            let behind = Selection::ranges(part, std::slice::from_ref(&(start..end))).unwrap();
+            let refused = layout.selected(&behind).unwrap_err();
+            prop_assert_eq!(refused, SelectionError::Beyond { last: size, size, part: part.is_some() });
+        }
+    }
+}
+
+/// Selections come from scripts, databases and others' messages.
+#[test]
+fn selections_that_can_not_be_are_refused() {
+    let of = |ranges: &[Range<u64>]| Selection::ranges(None, ranges).map(|one| one.to_string());
+    assert_eq!(of(&[]), Err(SelectionError::NoRange));
+    assert_eq!(of(&[ranges_of(5, 0)]), Err(SelectionError::Empty(5)));
+    #[expect(clippy::reversed_empty_ranges, reason = "somebody may send it")]
+    let backwards = 9..5;
+    assert_eq!(of(&[backwards]), Err(SelectionError::Empty(9)));
+    assert_eq!(of(&[0..5, 4..9]), Err(SelectionError::Order(4)));
+    assert_eq!(of(&[10..11, 0..5]), Err(SelectionError::Order(0)));
+    assert_eq!(of(&[0..5, 0..5]), Err(SelectionError::Order(0)));
+    let many: Vec<Range<u64>> = (0..=RANGES_MAX as u64)
+        .map(|at| ranges_of(2 * at, 1))
+        .collect();
+    assert_eq!(of(&many), Err(SelectionError::Ranges(RANGES_MAX + 1)));
+    assert!(of(&many[1..]).is_ok());
+    // What touches is one range, and equal bytes are equal selections.
+    assert_eq!(of(&[0..5, 5..9]).unwrap(), "bytes 0-8");
+    let all = std::iter::once(0..u64::MAX).collect::<Vec<_>>();
+    let all = Selection::ranges(Some(u32::MAX), &all).unwrap();
+    assert_eq!(all.to_string().parse(), Ok(all.clone()));
+    assert_eq!(all.bytes_of(7), 0);
+    assert_eq!(all.of_whole().bytes_of(7), 7);
+    let layout = striped(4096, 2, 8192);
+    let beyond = layout.selected(&all.of_whole()).unwrap_err().to_string();
+    assert_eq!(
+        beyond,
+        "bytes up to 18446744073709551614 are asked for, and it has 8192"
+    );
+    let text = |text: &str| text.parse::<Selection>();
+    assert_eq!(
+        text("part 2 bytes 0-9,20-29").unwrap().to_string(),
+        "part 2 bytes 0-9,20-29"
+    );
+    assert_eq!(text(""), Ok(Selection::WHOLE));
+    for wrong in [
+        "part",
+        "part ",
+        "part -1",
+        "part 4294967296",
+        "bytes ",
+        "bytes 1",
+        "bytes 1-",
+        "bytes -1",
+        "bytes +1-2",
+        "bytes 0-18446744073709551615",
+        "bytes 0-1,",
+        "part 1 0-2",
+        "all",
+        "bytes a-b",
+    ] {
+        assert!(
+            matches!(text(wrong), Err(SelectionError::Text(_))),
+            "{wrong}"
+        );
+    }
+    assert_eq!(text("bytes 5-4"), Err(SelectionError::Empty(5)));
+    let long = "x".repeat(1 << 20);
+    assert!(text(&long).unwrap_err().to_string().len() < 200);
 }
 
 #[test]
@@ -174,10 +356,12 @@ fn every_copy_that_can_be_read_counts() {
             .map(|(element, bytes)| (element.0, bytes))
             .collect()
     };
-    let whole = counted(layout.bytes_by_element(0..u64::MAX));
-    assert_eq!(whole, [(1, 8192), (2, 4096), (7, 8192)]);
-    let first = counted(layout.bytes_by_element(0..100));
-    assert_eq!(first, [(1, 100), (7, 100)]);
+    let of =
+        |selection: &Selection| counted(layout.selected(selection).unwrap().bytes_by_element());
+    let first = Selection::ranges(None, &[ranges_of(0, 100)]).unwrap();
+    assert_eq!(of(&Selection::WHOLE), [(1, 8192), (2, 4096), (7, 8192)]);
+    assert_eq!(of(&first), [(1, 100), (7, 100)]);
+    assert_eq!(of(&Selection::part(1)), [(2, 4096)]);
     assert!(layout.is_readable());
     layout.parts_mut()[1].copies[0].state = CopyState::Lost;
     assert!(!layout.is_readable());
@@ -212,14 +396,6 @@ fn what_contradicts_itself_is_refused() {
     assert_eq!(twice.check(), Err(LayoutError::Copies(0)));
     twice.parts_mut()[0].copies.clear();
     assert_eq!(twice.check(), Err(LayoutError::Copies(0)));
-    let extent = |offset, length, part, within| Extent {
-        offset,
-        length,
-        at: Within {
-            part,
-            offset: within,
-        },
-    };
     for pieces in [
         vec![extent(0, 0, 0, 0)],
         vec![extent(0, 11, 0, 0)],
@@ -230,22 +406,51 @@ fn what_contradicts_itself_is_refused() {
         vec![extent(u64::MAX, 2, 0, 0)],
         vec![extent(0, 2, 0, u64::MAX)],
     ] {
-        let extents = Extents {
-            size: 10,
-            parts: vec![part(1, 10)],
-            pieces,
-        };
-        assert!(
-            Layout::Extents(extents.clone()).check().is_err(),
-            "{extents:?}"
-        );
+        let extents = Extents::of(10, vec![part(1, 10)], pieces.clone());
+        assert!(extents.is_err(), "{pieces:?}");
     }
     let mut extents = Extents::default();
-    for piece in [(0, 0, 0), (0, 6, 5), (u64::MAX, 0, 1), (0, u64::MAX, 2)] {
-        let refused = extents.add(part(1, 10), &[(3, 0, 2), piece]);
-        assert_eq!(refused, Err(LayoutError::Piece(piece.0)));
-        assert_eq!(extents, Extents::default());
+    extents.parts.push(part(1, 0));
+    let before = extents.clone();
+    for piece in [
+        extent(0, 0, 0, 0),
+        extent(7, 1, 1, 0),
+        extent(u64::MAX, 1, 0, 0),
+        extent(0, 2, 0, u64::MAX),
+    ] {
+        let refused = extents.put(piece);
+        assert_eq!(refused, Err(LayoutError::Piece(piece.offset)));
+        assert_eq!(extents, before);
     }
+    for bytes in [&[1][..], &[0x80; 8], &[0xff; 40], &[0, 0, 0, 0], &[1, 2, 3]] {
+        assert!(decode_pieces(bytes).is_err(), "{bytes:?}");
+    }
+}
+
+#[test]
+fn bytes_behind_the_end_of_a_part_are_holes() {
+    let mut extents = Extents::default();
+    extents.parts.push(part(1, 0));
+    extents.put(extent(100, 50, 0, 0)).unwrap();
+    extents.put(extent(0, 50, 0, 50)).unwrap();
+    extents.parts[0].size = 60;
+    extents.cut_to_parts();
+    let pieces: Vec<Extent> = extents.pieces().copied().collect();
+    assert_eq!(pieces, [extent(0, 10, 0, 50), extent(100, 50, 0, 0)]);
+    assert_eq!(extents.size, 150);
+    assert_eq!(Layout::Extents(extents).check(), Ok(()));
+}
+
+#[test]
+fn there_is_an_end_of_pieces() {
+    let mut extents = Extents::default();
+    extents.parts.push(part(1, 0));
+    for at in 0..PIECES_MAX as u64 - 1 {
+        extents.put(extent(2 * at, 1, 0, at)).unwrap();
+    }
+    let full = extents.put(extent(1, 1, 0, 0));
+    assert_eq!(full, Err(LayoutError::Pieces(PIECES_MAX + 1)));
+    assert_eq!(extents.count(), PIECES_MAX - 1);
 }
 
 #[test]
@@ -337,7 +542,8 @@ fn the_greatest_files_overflow_nothing() {
     }
     assert_eq!(Striped::size_of(UNIT_MAX, &[size, 1]), None);
     let mut extents = Extents::default();
-    extents.add(part(1, 1), &[(size - 1, 0, 1)]).unwrap();
+    extents.parts.push(part(1, 0));
+    extents.put(extent(size - 1, 1, 0, 0)).unwrap();
     assert_eq!(extents.size, size);
     let layout = Layout::Extents(extents);
     assert_eq!(layout.pieces(0..size).count(), 2);

@@ -9,6 +9,7 @@ use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
+use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 use tidemill_core::resources::{Ledger, Needs, Offers};
 use tidemill_core::time::{Span, Time};
@@ -794,6 +795,7 @@ pub(crate) fn task(id: u64, kernel: &str, inputs: Vec<Origin>) -> TaskSpec {
         name: format!("in{index}"),
         path: format!("/t{id}/in{index}"),
         origin,
+        selection: Selection::WHOLE,
     };
     TaskSpec {
         task: TaskId(id),

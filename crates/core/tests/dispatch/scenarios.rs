@@ -9,6 +9,7 @@ use tidemill_core::dispatch::{
 use tidemill_core::event::*;
 use tidemill_core::id::*;
 use tidemill_core::label::*;
+use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Span;
 
@@ -352,6 +353,7 @@ fn what_belongs_to_no_job_is_sent_and_wanted_until_its_element_has_done_it() {
             object: ObjectId(7),
             element: ElementId(0),
             size: 5,
+            selection: Selection::WHOLE,
         },
         to: Output {
             name: String::new(),
@@ -550,18 +552,112 @@ fn every_copy_is_local() {
     assert!(!elements.contains(&1), "{elements:?}");
 }
 
+/// Bytes of a stripe.
+const UNIT: u64 = 1 << 20;
+
 /// A file whose bytes are here and there.
 fn striped(world: &mut World, parts: &[(u32, u64)]) -> Placed {
     let place =
         |world: &mut World, (element, size): (u32, u64)| world.file(ElementId(element), size);
     let parts: Vec<Placed> = parts.iter().map(|&part| place(world, part)).collect();
-    let size = parts.iter().map(|part| part.size).sum();
+    let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
+    let size = Striped::size_of(UNIT, &sizes).unwrap();
     let whole = world.file(parts[0].element, size);
+    let parts = parts.iter();
+    let parts = parts.map(|part| Part::on(part.object, part.size, part.element));
     world.on(Event::Parted {
         object: whole.object,
-        parts,
+        layout: Layout::Striped(Striped {
+            unit: UNIT,
+            size,
+            parts: parts.collect(),
+        }),
     });
     whole
+}
+
+/// A task that reads what is selected of a file.
+fn selecting(id: u64, file: Placed, selection: &Selection) -> TaskSpec {
+    let mut reader = task(id, "a", vec![Origin::File(file)]);
+    reader.inputs[0].selection = selection.clone();
+    reader
+}
+
+/// The selection in the label of a task, and where its input is to be had.
+fn sent_selection(world: &World, id: u64) -> (u32, Selection) {
+    let sent = world.sent(id).unwrap();
+    let Operation::Analyse(analysis) = &sent.1.operation else {
+        panic!("a task is analysed")
+    };
+    let input = &analysis.inputs[0];
+    (input.element.0, input.selection.clone())
+}
+
+#[test]
+fn a_task_of_a_part_goes_where_that_part_is_and_needs_no_other() {
+    let mut world = array(3);
+    let raw = striped(&mut world, &[(0, 1 << 30), (1, 1 << 30), (2, 1 << 30)]);
+    for (id, part) in [(1, 2), (2, 0), (3, 1)] {
+        let of_part = selecting(id, raw, &Selection::part(part));
+        world.submit(job(id, "input-locality", vec![of_part]));
+        assert_eq!(world.sent(id).unwrap().0, part);
+        assert_eq!(sent_selection(&world, id), (part, Selection::part(part)));
+        world.finish(id, Ok(10));
+    }
+    // Others may be lost; with its own it waits, and goes on with a copy.
+    world.lose(0);
+    world.submit(job(
+        4,
+        "min-wait",
+        vec![selecting(4, raw, &Selection::part(1))],
+    ));
+    assert!(world.sent(4).is_some());
+    world.finish(4, Ok(10));
+    world.submit(job(
+        5,
+        "min-wait",
+        vec![selecting(5, raw, &Selection::part(0))],
+    ));
+    assert_eq!(world.states(5), [TaskState::Waiting]);
+    let first = ObjectId(raw.object.0 - 3);
+    world.on(Event::Copied {
+        object: first,
+        element: ElementId(2),
+        there: true,
+    });
+    assert_eq!(world.sent(5).unwrap().0, 2, "the copy is there");
+    world.finish(5, Ok(10));
+    world.dispatcher.check();
+}
+
+#[test]
+fn only_bytes_that_are_selected_count() {
+    let mut world = array(3);
+    // Rows of stripes: most of the file is on element 0, and all of what is asked for on 1 and 2.
+    let raw = striped(&mut world, &[(0, 1 << 30), (1, UNIT), (2, UNIT)]);
+    let few = Selection::ranges(None, &[UNIT..UNIT + 10, 2 * UNIT..3 * UNIT]).unwrap();
+    world.submit(job(1, "input-locality", vec![selecting(1, raw, &few)]));
+    assert_eq!(world.sent(1).unwrap().0, 2, "most of the ranges is there");
+    world.finish(1, Ok(10));
+    // The elements without any of it don't matter.
+    world.lose(0);
+    world.submit(job(2, "min-wait", vec![selecting(2, raw, &few)]));
+    assert!(world.sent(2).is_some());
+    world.finish(2, Ok(10));
+    world.submit(job(
+        3,
+        "min-wait",
+        vec![selecting(3, raw, &Selection::WHOLE)],
+    ));
+    assert_eq!(world.states(3), [TaskState::Waiting]);
+    // What the file does not have is sent all the same: the element says what is wrong.
+    let absent = selecting(4, raw, &Selection::part(9));
+    let all = 0..u64::MAX;
+    let behind = Selection::ranges(Some(1), std::slice::from_ref(&all)).unwrap();
+    let behind = selecting(5, raw, &behind);
+    world.submit(job(4, "min-wait", vec![absent, behind]));
+    assert!(world.sent(4).is_some() && world.sent(5).is_some());
+    world.dispatcher.check();
 }
 
 #[test]

@@ -393,6 +393,7 @@ impl Build for v1::Label {
             size: 0,
             capability: capability(element, object, rights::READ),
             layout: None,
+            selection: None,
         });
         self
     }
@@ -448,6 +449,7 @@ pub fn copy_label(id: u64, from: u64, element: u32, to: u64) -> v1::Label {
                 size: 0,
                 capability: capability(element, from, rights::READ),
                 layout: None,
+                selection: None,
             }),
             to,
             ..v1::Copy::default()

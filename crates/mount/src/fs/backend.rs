@@ -86,6 +86,8 @@ pub(crate) struct Backend {
     doubt: Notify,
     /// Objects that are no longer read here, which the server is to be told; nothing while nobody is telling it.
     released: Mutex<Option<Vec<v1::Release>>>,
+    /// How often versions that several mounts write, or have written, are open here.
+    together: Mutex<HashMap<u64, usize>>,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +109,7 @@ impl Backend {
             elements: Mutex::default(),
             doubt: Notify::new(),
             released: Mutex::default(),
+            together: Mutex::default(),
         }
     }
 
@@ -309,6 +312,24 @@ impl Backend {
         });
     }
 
+    /// A version that several mounts write, or have written, is open here once more.
+    pub(crate) fn enter_together(&self, version: u64) {
+        *self.together.lock().entry(version).or_default() += 1;
+    }
+
+    /// It is open once less; the server is told when it is not open any more.
+    pub(crate) fn leave_together(self: &Arc<Self>, ino: u64, object: u64) {
+        let mut open = self.together.lock();
+        let Some(count) = open.get_mut(&object) else {
+            return;
+        };
+        *count -= 1;
+        if *count == 0 {
+            open.remove(&object);
+            self.released(v1::Release { ino, object });
+        }
+    }
+
     /// What nobody has told yet; nothing ends the telling.
     fn next_released(&self) -> Option<Vec<v1::Release>> {
         let mut waiting = self.released.lock();
@@ -383,6 +404,17 @@ impl Backend {
         pace.wait()?;
         let found = self.find(element, Some(patience::deadline()));
         Ok(self.runtime.block_on(found)?)
+    }
+
+    /// The element on this host, if there are some, on which this mount writes what others write, too.
+    pub(crate) fn near(&self) -> Option<u32> {
+        let elements = self.elements.lock();
+        let here = elements.places.iter();
+        let here = here.filter(|(_, place)| place.up && place.folder.is_some());
+        let mut here: Vec<u32> = here.map(|(&element, _)| element).collect();
+        here.sort_unstable();
+        let turn = usize::try_from(self.session()).unwrap_or(0);
+        (!here.is_empty()).then(|| here[turn % here.len()])
     }
 
     fn known(&self, element: u32) -> Option<Place> {

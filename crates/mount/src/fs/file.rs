@@ -82,6 +82,15 @@ pub(crate) struct OpenHow {
     /// For reading and writing.
     pub(crate) update: bool,
     pub(crate) truncate: bool,
+    /// What is written goes to the end.
+    pub(crate) append: bool,
+}
+
+impl OpenHow {
+    /// Whether other mounts that are there may want to write it, too: not what is only appended to.
+    pub(super) fn may_be_shared(self) -> bool {
+        self.update || !self.append
+    }
 }
 
 /// What the kernel is told about an open file.
@@ -141,6 +150,10 @@ impl Fs {
         let mut tries = 0;
         loop {
             let object = self.reading_object(caller, node, pace)?;
+            if let Some(together) = object.together() {
+                pace.wait()?;
+                together.refresh(true)?;
+            }
             let mut state = node.state.lock();
             tries += 1;
             // A version may have been begun or sealed meanwhile.
@@ -192,7 +205,11 @@ impl Fs {
         let opened = Opened {
             handle,
             local: object.local().filter(|_| direct).cloned(),
-            object: object.id,
+            // Of what others write, too, the kernel keeps no pages.
+            object: match object.together() {
+                Some(_) => u64::MAX - handle,
+                None => object.id,
+            },
             write,
             flush,
         };

@@ -41,6 +41,7 @@ mod striped;
 mod striped_open;
 pub(crate) mod table;
 mod takeover;
+pub(crate) mod together;
 pub(crate) mod unsealed;
 pub(crate) mod version;
 pub(crate) mod watch;

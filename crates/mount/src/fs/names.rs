@@ -242,6 +242,19 @@ impl Fs {
 
     pub(crate) fn getattr(&self, caller: Caller, key: Key, pace: Pace) -> Result<Found, Error> {
         let node = self.node(key.ino);
+        // What others have made visible of what is open here.
+        let open = node
+            .state
+            .lock()
+            .bound
+            .get(&key.alias)
+            .map(|bound| bound.object.clone());
+        if let Some(together) = open.as_ref().and_then(|object| object.together())
+            && together.is_stale()
+        {
+            pace.wait()?;
+            together.refresh(false)?;
+        }
         {
             let state = node.state.lock();
             if key.alias != state.alias

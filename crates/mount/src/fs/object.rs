@@ -3,6 +3,7 @@
 use super::remote::Remote;
 use super::right::Right;
 use super::striped::Striped;
+use super::together::Together;
 use crate::error::Error;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, Timespec};
@@ -48,6 +49,8 @@ pub(crate) enum Data {
     Remote(Remote),
     /// On several elements.
     Striped(Striped),
+    /// In pieces, by several mounts.
+    Together(Box<Together>),
     /// Nowhere: a file that has no version yet is empty.
     Nothing,
 }
@@ -85,14 +88,23 @@ impl Object {
 
     /// Whether reading and writing waits for another process.
     pub(crate) fn waits(&self) -> bool {
-        self.parts()
-            .any(|part| matches!(part.data, Data::Remote(_)))
+        let asks = |part: &Self| matches!(part.data, Data::Remote(_) | Data::Together(_));
+        asks(self) || self.parts().any(asks)
     }
 
-    /// The objects that its bytes are in: itself, or several.
+    /// What several mounts write, or have written.
+    pub(crate) fn together(&self) -> Option<&Together> {
+        match &self.data {
+            Data::Together(together) => Some(together),
+            _ => None,
+        }
+    }
+
+    /// The objects that are written and sealed: itself, or those that it lies in.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
         let (itself, several) = match &self.data {
             Data::Striped(striped) => (None, striped.parts()),
+            Data::Together(together) => (together.own().map(Arc::as_ref), [].as_slice()),
             _ => (Some(self), [].as_slice()),
         };
         itself.into_iter().chain(several.iter().map(Arc::as_ref))
@@ -122,7 +134,7 @@ impl Object {
     }
 
     /// Something is about to be written: makes the object, with the first `keep` bytes of what it begins as.
-    fn make(&self, keep: u64) -> Result<(), Error> {
+    pub(super) fn make(&self, keep: u64) -> Result<(), Error> {
         let mut begin = self.begun_as.lock();
         let (Some(Begin { object, bytes }), Data::Remote(remote)) = (&*begin, &self.data) else {
             return Ok(());
@@ -156,6 +168,7 @@ impl Object {
             }
             Data::Remote(remote) => remote.read(offset, length),
             Data::Striped(striped) => striped.read(offset, length),
+            Data::Together(together) => together.read(offset, length),
             Data::Nothing => Ok(Vec::new()),
         }
     }
@@ -166,6 +179,7 @@ impl Object {
             Data::Local(file) => Ok(file.write_all_at(bytes, offset)?),
             Data::Remote(remote) => remote.write(offset, bytes),
             Data::Striped(striped) => striped.write(offset, bytes),
+            Data::Together(together) => together.write(offset, bytes),
             Data::Nothing => Err(Errno::BADF.into()),
         }
     }
@@ -176,6 +190,7 @@ impl Object {
             Data::Local(file) => Ok(file.set_len(size)?),
             Data::Remote(remote) => remote.truncate(size),
             Data::Striped(striped) => striped.truncate(size),
+            Data::Together(together) => together.truncate(size),
             Data::Nothing => Err(Errno::BADF.into()),
         }
     }
@@ -185,6 +200,7 @@ impl Object {
         match &self.data {
             Data::Remote(remote) => remote.forget(),
             Data::Striped(striped) => striped.parts().iter().for_each(|part| part.rest()),
+            Data::Together(together) => together.rest(),
             Data::Local(_) | Data::Nothing => {}
         }
     }
@@ -194,6 +210,7 @@ impl Object {
         match &self.data {
             Data::Remote(remote) => remote.flush(),
             Data::Striped(striped) => striped.flush(),
+            Data::Together(together) => together.own().map_or(Ok(()), |own| own.flush()),
             _ => Ok(()),
         }
     }
@@ -217,6 +234,7 @@ impl Object {
             Data::Local(file) => Ok(file.sync_all()?),
             Data::Remote(remote) => remote.sync(),
             Data::Striped(striped) => striped.sync(),
+            Data::Together(together) => together.sync(),
             Data::Nothing => Ok(()),
         }
     }
@@ -233,6 +251,7 @@ impl Object {
             }
             Data::Remote(remote) => Ok(remote.stat()),
             Data::Striped(striped) => striped.stat(),
+            Data::Together(together) => Ok(together.stat()),
             Data::Nothing => Ok(Stat::default()),
         }
     }
@@ -261,6 +280,10 @@ impl Object {
                 let mut parts = striped.parts().iter();
                 parts.try_for_each(|part| part.set_mtime(mtime))
             }
+            Data::Together(together) => {
+                together.set_mtime(mtime);
+                Ok(())
+            }
             Data::Nothing => Ok(()),
         }
     }
@@ -271,7 +294,7 @@ impl Object {
             Data::Local(file) => file,
             Data::Remote(remote) => return remote.allocate(offset, length, mode),
             // A program that has to have the room writes zeros then.
-            Data::Striped(_) => return Err(Errno::OPNOTSUPP.into()),
+            Data::Striped(_) | Data::Together(_) => return Err(Errno::OPNOTSUPP.into()),
             Data::Nothing => return Err(Errno::BADF.into()),
         };
         let flags = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;

@@ -124,6 +124,12 @@ impl Remote {
         (writing.size, writing.mtime) = (size, mtime);
     }
 
+    /// Somebody else has written that much of it.
+    pub(crate) fn grow(&self, size: u64) {
+        let mut writing = self.out.writing.lock();
+        writing.size = writing.size.max(size);
+    }
+
     pub(crate) fn stat(&self) -> Stat {
         let writing = self.out.writing.lock();
         Stat {

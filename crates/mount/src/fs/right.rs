@@ -28,6 +28,8 @@ pub(crate) struct Right {
     part: Option<u64>,
     /// The version to be read; `None`: a version to be written.
     version: Option<u64>,
+    /// It is read as several mounts write it.
+    together: bool,
     caller: Caller,
     /// The element that is to be asked, and what is shown to it.
     place: Mutex<(u32, Vec<u8>)>,
@@ -41,6 +43,7 @@ impl Right {
             object: opened.object,
             part: None,
             version,
+            together: false,
             caller,
             place: Mutex::new((opened.element, opened.capability.clone())),
         })
@@ -58,6 +61,26 @@ impl Right {
             object: opened.object,
             part: Some(part.object),
             version,
+            together: false,
+            caller,
+            place: Mutex::new((part.element, part.capability.clone())),
+        })
+    }
+
+    /// To read one of the objects that a version of pieces lies in; one that is not `sealed` may be in a moment.
+    pub(crate) fn of_piece(
+        caller: Caller,
+        opened: &v1::Opened,
+        part: &v1::LayoutPart,
+        sealed: bool,
+    ) -> Arc<Self> {
+        let version = opened.attr.map_or(0, |attr| attr.version);
+        Arc::new(Self {
+            ino: opened.attr.map_or(0, |attr| attr.ino),
+            object: opened.object,
+            part: Some(part.object),
+            version: Some(version),
+            together: !sealed,
             caller,
             place: Mutex::new((part.element, part.capability.clone())),
         })
@@ -75,6 +98,7 @@ impl Right {
             object,
             part: None,
             version: Some(0),
+            together: false,
             caller: Caller::default(),
             place: Mutex::default(),
         })
@@ -105,15 +129,14 @@ impl Right {
                 ino: self.ino,
                 version,
                 avoid,
+                together: self.together,
                 damaged: false,
             }),
             // The server answers the same for an object that is being written already.
             None => Op::NewVersion(v1::NewVersion {
                 ino: self.ino,
                 object: self.object,
-                element: None,
-                steal: false,
-                stripes: None,
+                ..v1::NewVersion::default()
             }),
         };
         match backend
@@ -135,7 +158,10 @@ impl Right {
         let Some(object) = self.part else {
             return Some((opened.element, opened.capability));
         };
-        let parts = opened.layout?.parts;
+        let parts = match (opened.layout, opened.together) {
+            (Some(layout), _) => layout.parts,
+            (None, together) => together?.parts,
+        };
         let part = parts.into_iter().find(|part| part.object == object)?;
         Some((part.element, part.capability))
     }

@@ -471,6 +471,7 @@ impl Worker {
                     attr.ctime = attr.ctime.max(sealed.ctime);
                     attr.version = sealed.version;
                     attr.writing = sealed.writing;
+                    attr.together = sealed.together;
                 }
                 Some(sealed) => state.attr = sealed,
                 None => state.fresh = None,
@@ -518,8 +519,10 @@ impl Version {
 
     /// What that is a part of.
     fn part_of(&self) -> Option<PartOf> {
-        let Data::Striped(striped) = &self.job.object.data else {
-            return None;
+        let striped = match &self.job.object.data {
+            Data::Striped(striped) => striped,
+            Data::Together(together) => return together.part_of(),
+            _ => return None,
         };
         let version = ObjectId(self.job.object.id);
         Some(striped.part_of(version, self.lengths.len()))
@@ -540,8 +543,14 @@ impl Version {
 
     fn op(&self) -> Op {
         let (ino, object) = (self.job.ino, self.job.object.id);
+        let (told, base) = match (self.job.object.together(), self.sealed) {
+            (Some(together), Some(_)) => together.last_word(),
+            _ => (Vec::new(), None),
+        };
         match self.sealed {
             Some((size, mtime)) => Op::Seal(v1::Seal {
+                told,
+                base,
                 ino,
                 object,
                 size,

@@ -6,8 +6,9 @@
 
 use super::backend::attr_of;
 use super::file::Handle;
-use super::object::Object;
+use super::object::{Data, Object};
 use super::table::{Key, Node, Phase, Writing};
+use super::together::Together;
 use super::version::WRITER_PATIENCE;
 use super::{Caller, Fs, Pace};
 use crate::error::Error;
@@ -117,13 +118,18 @@ impl Fs {
             return Ok(());
         };
         let arrived = {
-            let _all_written = node.writes.write();
+            let all_written = node.writes.write();
             let aliases = self.aliases_of_writers(ino);
             let mut state = node.state.lock();
             let direct = |alias| state.bound.get(alias).is_some_and(|bound| bound.direct);
             let direct = aliases.iter().any(direct);
             // What has no name any more stays what it is until it is closed.
             let stays = direct || state.gone;
+            if let Some(object) = state.open_together() {
+                drop(state);
+                drop(all_written);
+                return object.together().map_or(Ok(()), Together::publish);
+            }
             let open = state.writing.as_mut().filter(|w| w.phase == Phase::Open);
             let Some(object) = open.filter(|_| !stays).and_then(|w| w.object.clone()) else {
                 drop(state);
@@ -142,6 +148,44 @@ impl Fs {
         };
         self.wait_sealed(&node)?;
         arrived
+    }
+
+    /// Another mount wants to write what is written here: from now on it is noted what is written, and told. Not what the
+    /// kernel writes by itself, nor what has locks: that is handed on as a whole.
+    pub(super) fn share(&self, ino: u64) {
+        let Some(node) = self.table.get(ino) else {
+            return;
+        };
+        let _all_written = node.writes.write();
+        let mut state = node.state.lock();
+        let open = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let Some(object) = open.and_then(|writing| writing.object.clone()) else {
+            return;
+        };
+        let mut bound = state.bound.values();
+        let direct = bound.any(|bound| bound.direct && bound.object.id == object.id);
+        let one = !object.is_striped() && object.together().is_none();
+        if direct || !one || state.gone || state.idle_writers > 0 || self.locks.knows(ino) {
+            return;
+        }
+        // As it is before its first byte is written.
+        let made = parking_lot::MutexGuard::unlocked(&mut state, || object.make(u64::MAX));
+        let stat = made.and_then(|()| object.stat());
+        let stat = match stat {
+            Ok(stat) => stat,
+            Err(error) => {
+                tracing::warn!(ino, "a file can't be written by others, too: {error}");
+                return;
+            }
+        };
+        if !state.is_current(object.id) {
+            return;
+        }
+        let (id, element, right) = (object.id, object.element, object.right.clone());
+        let file = (ino, Caller::default());
+        let together = Together::sharing(self.backend.clone(), file, object, stat);
+        let data = Data::Together(Box::new(together));
+        state.share(&Arc::new(Object::new(id, element, data, right)));
     }
 
     /// The aliases by which programs have a file open for writing.
@@ -172,6 +216,15 @@ impl Fs {
         let Some(node) = self.table.get(ino) else {
             return Ok(());
         };
+        let together = node.state.lock().open_together();
+        if let Some(together) = together.as_ref().and_then(|object| object.together()) {
+            together.refresh(false)?;
+            let aliases: Vec<u16> = node.state.lock().bound.keys().copied().collect();
+            for alias in aliases {
+                self.forget_pages(Key { ino, alias }.pack());
+            }
+            return Ok(());
+        }
         let mut tries = 0;
         loop {
             tries += 1;
@@ -205,7 +258,7 @@ impl Fs {
                 return Err(Errno::STALE.into());
             }
             // A version that is still asked for is not what is to be read.
-            let newest = state.written().map_or(attr.object, |object| object.id);
+            let newest = state.newest();
             if !state.bound.values().any(|bound| bound.is_old(newest)) {
                 return Ok(());
             }

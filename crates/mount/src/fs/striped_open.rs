@@ -6,17 +6,20 @@ use super::remote::Remote;
 use super::right::Right;
 use super::striped::Striped;
 use super::takeover::open_to_writers;
+use super::together::Together;
 use super::version::{make_object_file, object_path};
 use super::{Caller, Fs, Pace};
 use crate::error::Error;
 use std::sync::Arc;
 use tidemill_client::{Error as ClientError, object_file};
-use tidemill_core::layout;
+use tidemill_core::layout::{self, Layout};
 use tidemill_wire::{convert, v1};
 
 fn read(opened: &v1::Opened, told: &v1::Layout) -> Result<layout::Striped, Error> {
-    let layout = convert::layout(told, opened.size);
-    layout.map_err(|_| ClientError::Answer("Open").into())
+    match convert::layout(told, opened.size) {
+        Ok(Layout::Striped(striped)) => Ok(striped),
+        _ => Err(ClientError::Answer("Open").into()),
+    }
 }
 
 impl Fs {
@@ -28,6 +31,13 @@ impl Fs {
         right: Arc<Right>,
         pace: Pace,
     ) -> Result<Object, Error> {
+        if told.unit == 0 {
+            let file = (opened.attr.map_or(0, |attr| attr.ino), caller);
+            let pieces = Together::sealed(self.backend.clone(), file, opened, told.clone());
+            let pieces = pieces.inspect_err(|_| self.backend.released(right.release()))?;
+            let data = Data::Together(Box::new(pieces));
+            return Ok(Object::new(opened.object, 0, data, right));
+        }
         let version = opened.attr.map(|attr| attr.version);
         let open = |part: &v1::LayoutPart| -> Result<Arc<Object>, Error> {
             let right = Right::of_part(caller, opened, part, version);

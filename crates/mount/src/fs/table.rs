@@ -210,7 +210,11 @@ impl State {
     pub(crate) fn shown(&self) -> (Attr, u64) {
         let mut attr = self.attr;
         let mut blocks = attr.size.div_ceil(512);
-        if let Some(stat) = self.written().and_then(|object| object.stat().ok()) {
+        let stat = self.written().and_then(|object| match object.together() {
+            Some(together) => Some(together.stat_by(&attr)),
+            None => object.stat().ok(),
+        });
+        if let Some(stat) = stat {
             attr.size = stat.size;
             attr.mtime = stat.mtime;
             attr.ctime = attr.ctime.max(stat.mtime.min(super::remote::now_ns()));
@@ -244,9 +248,51 @@ impl State {
 
     /// Whether an object is what opens get now: the version being written here, else the sealed one.
     pub(crate) fn is_current(&self, object: u64) -> bool {
-        self.written()
-            .map_or(self.attr.object, |written| written.id)
-            == object
+        self.newest() == object
+    }
+
+    /// What is written here, if others write it, too, and it is not being sealed.
+    pub(crate) fn open_together(&self) -> Option<Arc<Object>> {
+        let open = self.writing.as_ref().filter(|w| w.phase == Phase::Open);
+        let object = open.and_then(|writing| writing.object.as_ref());
+        object.filter(|object| object.together().is_some()).cloned()
+    }
+
+    /// The object that opens get now.
+    pub(crate) fn newest(&self) -> u64 {
+        let sealed = match self.attr.together {
+            0 => self.attr.object,
+            together => together,
+        };
+        self.written().map_or(sealed, |written| written.id)
+    }
+
+    /// Others have made something visible of what is open here.
+    fn mark_stale(&self) {
+        let kept = self.objects.iter().filter_map(Weak::upgrade);
+        let bound = self.bound.values().map(|bound| bound.object.clone());
+        for object in kept.chain(bound).chain(self.written().cloned()) {
+            if let Some(together) = object.together() {
+                together.mark_stale();
+            }
+        }
+    }
+
+    /// What is written here is written by others, too: the same, as those see it who have it open.
+    pub(crate) fn share(&mut self, object: &Arc<Object>) {
+        if let Some(writing) = self.writing.as_mut() {
+            writing.object = Some(object.clone());
+            writing.untouched = None;
+        }
+        let bound = self.bound.values_mut();
+        for bound in bound.filter(|bound| bound.object.id == object.id) {
+            bound.object = object.clone();
+        }
+        self.objects.retain(|weak| {
+            let other = weak.upgrade();
+            other.is_some_and(|other| other.id != object.id)
+        });
+        self.objects.push(Arc::downgrade(object));
     }
 
     /// The object that is being written or sealed here.
@@ -454,6 +500,7 @@ impl Table {
             let mut state = node.state.lock();
             state.fresh = None;
             state.kept = None;
+            state.mark_stale();
         }
         slot.store(self.tick(), Ordering::Release);
     }
@@ -589,6 +636,7 @@ impl Table {
             let mut state = node.state.lock();
             state.fresh = None;
             state.kept = None;
+            state.mark_stale();
         }
         let inodes = inner.nodes.keys().copied().collect();
         (inodes, inner.entries.doubt(heard))

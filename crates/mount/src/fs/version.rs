@@ -9,6 +9,7 @@ use super::right::Right;
 use super::seal::{Ending, Job};
 use super::table::{Key, Node, Phase, State, Writing};
 use super::takeover::{UNSEALED_MODE, open_to_writers};
+use super::together::Together;
 use super::{Caller, Found, Fs, Pace};
 use crate::error::Error;
 use rustix::io::Errno;
@@ -70,7 +71,10 @@ impl Fs {
                 if let Some(object) = state.written() {
                     return Ok(object.clone());
                 }
-                (state.attr.object, element_of(&state.attr))
+                match state.attr.together {
+                    0 => (state.attr.object, element_of(&state.attr)),
+                    together => (together, None),
+                }
             };
             match self.sealed_object(caller, node, (id, place), pace) {
                 Ok(object) => return Ok(object),
@@ -166,12 +170,21 @@ impl Fs {
             ino,
             version: 0,
             avoid,
+            together: true,
             damaged: false,
         };
         let Answer::Opened(opened) = self.backend.one(caller, Op::Open(open))? else {
             return Err(ClientError::Answer("Open").into());
         };
         let right = Right::new(caller, &opened, opened.attr.map(|attr| attr.version));
+        if opened.object == id
+            && let Some(told) = opened.together
+        {
+            let file = (opened.attr.map_or(0, |attr| attr.ino), caller);
+            let seen = Together::new(self.backend.clone(), file, None, told);
+            let seen = seen.inspect_err(|_| self.backend.released(right.release()))?;
+            return Ok(Object::new(id, 0, Data::Together(Box::new(seen)), right));
+        }
         if opened.object == id
             && let Some(layout) = &opened.layout
         {
@@ -207,6 +220,21 @@ impl Fs {
     /// The object that a version is written to, empty.
     fn writable(&self, caller: Caller, opened: &v1::Opened) -> Result<Object, Error> {
         self.writable_from(caller, opened, None)
+    }
+
+    /// The part of a version that is written here, while others write it, too.
+    fn writable_together(
+        &self,
+        caller: Caller,
+        opened: &v1::Opened,
+        told: v1::Together,
+    ) -> Result<Object, Error> {
+        let part = Arc::new(self.writable(caller, opened)?);
+        let (right, element) = (part.right.clone(), part.element);
+        let file = (opened.attr.map_or(0, |attr| attr.ino), caller);
+        let together = Together::new(self.backend.clone(), file, Some(part), told)?;
+        let data = Data::Together(Box::new(together));
+        Ok(Object::new(opened.object, element, data, right))
     }
 
     /// The object that a version is written to. It begins with that many bytes of the version before, and does
@@ -260,7 +288,7 @@ impl Fs {
             return Ok(object);
         };
         let before = self.base_object(caller, base)?;
-        if before.element == object.element {
+        if before.element == object.element && !base.parts {
             return Ok(object.begin_as(before, bytes, base.mtime));
         }
         object.truncate(0)?;
@@ -301,7 +329,9 @@ impl Fs {
             let mut state = node.state.lock();
             state.writing = Some(Writing::open(object.clone(), 1, None));
             state.objects.push(Arc::downgrade(&object));
-            let direct = self.is_direct(&object) && !(how.update && opened.others);
+            // What the kernel writes by itself can't be told to others.
+            let shared = opened.others && how.may_be_shared();
+            let direct = self.is_direct(&object) && !shared;
             state.bind_new(object.clone(), direct);
         }
         self.touched(parent, time, 0);
@@ -361,9 +391,7 @@ impl Fs {
         let new = v1::NewVersion {
             ino,
             object,
-            element: None,
-            steal: false,
-            stripes: None,
+            ..v1::NewVersion::default()
         };
         self.backend.undo(caller, &Op::NewVersion(new));
     }
@@ -416,8 +444,9 @@ impl Fs {
             self.follow(node, &begun.object);
             state = node.state.lock();
         }
-        let shared = begun.others && (how.update || knows);
-        let direct = self.is_direct(&begun.object) && !shared && !state.attr.locked;
+        let others = begun.others && (how.may_be_shared() || knows);
+        let shared = others || state.attr.locked;
+        let direct = self.is_direct(&begun.object) && !shared;
         if let Err(error) = state.bind(key, &begun.object, direct) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
             // the next alias. Those who had not begun have not now either.
@@ -541,8 +570,8 @@ impl Fs {
                 ino: node.ino,
                 object,
                 element: stays.then_some(attr.element),
-                steal: false,
-                stripes: None,
+                near: self.backend.near(),
+                ..v1::NewVersion::default()
             })
         };
         let ask = |op: &Op| self.ask_version(caller, node, op, until);
@@ -563,6 +592,19 @@ impl Fs {
         keep: u64,
         reader: Option<(Arc<Object>, bool)>,
     ) -> Result<Begun, Error> {
+        if let Some(told) = opened.together.clone() {
+            let object = self.writable_together(caller, opened, told)?;
+            if keep == 0 {
+                object.truncate(0)?;
+            }
+            return Ok(Begun {
+                object: Arc::new(object),
+                untouched: None,
+                base: base.object,
+                taken: None,
+                others: true,
+            });
+        }
         let kept = if base.object == 0 {
             0
         } else {

@@ -1,7 +1,7 @@
 //! What others change: the server tells, the caches here and in the kernel forget.
 
-use super::table::Phase;
-use super::{Caller, Fs, control};
+use super::table::{Bound, Phase};
+use super::{Caller, Fs, control, patience};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -133,7 +133,8 @@ impl Fs {
                             self.rejoin_locks();
                         }
                         if message.question != 0 {
-                            self.on_question(message.question, message.ino);
+                            let asked = (message.question, message.share);
+                            self.on_question(asked, message.ino);
                         } else if !self.on_invalidation(&message, &notices) {
                             break;
                         }
@@ -153,19 +154,30 @@ impl Fs {
 
     /// Somebody elsewhere asks for a file that is being written here. What was closed is sealed; if it is open,
     /// the server is told.
-    fn on_question(self: &Arc<Self>, question: u64, ino: u64) {
+    fn on_question(self: &Arc<Self>, asked: (u64, bool), ino: u64) {
         let fs = self.clone();
         // A thread of its own: those that wait for servers may all be waiting for this answer.
         let spawned = std::thread::Builder::new()
             .name("question".into())
-            .spawn(move || fs.answer(question, ino));
+            .spawn(move || patience::serve(|| fs.answer(asked, ino)));
         if let Err(error) = spawned {
             tracing::warn!(ino, "a question of the server can't be answered: {error}");
         }
     }
 
-    fn answer(&self, question: u64, ino: u64) {
+    fn answer(&self, (question, share): (u64, bool), ino: u64) {
         let heard = self.hear_releases(question);
+        if share && heard {
+            self.share(ino);
+        }
+        // What was written up to now is seen by who asks.
+        let node = self.table.get(ino);
+        let object = node.and_then(|node| node.state.lock().open_together());
+        if let Some(together) = object.as_ref().and_then(|object| object.together())
+            && let Err(error) = together.publish()
+        {
+            tracing::warn!(ino, "what was written can't be made visible: {error}");
+        }
         let phase = self.table.get(ino).and_then(|node| {
             let state = node.state.lock();
             state.writing.as_ref().map(|writing| writing.phase)
@@ -245,11 +257,19 @@ impl Fs {
     }
 
     fn notice_inode(&self, ino: u64, notices: &Notices) {
-        let alias = self
-            .table
-            .get(ino)
-            .map_or(0, |node| node.state.lock().alias);
-        notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
+        let aliases = self.table.get(ino).map_or(vec![0], |node| {
+            let state = node.state.lock();
+            let together = |bound: &Bound| bound.object.together().is_some();
+            let others = state.bound.iter().filter(|(_, bound)| together(bound));
+            let others = others.map(|(&alias, _)| alias);
+            others
+                .filter(|&alias| alias != state.alias)
+                .chain([state.alias])
+                .collect()
+        });
+        for alias in aliases {
+            notices.send(Notice::Inode(super::Key { ino, alias }.pack()));
+        }
     }
 
     /// Nothing that was asked before `heard` is believed any more.

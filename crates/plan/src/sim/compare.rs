@@ -209,6 +209,7 @@ mod tests {
                 .iter()
                 .map(|one| file(one).name.clone())
                 .collect(),
+            selections: task.selections.iter().map(ToString::to_string).collect(),
             outputs: task.outputs.iter().map(output).collect(),
             pinned: None,
             cores: task.needs.cores,
@@ -232,6 +233,8 @@ mod tests {
             path: file.name.clone(),
             size_bytes: file.size,
             element,
+            unit_bytes: 0,
+            parts: Vec::new(),
         });
         let elements = (0..)
             .zip(&platform.elements)

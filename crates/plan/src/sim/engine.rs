@@ -21,7 +21,9 @@ use tidemill_core::content;
 use tidemill_core::dispatch::Dispatcher;
 use tidemill_core::event::{Action, ElementView, Event, JobState, Origin, Role};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
-use tidemill_core::label::{Failure, FailureKind, Label, Operation, Outcome, Sealed};
+use tidemill_core::label::{Failure, FailureKind, Input, Label, Operation, Outcome, Sealed};
+use tidemill_core::layout::{Layout, Part, Selection};
+use tidemill_core::object::Placed;
 use tidemill_core::policy::Memory;
 use tidemill_core::time::{Span, Time};
 
@@ -116,6 +118,10 @@ pub(super) struct Engine<'a> {
     /// What failed last, and all that did on each node.
     why: Option<String>,
     lost: Vec<Lost>,
+    /// What files are made of that lie in several objects.
+    parted: BTreeMap<ObjectId, Layout>,
+    /// What bytes are pulled as that are put together from parts, by the object, what of it is read, and the part.
+    gathered: BTreeMap<(ObjectId, Selection, usize), ObjectId>,
     actions: Vec<Action>,
     counts: EventCounts,
     ended: Option<JobState>,
@@ -170,6 +176,8 @@ impl<'a> Engine<'a> {
             told: vec![Time(0); elements_count],
             why: None,
             lost: vec![Lost::default(); elements_count],
+            parted: BTreeMap::new(),
+            gathered: BTreeMap::new(),
             actions: Vec::new(),
             counts: EventCounts::default(),
             ended: None,
@@ -177,7 +185,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Lets all elements come up, submits the job and runs until nothing is left to happen.
-    pub(super) fn run(mut self, submitted: Event) -> Finished {
+    pub(super) fn run(mut self, parted: Vec<(ObjectId, Layout)>, submitted: Event) -> Finished {
         let platform = self.platform;
         for index in 0..self.nodes.len() {
             let (id, role) = id_of(platform, index);
@@ -185,7 +193,11 @@ impl<'a> Engine<'a> {
             self.feed(Event::ElementUp { element: id, view });
             self.tell_programs(index, &submitted);
         }
+        self.parted = parted.iter().cloned().collect();
         self.resume(&submitted);
+        for (object, layout) in parted {
+            self.feed(Event::Parted { object, layout });
+        }
         for node in 0..count(self.nodes.len()) {
             if let Some(status) = self.status(node) {
                 self.feed(status);
@@ -258,8 +270,12 @@ impl<'a> Engine<'a> {
             }
         }
         for placed in objects.values() {
-            let node = self.node_index(placed.element) as usize;
-            self.nodes[node].room.holds(placed.size);
+            let layout = self.parted.get(&placed.object).cloned();
+            let layout = layout.unwrap_or_else(|| one_object(placed.object, placed));
+            for part in layout.parts() {
+                let node = self.node_index(part.copies[0].element) as usize;
+                self.nodes[node].room.holds(part.size);
+            }
         }
         let mut memory = Memory {
             last: None,
@@ -276,9 +292,22 @@ impl<'a> Engine<'a> {
                 .copies
                 .iter()
                 .filter_map(|name| objects.get(name.as_str()));
-            for placed in known.filter(|placed| placed.element != id) {
+            let known: Vec<Placed> = known.copied().collect();
+            for placed in known {
+                let Some(layout) = self.parted.get(&placed.object).cloned() else {
+                    if placed.element != id {
+                        copies.push((id, placed.object, placed.size));
+                        self.nodes[index].pulled.keep(placed.object, placed.size);
+                    }
+                    continue;
+                };
                 copies.push((id, placed.object, placed.size));
-                self.nodes[index].pulled.keep(placed.object, placed.size);
+                for (part, of) in layout.parts().iter().enumerate() {
+                    if of.copies[0].element != id {
+                        let object = self.pulled_as(placed.object, &Selection::WHOLE, part);
+                        self.nodes[index].pulled.keep(object, of.size);
+                    }
+                }
             }
         }
         self.dispatcher.resume(memory, &copies);
@@ -372,15 +401,14 @@ impl<'a> Engine<'a> {
         let index = index_of(label.id.0);
         let task = index_of(analysis.task.0);
         let files = &self.workflow.tasks[task as usize].inputs;
-        let inputs = analysis.inputs.iter().zip(files);
         let reused = self.workflow.tasks[task as usize].reused;
-        let remote = inputs
-            .filter(|(input, _)| input.element != element && reused.is_none())
-            .map(|(input, &file)| {
-                let holder = self.node_index(input.element);
-                (input.object, holder, self.workflow.files[file].size)
-            })
-            .collect();
+        let mut remote = Vec::new();
+        for (input, &file) in analysis.inputs.iter().zip(files) {
+            if reused.is_none() {
+                let size = self.workflow.files[file].size;
+                self.add_remote(input, size, element, &mut remote);
+            }
+        }
         let mut missing = 0;
         let mut orphan = false;
         for before in label.after {
@@ -418,6 +446,52 @@ impl<'a> Engine<'a> {
         } else if missing == 0 {
             self.add(index);
         }
+    }
+
+    /// Adds what of an input is on other elements: object, node that holds it, bytes.
+    fn add_remote(
+        &mut self,
+        input: &Input,
+        size: u64,
+        here: ElementId,
+        remote: &mut Vec<(ObjectId, u32, u64)>,
+    ) {
+        let placed = Placed {
+            object: input.object,
+            element: input.element,
+            size,
+        };
+        let layout = self.parted.get(&input.object).cloned();
+        let layout = layout.unwrap_or_else(|| one_object(input.object, &placed));
+        let Ok(selected) = layout.selected(&input.selection) else {
+            return;
+        };
+        for (index, bytes) in selected.bytes_by_part() {
+            let part = &layout.parts()[index];
+            let holder = part.copies[0].element;
+            if holder == here {
+                continue;
+            }
+            let object = match &input.selection {
+                selection if *selection == Selection::part(number(index)) => part.object,
+                selection if layout.parts().len() > 1 || !selection.is_whole() => {
+                    self.pulled_as(input.object, selection, index)
+                }
+                _ => input.object,
+            };
+            remote.push((object, self.node_index(holder), bytes));
+        }
+        // An empty file is pulled like any other.
+        if layout.size() == 0 && input.selection.is_whole() && input.element != here {
+            remote.push((input.object, self.node_index(input.element), 0));
+        }
+    }
+
+    /// What some bytes of an object are pulled as that are in one of its parts.
+    fn pulled_as(&mut self, object: ObjectId, selection: &Selection, part: usize) -> ObjectId {
+        let next = ObjectId(GATHERED - self.gathered.len() as u64);
+        let known = (object, selection.clone(), part);
+        *self.gathered.entry(known).or_insert(next)
     }
 
     /// A label may run from now on.
@@ -695,6 +769,18 @@ impl<'a> Engine<'a> {
         }
         element.0
     }
+}
+
+/// What the first bytes are pulled as that make no object; others count down from it.
+const GATHERED: u64 = u64::MAX;
+
+fn number(part: usize) -> u32 {
+    u32::try_from(part).unwrap_or(u32::MAX)
+}
+
+/// What is one object.
+fn one_object(object: ObjectId, placed: &Placed) -> Layout {
+    Layout::Whole(Part::on(object, placed.size, placed.element))
 }
 
 /// What a processor does in a second.

@@ -274,6 +274,16 @@ pub enum Problem {
         /// The file.
         file: String,
     },
+    /// A task reads bytes that a file does not have, or a file lies as none can.
+    #[error("task `{task}` reads `{file}`: {why}")]
+    Selected {
+        /// The task.
+        task: String,
+        /// The file.
+        file: String,
+        /// What is wrong.
+        why: String,
+    },
     /// A task is named that the workflow does not have.
     #[error("task `{task}` names task `{other}`, which the workflow does not have")]
     DanglingTask {

@@ -110,11 +110,13 @@ impl Reader<'_> {
         for &index in &self.job.dag.order {
             let task = &self.job.tasks[index];
             let mut inputs = Vec::new();
+            let selections = task.inputs.iter().map(|input| input.selection.clone());
+            let selections = selections.collect();
             for input in &task.inputs {
                 let size = || self.size_of_input(task, input);
                 inputs.push(file(&mut workflow.files, &mut files, &input.path, size)?);
             }
-            let data_bytes = bytes(&workflow.files, &inputs);
+            let data_bytes = bytes(&workflow.files, &task.inputs, &inputs);
             let kernel = self.kernel(task, &mut inputs, &mut workflow.files, &mut files)?;
             let mut outputs = Vec::new();
             for output in &task.outputs {
@@ -125,6 +127,7 @@ impl Reader<'_> {
                 name: task.name.clone(),
                 kernel,
                 inputs,
+                selections,
                 outputs,
                 compute: self.compute(task, data_bytes)?,
                 element: task.element,
@@ -356,13 +359,15 @@ fn file(
         size: size()?,
         maker: None,
         home: None,
+        striped: None,
     });
     by_path.insert(path.to_owned(), files.len() - 1);
     Ok(files.len() - 1)
 }
 
-fn bytes(files: &[File], inputs: &[usize]) -> u64 {
-    let sizes = inputs.iter().map(|&input| files[input].size);
+fn bytes(files: &[File], given: &[job::Input], inputs: &[usize]) -> u64 {
+    let read = given.iter().zip(inputs);
+    let sizes = read.map(|(given, &input)| given.selection.bytes_of(files[input].size));
     sizes.fold(0, u64::saturating_add)
 }
 

@@ -59,4 +59,4 @@ pub use platform::{CORES_MAX, ELEMENTS_MAX, Element, LINK_ASSUMED_BYTES_PER_SEC,
 pub use report::{ElementReport, EventCounts, Report, TaskReport};
 pub use simulation::{Placement, Simulation};
 pub use source::{Source, source};
-pub use workflow::{File, Reused, Task, Workflow};
+pub use workflow::{File, Reused, StripedFile, Task, Workflow};

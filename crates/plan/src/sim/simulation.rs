@@ -12,6 +12,7 @@ use tidemill_core::event::{
 };
 use tidemill_core::id::{ElementId, Inode, JobId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Limits, Owner};
+use tidemill_core::layout::Layout;
 use tidemill_core::object::Placed;
 use tidemill_core::policy;
 use tidemill_core::random::Source;
@@ -98,12 +99,13 @@ impl<'a> Simulation<'a> {
             policy: self.policy.clone(),
             seed: self.seed,
         };
-        let submitted = self.submitted()?;
-        let objects = self.workflow.files.len() as u64 + 1;
+        let placed = self.place_files()?;
+        let (parted, objects) = self.parted(&placed)?;
+        let submitted = self.submitted(&placed)?;
         let ids = Counter { labels: 0, objects };
         let dispatcher = Dispatcher::new(config, Box::new(ids))?.without_explanations();
         let engine = Engine::new(self.platform, self.workflow, dispatcher, self.seed);
-        let finished = engine.run(submitted);
+        let finished = engine.run(parted, submitted);
         let tasks = finished.times.len();
         let times: Vec<Times> = finished.times.into_iter().flatten().collect();
         if times.len() < tasks || finished.state != Some(JobState::Done) {
@@ -128,15 +130,14 @@ impl<'a> Simulation<'a> {
 
     /// The job as the dispatcher takes it. What only servers and elements read is left empty: it would be
     /// copied with every label.
-    fn submitted(&self) -> Result<Event, SimError> {
-        let placed = self.place_files()?;
+    fn submitted(&self, placed: &[Placed]) -> Result<Event, SimError> {
         self.check_wants()?;
         let mut tasks = Vec::with_capacity(self.workflow.tasks.len());
         for (id, task) in (0..).zip(&self.workflow.tasks) {
             if let Some(element) = task.element {
                 self.check_element(element, || format!("task `{}`", task.name))?;
             }
-            let input = |&file: &usize| {
+            let input = |(index, &file): (usize, &usize)| {
                 let known = &self.workflow.files[file];
                 let origin = match known.maker {
                     Some((maker, output)) => Origin::Task(TaskId(maker as u64), output),
@@ -148,6 +149,7 @@ impl<'a> Simulation<'a> {
                     name: code.cloned().unwrap_or_default(),
                     path: String::new(),
                     origin,
+                    selection: task.selection(index).clone(),
                 }
             };
             let output = |_: &usize| OutputSpec {
@@ -160,7 +162,7 @@ impl<'a> Simulation<'a> {
                 name: String::new(),
                 kernel: task.kernel.clone(),
                 args: Vec::new(),
-                inputs: task.inputs.iter().map(input).collect(),
+                inputs: task.inputs.iter().enumerate().map(input).collect(),
                 outputs: task.outputs.iter().map(output).collect(),
                 stdin: None,
                 stdout: None,
@@ -266,6 +268,23 @@ impl<'a> Simulation<'a> {
             });
         }
         Ok(placed)
+    }
+
+    /// The files that lie in several objects, with these, and the first number that no object has.
+    fn parted(&self, placed: &[Placed]) -> Result<(Vec<(ObjectId, Layout)>, u64), SimError> {
+        let mut next = self.workflow.files.len() as u64 + 1;
+        let mut parted = Vec::new();
+        for (file, placed) in self.workflow.files.iter().zip(placed) {
+            let Some(striped) = &file.striped else {
+                continue;
+            };
+            for &(element, _) in &striped.parts {
+                self.check_element(element, || format!("file `{}`", file.name))?;
+            }
+            parted.push((placed.object, file.layout(placed.object, next)));
+            next += striped.parts.len() as u64;
+        }
+        Ok((parted, next))
     }
 
     fn check_element(

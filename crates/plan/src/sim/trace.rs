@@ -9,21 +9,23 @@ use super::error::{InputError, Problem};
 use super::json::Reader;
 use super::platform::{CORES_MAX, Element, Platform};
 use super::quantity::whole;
-use super::workflow::{Fault, File, Reused, Task, Workflow};
+use super::workflow::{Fault, File, Reused, StripedFile, Task, Workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::event::History;
 use tidemill_core::id::ElementId;
 use tidemill_core::label::{Kernel, Stack};
+use tidemill_core::layout::{Selection, SelectionError};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
 /// What `format` says.
 pub const FORMAT: &str = "tidemill-trace";
 /// The version that is written. One of version 1 says nothing of copies, turns and remembered results, one of
-/// version 2 nothing of memory, resources and programs, and its tasks needed a core each.
-pub const VERSION: u32 = 3;
+/// version 2 nothing of memory, resources and programs, and its tasks needed a core each. To one of version 3 each file is
+/// one object, and tasks read all of their inputs.
+pub const VERSION: u32 = 4;
 
 /// A job as it went.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,8 +109,24 @@ pub struct TraceFile {
     pub path: String,
     /// Its length in bytes.
     pub size_bytes: u64,
+    /// The element that held it; of a striped file its first part.
+    pub element: u32,
+    /// Bytes of a stripe; 0: it is one object.
+    #[serde(default)]
+    pub unit_bytes: u64,
+    /// What it is made of if it is striped.
+    #[serde(default)]
+    pub parts: Vec<TracePart>,
+}
+
+/// A part of a striped file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TracePart {
     /// The element that held it.
     pub element: u32,
+    /// Its length in bytes.
+    pub size_bytes: u64,
 }
 
 /// Where a kernel comes from.
@@ -141,6 +159,9 @@ pub struct TraceTask {
     pub kernel_kind: TraceKernelKind,
     /// Full paths of all that it read, in the order of the task.
     pub inputs: Vec<String>,
+    /// What it read of each of them, as in `part 2 bytes 0-4095,8192-8199`; empty: all. None: all of all.
+    #[serde(default)]
+    pub selections: Vec<String>,
     /// All that it wrote.
     pub outputs: Vec<TraceOutput>,
     /// The element that the script bound it to.
@@ -217,7 +238,7 @@ impl Trace {
             let problem = Problem::Version {
                 format: FORMAT,
                 found: format!("{} of `{}`", header.version, header.format),
-                known: "1, 2 and 3",
+                known: "1, 2, 3 and 4",
             };
             return Err(reader.error(0, problem));
         }
@@ -302,12 +323,7 @@ impl Trace {
         let mut index: BTreeMap<&str, usize> = BTreeMap::new();
         for file in &self.files {
             index.insert(&file.path, files.len());
-            files.push(File {
-                name: file.path.clone(),
-                size: file.size_bytes,
-                maker: None,
-                home: Some(self.planned_id(file.element)),
-            });
+            files.push(self.file(file));
         }
         let mut outputs = Vec::new();
         for (number, task) in self.tasks.iter().enumerate() {
@@ -324,12 +340,7 @@ impl Trace {
                 }
                 index.insert(&output.path, files.len());
                 made.push(files.len());
-                files.push(File {
-                    name: output.path.clone(),
-                    size: output.size_bytes,
-                    maker: None,
-                    home: None,
-                });
+                files.push(made_file(output));
             }
             outputs.push(made);
         }
@@ -349,6 +360,10 @@ impl Trace {
                 name: task.name.clone(),
                 kernel: kernel(task),
                 inputs: task.inputs.iter().map(find).collect::<Result<_, _>>()?,
+                selections: selections(task).map_err(|problem| Fault {
+                    task: number,
+                    problem,
+                })?,
                 outputs,
                 compute: Span(task.compute_ns),
                 element: task.pinned.map(|element| self.planned_id(element)),
@@ -368,6 +383,29 @@ impl Trace {
         };
         workflow.link()?;
         Ok(workflow)
+    }
+
+    /// A file that was there before the job.
+    fn file(&self, file: &TraceFile) -> File {
+        File {
+            name: file.path.clone(),
+            size: file.size_bytes,
+            maker: None,
+            home: Some(self.planned_id(file.element)),
+            striped: self.striped(file),
+        }
+    }
+
+    fn striped(&self, file: &TraceFile) -> Option<StripedFile> {
+        if file.parts.is_empty() {
+            return None;
+        }
+        let parts = file.parts.iter();
+        let part = |part: &TracePart| (self.planned_id(part.element), part.size_bytes);
+        Some(StripedFile {
+            unit: file.unit_bytes,
+            parts: parts.map(part).collect(),
+        })
     }
 
     fn maker_of(&self, file: usize, outputs: &[Vec<usize>]) -> String {
@@ -445,6 +483,7 @@ impl Trace {
             })?;
             Ok::<_, Problem>(TraceTask {
                 inputs: task.inputs.clone(),
+                selections: task.selections.clone(),
                 outputs: task.outputs.clone(),
                 pinned: task.pinned,
                 cores: task.cores,
@@ -506,6 +545,30 @@ impl Trace {
         let count = self.stores().count();
         Platform::uniform(count, &Element::default()).host_id()
     }
+}
+
+/// A file that a task made.
+fn made_file(output: &TraceOutput) -> File {
+    File {
+        name: output.path.clone(),
+        size: output.size_bytes,
+        maker: None,
+        home: None,
+        striped: None,
+    }
+}
+
+/// What a task read of its inputs.
+fn selections(task: &TraceTask) -> Result<Vec<Selection>, Problem> {
+    let read = task.inputs.iter().zip(&task.selections);
+    let parse = |(file, text): (&String, &String)| {
+        text.parse().map_err(|error| Problem::Selected {
+            task: task.name.clone(),
+            file: file.clone(),
+            why: SelectionError::to_string(&error),
+        })
+    };
+    read.map(parse).collect()
 }
 
 /// What a task of an earlier release needed.
@@ -572,6 +635,7 @@ fn line(reader: &Reader<'_>, list: &str, at: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Placement, Simulation};
     use super::*;
 
     pub(crate) const TRACE: &str = r#"{ "format": "tidemill-trace", "version": 1, "job": "two", "policy": "min-wait",
@@ -608,6 +672,93 @@ mod tests {
         assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
     }
 
+    /// The trace with a striped file on both elements, of which one task reads a part, one ranges, and one all.
+    fn striped() -> Trace {
+        let mut trace = Trace::parse("t.json", TRACE).unwrap();
+        for element in &mut trace.elements {
+            element.pulled_bytes_max = 1 << 20;
+        }
+        // Stripes 0 and 2 on element 3, stripe 1 and ten bytes more on element 1.
+        let raw = &mut trace.files[0];
+        (raw.size_bytes, raw.unit_bytes) = (3 * 4096 + 10, 4096);
+        let part = |(element, size_bytes)| TracePart {
+            element,
+            size_bytes,
+        };
+        raw.parts = [(3, 8192), (1, 4106)].map(part).into();
+        let reader = |name: &str, element, selection: &str| TraceTask {
+            name: name.to_owned(),
+            outputs: Vec::new(),
+            pinned: Some(element),
+            selections: vec![selection.to_owned()],
+            ..trace.tasks[0].clone()
+        };
+        trace.tasks = vec![
+            reader("part there", 1, "part 1"),
+            reader("part elsewhere", 3, "part 1"),
+            reader("part again", 3, "part 1"),
+            reader("ranges", 1, "bytes 4090-4099,8192-8192"),
+            reader("ranges of a part", 1, "part 0 bytes 0-99"),
+            reader("all", 1, ""),
+        ];
+        trace
+    }
+
+    #[test]
+    fn what_moves_of_striped_files_is_what_is_read_of_them_elsewhere() {
+        let trace = striped();
+        let text = serde_json::to_string(&trace).unwrap();
+        assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
+        let (platform, workflow) = (trace.platform(), trace.workflow().unwrap());
+        let read: Vec<u64> = (0..6).map(|task| workflow.input_bytes(task)).collect();
+        assert_eq!(read, [4106, 4106, 4106, 11, 100, 3 * 4096 + 10]);
+        let simulation = Simulation::new(&platform, &workflow);
+        let report = simulation.placement(Placement::Recorded).run().unwrap();
+        let moved = |name: &str| {
+            let mut tasks = report.tasks.iter();
+            tasks.find(|task| task.name == name).unwrap().moved_bytes
+        };
+        assert_eq!(moved("part there"), 0);
+        // One of the two brings it for both.
+        assert_eq!(moved("part elsewhere") + moved("part again"), 4106);
+        assert_eq!(moved("ranges"), 6 + 1);
+        assert_eq!(moved("ranges of a part"), 100);
+        assert_eq!(moved("all"), 8192);
+    }
+
+    #[test]
+    fn what_a_striped_file_can_not_have_is_refused() {
+        let refused = |change: &dyn Fn(&mut Trace)| {
+            let mut trace = striped();
+            change(&mut trace);
+            let text = serde_json::to_string(&trace).unwrap();
+            Trace::parse("t.json", &text).unwrap_err().to_string()
+        };
+        let selection = |text: &'static str| {
+            move |trace: &mut Trace| trace.tasks[0].selections = vec![text.to_owned()]
+        };
+        for (text, said) in [
+            ("part 2", "it has no part 2"),
+            ("bytes 0-12298", "it has 12298"),
+            ("bytes 5-4", "ends before that"),
+            ("bytes 0-18446744073709551615", "names no bytes"),
+            ("some", "names no bytes"),
+        ] {
+            let error = refused(&selection(text));
+            assert!(
+                error.contains("task `part there` reads `/w/raw`"),
+                "{error}"
+            );
+            assert!(error.contains(said), "{error}");
+        }
+        for unit in [0, 1, u64::MAX] {
+            let error = refused(&|trace| trace.files[0].unit_bytes = unit);
+            assert!(error.contains("stripe unit"), "{error}");
+        }
+        let error = refused(&|trace| trace.files[0].parts[1].size_bytes = u64::MAX);
+        assert!(error.contains("part 1 has"), "{error}");
+    }
+
     #[test]
     fn another_runs_times_are_taken_and_nothing_else_of_it() {
         let run = Trace::parse("t.json", TRACE).unwrap();
@@ -641,8 +792,8 @@ mod tests {
         for (from, to, expected) in [
             (
                 "\"version\": 1",
-                "\"version\": 4",
-                "t.json: version 4 of `tidemill-trace`",
+                "\"version\": 5",
+                "t.json: version 5 of `tidemill-trace`",
             ),
             (
                 "[\"/w/part\"]",

@@ -283,6 +283,7 @@ impl Files {
             size,
             maker: None,
             home: None,
+            striped: None,
         });
         index
     }
@@ -450,6 +451,7 @@ impl<'a> Reader<'a> {
                 name: draft.id,
                 kernel: Kernel::Program(draft.kernel),
                 inputs: unique(draft.inputs),
+                selections: Vec::new(),
                 outputs: unique(draft.outputs),
                 compute,
                 element: None,

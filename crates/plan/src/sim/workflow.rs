@@ -6,8 +6,9 @@
 use super::error::Problem;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
-use tidemill_core::id::ElementId;
+use tidemill_core::id::{ElementId, ObjectId};
 use tidemill_core::label::Kernel;
+use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
@@ -36,6 +37,8 @@ pub struct Task {
     pub kernel: Kernel,
     /// The files that it reads.
     pub inputs: Vec<usize>,
+    /// What of each of them, in their order; none: all of all.
+    pub selections: Vec<Selection>,
     /// The files that it writes.
     pub outputs: Vec<usize>,
     /// How long its kernel computes on a core of speed 1, without reading and writing files.
@@ -46,6 +49,14 @@ pub struct Task {
     pub needs: Needs,
     /// Its result is remembered, and it does not run.
     pub reused: Option<Reused>,
+}
+
+impl Task {
+    /// What it reads of one of its inputs.
+    #[must_use]
+    pub fn selection(&self, input: usize) -> &Selection {
+        self.selections.get(input).unwrap_or(&Selection::WHOLE)
+    }
 }
 
 /// What giving a remembered result takes.
@@ -68,6 +79,35 @@ pub struct File {
     pub maker: Option<(usize, usize)>,
     /// Where it was recorded to lie before the job.
     pub home: Option<ElementId>,
+    /// How it is striped; `None`: it is one object.
+    pub striped: Option<StripedFile>,
+}
+
+/// What is known of a striped file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StripedFile {
+    /// Bytes of a stripe.
+    pub unit: u64,
+    /// The element and the length in bytes of each of its parts.
+    pub parts: Vec<(ElementId, u64)>,
+}
+
+impl File {
+    /// What it is made of, with objects that are numbered from `first` on.
+    #[must_use]
+    pub fn layout(&self, object: ObjectId, first: u64) -> Layout {
+        let Some(striped) = &self.striped else {
+            let element = self.home.unwrap_or(ElementId(0));
+            return Layout::Whole(Part::on(object, self.size, element));
+        };
+        let parts = (first..).zip(&striped.parts);
+        let part = |(object, &(element, size))| Part::on(ObjectId(object), size, element);
+        Layout::Striped(Striped {
+            unit: striped.unit,
+            size: self.size,
+            parts: parts.map(part).collect(),
+        })
+    }
 }
 
 /// Most time of all tasks together, in nanoseconds: 100 years.
@@ -87,6 +127,7 @@ impl Workflow {
     /// be brought into an order.
     pub(super) fn link(&mut self) -> Result<(), Fault> {
         self.check_names()?;
+        self.check_selections()?;
         self.check_sums()?;
         for (index, task) in self.tasks.iter().enumerate() {
             for (number, &output) in task.outputs.iter().enumerate() {
@@ -141,6 +182,28 @@ impl Workflow {
                     "the kernel of task `{}`",
                     one.name
                 )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tasks read what files have.
+    fn check_selections(&self) -> Result<(), Fault> {
+        for (number, task) in self.tasks.iter().enumerate() {
+            for (index, &file) in task.inputs.iter().enumerate() {
+                let (file, selection) = (&self.files[file], task.selection(index));
+                let layout = file.layout(ObjectId::STATUS, 0);
+                let wrong = match layout.check() {
+                    Ok(()) if selection.is_whole() => None,
+                    Ok(()) => layout.selected(selection).err().map(|it| it.to_string()),
+                    Err(error) => Some(error.to_string()),
+                };
+                if let Some(why) = wrong {
+                    let (task, file) = (task.name.clone(), file.name.clone());
+                    let problem = Problem::Selected { task, file, why };
+                    let task = number;
+                    return Err(Fault { task, problem });
+                }
             }
         }
         Ok(())
@@ -248,11 +311,21 @@ impl Workflow {
         self
     }
 
-    /// Bytes of all inputs of a task.
+    /// Bytes that a task reads of all its inputs.
     #[must_use]
     pub fn input_bytes(&self, task: usize) -> u64 {
-        let inputs = self.tasks[task].inputs.iter();
-        inputs.fold(0, |sum, &input| sum.saturating_add(self.files[input].size))
+        let task = &self.tasks[task];
+        let bytes = |(index, &file): (usize, &usize)| {
+            let (file, selection) = (&self.files[file], task.selection(index));
+            if selection.is_whole() {
+                return file.size;
+            }
+            let layout = file.layout(ObjectId::STATUS, 0);
+            // What is not there was found when it was read in.
+            layout.selected(selection).map_or(0, |one| one.length())
+        };
+        let bytes = task.inputs.iter().enumerate().map(bytes);
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Bytes of all outputs of a task.

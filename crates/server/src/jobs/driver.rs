@@ -27,6 +27,7 @@ use crate::names::commit::Database;
 use crate::names::copies::MOVES;
 use crate::names::parts;
 use crate::names::shared::Shared;
+use crate::names::together;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
 use crate::queue::{Queue, Unavailable};
@@ -118,6 +119,8 @@ pub(crate) struct Driver {
     emptied: BTreeSet<u32>,
     /// Objects may have another first copy than when jobs were told of them.
     moved: bool,
+    /// Objects that were told to be damaged somewhere since the last turn: that is not kept yet.
+    damaged: BTreeSet<ObjectId>,
     /// Versions that were to rest until then are looked at all the same: an element came.
     woken: i64,
     change: i64,
@@ -232,6 +235,7 @@ impl Driver {
             pace: Pace::new(mending.bytes_per_sec),
             emptied: BTreeSet::new(),
             moved: true,
+            damaged: BTreeSet::new(),
             change,
             first: Default::default(),
         };
@@ -312,6 +316,7 @@ impl Driver {
             self.go_on_scrubbing(&mut steps, &mut outbox);
         }
         self.finish(steps, outbox, inbox)?;
+        self.damaged.clear();
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
             tracing::warn!(%fault, "what is left of lost elements is not known");
         }
@@ -342,6 +347,10 @@ impl Driver {
             let short = self.database.read(|db| copies::short(db, object, &absent));
             let Ok(mut short) = short else { break };
             let object = short.kept.object;
+            // What is known of it is not what was kept: a copy that seems to be one too many may be the last good one.
+            if self.damaged.contains(&object) {
+                continue;
+            }
             match self.go_on_copying(&mut short, &sites, steps, outbox) {
                 Went::Found(found) => {
                     steps.push(Step::Copies { object, found });
@@ -470,6 +479,12 @@ impl Driver {
         }
     }
 
+    /// Whether the dispatcher is to know what becomes of the copies of an object: a job reads it, or it was told of them
+    /// once and would believe that for ever.
+    fn tells_of(&self, object: ObjectId) -> bool {
+        self.shared.pinned(object.0) || self.dispatcher.knows_copies(object)
+    }
+
     /// Tells the dispatcher that these elements are no longer to be read from.
     fn untell_copies(
         &mut self,
@@ -478,7 +493,7 @@ impl Driver {
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
-        if !self.shared.object_held(object.0) {
+        if !self.tells_of(object) {
             return;
         }
         for &element in elements {
@@ -491,7 +506,7 @@ impl Driver {
         for element in self.array.up() {
             let (id, mut last) = (ElementId(element), ObjectId(0));
             while self.dispatcher.takes_errand(id, Lane::Remove) {
-                let objects = match self.garbage.due(element, last) {
+                let mut objects = match self.garbage.due(element, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
                         tracing::warn!(element, %fault, "removals are put off");
@@ -500,6 +515,11 @@ impl Driver {
                 };
                 let Some(&end) = objects.last() else { break };
                 last = end;
+                // It may be the last good one.
+                objects.retain(|object| !self.damaged.contains(object));
+                if objects.is_empty() {
+                    continue;
+                }
                 let errand = Event::Errand {
                     element: id,
                     owner: Owner::default(),
@@ -596,11 +616,11 @@ impl Driver {
             tracing::warn!(%fault, "what files are made of is not known");
             Vec::new()
         });
-        let parts = parted.iter().flat_map(|(_, parts)| parts);
+        let parts = parted.iter().flat_map(|(_, layout)| layout.parts());
         let parts = parts.map(|part| part.object);
         let objects: Vec<ObjectId> = objects.iter().copied().chain(parts).collect();
-        for (object, parts) in parted {
-            self.feed(Event::Parted { object, parts }, steps, outbox);
+        for (object, layout) in parted {
+            self.feed(Event::Parted { object, layout }, steps, outbox);
         }
         let moved = self.moved;
         let copies = self.database.read(|db| copies::of_all(db, &objects, moved));
@@ -634,6 +654,7 @@ impl Driver {
     ) {
         for one in damaged {
             self.untell_copies(one.object, &[element], steps, outbox);
+            self.damaged.insert(one.object);
         }
         self.copy |= !damaged.is_empty();
     }
@@ -831,7 +852,7 @@ impl Driver {
             // A copy is there, or can't be made: the next one can be.
             self.copy |= task.is_none();
             let made = outcome.result.iter().flatten().filter(|_| task.is_none());
-            let read = made.filter(|sealed| self.shared.object_held(sealed.object.0));
+            let read = made.filter(|sealed| self.tells_of(sealed.object));
             for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
                 self.feed(copied(object, element, true), steps, outbox);
             }
@@ -1117,7 +1138,16 @@ impl Driver {
             }
         };
         let parts = rows.into_iter().map(part).collect();
-        Some(v1::Layout { unit, parts })
+        let pieces = match unit {
+            0 => self.database.read(|db| together::pieces(db, object)),
+            _ => Ok(Vec::new()),
+        };
+        let pieces = pieces.ok()?;
+        Some(v1::Layout {
+            unit,
+            parts,
+            pieces,
+        })
     }
 
     fn publish(&mut self, task: TaskId, label: LabelId, outputs: &[Placed], steps: &mut Vec<Step>) {
@@ -1239,7 +1269,7 @@ impl Driver {
             .store(!self.awaited.is_empty(), Ordering::Relaxed);
         for object in std::mem::take(&mut outbox.unpinned) {
             self.shared.unpin(object.0);
-            if !self.shared.object_held(object.0) {
+            if !self.shared.pinned(object.0) {
                 self.dispatcher.forget_copies(object);
             }
         }

@@ -8,6 +8,7 @@ use tidemill_core::folder::is_folder;
 use tidemill_core::id::{JobId, ObjectId, TaskId};
 use tidemill_core::job::{Lifetime, MAX_INPUTS};
 use tidemill_core::label::{Input, Owner};
+use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 
 /// Bytes of the names of files in folders that one label reads, at most.
@@ -192,6 +193,7 @@ impl Folders {
                     object: placed.object,
                     element: placed.element,
                     size: placed.size,
+                    selection: Selection::WHOLE,
                 });
             }
             if all.len() > MAX_INPUTS || name_bytes > NAME_BYTES_MAX {

@@ -292,7 +292,8 @@ impl Writer<'_> {
         match outbox::take(self.db, label)? {
             Some(Operation::Remove { objects }) => {
                 let failed = ended.as_ref().err().map(Vec::as_slice);
-                return removal::ended(self.db, element, &objects, failed, self.now);
+                let kept = (&self.shared.leaving, self.now);
+                return removal::ended(self.db, element, &objects, failed, kept);
             }
             Some(Operation::Copy { to, .. }) => {
                 let kept = (&self.shared.leaving, self.now);

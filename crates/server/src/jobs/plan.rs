@@ -4,8 +4,8 @@
 use super::memo::Folders;
 use super::results::{self, Presumed};
 use super::spec::kind;
-use super::submit::{PRETENDED, Read};
-use super::{store, trace};
+use super::submit::{self, PRETENDED, Read};
+use super::{store, trace, view};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,7 @@ use tidemill_core::event::{InputSpec, Origin, TaskSpec};
 use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{ElementId, LabelId, ObjectId, TaskId};
 use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
+use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1;
 use tidemill_wire::v1::State;
@@ -68,7 +69,7 @@ pub(super) fn planned(
     }
     let mut files = BTreeMap::new();
     for input in spec.tasks.iter().flat_map(|task| &task.inputs) {
-        if let Some(file) = file(input) {
+        if let Some(file) = file(db, input)? {
             files.insert(file.path.clone(), file);
         }
     }
@@ -92,21 +93,22 @@ pub(super) fn planned(
 }
 
 /// A file that no task of the job makes.
-fn file(input: &InputSpec) -> Option<v1::TracedFile> {
+fn file(db: &Connection, input: &InputSpec) -> Result<Option<v1::TracedFile>, Fault> {
     let path = input.path.clone();
-    match input.origin {
+    Ok(match input.origin {
         Origin::File(placed) => Some(v1::TracedFile {
             path,
             size: placed.size,
             element: placed.element.0,
             object: placed.object.0,
+            layout: trace::layout(db, placed.object.0)?,
         }),
         Origin::Awaited => Some(v1::TracedFile {
             path,
             ..v1::TracedFile::default()
         }),
         Origin::Task(..) => None,
-    }
+    })
 }
 
 struct Planner<'a> {
@@ -135,6 +137,7 @@ impl Planner<'_> {
             name: spec.name.clone(),
             kernel: spec.kernel.name().to_owned(),
             args: spec.args.clone(),
+            selections: view::selections(spec.inputs.iter().map(|one| one.selection.to_string())),
             inputs: spec.inputs.iter().map(|one| one.path.clone()).collect(),
             outputs: spec.outputs.iter().map(|one| one.path.clone()).collect(),
             awaited: spec
@@ -244,6 +247,7 @@ impl Planner<'_> {
                 object,
                 element,
                 size,
+                selection: input.selection.clone(),
             }
         };
         let outputs = spec.outputs.iter().enumerate();
@@ -282,11 +286,23 @@ impl Planner<'_> {
         let data = spec.inputs.iter();
         let data = data.filter(|input| !spec.kernel.is_in(&input.name));
         let sizes = data.map(|input| match input.origin {
-            Origin::File(placed) => Some(placed.size),
-            Origin::Task(task, output) => self.expected.get(&(task, output))?.size,
+            Origin::File(placed) => Some(self.selected(placed, &input.selection)),
+            Origin::Task(task, output) => {
+                let size = self.expected.get(&(task, output))?.size;
+                size.map(|size| input.selection.bytes_of(size))
+            }
             Origin::Awaited => None,
         });
         sizes.sum()
+    }
+
+    /// How many bytes are selected of a file; what it does not have was refused.
+    fn selected(&self, placed: Placed, selection: &Selection) -> u64 {
+        if selection.is_whole() {
+            return placed.size;
+        }
+        let layout = submit::layout(self.db, placed);
+        layout.selected(selection).map_or(0, |one| one.length())
     }
 
     /// How large outputs should be: as large for their inputs as those of earlier runs, in equal parts.

@@ -196,13 +196,14 @@ fn record(db: &Connection, publishing: &Publishing) -> Result<(), Fault> {
 
 fn record_inputs(db: &Connection, task: TaskId, inputs: &[Input]) -> Result<(), Fault> {
     let mut statement =
-        db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4)")?;
+        db.prepare_cached("INSERT OR REPLACE INTO task_input VALUES (?1, ?2, ?3, ?4, ?5)")?;
     for (seq, input) in (0_u32..).zip(inputs) {
         statement.execute(params![
             task.0.cast_signed(),
             seq,
             input.name,
-            input.object.0.cast_signed()
+            input.object.0.cast_signed(),
+            input.selection.to_string()
         ])?;
     }
     Ok(())

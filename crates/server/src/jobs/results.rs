@@ -12,6 +12,9 @@
 //!
 //! The key knows a built-in kernel or a program by its name only. The element that is offered a result compares
 //! the hash of the code that it would run with that of the code that made it, and runs the task if they differ.
+//! Of inputs of which a task reads only some bytes, what it reads is part of the key. Ranges of files that are the same are the same; parts
+//! of them are not, since they may be striped otherwise. Neither is recognised by a hash: that is one of a whole file.
+//!
 //! A task that reads nothing but its code is never remembered: what it gives must come from elsewhere.
 
 use super::publish::Publishing;
@@ -21,7 +24,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{ElementId, LabelId, ObjectId};
-use tidemill_core::label::{Analysis, Kernel, Label, Operation};
+use tidemill_core::label::{Analysis, Input, Kernel, Label, Operation};
+use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 use tidemill_core::surroundings::Surroundings;
 use tidemill_wire::v1;
@@ -53,6 +57,7 @@ struct Read<'a> {
     first: u64,
     /// Length in bytes, if it is known.
     size: Option<u64>,
+    selection: &'a Selection,
 }
 
 impl Identity<'_> {
@@ -69,8 +74,10 @@ impl Identity<'_> {
 
     /// The key with sizes of data in place of objects. `None` also if a size is not known.
     fn shape(&self) -> Option<Key> {
-        let is_code = |input: &Read<'_>| self.kernel.is_in(input.name);
-        self.digest(|input| Some(input.first).filter(|_| is_code(input)).or(input.size))
+        // What only objects tell: of code, and of bytes of files.
+        let is_fixed =
+            |input: &Read<'_>| self.kernel.is_in(input.name) || !input.selection.is_whole();
+        self.digest(|input| Some(input.first).filter(|_| is_fixed(input)).or(input.size))
     }
 
     fn digest(&self, of: impl Fn(&Read<'_>) -> Option<u64>) -> Option<Key> {
@@ -88,6 +95,17 @@ impl Identity<'_> {
         }
         key.texts(self.outputs.iter().copied());
         key.surroundings(self.surroundings);
+        let whole = key.0.finalize();
+        if self.inputs.iter().all(|input| input.selection.is_whole()) {
+            return Some(whole.into());
+        }
+        // No user has this number, so that it is no other list of values.
+        let mut key = Digest::default();
+        key.number(u64::MAX);
+        key.0.update(whole.as_bytes());
+        for input in &self.inputs {
+            key.text(&input.selection.to_string());
+        }
         Some(key.0.finalize().into())
     }
 }
@@ -175,11 +193,14 @@ pub(super) fn recall(
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {
         let known = presumed.objects.get(&input.object.0);
+        // The same bytes in another file may be in other parts of it.
+        let known = known.filter(|_| input.selection.of_part().is_none());
         if_reused.extend(known.and_then(|known| known.condition).map(|label| label.0));
         inputs.push(Read {
             name: &input.name,
-            first: known.map_or_else(|| first(db, input.object.0), |known| Ok(known.first))?,
+            first: known.map_or_else(|| first_of(db, input), |known| Ok(known.first))?,
             size: known.and_then(|known| known.size).or(Some(input.size)),
+            selection: &input.selection,
         });
     }
     let Some(found) = find(db, &of_label(label, analysis, inputs), up)? else {
@@ -239,6 +260,14 @@ fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
         .query_row([object.cast_signed()], |row| row.get::<_, i64>(0))
         .optional()?;
     Ok(found.map_or(object, i64::cast_unsigned))
+}
+
+/// The first object with the content of an input: of parts, which may be others in other files, it is the only one.
+fn first_of(db: &Connection, input: &Input) -> Result<u64, Fault> {
+    match input.selection.of_part() {
+        Some(_) => Ok(input.object.0),
+        None => first(db, input.object.0),
+    }
 }
 
 /// The hash of an object's content, if it was hashed.
@@ -377,10 +406,17 @@ fn missing(
     }
     let mut contents = Vec::with_capacity(objects.len());
     for (input, object) in identity.inputs.iter().zip(objects) {
-        let theirs = first(db, object.cast_unsigned())?;
+        let object = object.cast_unsigned();
+        let theirs = match input.selection.of_part() {
+            Some(_) => object,
+            None => first(db, object)?,
+        };
         if theirs == input.first {
             contents.push(String::new());
             continue;
+        }
+        if !input.selection.is_whole() {
+            return Ok(None);
         }
         let Some(hash) = content(db, theirs)? else {
             return Ok(None);
@@ -429,15 +465,17 @@ pub(super) fn remember(
         put_same(db, placed.object.0, first(db, of.0)?)?;
     }
     let hashed = analysis.inputs.iter().zip(&publishing.contents);
-    for (input, hash) in hashed.filter(|(_, hash)| !hash.is_empty()) {
+    let hashed = hashed.filter(|(input, hash)| !hash.is_empty() && input.selection.is_whole());
+    for (input, hash) in hashed {
         learn(db, input.object.0, hash)?;
     }
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {
         inputs.push(Read {
             name: &input.name,
-            first: first(db, input.object.0)?,
+            first: first_of(db, input)?,
             size: size(db, input.object.0)?,
+            selection: &input.selection,
         });
     }
     let identity = of_label(label, analysis, inputs);
@@ -485,7 +523,12 @@ mod tests {
     }
 
     fn identity<'a>(kernel: &'a Kernel, code: u64, data: (u64, u64)) -> Identity<'a> {
-        let read = |name, first, size| Read { name, first, size };
+        let read = |name, first, size| Read {
+            name,
+            first,
+            size,
+            selection: &Selection::WHOLE,
+        };
         Identity {
             uid: 1,
             kernel,
@@ -538,6 +581,69 @@ mod tests {
         assert_eq!(other(|_| {}), one.key());
     }
 
+    /// A result of a part is never taken for that of the whole, nor for that of another part.
+    #[test]
+    fn what_is_read_of_an_input_is_part_of_the_key() {
+        let kernel = Kernel::Builtin("max".into());
+        let ranges = |part, end| Selection::ranges(part, &[0..end, 50..60]).unwrap();
+        let selections = [
+            Selection::WHOLE,
+            Selection::part(0),
+            Selection::part(1),
+            ranges(None, 10),
+            ranges(None, 11),
+            ranges(Some(0), 10),
+            ranges(Some(1), 10),
+        ];
+        let of = |selection, data| {
+            let mut identity = identity(&kernel, 1, data);
+            identity.inputs[1].selection = selection;
+            (identity.key().unwrap(), identity.shape().unwrap())
+        };
+        let known: std::collections::BTreeSet<Key> = selections
+            .iter()
+            .flat_map(|selection| {
+                let (key, shape) = of(selection, (2, 100));
+                [key, shape]
+            })
+            .collect();
+        // Of bytes of files only the object tells: one key each, and two of the whole.
+        assert_eq!(known.len(), selections.len() + 1);
+        for selection in &selections[1..] {
+            assert_ne!(of(selection, (2, 100)).1, of(selection, (3, 100)).1);
+        }
+        let (_folder, db) = database();
+        let sql = "INSERT INTO task_input(task, seq, name, object) VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
+        db.execute_batch(sql).unwrap();
+        learn(&db, 2, ONE).unwrap();
+        learn(&db, 3, ONE).unwrap();
+        let result = Made {
+            task: 1,
+            kernel_hash: String::new(),
+        };
+        let input = |selection: &Selection, object| Input {
+            name: "data".into(),
+            object: ObjectId(object),
+            element: ElementId(0),
+            size: 100,
+            selection: selection.clone(),
+        };
+        for selection in &selections {
+            let offered = |object| {
+                let first = first_of(&db, &input(selection, object)).unwrap();
+                let mut identity = identity(&kernel, 1, (first, 100));
+                identity.inputs[1].selection = selection;
+                missing(&db, &identity, &result).unwrap().is_some()
+            };
+            assert!(offered(2), "{selection}: of the same version");
+            // The same file again, perhaps striped otherwise.
+            let same = selection.of_part().is_none();
+            assert_eq!(offered(3), same, "{selection}");
+            // Of a whole file its hash may still turn out to be the same.
+            assert_eq!(offered(4), selection.is_whole(), "{selection}");
+        }
+    }
+
     #[test]
     fn objects_with_one_hash_get_one_first_object() {
         let (_folder, db) = database();
@@ -564,7 +670,7 @@ mod tests {
             task: 1,
             kernel_hash: String::new(),
         };
-        let sql = "INSERT INTO task_input VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
+        let sql = "INSERT INTO task_input(task, seq, name, object) VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
         db.execute_batch(sql).unwrap();
         let of = |data| missing(&db, &identity(&kernel, 1, (data, 7)), &result).unwrap();
         assert_eq!(of(2), Some(vec![]));

@@ -86,6 +86,9 @@ pub(crate) struct StoredInput {
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) origin: StoredOrigin,
+    /// As `Selection` is written.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) selection: String,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -295,6 +298,7 @@ fn input_to_store(input: &InputSpec) -> StoredInput {
         name: input.name.clone(),
         path: input.path.clone(),
         origin,
+        selection: input.selection.to_string(),
     }
 }
 
@@ -321,6 +325,8 @@ fn input_from_store(input: &StoredInput, uid: u32) -> InputSpec {
         name: input.name.clone(),
         path,
         origin,
+        // What it says was checked when it was written.
+        selection: input.selection.parse().unwrap_or_default(),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::array::Array;
 use crate::clock;
 use crate::names::claims::{Claim, Claims};
 use crate::names::transaction::Tx;
-use crate::names::{Caller, Fault, SqliteNames, ids};
+use crate::names::{Caller, Fault, SqliteNames, ids, parts};
 use crate::recall::{Recalls, Settled};
 use futures_util::future::join_all;
 use std::cell::RefCell;
@@ -21,6 +21,7 @@ use tidemill_core::job::{
     Awaited, Files, Found, Ids, Job, JobError, KernelKind, Look, Outside, Problem, awaited, resolve,
 };
 use tidemill_core::label::Owner;
+use tidemill_core::layout::{Layout, Part};
 use tidemill_core::object::Placed;
 use tidemill_core::resources::Place;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
@@ -483,6 +484,10 @@ impl Outside for Seen<'_> {
         look
     }
 
+    fn layout(&self, placed: Placed) -> Layout {
+        layout(self.tx.db, placed)
+    }
+
     fn beside(&self, path: &str) -> Vec<String> {
         self.tx.beside(path)
     }
@@ -502,6 +507,18 @@ impl Outside for Seen<'_> {
 
     fn places(&self) -> &[Place] {
         self.places
+    }
+}
+
+/// What a sealed version is made of, each part where it was first.
+pub(super) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
+    let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
+        tracing::warn!(%fault, "what a file is made of is not known");
+        None
+    });
+    match striped {
+        Some(layout) => layout,
+        None => Layout::Whole(Part::on(placed.object, placed.size, placed.element)),
     }
 }
 

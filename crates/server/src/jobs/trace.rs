@@ -6,13 +6,14 @@
 use super::spec::{SPEC, StoredOrigin, StoredTask};
 use super::store::parse;
 use super::{Accepted, store, view};
-use crate::names::Fault;
+use crate::names::{Fault, parts};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::dispatch::{Dispatcher, ElementStatus};
 use tidemill_core::event::{JobSpec, Origin};
 use tidemill_core::id::{ElementId, JobId, ObjectId, TaskId};
+use tidemill_core::layout::{Layout, Part};
 use tidemill_core::time::Time;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
@@ -158,14 +159,18 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
                 },
                 StoredOrigin::Task { .. } => continue,
             };
+            if files.contains_key(&input.path) {
+                continue;
+            }
             let path = input.path.clone();
             let file = v1::TracedFile {
+                layout: layout(db, object)?,
                 path,
                 size,
                 element,
                 object,
             };
-            files.entry(input.path).or_insert(file);
+            files.insert(input.path, file);
         }
     }
     Ok(v1::JobTrace {
@@ -174,6 +179,24 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         files: files.into_values().collect(),
         tasks,
     })
+}
+
+/// Which objects a striped version lies in, and where; `None`: it is one, or made of pieces, which traces don't know.
+pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>, Fault> {
+    let Some(Layout::Striped(striped)) = parts::sealed(db, object)? else {
+        return Ok(None);
+    };
+    let part = |part: &Part| v1::LayoutPart {
+        object: part.object.0,
+        element: part.copies.first().map_or(0, |copy| copy.element.0),
+        size: part.size,
+        capability: Vec::new(),
+    };
+    Ok(Some(v1::Layout {
+        unit: striped.unit,
+        parts: striped.parts.iter().map(part).collect(),
+        ..v1::Layout::default()
+    }))
 }
 
 /// How long the run took that made the result which a task was given; 0 if it ran itself or that is not known.

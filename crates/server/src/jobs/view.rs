@@ -168,6 +168,7 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         kernel: stored.kernel,
         args: stored.args,
         surroundings: convert::surroundings(&stored.surroundings),
+        selections: selections(stored.inputs.iter().map(|input| input.selection.clone())),
         inputs: (stored.inputs.into_iter())
             .map(|input| shown(input.path, &input.name))
             .collect(),
@@ -192,6 +193,14 @@ fn task_row(row: &Row<'_>, unresolved: &HashSet<String>) -> Result<v1::Task, Fau
         hash_ns: long(19)?,
         ..v1::Task::default()
     })
+}
+
+/// What is read of inputs, each as text; none if it is all of all.
+pub(super) fn selections(all: impl Iterator<Item = String> + Clone) -> Vec<String> {
+    match all.clone().all(|one| one.is_empty()) {
+        true => Vec::new(),
+        false => all.collect(),
+    }
 }
 
 /// Tasks of a job that come after `after`, at most `limit`, with what they said.
@@ -249,6 +258,10 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
             .map_err(|error| Fault::Damaged(format!("a decision about job {job}: {error}")))?;
         if let Some(task) = tasks.get(&decision.task) {
             decision.name.clone_from(&task.name);
+            if !task.selections.is_empty() {
+                decision.inputs.clone_from(&task.inputs);
+                decision.selections.clone_from(&task.selections);
+            }
             decision.reused_task = task.reused_task;
             decision.reused_job = task.reused_job;
         }

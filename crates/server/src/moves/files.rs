@@ -1,12 +1,15 @@
-//! Files that their owners want on an element.
+//! Files that their owners want on other elements.
 
 use super::{Member, Refusal};
 use crate::names::Fault;
 use crate::names::copies::{self, CURRENT, DRAIN, MOVE, MOVES};
 use crate::names::node::Node;
+use crate::names::parts;
 use crate::names::transaction::Tx;
 use rusqlite::params;
 use tidemill_core::copies::Site;
+use tidemill_core::id::ObjectId;
+use tidemill_core::layout::Part;
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::v1::{self, Kind};
 
@@ -15,15 +18,31 @@ const BELOW_MAX: usize = 100_000;
 /// Rights to list a folder and to go through it.
 const READ_AND_SEARCH: u32 = 0o5;
 
-/// Has a file, or all below a folder, moved to an element.
+/// An object of a version and the element that has it first.
+#[derive(Clone, Copy, Debug)]
+struct Lies {
+    object: u64,
+    first: u32,
+    size: u64,
+}
+
+/// An element that files are to be moved to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Target {
+    element: u32,
+    free_bytes: u64,
+    /// Bytes that are to go there.
+    bytes: u64,
+}
+
+/// Has a file, or all below a folder, moved to elements.
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
     (members, sites): (&[Member], &[Site]),
 ) -> Result<Result<v1::MoveReply, Refusal>, Fault> {
-    let target = request.element;
-    let site = match takes(tx, target, members, sites) {
-        Ok(site) => site,
+    let mut targets = match takes_all(tx, request, members, sites) {
+        Ok(targets) => targets,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let Some(files) = below(tx, &request.path)? else {
@@ -33,34 +52,132 @@ pub(crate) fn to(
     let mut reply = v1::MoveReply::default();
     let mut moving = Vec::new();
     for file in files {
-        if file.has_parts() {
-            return Ok(Err(Refusal::Striped(tx.called(file.ino))));
-        }
-        let Some(first) = file.element().filter(|_| file.object != 0) else {
+        let objects = objects_of(tx, &file)?;
+        if objects.is_empty() {
             reply.unsealed += 1;
             continue;
-        };
-        if first == target || has(tx, file.object, target)? {
+        }
+        let (count, before) = (
+            moving.len(),
+            targets.iter().map(|one| one.bytes).sum::<u64>(),
+        );
+        let has = |object, element| has(tx, object, element);
+        moving.extend(spread(&objects, &mut targets, has)?);
+        if moving.len() == count {
             reply.there += 1;
             continue;
         }
         reply.files += 1;
-        reply.bytes += file.size;
-        moving.push((file.object, first));
+        reply.bytes += targets.iter().map(|one| one.bytes).sum::<u64>() - before;
     }
-    let needed = reply.bytes.saturating_add(RESERVE_BYTES);
-    if reply.files > 0 && site.free_bytes < needed {
-        return Ok(Err(Refusal::Full {
-            element: target,
-            free: site.free_bytes,
-            needed,
-        }));
+    for target in &targets {
+        let needed = target.bytes.saturating_add(RESERVE_BYTES);
+        let goes = moving
+            .iter()
+            .any(|(_, _, element)| *element == target.element);
+        if goes && target.free_bytes < needed {
+            return Ok(Err(Refusal::Full {
+                element: target.element,
+                free: target.free_bytes,
+                needed,
+            }));
+        }
     }
     tx.shared.leaving.set_moving();
-    for (object, first) in moving {
+    for (object, first, target) in moving {
         put(tx, object, (first, target))?;
     }
     Ok(Ok(reply))
+}
+
+/// The elements that are named, each once, if they are such as files can be moved to.
+fn takes_all(
+    tx: &Tx<'_>,
+    request: &v1::MoveRequest,
+    members: &[Member],
+    sites: &[Site],
+) -> Result<Vec<Target>, Refusal> {
+    let one = [request.element];
+    let named = match request.elements.is_empty() {
+        true => &one[..],
+        false => &request.elements[..],
+    };
+    let mut targets: Vec<Target> = Vec::new();
+    for &element in named {
+        let site = takes(tx, element, members, sites)?;
+        if targets.iter().all(|target| target.element != element) {
+            targets.push(Target {
+                element,
+                free_bytes: site.free_bytes,
+                bytes: 0,
+            });
+        }
+    }
+    Ok(targets)
+}
+
+/// The objects that a sealed version lies in; none if it has no bytes yet.
+fn objects_of(tx: &Tx<'_>, file: &Node) -> Result<Vec<Lies>, Fault> {
+    if file.object == 0 {
+        return Ok(Vec::new());
+    }
+    if let Some(first) = file.element() {
+        let (object, size) = (file.object, file.size);
+        return Ok(vec![Lies {
+            object,
+            first,
+            size,
+        }]);
+    }
+    let parts = parts::of_all(tx.db, &[ObjectId(file.object)])?.into_iter();
+    let lies = |part: &Part| Lies {
+        object: part.object.0,
+        first: part.copies.first().map_or(0, |copy| copy.element.0),
+        size: part.size,
+    };
+    Ok(parts
+        .flat_map(|(_, layout)| layout.parts().iter().map(lies).collect::<Vec<_>>())
+        .collect())
+}
+
+/// Which objects of a version go from where to which of the elements: as many to each, and what lies there stays there.
+fn spread<E>(
+    objects: &[Lies],
+    targets: &mut [Target],
+    has: impl Fn(u64, u32) -> Result<bool, E>,
+) -> Result<Vec<(u64, u32, u32)>, E> {
+    let most = objects.len().div_ceil(targets.len().max(1));
+    let mut counts = vec![0; targets.len()];
+    let mut left = Vec::new();
+    for one in objects {
+        let mut stays = None;
+        for (index, target) in targets.iter().enumerate() {
+            let is_first = target.element == one.first;
+            if counts[index] < most
+                && (is_first || (stays.is_none() && has(one.object, target.element)?))
+            {
+                stays = Some(index);
+            }
+            if is_first {
+                break;
+            }
+        }
+        match stays {
+            Some(index) => counts[index] += 1,
+            None => left.push(one),
+        }
+    }
+    let mut goes = Vec::new();
+    for one in left {
+        let emptiest =
+            (0..targets.len()).min_by_key(|&index| (counts[index], targets[index].bytes));
+        if let Some(index) = emptiest {
+            counts[index] += 1;
+            targets[index].bytes = targets[index].bytes.saturating_add(one.size);
+            goes.push((one.object, one.first, targets[index].element));
+        }
+    }
+    Ok(goes)
 }
 
 /// The element, if it is one that files can be moved to.
@@ -111,12 +228,18 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     let files = below(tx, path)?.unwrap_or_default();
     let mut reply = v1::MoveReply::default();
     for file in files {
-        let sql = "DELETE FROM move WHERE object = ?1 AND why = ?2";
-        let row = params![file.object.cast_signed(), MOVE];
-        if tx.db.prepare_cached(sql)?.execute(row)? > 0 {
-            copies::look_again(tx.db, file.object, tx.now)?;
+        let mut bytes = None;
+        for one in objects_of(tx, &file)? {
+            let sql = "DELETE FROM move WHERE object = ?1 AND why = ?2";
+            let row = params![one.object.cast_signed(), MOVE];
+            if tx.db.prepare_cached(sql)?.execute(row)? > 0 {
+                copies::look_again(tx.db, one.object, tx.now)?;
+                bytes = Some(bytes.unwrap_or(0) + one.size);
+            }
+        }
+        if let Some(bytes) = bytes {
             reply.files += 1;
-            reply.bytes += file.size;
+            reply.bytes += bytes;
         }
     }
     Ok(reply)
@@ -147,4 +270,86 @@ fn below(tx: &Tx<'_>, path: &[u8]) -> Result<Option<Vec<Node>>, Fault> {
         }
     }
     Ok(Some(files))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::convert::Infallible;
+
+    fn target(element: u32) -> Target {
+        Target {
+            element,
+            free_bytes: u64::MAX,
+            bytes: 0,
+        }
+    }
+
+    fn spread_to(firsts: &[u32], elements: &[u32], copies: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
+        let lies = |(object, &first): (u64, &u32)| Lies {
+            object,
+            first,
+            size: 10,
+        };
+        let objects: Vec<Lies> = (0..).zip(firsts).map(lies).collect();
+        let mut targets: Vec<Target> = elements.iter().map(|&element| target(element)).collect();
+        let has = |object, element| Ok::<_, Infallible>(copies.contains(&(object, element)));
+        let Ok(goes) = spread(&objects, &mut targets, has);
+        let bytes: u64 = targets.iter().map(|target| target.bytes).sum();
+        assert_eq!(bytes, goes.len() as u64 * 10);
+        goes
+    }
+
+    #[test]
+    fn what_lies_there_stays_and_the_rest_is_spread() {
+        assert_eq!(spread_to(&[0, 1], &[2, 3], &[]), [(0, 0, 2), (1, 1, 3)]);
+        assert_eq!(spread_to(&[0, 1], &[1, 2], &[]), [(0, 0, 2)]);
+        assert_eq!(spread_to(&[0, 1], &[1, 0], &[]), []);
+        assert_eq!(spread_to(&[0, 1], &[5], &[]), [(0, 0, 5), (1, 1, 5)]);
+        // No element keeps more than its share.
+        assert_eq!(
+            spread_to(&[1, 1, 1, 1], &[1, 2], &[]),
+            [(2, 1, 2), (3, 1, 2)]
+        );
+        // A copy is as good, but the first stays where it is.
+        assert_eq!(spread_to(&[0, 1], &[2, 1], &[(0, 2), (1, 2)]), []);
+        assert_eq!(spread_to(&[0], &[2], &[(0, 2)]), []);
+    }
+
+    #[test]
+    fn whole_files_are_spread_by_their_bytes() {
+        let mut targets = [target(1), target(2)];
+        let mut go = |size| {
+            let whole = [Lies {
+                object: 7,
+                first: 0,
+                size,
+            }];
+            let goes = spread(&whole, &mut targets, |_, _| Ok::<_, Infallible>(false));
+            let Ok(goes) = goes;
+            goes[0].2
+        };
+        assert_eq!([100, 10, 10, 90, 10].map(&mut go), [1, 2, 2, 2, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn each_element_has_its_share(firsts in proptest::collection::vec(0..6_u32, 1..12), count in 1..6_u32, from in 0..4_u32) {
+            let elements: Vec<u32> = (from..from + count).collect();
+            let goes = spread_to(&firsts, &elements, &[]);
+            let mut after = firsts.clone();
+            for (object, first, to) in goes {
+                let at = &mut after[usize::try_from(object).unwrap()];
+                prop_assert_eq!(*at, first);
+                prop_assert!(first != to);
+                *at = to;
+            }
+            let most = firsts.len().div_ceil(elements.len());
+            for element in &elements {
+                prop_assert!(after.iter().filter(|at| *at == element).count() <= most);
+            }
+            prop_assert!(after.iter().all(|at| elements.contains(at)));
+        }
+    }
 }

@@ -83,10 +83,6 @@ pub(crate) enum Refusal {
         free: u64,
         needed: u64,
     },
-    #[error(
-        "{0} is striped, and lies on several elements: copy it to a folder that is not (`tidemill stripe FOLDER off`)"
-    )]
-    Striped(String),
     #[error("{0} has more than {1} files and folders below it; name some of them")]
     TooMany(String, usize),
     #[error(
@@ -398,6 +394,7 @@ fn forget(db: &Connection, shared: &Shared, element: u32, now: i64) -> Result<()
         "DELETE FROM drain WHERE element = ?1",
         "DELETE FROM move WHERE source = ?1",
         "DELETE FROM removal WHERE element = ?1",
+        "DELETE FROM damage WHERE element = ?1",
         "DELETE FROM note WHERE element = ?1",
         "DELETE FROM lost WHERE element = ?1",
         "DELETE FROM element WHERE element = ?1",

@@ -1,6 +1,7 @@
 //! From a request's operations to the functions that carry them out.
 
 use super::fault::Fault;
+use super::together;
 use super::transaction::Tx;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -14,6 +15,7 @@ pub(crate) fn only_reads(op: &v1::NameOp) -> bool {
                 | Op::GetAttr(_)
                 | Op::ReadDir(_)
                 | Op::Open(_)
+                | Op::Pieces(_)
                 | Op::GetXattr(_)
                 | Op::ListXattr(_)
                 | Op::StatFs(_)
@@ -36,7 +38,8 @@ impl Tx<'_> {
                 self.apply_whole(op)?
             };
             let failed = result.is_err();
-            let answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
+            let mut answer = result.unwrap_or_else(|fault| Answer::Error((&fault).into()));
+            self.show_together(&mut answer)?;
             results.push(v1::NameResult {
                 result: Some(answer),
             });
@@ -45,6 +48,32 @@ impl Tx<'_> {
             }
         }
         Ok(results)
+    }
+
+    /// A mount is told how long a file is that several write, and under which object it is read.
+    fn show_together(&self, answer: &mut Answer) -> Result<(), Fault> {
+        if self.session == 0 || !self.shared.parts() {
+            return Ok(());
+        }
+        let show = |attr: Option<&mut v1::Attr>| -> Result<(), Fault> {
+            if let Some(attr) = attr.filter(|attr| attr.writing)
+                && let Some((version, size, mtime)) = together::seen(self.db, attr.ino)?
+            {
+                (attr.together, attr.size) = (version, size);
+                attr.mtime = attr.mtime.max(mtime);
+            }
+            Ok(())
+        };
+        match answer {
+            Answer::Attr(attr) => show(Some(attr)),
+            Answer::Entry(entry) => show(entry.attr.as_mut()),
+            Answer::Opened(opened) => show(opened.attr.as_mut()),
+            Answer::Entries(entries) => {
+                let mut entries = entries.entries.iter_mut();
+                entries.try_for_each(|entry| show(entry.attr.as_mut()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// One operation, whole or not at all. The outer error means that the transaction itself is broken.
@@ -89,6 +118,8 @@ impl Tx<'_> {
             Op::RemoveXattr(op) => self.remove_xattr(op),
             Op::StatFs(_) => Ok(self.stat_fs()),
             Op::Release(op) => self.release(op),
+            Op::Publish(op) => self.publish(op),
+            Op::Pieces(op) => self.pieces(op),
             Op::Answer(_) => Err(Fault::Malformed("an answer comes in a request of its own")),
             Op::Lock(_) => Err(Fault::Malformed("locks come in requests of their own")),
         }

@@ -155,6 +155,10 @@ impl Tx<'_> {
                 told["layout"] = "striped".into();
                 told["unit"] = striped.unit.into();
             }
+            if let Layout::Extents(extents) = &layout {
+                told["layout"] = "extents".into();
+                told["pieces"] = extents.count().into();
+            }
             told["parts"] = self.told(&layout).into();
         }
         Ok(told.to_string())
@@ -278,13 +282,9 @@ pub(crate) fn remove_copy(
     now: i64,
 ) -> Result<(), Fault> {
     let row = params![object.cast_signed(), element, now];
-    for sql in [
-        "DELETE FROM copy WHERE object = ?1 AND element = ?2",
-        "DELETE FROM damage WHERE object = ?1 AND element = ?2",
-    ] {
-        db.prepare_cached(sql)?
-            .execute(params![object.cast_signed(), element])?;
-    }
+    // That it is damaged stays known until it is gone: it is not one to be kept instead of another.
+    db.prepare_cached("DELETE FROM copy WHERE object = ?1 AND element = ?2")?
+        .execute(params![object.cast_signed(), element])?;
     db.prepare_cached(
         "INSERT OR IGNORE INTO removal(object, element, queued) VALUES (?1, ?2, ?3)",
     )?

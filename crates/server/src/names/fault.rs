@@ -109,6 +109,11 @@ pub enum Fault {
     /// No layout.
     #[error(transparent)]
     BadLayout(LayoutError),
+    /// Too many pieces of a file that several mounts write.
+    #[error(
+        "{0} pieces are too many for one file: let each writer write more at once, or files of their own"
+    )]
+    TooManyPieces(usize),
     /// No place for a new file.
     #[error(transparent)]
     Placement(#[from] PlacementError),
@@ -162,6 +167,7 @@ impl Fault {
             Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,
             Self::TooManyLinks(_) => Errno::MLINK,
+            Self::TooManyPieces(_) => Errno::FBIG,
             Self::NoAttribute(_) => Errno::NODATA,
             Self::AttributeUnsupported(_) => Errno::OPNOTSUPP,
             Self::AttributeTooLong(_) => Errno::TOOBIG,

@@ -100,7 +100,7 @@ impl Tx<'_> {
             ));
         }
         let sql = "SELECT 1 FROM version WHERE object = ?1 UNION ALL SELECT 1 FROM writing WHERE object = ?1 \
-                   UNION ALL SELECT 1 FROM removal WHERE object = ?1";
+                   UNION ALL SELECT 1 FROM removal WHERE object = ?1 UNION ALL SELECT 1 FROM part WHERE part = ?1";
         if self
             .db
             .prepare_cached(sql)?

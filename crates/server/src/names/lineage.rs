@@ -358,8 +358,12 @@ fn named(
     table: &str,
     tasks: &str,
 ) -> Result<BTreeMap<u64, Vec<v1::NamedObject>>, Fault> {
+    let selection = match table {
+        "task_input" => "selection",
+        _ => "''",
+    };
     let sql = format!(
-        "SELECT task, name, object FROM json_each(?1) AS met CROSS JOIN {table} ON {table}.task = met.value \
+        "SELECT task, name, object, {selection} FROM json_each(?1) AS met CROSS JOIN {table} ON {table}.task = met.value \
          ORDER BY task, seq"
     );
     let mut statement = db.prepare_cached(&sql)?;
@@ -372,6 +376,7 @@ fn named(
             .push(v1::NamedObject {
                 name: row.get(1)?,
                 object: long(row, 2)?,
+                selection: row.get(3)?,
             });
     }
     Ok(named)

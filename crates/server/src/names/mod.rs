@@ -22,10 +22,12 @@ mod meant;
 pub(crate) mod node;
 pub(crate) mod notes;
 pub(crate) mod parts;
+pub(crate) mod reading;
 pub(crate) mod schema;
 pub(crate) mod shared;
 pub(crate) mod sight;
 mod sqlite;
+pub(crate) mod together;
 pub(crate) mod transaction;
 mod tree;
 mod version;
@@ -162,11 +164,11 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     /// If that could not be kept.
     fn set_locker(&self, session: u64, has: bool) -> Answered<'_, Result<(), Fault>>;
 
-    /// The version of a file that is being written, if there is one.
+    /// The version of a file that is being written, if there is one; of several writers each one's.
     ///
     /// # Errors
     /// If the database fails.
-    fn written(&self, ino: u64) -> Result<Option<Written>, Fault>;
+    fn written(&self, ino: u64) -> Result<Vec<Written>, Fault>;
 }
 
 /// A version that is being written.

@@ -119,6 +119,7 @@ impl Node {
             // Who knows of mounts adds this.
             locked: false,
             parts: self.has_parts(),
+            together: 0,
         }
     }
 

@@ -8,6 +8,7 @@ use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
 use super::transaction::Tx;
+use super::{parts, together};
 use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_wire::v1::{self, Kind};
 
@@ -130,6 +131,7 @@ pub(crate) fn take(
         bytes += note.target.len();
         bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
         bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
+        bytes += note.layout.as_ref().map_or(0, |layout| layout.pieces.len());
         notes.push(note);
         if bytes > BYTES_MAX {
             break;
@@ -162,6 +164,7 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         });
     };
     let (wanted, copied) = copies(db, node.object, element)?;
+    let layout = pieces(db, &node)?;
     let whole = node.object != 0 && !node.has_parts();
     let elsewhere = whole && node.element != i64::from(element) && !copied;
     let mut names = db.prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
@@ -195,9 +198,32 @@ fn note(db: &Connection, ino: u64, element: u32) -> Result<v1::NameNote, Fault> 
         size: node.size,
         target: node.target,
         copies: wanted,
+        layout,
         places: places.collect::<Result<_, _>>()?,
         xattrs: xattrs.collect::<Result<_, _>>()?,
     })
+}
+
+/// What a version of pieces is made of.
+fn pieces(db: &Connection, node: &Node) -> Result<Option<v1::Layout>, Fault> {
+    let parts = match node.has_parts() {
+        true => parts::parts(db, node.object)?,
+        false => None,
+    };
+    let Some((0, rows)) = parts else {
+        return Ok(None);
+    };
+    let part = |row: parts::Row| v1::LayoutPart {
+        object: row.object,
+        element: row.element,
+        size: row.size.unwrap_or(0),
+        capability: Vec::new(),
+    };
+    Ok(Some(v1::Layout {
+        unit: 0,
+        parts: rows.into_iter().map(part).collect(),
+        pieces: together::pieces(db, node.object)?,
+    }))
 }
 
 /// How many copies there are to be of a version, and whether an element has one beside the first.

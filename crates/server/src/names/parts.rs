@@ -7,19 +7,19 @@ use super::copies;
 use super::fault::Fault;
 use super::ids;
 use super::node::{NO_ELEMENT, Node};
+use super::together;
 use super::transaction::Tx;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
 use tidemill_core::id::{ElementId, Inode, ObjectId};
 use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, Striped, Stripes};
-use tidemill_core::object::Placed;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
 /// Where who holds a version of several objects holds it: on no element.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Bytes of a part that is not sealed.
-const UNSEALED: i64 = -1;
+pub(super) const UNSEALED: i64 = -1;
 /// Versions whose parts are let go of in one transaction.
 const LET_GO_MAX: usize = 256;
 
@@ -54,6 +54,8 @@ impl Tx<'_> {
             return Ok(None);
         };
         let found = parts(self.db, before.object)?;
+        // What several mounts wrote is one object again.
+        let found = found.filter(|(unit, _)| *unit > 0);
         Ok(found.map(|(unit, parts)| Stripes {
             unit,
             width: parts.len(),
@@ -70,7 +72,7 @@ impl Tx<'_> {
         self.shared.set_parts();
         let rooms = self.shared.rooms();
         let elements = layout::place_stripes(Inode(ino), stripes.width, &rooms.store)?;
-        let sql = "INSERT INTO layout VALUES (?1, ?2)";
+        let sql = "INSERT INTO layout(object, unit) VALUES (?1, ?2)";
         let row = params![object.cast_signed(), stripes.unit.cast_signed()];
         self.db.prepare_cached(sql)?.execute(row)?;
         let first = ids::reserve(self.db, "object", elements.len() as u64)?;
@@ -89,12 +91,13 @@ impl Tx<'_> {
         Ok(NO_ELEMENT)
     }
 
-    /// The layout of a version as one who may use its parts is told; `None`: it is one object.
+    /// The layout of a version as one who may use its parts is told; `None`: it is one object. With `damaged` also where all
+    /// copies of a part are damaged.
     pub(crate) fn opened_parts(
         &self,
         node: &Node,
         object: u64,
-        avoid: &[u32],
+        (avoid, damaged): (&[u32], bool),
         rights: u32,
     ) -> Result<Option<v1::Layout>, Fault> {
         let Some((unit, parts)) = parts(self.db, object)? else {
@@ -104,7 +107,12 @@ impl Tx<'_> {
         let told = |part: &Row| {
             let element = match writes {
                 true => part.element,
-                false => self.readable(part.object, part.element, avoid)?,
+                false => match self.readable(part.object, part.element, avoid) {
+                    Err(Fault::DamagedFile(..)) if damaged => {
+                        self.damaged_on(part.object)?.unwrap_or(part.element)
+                    }
+                    element => element?,
+                },
             };
             Ok(v1::LayoutPart {
                 object: part.object,
@@ -114,7 +122,15 @@ impl Tx<'_> {
             })
         };
         let parts = parts.iter().map(told).collect::<Result<_, Fault>>()?;
-        Ok(Some(v1::Layout { unit, parts }))
+        let pieces = match unit {
+            0 => together::pieces(self.db, object)?,
+            _ => Vec::new(),
+        };
+        Ok(Some(v1::Layout {
+            unit,
+            parts,
+            pieces,
+        }))
     }
 
     /// The parts of a version that is being written have these lengths; gives that of the file.
@@ -147,7 +163,7 @@ impl Tx<'_> {
         Ok(Some(Half { version, sizes }))
     }
 
-    fn set_part_size(&self, part: u64, size: u64) -> Result<(), Fault> {
+    pub(super) fn set_part_size(&self, part: u64, size: u64) -> Result<(), Fault> {
         let size = i64::try_from(size);
         let size = size.map_err(|_| Fault::Malformed("no object has as many bytes as that"))?;
         self.db
@@ -182,6 +198,9 @@ impl Tx<'_> {
             others(&mut part)?;
             parts.push(part);
         }
+        if unit == 0 {
+            return together::sealed(self.db, node.object, parts);
+        }
         Ok(Layout::Striped(Striped {
             unit,
             size: node.size,
@@ -197,7 +216,7 @@ impl Tx<'_> {
 
     /// How a file is striped, as it is asked for; `None`: it is not.
     pub(crate) fn stripes_of(&self, node: &Node) -> Result<Option<String>, Fault> {
-        let parts = parts(self.db, node.object)?;
+        let parts = parts(self.db, node.object)?.filter(|(unit, _)| *unit > 0);
         Ok(parts.map(|(unit, parts)| {
             let width = parts.len();
             Stripes { unit, width }.to_string()
@@ -263,19 +282,32 @@ pub(crate) fn parts(db: &Connection, object: u64) -> Result<Option<(u64, Vec<Row
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
-) -> Result<Vec<(ObjectId, Vec<Placed>)>, Fault> {
+) -> Result<Vec<(ObjectId, Layout)>, Fault> {
     let mut found = Vec::new();
     for &object in objects {
-        let placed = |row: Row| Placed {
-            object: ObjectId(row.object),
-            element: ElementId(row.element),
-            size: row.size.unwrap_or(0),
-        };
-        if let Some((_, parts)) = parts(db, object.0)? {
-            found.push((object, parts.into_iter().map(placed).collect()));
+        if let Some(layout) = sealed(db, object.0)? {
+            found.push((object, layout));
         }
     }
     Ok(found)
+}
+
+/// What a sealed version is made of, each part where it was first; `None`: it is one object.
+pub(crate) fn sealed(db: &Connection, object: u64) -> Result<Option<Layout>, Fault> {
+    let Some((unit, rows)) = parts(db, object)? else {
+        return Ok(None);
+    };
+    let part = |row: Row| {
+        let size = row.size.unwrap_or(0);
+        Part::on(ObjectId(row.object), size, ElementId(row.element))
+    };
+    let parts: Vec<Part> = rows.into_iter().map(part).collect();
+    if unit == 0 {
+        return together::sealed(db, object, parts).map(Some);
+    }
+    let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
+    let size = Striped::size_of(unit, &sizes).unwrap_or(0);
+    Ok(Some(Layout::Striped(Striped { unit, size, parts })))
 }
 
 /// What an object is a part of.
@@ -333,6 +365,7 @@ pub(crate) fn let_go(
             "DELETE FROM damage WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM move WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM part WHERE object = ?1",
+            "DELETE FROM publication WHERE version = ?1",
             "DELETE FROM layout WHERE object = ?1",
         ] {
             db.prepare_cached(sql)?.execute([version])?;

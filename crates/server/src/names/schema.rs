@@ -61,6 +61,8 @@ const MIGRATIONS: &[&str] = &[
     PARTS,
     SCRUBS,
     MOVES,
+    TOGETHER,
+    SELECTIONS,
 ];
 
 const NAMES: &str = "
@@ -221,6 +223,19 @@ CREATE INDEX move_object ON move(object);
 CREATE TABLE removed(element INTEGER PRIMARY KEY, at INTEGER NOT NULL);
 ALTER TABLE label ADD COLUMN at INTEGER NOT NULL DEFAULT 0;
 ";
+
+// What several mounts write: what each has published, in that order, until the version is sealed; then its pieces.
+const TOGETHER: &str = "
+ALTER TABLE layout ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE layout ADD COLUMN mtime INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE layout ADD COLUMN pieces BLOB;
+ALTER TABLE writing ADD COLUMN told INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut INTEGER, complete INTEGER NOT NULL,
+  count INTEGER NOT NULL, pieces BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
+";
+
+// What tasks read of their inputs; earlier ones read all.
+const SELECTIONS: &str = "ALTER TABLE task_input ADD COLUMN selection TEXT NOT NULL DEFAULT '';";
 
 /// Opens the database for writing, making or migrating it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {

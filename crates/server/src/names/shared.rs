@@ -379,6 +379,11 @@ impl Shared {
         self.holds.lock().objects.contains_key(&object)
     }
 
+    /// Whether some job uses it.
+    pub(crate) fn pinned(&self, object: u64) -> bool {
+        self.holds.lock().pins.contains_key(&object)
+    }
+
     /// Whether some mount uses the object on this element, or some job uses it.
     pub(crate) fn copy_held(&self, object: u64, element: u32) -> bool {
         let holds = self.holds.lock();

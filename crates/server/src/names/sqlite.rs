@@ -268,17 +268,20 @@ impl Names for SqliteNames {
         }))
     }
 
-    fn written(&self, ino: u64) -> Result<Option<Written>, Fault> {
+    fn written(&self, ino: u64) -> Result<Vec<Written>, Fault> {
         self.database.read(|db| {
-            let sql = "SELECT writing.object, session FROM inode JOIN writing ON writing.object = inode.writing \
-                       WHERE inode.ino = ?1";
-            let found = db.prepare_cached(sql)?.query_row([ino.cast_signed()], |row| {
+            let sql = "SELECT writing.object, session FROM inode CROSS JOIN writing ON writing.object = inode.writing \
+                       WHERE inode.ino = ?1 UNION ALL SELECT writing.object, session FROM inode \
+                       CROSS JOIN part ON part.object = inode.writing \
+                       CROSS JOIN writing ON writing.object = part.part WHERE inode.ino = ?1";
+            let mut statement = db.prepare_cached(sql)?;
+            let found = statement.query_map([ino.cast_signed()], |row| {
                 Ok(Written {
                     object: row.get::<_, i64>(0)?.cast_unsigned(),
                     session: row.get::<_, i64>(1)?.cast_unsigned(),
                 })
-            });
-            Ok(found.optional()?)
+            })?;
+            Ok(found.collect::<Result<_, _>>()?)
         })
     }
 

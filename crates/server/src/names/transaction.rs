@@ -27,6 +27,8 @@ pub enum Change {
     Entry(u64, Vec<u8>),
     /// A version of this inode was sealed.
     Sealed(u64),
+    /// One of several writers of this inode has closed it.
+    Closed(u64),
     /// Names moved: paths that led nowhere may lead somewhere.
     Moved,
     /// Who may do what with an inode.

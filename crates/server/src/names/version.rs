@@ -82,6 +82,12 @@ impl Tx<'_> {
     pub(crate) fn open(&self, op: &v1::Open) -> Result<Answer, Fault> {
         let node = self.file(op.ino)?;
         self.need_read(&node)?;
+        if op.together
+            && self.session != 0
+            && let Some(answer) = self.open_together(&node)?
+        {
+            return Ok(answer);
+        }
         let (object, element, size) = if op.version == 0 || op.version == node.version {
             (node.object, node.element, node.size)
         } else {
@@ -94,7 +100,7 @@ impl Tx<'_> {
             ..v1::Opened::default()
         };
         let Ok(first) = u32::try_from(element) else {
-            let layout = self.opened_parts(&node, object, &op.avoid, rights::READ)?;
+            let layout = self.opened_parts(&node, object, (&op.avoid, op.damaged), rights::READ)?;
             self.shared
                 .hold(self.session, (node.ino, object), parts::NOWHERE);
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
@@ -157,9 +163,21 @@ impl Tx<'_> {
             self.heard_of_writer(op)?;
             return self.opened_for_writing(&node, op.object);
         }
+        if let Some(member) = self.member(op.object)? {
+            // The same request again.
+            self.written(op.ino, op.object)?;
+            return self.opened_together(&node, &member);
+        }
         self.need_write(&node)?;
         self.check_object(op.object)?;
         if node.writing != 0 {
+            let together = self.is_together(&node)?;
+            if together && self.session != 0 && !op.steal {
+                return self.join_together(&node, op);
+            }
+            if together && !op.steal {
+                return Err(Fault::Busy(self.called(node.ino)));
+            }
             self.take_over(&node, op.steal)?;
         }
         // Who goes on with what the file has asks for where that is.
@@ -214,6 +232,11 @@ impl Tx<'_> {
         self.drop_unsealed(node)
     }
 
+    /// The mount that writes a version.
+    pub(super) fn session_of(&self, object: u64) -> Result<Option<u64>, Fault> {
+        Ok(self.writer(object)?.map(|writer| writer.session))
+    }
+
     fn writer(&self, object: u64) -> Result<Option<Writer>, Fault> {
         let sql = "SELECT session, uid, started FROM writing WHERE object = ?1";
         let found = self
@@ -235,28 +258,47 @@ impl Tx<'_> {
     }
 
     fn begin_writing_on(&self, node: &Node, element: i64) -> Result<(), Fault> {
+        self.begin_writing_of(node.writing, node.ino, element)
+    }
+
+    pub(super) fn begin_writing_of(
+        &self,
+        object: u64,
+        ino: u64,
+        element: i64,
+    ) -> Result<(), Fault> {
         let row = params![
-            node.writing.cast_signed(),
-            node.ino.cast_signed(),
+            object.cast_signed(),
+            ino.cast_signed(),
             element,
             self.session.cast_signed(),
             self.caller.uid,
             self.now
         ];
         self.db
-            .prepare_cached("INSERT INTO writing VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
+            .prepare_cached(
+                "INSERT INTO writing(object, ino, element, session, uid, started) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?
             .execute(row)?;
         Ok(())
     }
 
+    /// Nobody writes a version any more, nor a part of it.
     pub(crate) fn end_writing(&self, object: u64) -> Result<(), Fault> {
         self.db
             .prepare_cached("DELETE FROM writing WHERE object = ?1")?
             .execute([object.cast_signed()])?;
+        if self.shared.parts() {
+            let sql =
+                "DELETE FROM writing WHERE object IN (SELECT part FROM part WHERE object = ?1)";
+            self.db
+                .prepare_cached(sql)?
+                .execute([object.cast_signed()])?;
+        }
         Ok(())
     }
 
-    fn writing_element(&self, object: u64) -> Result<Option<i64>, Fault> {
+    pub(super) fn writing_element(&self, object: u64) -> Result<Option<i64>, Fault> {
         let sql = "SELECT element FROM writing WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let found = statement.query_row([object.cast_signed()], |row| row.get(0));
@@ -274,7 +316,7 @@ impl Tx<'_> {
             ..v1::Opened::default()
         };
         let Ok(element) = u32::try_from(element) else {
-            let layout = self.opened_parts(node, object, &[], all)?;
+            let layout = self.opened_parts(node, object, (&[], false), all)?;
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
         Ok(Answer::Opened(v1::Opened {
@@ -285,7 +327,7 @@ impl Tx<'_> {
     }
 
     /// The node whose version is being written, if the caller is the one who does.
-    fn written(&self, ino: u64, object: u64) -> Result<(Node, Option<u32>), Fault> {
+    pub(super) fn written(&self, ino: u64, object: u64) -> Result<(Node, Option<u32>), Fault> {
         let node = Node::get(self.db, ino)?;
         if node.kind != Kind::File || object == 0 {
             return Err(Fault::Malformed("only files have versions"));
@@ -301,6 +343,14 @@ impl Tx<'_> {
     pub(crate) fn seal(&mut self, op: &v1::Seal) -> Result<Answer, Fault> {
         if op.size > SIZE_MAX {
             return Err(Fault::Malformed("no file has as many bytes as that"));
+        }
+        if let Some(member) = self.member_to_seal(op)? {
+            return self.seal_together(op, &member);
+        }
+        if self.was_member(op.object)? {
+            // The same request again: its answer was lost.
+            let (node, _) = self.written(op.ino, op.object)?;
+            return Ok(Answer::Attr(node.attr()));
         }
         if let Some(answer) = self.seal_for_lost(op)? {
             return Ok(answer);
@@ -318,32 +368,50 @@ impl Tx<'_> {
             NO_ELEMENT => self.seal_parts(op.object, &op.parts)?,
             _ => op.size,
         };
-        let old = (node.object, node.element);
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut node, attributes)?;
         }
         self.end_writing(op.object)?;
         self.shared.release(self.session, node.ino, op.object);
+        let mtime = self.time(op.mtime);
+        let uid = writer.unwrap_or(self.caller.uid);
+        self.make_current(
+            &mut node,
+            (op.object, element),
+            (size, mtime),
+            (uid, op.copies),
+        )
+    }
+
+    /// What was written is the file's version from now on.
+    pub(super) fn make_current(
+        &mut self,
+        node: &mut Node,
+        (object, element): (u64, i64),
+        (size, mtime): (u64, i64),
+        (uid, copies): (u32, Option<u32>),
+    ) -> Result<Answer, Fault> {
+        let old = (node.object, node.element);
         node.writing = 0;
-        node.object = op.object;
+        node.object = object;
         node.element = element;
         node.size = size;
-        node.mtime = self.time(op.mtime);
+        node.mtime = mtime;
         // The file changed when it was last written to, not when the seal became known.
         node.ctime = node.ctime.max(node.mtime.min(self.now));
         node.version += 1;
-        let copies = self.copies_wanted(&node, op.copies)?;
-        self.record_copies(&node, writer.unwrap_or(self.caller.uid), 0, copies)?;
+        let copies = self.copies_wanted(node, copies)?;
+        self.record_copies(node, uid, 0, copies)?;
         self.drop_object(old.0, old.1)?;
         node.update(self.db)?;
-        self.note(&node)?;
+        self.note(node)?;
         // All elements knew it before, and only one does now.
         if old.1 == NO_ELEMENT && node.version > 1 {
             self.note_for_all(node.ino)?;
         }
         self.changes.push(Change::Node(node.ino));
         self.changes.push(Change::Sealed(node.ino));
-        self.purge_if_orphan(&node)?;
+        self.purge_if_orphan(node)?;
         Ok(Answer::Attr(node.attr()))
     }
 
@@ -414,6 +482,9 @@ impl Tx<'_> {
     }
 
     pub(crate) fn abandon(&mut self, op: &v1::Abandon) -> Result<Answer, Fault> {
+        if let Some(member) = self.member(op.object)? {
+            return self.abandon_together(op, &member);
+        }
         let (mut node, _) = self.written(op.ino, op.object)?;
         if node.writing != op.object {
             return Err(Fault::Stale(op.object));
@@ -437,9 +508,15 @@ impl Tx<'_> {
         Ok(Answer::Attr(node.attr()))
     }
 
-    fn drop_unsealed(&self, node: &Node) -> Result<(), Fault> {
-        let element = self.writing_element(node.writing)?;
-        self.drop_object(node.writing, element.unwrap_or(node.element))
+    pub(super) fn drop_unsealed(&self, node: &Node) -> Result<(), Fault> {
+        let element = match self.writing_element(node.writing)? {
+            Some(element) => element,
+            None if self.shared.parts() && parts::parts(self.db, node.writing)?.is_some() => {
+                NO_ELEMENT
+            }
+            None => node.element,
+        };
+        self.drop_object(node.writing, element)
     }
 
     pub(crate) fn release(&mut self, op: &v1::Release) -> Result<Answer, Fault> {

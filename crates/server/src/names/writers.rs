@@ -62,9 +62,7 @@ pub(crate) fn unfinished(
     let mut found = rows.collect::<Result<Vec<_>, _>>()?;
     for version in &mut found {
         version.path = path_of(db, version.ino)?.unwrap_or_default();
-        if version.version != version.object {
-            version.part = parts::part_of(db, version.object)?;
-        }
+        version.part = parts::part_of(db, version.object)?;
     }
     Ok(found)
 }

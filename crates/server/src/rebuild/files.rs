@@ -70,7 +70,9 @@ impl<'a> Files<'a> {
         }
         let mut objects: BTreeMap<u64, Vec<&KeptObject>> = BTreeMap::new();
         let kept = all.iter().flat_map(|kept| &kept.objects);
-        let whole = kept.filter(|object| object.part.is_none());
+        let of_parts: BTreeSet<u64> = parts.values().flat_map(Gathered::objects).collect();
+        let whole = |object: &&KeptObject| object.part.is_none() && !of_parts.contains(&object.id);
+        let whole = kept.filter(whole);
         let (gathered, incomplete): (Vec<_>, Vec<_>) =
             parts.values().partition(|gathered| gathered.whole);
         let gathered = gathered.into_iter().map(|gathered| &gathered.version);

@@ -101,6 +101,11 @@ impl KeptTask {
     pub(super) fn args(&self) -> Vec<String> {
         serde_json::from_str(&self.text(task::ARGS)).unwrap_or_default()
     }
+
+    /// What it read of each of its inputs; none if it read all of all.
+    pub(super) fn selections(&self) -> Vec<String> {
+        serde_json::from_str(&self.text(task::SELECTIONS)).unwrap_or_default()
+    }
 }
 
 /// Reads an element's folder, or a copy of its `element.db`.

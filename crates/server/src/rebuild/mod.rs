@@ -265,11 +265,13 @@ fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault>
     if !task.done {
         return Ok(());
     }
+    let mut selections = task.selections().into_iter();
     for (seq, object) in (0_u32..).zip(&task.inputs) {
-        let sql = "INSERT INTO task_input VALUES (?1, ?2, ?3, ?4)";
+        let sql = "INSERT INTO task_input VALUES (?1, ?2, ?3, ?4, ?5)";
         let (name, _) = name_of(db, *object)?;
+        let selection = selections.next().unwrap_or_default();
         db.prepare_cached(sql)?
-            .execute(params![id, seq, name, object.cast_signed()])?;
+            .execute(params![id, seq, name, object.cast_signed(), selection])?;
     }
     for (seq, object) in (0_u32..).zip(&task.outputs) {
         let (name, file) = name_of(db, *object)?;

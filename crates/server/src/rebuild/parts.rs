@@ -6,7 +6,9 @@ use crate::names::copies::CURRENT;
 use crate::names::node::NO_ELEMENT;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::layout::Striped;
+use tidemill_core::id::ObjectId;
+use tidemill_core::layout::{PartOf, Striped};
+use tidemill_wire::v1::NameNote;
 
 /// A version as its parts tell of it.
 #[derive(Debug)]
@@ -14,6 +16,8 @@ pub(super) struct Gathered {
     /// As if it were one object.
     pub(super) version: KeptObject,
     unit: u64,
+    /// Which bytes of its parts are the file's, if it is made of pieces.
+    pieces: Option<Vec<u8>>,
     /// Those that are left, by their place: the first copy, and the elements of the others.
     parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
     /// Whether all are there.
@@ -22,8 +26,29 @@ pub(super) struct Gathered {
 
 /// All that elements have parts of, by the versions' own objects.
 pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
+    let pieces = of_pieces(all);
+    let mut places = BTreeMap::new();
+    for (&version, note) in &pieces {
+        let layout = note.layout.iter().flat_map(|layout| &layout.parts);
+        for (index, part) in (0..).zip(layout) {
+            places.insert(part.object, (version, index));
+        }
+    }
     let objects = all.iter().flat_map(|kept| &kept.objects);
-    let parts = objects.filter_map(|object| Some((object, object.part?)));
+    let parts = objects.filter_map(|object| {
+        if let Some(&(version, index)) = places.get(&object.id) {
+            let part = PartOf {
+                version: ObjectId(version),
+                index,
+                width: 0,
+                unit: 0,
+            };
+            return Some((object, part));
+        }
+        // One of which no byte is the file's any more, if the version is known.
+        let part = object.part?;
+        (part.unit > 0 || !pieces.contains_key(&part.version.0)).then_some((object, part))
+    });
     let mut parts: Vec<_> = parts.collect();
     // The first copy is the one that was there first.
     parts.sort_by_key(|(object, part)| (part.version, part.index, object.id, object.sealed_at));
@@ -36,6 +61,7 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
                 ..object.clone()
             },
             unit: part.unit,
+            pieces: None,
             parts: BTreeMap::new(),
             whole: false,
         });
@@ -45,13 +71,36 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
         if first.id == object.id && first.element != object.element {
             copies.push(object.element);
         }
-        gathered.whole = gathered.parts.len() as u64 == part.width;
+        gathered.whole = part.unit > 0 && gathered.parts.len() as u64 == part.width;
     }
-    for gathered in found.values_mut() {
+    for (version, gathered) in &mut found {
+        if gathered.unit == 0 {
+            // Without a note nobody knows which bytes are where.
+            if let Some(note) = pieces.get(version) {
+                gathered.version.size = note.size;
+                let layout = note.layout.clone().unwrap_or_default();
+                gathered.whole = gathered.parts.len() == layout.parts.len();
+                gathered.pieces = Some(layout.pieces);
+            }
+            continue;
+        }
         let sizes = gathered.parts.values().map(|(part, _)| part.size);
         let sizes: Vec<u64> = sizes.collect();
         let size = Striped::size_of(gathered.unit, &sizes);
         gathered.version.size = size.unwrap_or(0);
+    }
+    found
+}
+
+/// The last notes about files that are made of pieces, by their versions' own objects.
+fn of_pieces(all: &[Kept]) -> BTreeMap<u64, &NameNote> {
+    let mut found: BTreeMap<u64, &NameNote> = BTreeMap::new();
+    let notes = all.iter().flat_map(|kept| &kept.notes);
+    for note in notes.filter(|note| note.layout.is_some()) {
+        let known = found.entry(note.object).or_insert(note);
+        if note.change > known.change {
+            *known = note;
+        }
     }
     found
 }
@@ -65,8 +114,15 @@ impl Gathered {
         wanted: usize,
     ) -> Result<(), Fault> {
         let version = self.version.id.cast_signed();
-        db.prepare_cached("INSERT INTO layout VALUES (?1, ?2)")?
-            .execute(params![version, self.unit.cast_signed()])?;
+        db.prepare_cached(
+            "INSERT INTO layout(object, unit, size, pieces) VALUES (?1, ?2, ?3, ?4)",
+        )?
+        .execute(params![
+            version,
+            self.unit.cast_signed(),
+            self.version.size.cast_signed(),
+            self.pieces,
+        ])?;
         for (seq, (part, copies)) in &self.parts {
             let object = part.id.cast_signed();
             db.prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?
@@ -95,6 +151,11 @@ impl Gathered {
                 .execute(params![version, NO_ELEMENT, sealed_at])?;
         }
         Ok(())
+    }
+
+    /// Its parts.
+    pub(super) fn objects(&self) -> impl Iterator<Item = u64> {
+        self.parts.values().map(|(part, _)| part.id)
     }
 
     /// The most elements that any of its parts is on.

@@ -1,0 +1,257 @@
+//! A file that is there, written anew over other elements. Who reads it does not notice: until the new version is sealed they read
+//! the one before, and the bytes are the same.
+
+use crate::objects::Remote;
+use crate::transfer::{PIECE_BYTES, Transfer, is_no_right, is_refused, seal_body};
+use crate::{Error, striped::Parts};
+use bytes::Bytes;
+use std::ops::Range;
+use tidemill_core::layout::Stripes;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Bytes that are read and written as one.
+const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
+
+/// The version that is read.
+struct Source {
+    open: v1::Open,
+    opened: v1::Opened,
+}
+
+/// The version that is written: its inode and object, and where it goes.
+struct Target {
+    ino: u64,
+    object: u64,
+    place: Place,
+}
+
+enum Place {
+    Whole(Remote),
+    Striped(Parts),
+}
+
+impl Transfer {
+    /// Writes a file anew, striped so, or whole (`None`). Its owner, mode, time and number of copies stay. `progress` is told of
+    /// each piece's bytes. Gives the number of bytes.
+    ///
+    /// # Errors
+    /// If somebody writes the file, the caller may not, or an element fails; then nothing has changed.
+    pub async fn rewrite(
+        &self,
+        path: &str,
+        stripes: Option<Stripes>,
+        progress: impl FnMut(u64),
+    ) -> Result<u64, Error> {
+        let attr = self.resolve(path).await?;
+        if attr.writing {
+            return Err(Error::Name {
+                errno: rustix::io::Errno::TXTBSY.raw_os_error(),
+                message: format!("{path} is being written; try again when it is closed"),
+            });
+        }
+        let copies = self.copies_of(attr.ino).await?;
+        let stripes = match stripes {
+            None => v1::Stripes::default(),
+            Some(stripes) => v1::Stripes {
+                unit: stripes.unit,
+                width: u32::try_from(stripes.width).unwrap_or(u32::MAX),
+            },
+        };
+        let new = v1::NewVersion {
+            ino: attr.ino,
+            object: self.new_object().await?,
+            stripes: Some(stripes),
+            ..v1::NewVersion::default()
+        };
+        let object = new.object;
+        let opened = opened(self.one(Op::NewVersion(new)).await?)?;
+        // As it is now that nobody else writes it.
+        let attr = opened.attr.ok_or(Error::Answer("NewVersion"))?;
+        let _said = self.say_that_we_write(attr.ino, object);
+        let written = self.write_again(&opened, &attr, path, progress).await;
+        match written {
+            Ok(parts) => {
+                let seal = v1::Seal {
+                    ino: attr.ino,
+                    object,
+                    size: attr.size,
+                    mtime: attr.mtime,
+                    copies,
+                    parts,
+                    ..v1::Seal::default()
+                };
+                self.one(Op::Seal(seal)).await.map(|_| attr.size)
+            }
+            Err(error) => {
+                let ino = attr.ino;
+                // The first error is the one to tell.
+                let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// How many copies there are to be of the version that a file has.
+    async fn copies_of(&self, ino: u64) -> Result<Option<u32>, Error> {
+        let get = v1::GetXattr {
+            ino,
+            name: b"user.tidemill.copies".to_vec(),
+        };
+        match self.one(Op::GetXattr(get)).await {
+            Ok(Answer::Bytes(bytes)) => {
+                let text = String::from_utf8(bytes.value).ok();
+                Ok(text.and_then(|text| text.parse().ok()))
+            }
+            Ok(_) => Err(Error::Answer("GetXattr")),
+            Err(error) if error.is(rustix::io::Errno::NODATA) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Copies all bytes and seals them at their elements; gives the lengths of the parts.
+    async fn write_again(
+        &self,
+        new: &v1::Opened,
+        attr: &v1::Attr,
+        path: &str,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Vec<u64>, Error> {
+        let open = v1::Open {
+            ino: attr.ino,
+            version: attr.version,
+            ..v1::Open::default()
+        };
+        let sealed = opened(self.one(Op::Open(open.clone())).await?)?;
+        let mut from = Source {
+            open,
+            opened: sealed,
+        };
+        let mut to = Target {
+            ino: attr.ino,
+            object: new.object,
+            place: self.place(new)?,
+        };
+        let mut start = 0;
+        while start < attr.size {
+            let end = attr.size.min(start + WINDOW_BYTES);
+            let bytes = self.read_window(&mut from, start..end).await?;
+            self.write_window(&mut to, start, bytes).await?;
+            progress(end - start);
+            start = end;
+        }
+        self.seal_again(to, attr, path).await
+    }
+
+    fn place(&self, opened: &v1::Opened) -> Result<Place, Error> {
+        Ok(match self.parts(opened)? {
+            Some(parts) => Place::Striped(parts),
+            None => Place::Whole(self.remote(opened)?),
+        })
+    }
+
+    /// Bytes of the file, all of them: from another copy where an element does not give them.
+    async fn read_window(&self, from: &mut Source, range: Range<u64>) -> Result<Bytes, Error> {
+        let mut renewed = false;
+        loop {
+            let read = self.read_once(from, range.clone()).await;
+            let avoid = &mut from.open.avoid;
+            match read {
+                Ok(bytes) => return Ok(bytes),
+                // Another element may have a copy of this very version.
+                Err((element, error))
+                    if (error.is_lost() || error.is_elsewhere()) && !avoid.contains(&element) =>
+                {
+                    tracing::debug!(element, "a copy is looked for: {error}");
+                    avoid.push(element);
+                }
+                // The right has run out meanwhile.
+                Err((_, error)) if is_no_right(&error) && !renewed => renewed = true,
+                Err((_, error)) => return Err(error),
+            }
+            from.opened = opened(self.one(Op::Open(from.open.clone())).await?)?;
+        }
+    }
+
+    async fn read_once(&self, from: &Source, range: Range<u64>) -> Result<Bytes, (u32, Error)> {
+        let Source { open, opened } = from;
+        let at = |error| (opened.element, error);
+        match self.place(opened).map_err(at)? {
+            Place::Striped(parts) => parts.window(self.objects(), &open.avoid, range).await,
+            Place::Whole(remote) => {
+                let length = range.end - range.start;
+                let read = self.objects().read(&remote, range.start, length);
+                let patient = open.avoid.contains(&opened.element);
+                let bytes = crate::striped::unless_silent(read, &remote, patient).await;
+                crate::striped::whole(bytes, &remote, length).map_err(at)
+            }
+        }
+    }
+
+    async fn write_window(&self, to: &mut Target, start: u64, bytes: Bytes) -> Result<(), Error> {
+        let written = self.write_once(&to.place, start, &bytes).await;
+        if !is_refused(&written) {
+            return written;
+        }
+        self.renew(to).await?;
+        self.write_once(&to.place, start, &bytes).await
+    }
+
+    async fn write_once(&self, place: &Place, start: u64, bytes: &Bytes) -> Result<(), Error> {
+        match place {
+            Place::Striped(parts) => parts.write(self.objects(), start, bytes).await,
+            Place::Whole(remote) => self.objects().write(remote, start, bytes.clone()).await,
+        }
+    }
+
+    /// The right to go on with what is written.
+    async fn renew(&self, to: &mut Target) -> Result<(), Error> {
+        let again = v1::NewVersion {
+            ino: to.ino,
+            object: to.object,
+            ..v1::NewVersion::default()
+        };
+        let opened = opened(self.one(Op::NewVersion(again)).await?)?;
+        to.place = self.place(&opened)?;
+        Ok(())
+    }
+
+    async fn seal_again(
+        &self,
+        mut to: Target,
+        attr: &v1::Attr,
+        path: &str,
+    ) -> Result<Vec<u64>, Error> {
+        let sealed = self.seal_once(&to.place, attr, path).await;
+        if !is_refused(&sealed) {
+            return sealed;
+        }
+        self.renew(&mut to).await?;
+        self.seal_once(&to.place, attr, path).await
+    }
+
+    async fn seal_once(
+        &self,
+        place: &Place,
+        attr: &v1::Attr,
+        path: &str,
+    ) -> Result<Vec<u64>, Error> {
+        let objects = self.objects();
+        match place {
+            Place::Striped(parts) => parts.seal(objects, attr.size, (attr, path)).await,
+            Place::Whole(remote) => {
+                if attr.size == 0 {
+                    objects.truncate(remote, 0).await?;
+                }
+                let sealed = objects.seal(remote, &seal_body(attr, path)).await;
+                sealed.map(|_| Vec::new())
+            }
+        }
+    }
+}
+
+fn opened(answer: Answer) -> Result<v1::Opened, Error> {
+    match answer {
+        Answer::Opened(opened) => Ok(opened),
+        _ => Err(Error::Answer("Open")),
+    }
+}

@@ -1,0 +1,372 @@
+//! What of a version an input is: all of it, one of its parts, or bytes of either.
+
+use super::{Layout, Part, Piece, Within};
+use crate::id::ElementId;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Most ranges of one input.
+pub const RANGES_MAX: usize = 1024;
+/// Characters shown of what is no selection.
+const TEXT_SHOWN_MAX: usize = 60;
+
+/// What of a version an input is. Whoever reads it finds the selected bytes one after the other, and nothing else.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Selection {
+    /// Which of [`Layout::parts`]; `None`: the version.
+    part: Option<u32>,
+    /// Begins and ends of ranges of it, in order; none is empty, and none touches the next. `None`: all its bytes.
+    ranges: Option<Arc<[(u64, u64)]>>,
+}
+
+/// A selection that can't be, or that a version does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectionError {
+    /// No range at all.
+    #[error("no range of bytes is given")]
+    NoRange,
+    /// Too many of them.
+    #[error("{0} ranges of bytes are too many for one input: at most {RANGES_MAX}")]
+    Ranges(usize),
+    /// A range without a byte.
+    #[error("the range of bytes that begins at {0} ends before that")]
+    Empty(u64),
+    /// A range that begins before the end of the one before.
+    #[error(
+        "the range of bytes that begins at {0} overlaps the one before it, or should stand before it"
+    )]
+    Order(u64),
+    /// No text of a selection.
+    #[error("`{0}` names no bytes: give FIRST-LAST, such as 0-4095, several with commas between")]
+    Text(String),
+    /// A part that the version does not have.
+    #[error("it has no part {part}: its parts are numbered from 0, and there {are} {parts}", are = if *parts == 1 { "is" } else { "are" })]
+    NoPart {
+        /// Which was asked for.
+        part: u32,
+        /// How many there are.
+        parts: usize,
+    },
+    /// Bytes behind the end.
+    #[error("bytes up to {last} are asked for, and {what} has {size}", what = if *part { "that part" } else { "it" })]
+    Beyond {
+        /// The last byte that was asked for.
+        last: u64,
+        /// How many there are.
+        size: u64,
+        /// Whether of a part.
+        part: bool,
+    },
+}
+
+impl Selection {
+    /// All of a version.
+    pub const WHOLE: Self = Self {
+        part: None,
+        ranges: None,
+    };
+
+    /// All bytes of a part.
+    #[must_use]
+    pub fn part(part: u32) -> Self {
+        Self {
+            part: Some(part),
+            ranges: None,
+        }
+    }
+
+    /// Some bytes of a version, or of one of its parts.
+    ///
+    /// # Errors
+    /// If there is no range or there are too many, or if they are empty, out of order or overlap.
+    pub fn ranges(part: Option<u32>, ranges: &[Range<u64>]) -> Result<Self, SelectionError> {
+        if ranges.is_empty() {
+            return Err(SelectionError::NoRange);
+        }
+        if ranges.len() > RANGES_MAX {
+            return Err(SelectionError::Ranges(ranges.len()));
+        }
+        let mut joined: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            if range.is_empty() {
+                return Err(SelectionError::Empty(range.start));
+            }
+            match joined.last_mut() {
+                Some((_, end)) if range.start < *end => {
+                    return Err(SelectionError::Order(range.start));
+                }
+                // What follows at once is the same range, so that equal bytes are equal selections.
+                Some((_, end)) if range.start == *end => *end = range.end,
+                _ => joined.push((range.start, range.end)),
+            }
+        }
+        Ok(Self {
+            part,
+            ranges: Some(joined.into()),
+        })
+    }
+
+    /// Whether it is all of a version.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        *self == Self::WHOLE
+    }
+
+    /// The part that it is, or is bytes of.
+    #[must_use]
+    pub fn of_part(&self) -> Option<u32> {
+        self.part
+    }
+
+    /// Its ranges; `None`: all bytes.
+    pub fn byte_ranges(&self) -> Option<impl Iterator<Item = Range<u64>> + '_> {
+        let ranges = self.ranges.as_ref()?;
+        Some(ranges.iter().map(|&(start, end)| start..end))
+    }
+
+    /// The same bytes of something else: not of a part.
+    #[must_use]
+    pub fn of_whole(&self) -> Self {
+        Self {
+            part: None,
+            ranges: self.ranges.clone(),
+        }
+    }
+
+    /// How many bytes it is of a version that is one object of `size` bytes; fewer if that has not all of them.
+    #[must_use]
+    pub fn bytes_of(&self, size: u64) -> u64 {
+        match (self.part, &self.ranges) {
+            (None | Some(0), None) => size,
+            (None | Some(0), Some(ranges)) => {
+                let length = |&(start, end): &(u64, u64)| end.min(size).saturating_sub(start);
+                ranges.iter().map(length).sum()
+            }
+            (Some(_), _) => 0,
+        }
+    }
+
+    /// Which ranges it is of what has `size` bytes.
+    fn within(&self, size: u64) -> Result<Vec<Range<u64>>, SelectionError> {
+        let Some(ranges) = &self.ranges else {
+            return Ok(std::iter::once(0..size).collect());
+        };
+        match ranges.last() {
+            Some(&(_, end)) if end > size => Err(SelectionError::Beyond {
+                last: end - 1,
+                size,
+                part: self.part.is_some(),
+            }),
+            _ => Ok(ranges.iter().map(|&(start, end)| start..end).collect()),
+        }
+    }
+}
+
+/// `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`. Nothing for all of a version.
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(part) = self.part {
+            write!(f, "part {part}")?;
+        }
+        let Some(ranges) = &self.ranges else {
+            return Ok(());
+        };
+        f.write_str(if self.part.is_some() {
+            " bytes "
+        } else {
+            "bytes "
+        })?;
+        for (index, (start, end)) in ranges.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{start}-{}", end - 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// What [`Display`](fmt::Display) writes.
+impl FromStr for Selection {
+    type Err = SelectionError;
+
+    fn from_str(text: &str) -> Result<Self, SelectionError> {
+        let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
+        let (part, rest) = match text.strip_prefix("part ") {
+            None => (None, text),
+            Some(rest) => {
+                let (part, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+                (Some(part.parse().map_err(|_| wrong())?), rest)
+            }
+        };
+        match rest.strip_prefix("bytes ") {
+            Some(ranges) => Self::ranges(part, &byte_ranges(ranges)?),
+            None if rest.is_empty() => Ok(Self { part, ranges: None }),
+            None => Err(wrong()),
+        }
+    }
+}
+
+/// Ranges as people write them: `0-4095,8192-8199`, each with its first and last byte.
+///
+/// # Errors
+/// If it is something else; what [`Selection::ranges`] refuses is not looked at.
+pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
+    let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
+    let number = |digits: &str| {
+        let digits = digits.trim();
+        // What `parse` takes beyond digits is a sign.
+        let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        plain.then(|| digits.parse::<u64>().ok()).flatten()
+    };
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').ok_or_else(wrong)?;
+        let (first, last) = number(first).zip(number(last)).ok_or_else(wrong)?;
+        let end = last.checked_add(1).ok_or_else(wrong)?;
+        if end <= first {
+            return Err(SelectionError::Empty(first));
+        }
+        Ok(first..end)
+    };
+    text.split(',').map(range).collect()
+}
+
+/// Bytes of a layout that are selected: where they are, and where whoever reads them finds them.
+#[derive(Clone, Debug)]
+pub struct Selected<'a> {
+    layout: &'a Layout,
+    part: Option<usize>,
+    ranges: Vec<Range<u64>>,
+}
+
+/// Selected bytes that follow each other in a part: what its element is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelectedSpan {
+    /// Which of [`Layout::parts`].
+    pub part: usize,
+    /// Bytes of its object.
+    pub bytes: Range<u64>,
+    /// The range that they belong to: where it begins in the version or part, and where in what is read.
+    from: u64,
+    to: u64,
+}
+
+impl Layout {
+    /// What is selected of the version.
+    ///
+    /// # Errors
+    /// If the version has no such part, or not all of the bytes.
+    pub fn selected(&self, selection: &Selection) -> Result<Selected<'_>, SelectionError> {
+        let (part, size) = match selection.part {
+            None => (None, self.size()),
+            Some(part) => {
+                let index = usize::try_from(part).unwrap_or(usize::MAX);
+                let parts = self.parts().len();
+                let size = self.part_length(index);
+                let size = size.ok_or(SelectionError::NoPart { part, parts })?;
+                (Some(index), size)
+            }
+        };
+        Ok(Selected {
+            layout: self,
+            part,
+            ranges: selection.within(size)?,
+        })
+    }
+
+    /// How many bytes a part stands for in the file: what its object lacks of them is zeros.
+    #[must_use]
+    pub fn part_length(&self, index: usize) -> Option<u64> {
+        let part: &Part = self.parts().get(index)?;
+        Some(match self {
+            Self::Whole(_) | Self::Extents(_) => part.size,
+            Self::Striped(striped) => striped.length_of(index),
+        })
+    }
+}
+
+impl Selected<'_> {
+    /// How many bytes it is.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.ranges
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum()
+    }
+
+    /// The bytes that objects have of it, in the order in which it is read but for parts, which are next to each other.
+    pub fn spans(&self) -> impl Iterator<Item = SelectedSpan> + '_ {
+        let mut to = 0;
+        let runs = self.ranges.iter().map(move |range| {
+            let begin = to;
+            to += range.end - range.start;
+            (begin, range.clone())
+        });
+        runs.flat_map(move |(to, range)| {
+            let spans = match self.part {
+                None => self.layout.spans(range.clone()),
+                Some(part) => vec![(part, range.clone())],
+            };
+            let span = move |(part, bytes): (usize, Range<u64>)| {
+                // What an object lacks at its end is zeros.
+                let has = self.layout.parts().get(part).map_or(0, |part| part.size);
+                let bytes = bytes.start..bytes.end.min(has);
+                let from = range.start;
+                (!bytes.is_empty()).then_some(SelectedSpan {
+                    part,
+                    bytes,
+                    from,
+                    to,
+                })
+            };
+            spans.into_iter().filter_map(span)
+        })
+    }
+
+    /// Where some bytes of a span are found by who reads what is selected: pieces with offsets there, in the order of the part.
+    pub fn places(&self, span: &SelectedSpan, bytes: Range<u64>) -> Vec<Piece> {
+        let bytes = bytes.start.max(span.bytes.start)..bytes.end.min(span.bytes.end);
+        if bytes.is_empty() {
+            return Vec::new();
+        }
+        let mut pieces = match self.part {
+            None => self.layout.pieces_of(span.part, bytes),
+            Some(part) => vec![Piece {
+                offset: bytes.start,
+                length: bytes.end - bytes.start,
+                at: Some(Within {
+                    part,
+                    offset: bytes.start,
+                }),
+            }],
+        };
+        for piece in &mut pieces {
+            piece.offset = piece.offset - span.from + span.to;
+        }
+        pieces
+    }
+
+    /// How many bytes of it each part has, those that have none left out.
+    #[must_use]
+    pub fn bytes_by_part(&self) -> BTreeMap<usize, u64> {
+        let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();
+        for span in self.spans() {
+            *bytes.entry(span.part).or_default() += span.bytes.end - span.bytes.start;
+        }
+        bytes
+    }
+
+    /// How many bytes of it each element has, counting every copy that can be read: what a task finds there.
+    #[must_use]
+    pub fn bytes_by_element(&self) -> BTreeMap<ElementId, u64> {
+        let mut all: BTreeMap<ElementId, u64> = BTreeMap::new();
+        for (part, bytes) in self.bytes_by_part() {
+            for copy in self.layout.parts()[part].current() {
+                *all.entry(copy.element).or_default() += bytes;
+            }
+        }
+        all
+    }
+}

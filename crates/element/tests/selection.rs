@@ -1,0 +1,412 @@
+//! Inputs of which a kernel sees only some bytes.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+#![allow(clippy::single_range_in_vec_init, reason = "one range is meant")]
+
+mod array;
+
+use array::*;
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use tidemill_core::id::ObjectId;
+use tidemill_core::layout::Striped;
+use tidemill_element::Element;
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1;
+
+/// Elements 1 to 3, which know each other.
+struct Three {
+    folders: Vec<tempfile::TempDir>,
+    elements: Vec<Element>,
+    connections: Vec<Connection>,
+    server: FakeServer,
+}
+
+async fn three(in_place: bool) -> Three {
+    let folders: Vec<_> = (0..3).map(|_| folder()).collect();
+    let mut server = FakeServer::start().await;
+    let mut elements = Vec::new();
+    let mut connections = Vec::new();
+    for (id, folder) in (1..).zip(&folders) {
+        let mut config = config(id, folder.path(), &server);
+        config.in_place = in_place;
+        elements.push(Element::start(config).await.unwrap());
+        connections.push(server.welcomed().await);
+    }
+    let three = Three {
+        folders,
+        elements,
+        connections,
+        server,
+    };
+    three.introduce();
+    three
+}
+
+impl Three {
+    fn introduce(&self) {
+        let known = |connection: &Connection| connection.hello.element.clone().unwrap();
+        let known: Vec<v1::Element> = self.connections.iter().map(known).collect();
+        for connection in &self.connections {
+            connection.peers(known.clone());
+        }
+    }
+
+    /// Has a label run on an element: what it wrote as its output, and its outcome.
+    async fn run(&mut self, element: u32, label: v1::Label) -> (Vec<u8>, v1::LabelOutcome) {
+        let at = element as usize - 1;
+        let connection = &mut self.connections[at];
+        let id = label.id;
+        connection.labels(&[label]);
+        let outcome = connection.finished(id).await;
+        let (object, _) = sealed(&outcome)[0];
+        (get(&self.elements[at], object).await, outcome)
+    }
+
+    /// Has a label fail on an element.
+    async fn fail(&mut self, element: u32, label: v1::Label) -> v1::FailureReport {
+        let connection = &mut self.connections[element as usize - 1];
+        let id = label.id;
+        connection.labels(&[label]);
+        failure(&connection.finished(id).await).clone()
+    }
+
+    fn pulled(&self, element: u32) -> usize {
+        let folder = self.folders[element as usize - 1].path().join("pulled");
+        std::fs::read_dir(folder).unwrap().count()
+    }
+
+    async fn stop(self) {
+        for element in self.elements {
+            element.stop().await;
+        }
+    }
+}
+
+const UNIT: u64 = 4096;
+const SIZE: u64 = 10 * UNIT + 100;
+/// The object that the striped file is, and its parts on elements 1 to 3.
+const FILE: u64 = 70;
+const PARTS: [u64; 3] = [71, 72, 73];
+
+fn bytes() -> Vec<u8> {
+    (0..SIZE)
+        .map(|at| u8::try_from(at * 7 % 251).unwrap())
+        .collect()
+}
+
+/// What part `index` stands for.
+fn of_part(index: usize) -> Vec<u8> {
+    let unit = usize::try_from(UNIT).unwrap();
+    let file = bytes();
+    let stripes = file.chunks(unit).skip(index).step_by(3);
+    stripes.flatten().copied().collect()
+}
+
+/// Puts a striped file on the elements; `lacks`: bytes that its first part lacks at its end, which are zeros.
+async fn put_striped(three: &Three, lacks: usize) -> v1::Layout {
+    let mut parts = Vec::new();
+    for (index, (object, element)) in PARTS.into_iter().zip(&three.elements).enumerate() {
+        let mut own = of_part(index);
+        if index == 0 {
+            own.truncate(own.len() - lacks);
+        }
+        put(element, object, &own).await;
+        let on = u32::try_from(index + 1).unwrap();
+        parts.push(v1::LayoutPart {
+            object,
+            element: on,
+            size: own.len() as u64,
+            capability: capability(on, object, rights::READ),
+        });
+    }
+    v1::Layout {
+        unit: UNIT,
+        parts,
+        pieces: Vec::new(),
+    }
+}
+
+fn selection(part: Option<u32>, ranges: &[Range<u64>]) -> Option<v1::Selection> {
+    let range = |range: &Range<u64>| v1::ByteRange {
+        start: range.start,
+        end: range.end,
+    };
+    let ranges = ranges.iter().map(range).collect();
+    Some(v1::Selection { part, ranges })
+}
+
+/// A label that copies what is selected of the striped file.
+fn reader(id: u64, layout: &v1::Layout, selection: Option<v1::Selection>) -> v1::Label {
+    let mut label = program_label(id, "cp", &["in", "out"])
+        .input("in", FILE, 1)
+        .output("out", 1000 + id);
+    let input = &mut analyse(&mut label).inputs[0];
+    (input.size, input.layout, input.selection) = (SIZE, Some(layout.clone()), selection);
+    label
+}
+
+async fn parts_and_ranges(in_place: bool) {
+    let mut three = three(in_place).await;
+    let layout = put_striped(&three, 0).await;
+    // Where a part is, it is read in place.
+    for (index, element) in [(0, 1), (1, 2), (2, 3)] {
+        let label = reader(
+            10 + u64::from(element),
+            &layout,
+            selection(Some(index), &[]),
+        );
+        let (read, outcome) = three.run(element, label).await;
+        assert!(read == of_part(index as usize), "part {index}");
+        assert_eq!(outcome.moved_bytes, 0);
+        assert_eq!(outcome.read_bytes, read.len() as u64);
+        assert_eq!(three.pulled(element), 0, "nothing was copied");
+    }
+    // Elsewhere it comes once, for all.
+    let part = of_part(1);
+    for (id, moved) in [(20, part.len() as u64), (21, 0)] {
+        let (read, outcome) = three
+            .run(1, reader(id, &layout, selection(Some(1), &[])))
+            .await;
+        assert!(read == part);
+        assert_eq!(outcome.moved_bytes, moved);
+    }
+    // Of ranges only their bytes come: the first is on element 1, the second on 2 and 3, the third on 1.
+    let ranges = [10..20, UNIT + 5..2 * UNIT + 5, 9 * UNIT..9 * UNIT + 1];
+    let expected: Vec<u8> = ranges
+        .iter()
+        .cloned()
+        .flatten()
+        .map(|at| bytes()[usize::try_from(at).unwrap()])
+        .collect();
+    for (id, element, moved) in [(30, 2, 16), (31, 2, 0), (32, 3, 10 + UNIT - 5 + 1)] {
+        let label = reader(id, &layout, selection(None, &ranges));
+        let (read, outcome) = three.run(element, label).await;
+        assert!(read == expected);
+        assert_eq!(outcome.moved_bytes, moved, "{id}");
+    }
+    // A part of which an element has a pulled copy need not come again.
+    let label = reader(33, &layout, selection(Some(1), &[0..1, 4000..5000]));
+    let (read, outcome) = three.run(1, label).await;
+    assert!(read == [&part[..1], &part[4000..5000]].concat());
+    assert_eq!(outcome.moved_bytes, 0);
+    // Nor what has been put together as a whole.
+    let (read, _) = three.run(3, reader(34, &layout, None)).await;
+    assert!(read == bytes());
+    let label = reader(35, &layout, selection(None, &[100..SIZE - 100]));
+    let (read, outcome) = three.run(3, label).await;
+    assert!(read == bytes()[100..usize::try_from(SIZE).unwrap() - 100]);
+    assert_eq!(outcome.moved_bytes, 0);
+    // What hashes a whole file has is not that of a part.
+    assert!(outcome.contents.iter().all(String::is_empty));
+    three.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_selected_bytes_come_over_http() {
+    parts_and_ranges(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_selected_bytes_come_on_one_host() {
+    parts_and_ranges(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_part_lacks_at_its_end_is_zeros() {
+    let mut three = three(false).await;
+    // The last stripe of the first part: a writer that was lost has not filled it.
+    let layout = put_striped(&three, 150).await;
+    let mut part = of_part(0);
+    let has = part.len() - 150;
+    part[has..].fill(0);
+    for (id, element, moved) in [(1, 1, 0), (2, 2, has as u64)] {
+        let label = reader(id, &layout, selection(Some(0), &[]));
+        let (read, outcome) = three.run(element, label).await;
+        assert!(read == part);
+        assert_eq!(outcome.moved_bytes, moved);
+    }
+    let end = part.len() as u64;
+    let label = reader(3, &layout, selection(Some(0), &[end - 151..end]));
+    let (read, outcome) = three.run(3, label).await;
+    assert!(read == part[part.len() - 151..]);
+    assert_eq!(outcome.moved_bytes, 1);
+    let length = Striped::part_size(UNIT, 3, SIZE, 0);
+    assert_eq!(length, end);
+    three.stop().await;
+}
+
+/// Ranges of what is one object, here and elsewhere, also of what an earlier label is still to make.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_of_one_object() {
+    let mut three = three(false).await;
+    put(&three.elements[0], 5, b"0123456789").await;
+    let select = |id, object, size, selection| {
+        let mut label = program_label(id, "cp", &["in", "out"])
+            .input("in", object, 1)
+            .output("out", 1000 + id);
+        let input = &mut analyse(&mut label).inputs[0];
+        (input.size, input.selection) = (size, selection);
+        label
+    };
+    let ends = [0..2, 9..10];
+    for (id, element, moved) in [(1, 1, 0), (2, 2, 3), (3, 2, 0)] {
+        let (read, outcome) = three
+            .run(element, select(id, 5, 10, selection(None, &ends)))
+            .await;
+        assert_eq!((read.as_slice(), outcome.moved_bytes), (&b"019"[..], moved));
+    }
+    // All of a file is its only part.
+    let (read, outcome) = three
+        .run(1, select(4, 5, 10, selection(Some(0), &[])))
+        .await;
+    assert_eq!(
+        (read.as_slice(), outcome.moved_bytes),
+        (&b"0123456789"[..], 0)
+    );
+    // The length of what an earlier label makes is not known when both are sent.
+    let made = program_label(5, "sh", &["-c", "echo made by another > out"]).output("out", 55);
+    let connection = &mut three.connections[0];
+    connection.labels(&[made, select(6, 55, 0, selection(None, &[5..7])).after(&[5])]);
+    connection.finished(5).await;
+    let outcome = connection.finished(6).await;
+    assert_eq!(sealed(&outcome), [(1006, 2)]);
+    assert_eq!(get(&three.elements[0], 1006).await, b"by");
+    three.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_not_there_and_selections_that_can_not_be_are_refused() {
+    let mut three = three(false).await;
+    let layout = put_striped(&three, 0).await;
+    type Hostile = (Option<u32>, Vec<Range<u64>>, &'static str);
+    #[expect(clippy::reversed_empty_ranges, reason = "somebody may send it")]
+    let hostile: [Hostile; 10] = [
+        (Some(3), vec![], "no part 3"),
+        (Some(u32::MAX), vec![], "no part 4294967295"),
+        (None, vec![0..SIZE + 1], "it has 41060"),
+        (None, vec![u64::MAX - 1..u64::MAX], "it has 41060"),
+        (Some(1), vec![0..u64::MAX], "that part has"),
+        (None, vec![5..5], "input.selection"),
+        (None, vec![9..5], "input.selection"),
+        (None, vec![0..10, 9..20], "input.selection"),
+        (None, vec![10..20, 0..5], "input.selection"),
+        (
+            None,
+            (0..2000).map(|at| 2 * at..2 * at + 1).collect(),
+            "input.selection",
+        ),
+    ];
+    for (id, (part, ranges, said)) in (1..).zip(hostile) {
+        let failed = three
+            .fail(2, reader(id, &layout, selection(part, &ranges)))
+            .await;
+        // Another try, or another element, would not help.
+        assert_eq!(failed.kind, "kernel", "{failed:?}");
+        assert!(failed.message.contains(said), "{failed:?}");
+    }
+    // A layout that makes no sense.
+    let broken = v1::Layout {
+        unit: 1,
+        ..layout.clone()
+    };
+    let failed = three
+        .fail(2, reader(20, &broken, selection(Some(0), &[])))
+        .await;
+    assert_eq!(failed.kind, "input", "{failed:?}");
+    // No right to the part, and a part that is gone from its element.
+    let mut other = layout.clone();
+    other.parts[0].capability = capability(1, 5, rights::READ);
+    let failed = three
+        .fail(2, reader(21, &other, selection(None, &[0..5])))
+        .await;
+    assert!(failed.message.contains("403"), "{failed:?}");
+    three.connections[0].remove(&[PARTS[0]]).await;
+    for (id, element) in [(22, 1), (23, 2)] {
+        for (part, ranges) in [(Some(0), vec![]), (None, vec![0..5])] {
+            let label = reader(
+                id * 10 + u64::from(part.is_none()),
+                &layout,
+                selection(part, &ranges),
+            );
+            let failed = three.fail(element, label).await;
+            assert_eq!(failed.kind, "input", "{failed:?}");
+        }
+    }
+    assert_eq!(three.pulled(2), 0, "nothing is left of what failed");
+    // Its copy elsewhere is taken, also where the label names another element.
+    put(&three.elements[1], PARTS[0], &of_part(0)).await;
+    let (read, outcome) = three
+        .run(2, reader(30, &layout, selection(Some(0), &[])))
+        .await;
+    assert!(read == of_part(0));
+    assert_eq!(outcome.moved_bytes, 0);
+    let mut copied = layout;
+    copied.parts[0].element = 2;
+    copied.parts[0].capability = capability(2, PARTS[0], rights::READ);
+    let (read, outcome) = three
+        .run(3, reader(31, &copied, selection(None, &[0..5])))
+        .await;
+    assert_eq!((read.as_slice(), outcome.moved_bytes), (&bytes()[..5], 5));
+    three.stop().await;
+}
+
+/// A process of an element, which is killed at the latest with the test.
+struct Process(Child);
+
+impl Process {
+    fn spawn(folder: &Path, server: &FakeServer) -> Self {
+        let args = ["4".as_ref(), folder.as_os_str(), server.url.as_ref()];
+        let mut command = Command::new(program());
+        command.args(args).stdin(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// What was pulled is gone with an element that is killed, and comes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_element_that_is_killed_with_ranges_in_use_brings_them_again() {
+    let mut three = three(false).await;
+    let layout = put_striped(&three, 0).await;
+    let folder = folder();
+    let process = Process::spawn(folder.path(), &three.server);
+    three.connections.push(three.server.welcomed().await);
+    three.introduce();
+    let ranges = [0..7, SIZE - 7..SIZE];
+    let mut label = reader(1, &layout, selection(None, &ranges));
+    let mut slow = program_label(1, "sh", &["-c", "cat in > out; sleep 1"]);
+    let slow = analyse(&mut slow);
+    analyse(&mut label).kernel = slow.kernel.take();
+    analyse(&mut label).args = std::mem::take(&mut slow.args);
+    three.connections[3].labels(&[label]);
+    three.connections[3].running(1).await;
+    let pulled = folder.path().join("pulled");
+    assert_eq!(std::fs::read_dir(&pulled).unwrap().count(), 1);
+    drop(process);
+    let _process = Process::spawn(folder.path(), &three.server);
+    three.connections[3] = three.server.welcomed().await;
+    assert_eq!(three.connections[3].hello.labels, [1]);
+    three.introduce();
+    // The label begins anew as soon as the element does, perhaps before that knows any other; or it had ended.
+    let first = three.connections[3].finished(1).await;
+    let failure = first.failure.as_ref();
+    assert!(
+        failure.is_none_or(|failure| failure.kind == "input"),
+        "{first:?}"
+    );
+    three.connections[3].labels(&[reader(2, &layout, selection(None, &ranges))]);
+    let outcome = three.connections[3].finished(2).await;
+    assert_eq!(sealed(&outcome), [(1002, 14)]);
+    let made = std::fs::read(folder.path().join(ObjectId(1002).relative_path())).unwrap();
+    let file = bytes();
+    assert!(made == [&file[..7], &file[file.len() - 7..]].concat());
+    three.stop().await;
+}

@@ -1,0 +1,625 @@
+//! A version that several mounts write, or that several have written: who reads sees what each has made visible, and of what
+//! is written here all at once. Each writer has an object of its own, its part, into which it puts what it writes one after
+//! the other (`docs/decisions/0026-several-writers.md`).
+
+use super::backend::{Backend, Place};
+use super::object::{Data, Object, Stat};
+use super::remote::{Remote, now_ns};
+use super::right::Right;
+use super::version::object_path;
+use super::{Caller, Pace};
+use crate::error::Error;
+use parking_lot::{Mutex, RwLock};
+use rustix::io::Errno;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_client::{Error as ClientError, object_file};
+use tidemill_core::id::{ElementId, ObjectId};
+use tidemill_core::layout::{
+    Extent, Extents, Layout, Part, PartOf, Within, decode_pieces, encode_pieces,
+};
+use tidemill_wire::convert;
+use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
+
+/// Pieces that were written here and not told yet, before they are told without being asked for.
+const PENDING_MAX: usize = 16_384;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Together {
+    ino: u64,
+    caller: Caller,
+    backend: Arc<Backend>,
+    /// What is written here, if this mount is one of the writers.
+    own: Option<Own>,
+    seen: RwLock<Seen>,
+    /// Others have made something visible since.
+    stale: AtomicBool,
+}
+
+/// What is visible to all.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The version; 0: the server may not know yet that others may write, too.
+    version: u64,
+    extents: Extents,
+    parts: Vec<Arc<Object>>,
+    /// The number of what was published last.
+    last: u64,
+    mtime: i64,
+    sealed: bool,
+}
+
+/// The part that is written here.
+#[derive(Debug)]
+struct Own {
+    object: Arc<Object>,
+    /// Of the mount that wrote the file alone: with so many bytes its object began, and they are the file's.
+    base: Option<u64>,
+    log: Mutex<Log>,
+    /// Held, shared, while something is written: what is told is all written.
+    turn: RwLock<()>,
+    /// Held while something is told.
+    telling: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Log {
+    /// Which of the parts.
+    index: usize,
+    /// Where the object ends.
+    end: u64,
+    /// Written, and not told.
+    pending: Extents,
+    /// Told, and not answered: it is told again.
+    told: Vec<(v1::Told, Extents)>,
+    /// The number of what was told last.
+    number: u64,
+    mtime: i64,
+}
+
+impl Log {
+    fn new(index: usize, end: u64) -> Self {
+        Self {
+            index,
+            end,
+            pending: pending(index),
+            told: Vec::new(),
+            number: 0,
+            mtime: now_ns(),
+        }
+    }
+
+    /// What was written since is about to be told; with `cut` the file is that long then.
+    fn tell(&mut self, cut: Option<u64>) {
+        if self.pending.count() == 0 && cut.is_none() {
+            return;
+        }
+        let pieces = std::mem::replace(&mut self.pending, pending(self.index));
+        self.number += 1;
+        let told = v1::Told {
+            number: self.number,
+            pieces: encode_pieces(pieces.pieces()),
+            cut,
+            mtime: self.mtime,
+        };
+        let mut pieces = pieces;
+        if let Some(cut) = cut {
+            pieces.set_size(cut);
+        }
+        self.told.push((told, pieces));
+    }
+}
+
+/// Nothing of a part.
+fn pending(index: usize) -> Extents {
+    let part = Part::on(ObjectId(0), 0, ElementId(0));
+    Extents::with_parts(vec![part; index + 1])
+}
+
+impl Together {
+    /// A version that is being written here, by this mount alone up to now, into an object of `size` bytes.
+    pub(crate) fn sharing(
+        backend: Arc<Backend>,
+        (ino, caller): (u64, Caller),
+        object: Arc<Object>,
+        stat: Stat,
+    ) -> Self {
+        let mut seen = Seen {
+            mtime: stat.mtime,
+            ..Seen::default()
+        };
+        let (id, element) = (ObjectId(object.id), ElementId(object.element));
+        seen.extents.parts.push(Part::on(id, stat.size, element));
+        seen.parts.push(object.clone());
+        let all = Extent {
+            offset: 0,
+            length: stat.size,
+            at: Within { part: 0, offset: 0 },
+        };
+        if stat.size > 0 && seen.extents.put(all).is_err() {
+            tracing::error!(ino, size = stat.size, "a file of an impossible size");
+        }
+        let own = Own {
+            object,
+            base: Some(stat.size),
+            log: Mutex::new(Log::new(0, stat.size)),
+            turn: RwLock::default(),
+            telling: Mutex::default(),
+        };
+        Self {
+            ino,
+            caller,
+            backend,
+            own: Some(own),
+            seen: RwLock::new(seen),
+            stale: AtomicBool::new(false),
+        }
+    }
+
+    /// A version that others write; `own` is the part that is written here.
+    pub(crate) fn new(
+        backend: Arc<Backend>,
+        (ino, caller): (u64, Caller),
+        own: Option<Arc<Object>>,
+        told: v1::Together,
+    ) -> Result<Self, Error> {
+        let index = usize::try_from(told.mine).unwrap_or(0);
+        let own = own.map(|object| Own {
+            object,
+            base: None,
+            log: Mutex::new(Log::new(index, 0)),
+            turn: RwLock::default(),
+            telling: Mutex::default(),
+        });
+        let together = Self {
+            ino,
+            caller,
+            backend,
+            own,
+            seen: RwLock::default(),
+            stale: AtomicBool::new(false),
+        };
+        together.adopt(told)?;
+        Ok(together)
+    }
+
+    /// A sealed version of pieces, as it was opened.
+    pub(crate) fn sealed(
+        backend: Arc<Backend>,
+        (ino, caller): (u64, Caller),
+        opened: &v1::Opened,
+        layout: v1::Layout,
+    ) -> Result<Self, Error> {
+        let told = v1::Together {
+            version: opened.object,
+            size: opened.size,
+            mtime: opened.attr.map_or(0, |attr| attr.mtime),
+            sealed: Some(layout),
+            ..v1::Together::default()
+        };
+        Self::new(backend, (ino, caller), None, told)
+    }
+
+    /// The object that is written here.
+    pub(crate) fn own(&self) -> Option<&Arc<Object>> {
+        self.own.as_ref().map(|own| &own.object)
+    }
+
+    /// What that is of the version, if the server has said so.
+    pub(crate) fn part_of(&self) -> Option<PartOf> {
+        let index = self.own.as_ref()?.log.lock().index as u64;
+        let version = self.seen.read().version;
+        (version != 0).then_some(PartOf {
+            version: ObjectId(version),
+            index,
+            width: index + 1,
+            unit: 0,
+        })
+    }
+
+    /// Others have made something visible.
+    pub(crate) fn mark_stale(&self) {
+        self.stale.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Acquire)
+    }
+
+    /// Learns what others have made visible; with `closed` also what they have closed, or written before now.
+    pub(crate) fn refresh(&self, closed: bool) -> Result<(), Error> {
+        let (version, since) = {
+            let seen = self.seen.read();
+            if seen.sealed {
+                return Ok(());
+            }
+            (seen.version, seen.last)
+        };
+        if version == 0 {
+            return self.publish();
+        }
+        // Before it is asked: what comes meanwhile is asked for again.
+        self.stale.store(false, Ordering::Release);
+        let pieces = v1::Pieces {
+            ino: self.ino,
+            version,
+            since,
+            closed,
+        };
+        let asked = self.backend.one(self.caller, Op::Pieces(pieces));
+        let told = match asked {
+            Ok(Answer::Together(told)) => told,
+            Ok(_) => return Err(ClientError::Answer("Pieces").into()),
+            // A later version has taken its place: it is read as it was.
+            Err(error) if error.is(Errno::STALE) || error.is(Errno::NOENT) => return Ok(()),
+            Err(error) => {
+                self.mark_stale();
+                return Err(error);
+            }
+        };
+        self.adopt(told).inspect_err(|_| self.mark_stale())
+    }
+
+    /// Tells what was written here, and makes it visible to all.
+    pub(crate) fn publish(&self) -> Result<(), Error> {
+        self.tell(None)
+    }
+
+    fn tell(&self, cut: Option<u64>) -> Result<(), Error> {
+        let Some(own) = &self.own else {
+            return Ok(());
+        };
+        let _one = own.telling.lock();
+        {
+            let _all_written = own.turn.write();
+            own.log.lock().tell(cut);
+        }
+        let (version, since) = {
+            let seen = self.seen.read();
+            (seen.version, seen.last)
+        };
+        let told: Vec<v1::Told> = {
+            let log = own.log.lock();
+            log.told.iter().map(|(told, _)| told.clone()).collect()
+        };
+        if told.is_empty() && version != 0 {
+            return Ok(());
+        }
+        own.object.flush()?;
+        let (last, object) = (told.last().map(|told| told.number), own.object.id);
+        let publish = v1::Publish {
+            ino: self.ino,
+            object,
+            told,
+            since,
+            base: own.base,
+        };
+        // The answer has what others have made visible, too. What comes meanwhile is asked for again.
+        self.stale.store(false, Ordering::Release);
+        let news = match self.backend.one(self.caller, Op::Publish(publish)) {
+            Ok(Answer::Together(news)) => Ok(news),
+            Ok(_) => Err(ClientError::Answer("Publish").into()),
+            Err(error) => Err(error),
+        };
+        let adopted = news.and_then(|news| self.adopt(news));
+        adopted.inspect_err(|_| self.mark_stale())?;
+        let mut log = own.log.lock();
+        log.told.retain(|(told, _)| Some(told.number) > last);
+        Ok(())
+    }
+
+    /// What the server is told with the seal of the part: what it may not know, and with how many bytes it began if it
+    /// was written alone at first.
+    pub(crate) fn last_word(&self) -> (Vec<v1::Told>, Option<u64>) {
+        let Some(own) = &self.own else {
+            return (Vec::new(), None);
+        };
+        let mut log = own.log.lock();
+        log.tell(None);
+        let told = log.told.iter().map(|(told, _)| told.clone()).collect();
+        (told, own.base)
+    }
+
+    /// Takes over what the server says.
+    fn adopt(&self, told: v1::Together) -> Result<(), Error> {
+        let mut seen = self.seen.write();
+        if seen.version == 0 {
+            self.backend.enter_together(told.version);
+            seen.version = told.version;
+        }
+        if let Some(layout) = &told.sealed {
+            let wrong = |_| ClientError::Answer("Pieces");
+            let Layout::Extents(extents) = convert::layout(layout, told.size).map_err(wrong)?
+            else {
+                return Err(ClientError::Answer("Pieces").into());
+            };
+            let parts = self.opened(&seen, (told.version, true), &layout.parts);
+            *seen = Seen {
+                version: told.version,
+                extents,
+                parts,
+                last: u64::MAX,
+                mtime: seen.mtime.max(told.mtime),
+                sealed: true,
+            };
+            seen.grow();
+            return Ok(());
+        }
+        // Another answer may have come first, with more.
+        if seen.sealed || told.last < seen.last {
+            return Ok(());
+        }
+        seen.parts = self.opened(&seen, (told.version, false), &told.parts);
+        for part in &told.parts[seen.extents.parts.len().min(told.parts.len())..] {
+            let part = Part::on(ObjectId(part.object), 0, ElementId(part.element));
+            seen.extents.parts.push(part);
+        }
+        for news in &told.news {
+            if news.number <= seen.last {
+                continue;
+            }
+            let wrong = |_| ClientError::Answer("Pieces");
+            if news.all {
+                seen.extents.set_size(0);
+            }
+            for piece in decode_pieces(&news.pieces).map_err(wrong)? {
+                seen.extents.put(piece).map_err(wrong)?;
+            }
+            if let Some(cut) = news.cut {
+                seen.extents.set_size(cut);
+            }
+            seen.last = news.number;
+        }
+        seen.last = seen.last.max(told.last);
+        seen.extents.set_size(told.size);
+        seen.mtime = seen.mtime.max(told.mtime);
+        seen.grow();
+        Ok(())
+    }
+
+    /// The parts, those that are open as they are.
+    fn opened(
+        &self,
+        seen: &Seen,
+        (version, sealed): (u64, bool),
+        parts: &[v1::LayoutPart],
+    ) -> Vec<Arc<Object>> {
+        let own = self.own.as_ref().map(|own| &own.object);
+        let open = |part: &v1::LayoutPart| {
+            let mut known = own.into_iter().chain(&seen.parts);
+            if let Some(known) = known.find(|known| known.id == part.object) {
+                return known.clone();
+            }
+            let opened = v1::Opened {
+                attr: Some(v1::Attr {
+                    ino: self.ino,
+                    ..v1::Attr::default()
+                }),
+                object: version,
+                ..v1::Opened::default()
+            };
+            let right = Right::of_piece(self.caller, &opened, part, sealed);
+            let local = match self.backend.place(part.element, Pace::MayWait) {
+                Ok(Place {
+                    folder: Some(folder),
+                    ..
+                }) => object_file::open(&object_path(&folder, part.object)).ok(),
+                _ => None,
+            };
+            let data = match local {
+                Some(file) => Data::Local(Arc::new(file)),
+                None => Data::Remote(Remote::new(
+                    self.backend.clone(),
+                    part.element,
+                    right.clone(),
+                    part.size,
+                )),
+            };
+            Arc::new(Object::new(part.object, part.element, data, right))
+        };
+        parts.iter().map(open).collect()
+    }
+
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        if self.is_stale() {
+            self.refresh(false)?;
+        }
+        match self.read_seen(offset, length) {
+            // Its parts may have changed with the seal.
+            Err(error) if !error.is(Errno::HOSTUNREACH) && !self.seen.read().sealed => {
+                tracing::debug!(ino = self.ino, "what others write is read again: {error}");
+                self.refresh(false)?;
+                self.read_seen(offset, length)
+            }
+            read => read,
+        }
+    }
+
+    fn read_seen(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        let end = offset.saturating_add(length as u64).min(self.size());
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let mut bytes = vec![0; length_of(&(offset..end))];
+        let seen = self.seen.read();
+        let pieces: Vec<Extent> = seen.extents.within(offset..end).collect();
+        for piece in pieces.iter().skip(1) {
+            if let Data::Remote(remote) = &seen.parts[piece.at.part].data {
+                remote.ask_for(piece.at.offset..piece.end_within());
+            }
+        }
+        for piece in pieces {
+            let part = seen.parts.get(piece.at.part).ok_or(Errno::IO)?;
+            fill(&mut bytes, offset, &piece, part)?;
+        }
+        let Some(own) = &self.own else {
+            return Ok(bytes);
+        };
+        // Not while it is read: who writes has to wait for that otherwise.
+        let over: Vec<(Option<u64>, Vec<Extent>)> = {
+            let log = own.log.lock();
+            let told = log.told.iter();
+            let told = told.map(|(told, pieces)| (told.cut, pieces));
+            let all = told.chain([(None, &log.pending)]);
+            let within = |(cut, pieces): (Option<u64>, &Extents)| {
+                (cut, pieces.within(offset..end).collect())
+            };
+            all.map(within).collect()
+        };
+        for (cut, pieces) in over {
+            if let Some(cut) = cut.filter(|&cut| cut < end) {
+                let from = usize::try_from(cut.saturating_sub(offset)).unwrap_or(0);
+                bytes[from..].fill(0);
+            }
+            for piece in pieces {
+                fill(&mut bytes, offset, &piece, &own.object)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let own = self.own.as_ref().ok_or(Errno::BADF)?;
+        let length = bytes.len() as u64;
+        if length == 0 {
+            return Ok(());
+        }
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
+        if own.log.lock().pending.count() >= PENDING_MAX {
+            self.publish()?;
+        }
+        let _turn = own.turn.read();
+        let (at, is_new) = {
+            let mut log = own.log.lock();
+            match log.pending.covering(&(offset..end)) {
+                Some(piece) => (piece.at.offset + (offset - piece.offset), false),
+                None => {
+                    let at = log.end;
+                    log.end += length;
+                    (at, true)
+                }
+            }
+        };
+        own.object.write(at, bytes)?;
+        let mut log = own.log.lock();
+        log.mtime = now_ns();
+        if is_new {
+            let part = log.index;
+            let piece = Extent {
+                offset,
+                length,
+                at: Within { part, offset: at },
+            };
+            log.pending.put(piece).map_err(|_| Errno::FBIG)?;
+        }
+        Ok(())
+    }
+
+    /// The file is that long from now on, for all who write it.
+    pub(crate) fn truncate(&self, size: u64) -> Result<(), Error> {
+        let own = self.own.as_ref().ok_or(Errno::BADF)?;
+        own.log.lock().mtime = now_ns();
+        self.tell(Some(size))
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        if let Some(own) = &self.own {
+            own.object.sync()?;
+        }
+        self.publish()
+    }
+
+    fn size(&self) -> u64 {
+        let seen = self.seen.read().extents.size;
+        self.size_over(seen)
+    }
+
+    /// The length of the file for who writes here, if that is what all see.
+    fn size_over(&self, seen: u64) -> u64 {
+        let mut size = seen;
+        let Some(own) = &self.own else {
+            return size;
+        };
+        let log = own.log.lock();
+        for (told, pieces) in &log.told {
+            size = told.cut.unwrap_or_else(|| size.max(pieces.size));
+        }
+        size.max(log.pending.size)
+    }
+
+    pub(crate) fn stat(&self) -> Stat {
+        let seen = self.seen.read();
+        let (size, mtime) = (seen.extents.size, seen.mtime);
+        drop(seen);
+        self.stat_over(size, mtime)
+    }
+
+    /// As [`Self::stat`], if the attributes are what the server says of what all see.
+    pub(crate) fn stat_by(&self, attr: &v1::Attr) -> Stat {
+        if attr.together == 0 || !self.is_stale() {
+            return self.stat();
+        }
+        self.stat_over(attr.size, attr.mtime)
+    }
+
+    fn stat_over(&self, size: u64, mtime: i64) -> Stat {
+        let size = self.size_over(size);
+        let own = self.own.as_ref().map(|own| own.log.lock().mtime);
+        Stat {
+            size,
+            mtime: own.map_or(mtime, |own| own.max(mtime)),
+            blocks: size.div_ceil(512),
+        }
+    }
+
+    pub(crate) fn set_mtime(&self, mtime: i64) {
+        if let Some(own) = &self.own {
+            own.log.lock().mtime = mtime;
+        }
+    }
+
+    /// Forgets what was read.
+    pub(crate) fn rest(&self) {
+        for part in &self.seen.read().parts {
+            part.rest();
+        }
+    }
+}
+
+impl Seen {
+    /// As much of each part can be read as is known to be in it.
+    fn grow(&self) {
+        for (part, told) in self.parts.iter().zip(&self.extents.parts) {
+            if let Data::Remote(remote) = &part.data {
+                remote.grow(told.size);
+            }
+        }
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        let object = self.seen.read().version;
+        if object != 0 {
+            self.backend.leave_together(self.ino, object);
+        }
+    }
+}
+
+/// Puts the bytes of a piece where they belong in a buffer that begins at `start` of the file.
+fn fill(bytes: &mut [u8], start: u64, piece: &Extent, object: &Object) -> Result<(), Error> {
+    let length = length_of(&(0..piece.length));
+    let read = object.read(piece.at.offset, length)?;
+    let from = length_of(&(start..piece.offset));
+    let read = &read[..read.len().min(length)];
+    bytes[from..from + read.len()].copy_from_slice(read);
+    // What is not in the object is zeros, over whatever was there before.
+    bytes[from + read.len()..from + length].fill(0);
+    Ok(())
+}
+
+fn length_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(0)
+}

@@ -1,0 +1,194 @@
+//! What a request asks of a version before it wants its bytes (RFC 9110 §13, §14): tags, times and ranges.
+
+use std::ops::Range;
+use std::time::{Duration, SystemTime};
+use tidemill_wire::route;
+use tonic::codegen::http::{HeaderMap, header};
+
+/// By which a version is known again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    /// Its entity tag, with the quotes.
+    pub(crate) tag: String,
+    /// When the file was last changed, in whole seconds.
+    pub(crate) modified: Option<SystemTime>,
+    /// Its length in bytes.
+    pub(crate) size: u64,
+}
+
+/// What is to be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// All its bytes.
+    All,
+    /// These, and that it is these.
+    Some(Range<u64>),
+    /// That it is the version that is known already.
+    Known,
+    /// That it is not the version that was asked for.
+    Other,
+    /// That it has no such bytes.
+    Beyond,
+}
+
+impl Version {
+    /// A version of a file of an array. Objects are never used again and never change, so their number says all; what has no
+    /// bytes is the same everywhere.
+    pub(crate) fn new(array: u64, object: u64, size: u64, mtime: i64, now: i64) -> Self {
+        // Nothing was changed later than it is asked for.
+        let seconds = u64::try_from(mtime.min(now))
+            .ok()
+            .map(|ns| ns / 1_000_000_000);
+        Self {
+            tag: format!("\"{array:016x}-{object:016x}\""),
+            modified: seconds.map(|s| SystemTime::UNIX_EPOCH + Duration::from_secs(s)),
+            size,
+        }
+    }
+
+    /// What a `GET` or, without bytes, a `HEAD` with these headers wants.
+    pub(crate) fn wanted(&self, headers: &HeaderMap, bytes: bool) -> Wanted {
+        if let Some(tags) = listed(headers, &header::IF_MATCH)
+            && !self.is_among(&tags, false)
+        {
+            return Wanted::Other;
+        }
+        if let Some(tags) = listed(headers, &header::IF_NONE_MATCH) {
+            if self.is_among(&tags, true) {
+                return Wanted::Known;
+            }
+        } else if let (Some(since), Some(modified)) =
+            (date(headers, &header::IF_MODIFIED_SINCE), self.modified)
+            && modified <= since
+        {
+            return Wanted::Known;
+        }
+        let range = headers.get(header::RANGE).filter(|_| bytes);
+        let range = range.and_then(|range| range.to_str().ok());
+        // A time says too little of a version: two may be of one second.
+        let same = headers
+            .get(header::IF_RANGE)
+            .is_none_or(|tag| tag.as_bytes() == self.tag.as_bytes());
+        match range
+            .filter(|_| same)
+            .map(|range| route::parse_range(range, self.size))
+        {
+            None | Some(None) => Wanted::All,
+            Some(Some(Some(range))) => Wanted::Some(range),
+            Some(Some(None)) => Wanted::Beyond,
+        }
+    }
+
+    /// Whether a list of tags has this version's. A weak one says that it is as good as that.
+    fn is_among(&self, tags: &[&str], weak: bool) -> bool {
+        let is = |tag: &&str| {
+            let strong = tag.strip_prefix("W/").filter(|_| weak).unwrap_or(tag);
+            *tag == "*" || strong == self.tag
+        };
+        tags.iter().any(is)
+    }
+}
+
+/// What a header lists; `None`: there is no such header.
+fn listed<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<Vec<&'a str>> {
+    headers.get(name)?;
+    let values = headers.get_all(name).iter();
+    let tags = values.filter_map(|value| value.to_str().ok());
+    Some(
+        tags.flat_map(|value| value.split(','))
+            .map(str::trim)
+            .collect(),
+    )
+}
+
+fn date(headers: &HeaderMap, name: &header::HeaderName) -> Option<SystemTime> {
+    httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    fn wanted(version: &Version, headers: &[(&str, &str)]) -> Wanted {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            let name: header::HeaderName = name.parse().unwrap();
+            map.append(name, value.parse().unwrap());
+        }
+        version.wanted(&map, true)
+    }
+
+    #[test]
+    fn a_version_is_known_by_its_tag_and_then_by_its_time() {
+        let version = Version::new(1, 2, 10, 1_000_000_000 * SECOND + 5, i64::MAX);
+        let tag = version.tag.as_str();
+        assert_eq!(tag, "\"0000000000000001-0000000000000002\"");
+        let time = "Sun, 09 Sep 2001 01:46:40 GMT";
+        let before = "Sun, 09 Sep 2001 01:46:39 GMT";
+        let weak = format!("W/{tag}");
+        let many = format!("\"a\", {tag}");
+        for (headers, expected) in [
+            (&[][..], Wanted::All),
+            (&[("if-none-match", tag)], Wanted::Known),
+            (&[("if-none-match", "*")], Wanted::Known),
+            (&[("if-none-match", &weak)], Wanted::Known),
+            (&[("if-none-match", &many)], Wanted::Known),
+            (
+                &[("if-none-match", "\"a\""), ("if-none-match", tag)],
+                Wanted::Known,
+            ),
+            (&[("if-none-match", "\"a\"")], Wanted::All),
+            (&[("if-modified-since", time)], Wanted::Known),
+            (&[("if-modified-since", before)], Wanted::All),
+            (&[("if-modified-since", "yesterday")], Wanted::All),
+            // The tag says more.
+            (
+                &[("if-none-match", "\"a\""), ("if-modified-since", time)],
+                Wanted::All,
+            ),
+            (&[("if-match", tag)], Wanted::All),
+            (&[("if-match", "*")], Wanted::All),
+            (&[("if-match", &weak)], Wanted::Other),
+            (&[("if-match", "\"a\"")], Wanted::Other),
+            (&[("range", "bytes=2-3")], Wanted::Some(2..4)),
+            (
+                &[("range", "bytes=2-3"), ("if-range", tag)],
+                Wanted::Some(2..4),
+            ),
+            (&[("range", "bytes=2-3"), ("if-range", &weak)], Wanted::All),
+            (&[("range", "bytes=2-3"), ("if-range", time)], Wanted::All),
+            (
+                &[("range", "bytes=2-3"), ("if-none-match", tag)],
+                Wanted::Known,
+            ),
+            (&[("range", "bytes=10-")], Wanted::Beyond),
+            (
+                &[("range", "bytes=10-"), ("if-range", "\"a\"")],
+                Wanted::All,
+            ),
+            (&[("range", "bytes=1-2,4-5")], Wanted::All),
+        ] {
+            assert_eq!(wanted(&version, headers), expected, "{headers:?}");
+        }
+        let mut range = HeaderMap::new();
+        range.insert(header::RANGE, "bytes=2-3".parse().unwrap());
+        assert_eq!(
+            version.wanted(&range, false),
+            Wanted::All,
+            "HEAD has no ranges"
+        );
+    }
+
+    #[test]
+    fn times_that_http_has_no_date_for_are_left_out() {
+        let at = |mtime, now| Version::new(1, 2, 0, mtime, now).modified;
+        assert_eq!(at(-5, i64::MAX), None);
+        assert_eq!(at(0, i64::MAX), Some(SystemTime::UNIX_EPOCH));
+        let last = at(i64::MAX, i64::MAX).unwrap();
+        assert!(!httpdate::fmt_http_date(last).is_empty());
+        // A file that says that it will be changed tomorrow.
+        assert_eq!(at(7 * SECOND, 5 * SECOND), at(5 * SECOND, 5 * SECOND));
+    }
+}

@@ -1,0 +1,75 @@
+//! What is in a folder, as JSON: in pages, so that no folder is too large.
+
+use super::Refused;
+use super::path::{FILES, encoded};
+use super::stream::{Outlet, Unreadable};
+use bytes::Bytes;
+use serde_json::json;
+use std::future::Future;
+use tidemill_wire::v1::{self, Kind};
+
+/// Names that are read and sent at once.
+pub(crate) const ENTRIES: u32 = 1000;
+
+/// Sends the first names of the folder at `path` and then all others.
+pub(crate) async fn send<F>(
+    path: &[u8],
+    mut page: v1::Entries,
+    to: &Outlet,
+    next: impl Fn(Vec<u8>) -> F,
+) where
+    F: Future<Output = Result<v1::Entries, Refused>>,
+{
+    let names = path
+        .split(|&byte| byte == b'/')
+        .filter(|name| !name.is_empty());
+    let folder = names.fold(FILES.to_owned(), |folder, name| {
+        folder + "/" + &encoded(name)
+    });
+    let mut text = String::from("{\"entries\":[");
+    let mut between = "";
+    loop {
+        for entry in &page.entries {
+            text.push_str(between);
+            between = ",\n";
+            text.push_str(&shown(&folder, entry));
+        }
+        if page.end {
+            text.push_str("]}\n");
+        }
+        if !to.send(Bytes::from(std::mem::take(&mut text))).await || page.end {
+            return;
+        }
+        let last = page.entries.last().map(|entry| entry.name.clone());
+        page = match next(last.unwrap_or_default()).await {
+            Ok(page) => page,
+            Err(why) => return to.break_off(Unreadable::of(&why)).await,
+        };
+    }
+}
+
+/// One name: `url` is exact, `name` as far as it is text.
+fn shown(folder: &str, entry: &v1::Entry) -> String {
+    let attr = entry.attr.unwrap_or_default();
+    let slash = if attr.kind() == Kind::Directory {
+        "/"
+    } else {
+        ""
+    };
+    let mut shown = json!({
+        "name": String::from_utf8_lossy(&entry.name),
+        "url": format!("{folder}/{}{slash}", encoded(&entry.name)),
+        "kind": match attr.kind() {
+            Kind::Directory => "directory",
+            Kind::Symlink => "symlink",
+            Kind::File => "file",
+            _ => "special",
+        },
+        "mtime": attr.mtime,
+    });
+    if attr.kind() == Kind::File {
+        shown["size"] = attr.size.into();
+        shown["version"] = attr.version.into();
+    }
+    shown.to_string()
+}

@@ -1,0 +1,299 @@
+//! Files by URL: `GET` and `HEAD /files/PATH`, for programs that know nothing of Tidemill
+//! (`docs/decisions/0025-files-by-url.md`). It is the one place where bytes of files pass through the server.
+//!
+//! Who asks is known by then ([`crate::gate`]); rights are those of that user to the file when the request comes. What is
+//! sent is the version that the file had then.
+
+mod conditions;
+mod listing;
+mod path;
+mod refused;
+mod stream;
+
+pub(crate) use path::is_file;
+pub(crate) use refused::Refused;
+
+use crate::access::{Access, Peer};
+use crate::array::Array;
+use crate::clock;
+use crate::names::{Caller, Fault, Request as NamesRequest, SqliteNames};
+use crate::recall::Recalls;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::request::Parts;
+use axum::http::response::Builder;
+use axum::http::{Method, Request, Response, StatusCode, header};
+use axum::routing::any;
+use bytes::Bytes;
+use conditions::{Version, Wanted};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use stream::{Elements, Outlet, Source, WINDOW_BYTES};
+use tidemill_client::Trust;
+use tidemill_client::objects::Objects;
+use tidemill_client::turns::Turns;
+use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Files that are sent to one user at once, and to all.
+const STREAMS_EACH_MAX: usize = 16;
+const STREAMS_MAX: usize = 64;
+
+/// How long it is waited until one of them has ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Files(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    names: Arc<SqliteNames>,
+    recalls: Recalls,
+    access: Arc<Access>,
+    elements: Elements,
+    of_each: Turns,
+    of_all: Arc<Semaphore>,
+}
+
+/// The right to send a file, as long as it is there.
+#[derive(Debug)]
+struct Turn {
+    _own: Option<OwnedSemaphorePermit>,
+    _any: OwnedSemaphorePermit,
+}
+
+impl Files {
+    pub(crate) fn new(
+        names: &Arc<SqliteNames>,
+        recalls: &Recalls,
+        access: &Arc<Access>,
+        array: &Arc<Array>,
+        trust: &Trust,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            names: names.clone(),
+            recalls: recalls.clone(),
+            access: access.clone(),
+            elements: Elements {
+                array: array.clone(),
+                shared: names.shared().clone(),
+                objects: Objects::new(Some(trust)),
+            },
+            of_each: Turns::new(STREAMS_EACH_MAX),
+            of_all: Arc::new(Semaphore::new(STREAMS_MAX)),
+        }))
+    }
+
+    /// Where it is found.
+    pub(crate) fn routes(self) -> axum::Router {
+        let below = format!("{}/{{*path}}", path::FILES);
+        let folder = format!("{}/", path::FILES);
+        axum::Router::new()
+            .route(path::FILES, any(serve))
+            .route(&folder, any(serve))
+            .route(&below, any(serve))
+            .with_state(self)
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Refused> {
+        let (asked, _) = request.into_parts();
+        let bytes = match asked.method {
+            Method::GET => true,
+            Method::HEAD => false,
+            _ => return Err(Refused::Method),
+        };
+        let path = path::of(&asked.uri)?;
+        let peer = asked.extensions.get::<Peer>();
+        let peer = peer.ok_or(Refused::Name((&Fault::Closed).into()))?;
+        let caller = self.0.access.caller_of(peer, None)?;
+        let resolve = Op::Resolve(v1::Resolve {
+            path: path.clone(),
+            follow: true,
+            advise: true,
+        });
+        let Answer::Entry(v1::Entry {
+            attr: Some(attr), ..
+        }) = self.one(&caller, resolve).await?
+        else {
+            return Err(Fault::Malformed("no path").into());
+        };
+        let shown = || String::from_utf8_lossy(&path).into_owned();
+        let what = match attr.kind() {
+            Kind::File => return self.file(&asked, (peer, &caller), attr.ino, shown()).await,
+            Kind::Directory => {
+                let turn = self.turn(peer).await?;
+                return self.folder(bytes, (caller, turn), attr.ino, path).await;
+            }
+            Kind::Fifo => "a pipe",
+            Kind::Socket => "a socket",
+            _ => "a special file",
+        };
+        Err(Refused::NoFile(shown(), what))
+    }
+
+    /// Carries out one operation of names.
+    async fn one(&self, caller: &Caller, op: Op) -> Result<Answer, Refused> {
+        let request = NamesRequest {
+            caller: caller.clone(),
+            ops: vec![v1::NameOp { op: Some(op) }],
+            ..NamesRequest::default()
+        };
+        let results = self.0.recalls.apply(request).await?;
+        match results.into_iter().next().and_then(|result| result.result) {
+            Some(Answer::Error(error)) => Err(Refused::Name(error)),
+            Some(answer) => Ok(answer),
+            None => Err(Fault::Closed.into()),
+        }
+    }
+
+    async fn file(
+        &self,
+        asked: &Parts,
+        (peer, caller): (&Peer, &Caller),
+        ino: u64,
+        shown: String,
+    ) -> Result<Response<Body>, Refused> {
+        let bytes = asked.method == Method::GET;
+        // What was closed is in it.
+        let content = v1::GetAttr { ino, content: true };
+        self.one(caller, Op::GetAttr(content)).await?;
+        let reading = self.0.names.read_version(caller, ino)?;
+        let node = &reading.node;
+        if node.object == 0 && node.version == 0 && node.writing != 0 {
+            return Err(Refused::NotYet(shown));
+        }
+        let array = self.0.elements.array.id();
+        let version = Version::new(array, node.object, node.size, node.mtime, clock::now_ns());
+        let (status, range) = match version.wanted(&asked.headers, bytes) {
+            Wanted::All => (StatusCode::OK, 0..version.size),
+            Wanted::Some(range) => (StatusCode::PARTIAL_CONTENT, range),
+            Wanted::Known => {
+                return built(
+                    known_by(&version).status(StatusCode::NOT_MODIFIED),
+                    Body::empty(),
+                );
+            }
+            Wanted::Other => return Err(Refused::Other),
+            Wanted::Beyond => return Err(Refused::Range(version.size)),
+        };
+        let mut response = known_by(&version)
+            .status(status)
+            .header(header::ACCEPT_RANGES, "bytes")
+            .header(header::CONTENT_TYPE, "application/octet-stream")
+            .header(header::X_CONTENT_TYPE_OPTIONS, "nosniff")
+            .header(header::CONTENT_LENGTH, range.end - range.start);
+        if status == StatusCode::PARTIAL_CONTENT {
+            let text = format!("bytes {}-{}/{}", range.start, range.end - 1, version.size);
+            response = response.header(header::CONTENT_RANGE, text);
+        }
+        if !bytes || range.is_empty() {
+            return built(response, Body::empty());
+        }
+        let Some(source) = Source::new(&self.0.elements, reading) else {
+            return built(response, Body::empty());
+        };
+        let turn = self.turn(peer).await?;
+        // What can't be read at all is said in place of an answer that breaks off.
+        let begun = range.end.min(range.start + WINDOW_BYTES);
+        let first = source.window(range.start..begun).await?;
+        let body = streamed(turn, async move |to| {
+            stream::send(source, first, begun..range.end, &to).await;
+        });
+        built(response, body)
+    }
+
+    /// The names in a folder and what they are.
+    async fn folder(
+        &self,
+        bytes: bool,
+        (caller, turn): (Caller, Turn),
+        ino: u64,
+        path: Vec<u8>,
+    ) -> Result<Response<Body>, Refused> {
+        let first = self.page(&caller, ino, Vec::new()).await?;
+        let response = Response::builder()
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::X_CONTENT_TYPE_OPTIONS, "nosniff")
+            .header(header::CACHE_CONTROL, "private, no-cache");
+        if !bytes {
+            return built(response, Body::empty());
+        }
+        let files = self.clone();
+        let body = streamed(turn, async move |to| {
+            let next = |after| files.page(&caller, ino, after);
+            listing::send(&path, first, &to, next).await;
+        });
+        built(response, body)
+    }
+
+    async fn page(
+        &self,
+        caller: &Caller,
+        ino: u64,
+        after: Vec<u8>,
+    ) -> Result<v1::Entries, Refused> {
+        let limit = listing::ENTRIES;
+        let read = Op::ReadDir(v1::ReadDir { ino, after, limit });
+        match self.one(caller, read).await? {
+            Answer::Entries(entries) => Ok(entries),
+            _ => Err(Fault::Malformed("no folder").into()),
+        }
+    }
+
+    /// The right to send a file, when there is one.
+    async fn turn(&self, peer: &Peer) -> Result<Turn, Refused> {
+        let own = match peer.trusted {
+            true => None,
+            false => Some(self.0.of_each.take(peer.uid).await?),
+        };
+        let any = self.0.of_all.clone().acquire_owned();
+        let any = tokio::time::timeout(PATIENCE, any).await;
+        let any = any.ok().and_then(Result::ok).ok_or(Refused::Full)?;
+        Ok(Turn {
+            _own: own,
+            _any: any,
+        })
+    }
+}
+
+async fn serve(State(files): State<Files>, request: Request<Body>) -> Response<Body> {
+    let answer = files.answer(request).await;
+    answer.unwrap_or_else(|refused| refused.response())
+}
+
+/// By which whoever asked knows the version again.
+fn known_by(version: &Version) -> Builder {
+    let response = Response::builder()
+        .header(header::ETAG, &version.tag)
+        // It is a user's own, and may be another one the next time.
+        .header(header::CACHE_CONTROL, "private, no-cache");
+    match version.modified {
+        Some(modified) => response.header(header::LAST_MODIFIED, httpdate::fmt_http_date(modified)),
+        None => response,
+    }
+}
+
+fn built(response: Builder, body: Body) -> Result<Response<Body>, Refused> {
+    let built = response.body(body);
+    built.map_err(|_| Fault::Malformed("no answer can be made").into())
+}
+
+/// What `work` sends. It ends when nobody wants it any more.
+fn streamed<F>(turn: Turn, work: impl FnOnce(Outlet) -> F) -> Body
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (to, frames) = Outlet::new();
+    let work = work(to.clone());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = work => {}
+            () = to.closed() => {}
+        }
+        drop(turn);
+    });
+    Body::from_stream(ReceiverStream::<Result<Bytes, _>>::new(frames))
+}

@@ -1,0 +1,129 @@
+//! Why a file is not sent: in a line of text, for programs that know nothing of gRPC.
+
+use super::path::BadPath;
+use super::stream::Unreadable;
+use crate::names::Fault;
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use rustix::io::Errno;
+use tidemill_client::turns::Busy;
+use tidemill_core::shown::line;
+use tidemill_wire::v1;
+use tonic::{Code, Status};
+
+/// When what is refused for want of room, or because something is away, may be asked for again, in seconds.
+const RETRY_SECS: &str = "2";
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error(transparent)]
+    Path(#[from] BadPath),
+    #[error("only GET and HEAD: files are written by a mount or `tidemill put`")]
+    Method,
+    #[error("by HTTP/1.1 there is nothing but /files/PATH here")]
+    NotHere,
+    #[error(
+        "no token, or a wrong one, or one that was revoked or has expired: send `Authorization: Bearer TOKEN` with what \
+         follows `token:` in a file that `tidemill token create` made"
+    )]
+    Nobody,
+    #[error("{}", .0.message())]
+    Peer(Status),
+    #[error("{}", .0.message)]
+    Name(v1::NameError),
+    #[error("{0} is {1}: only files have bytes, and only folders are listed")]
+    NoFile(String, &'static str),
+    #[error("{0} is being written for the first time: it can be read when it is closed")]
+    NotYet(String),
+    #[error("the file is not the version that was asked for: it has another one by now")]
+    Other,
+    #[error("the range lies beyond the file's {0} bytes")]
+    Range(u64),
+    #[error(transparent)]
+    Busy(#[from] Busy),
+    #[error("the server sends as many files as it may: wait until one of them has ended")]
+    Full,
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::Unauthenticated => Self::Nobody,
+            _ => Self::Peer(status),
+        }
+    }
+}
+
+impl From<Fault> for Refused {
+    fn from(fault: Fault) -> Self {
+        Self::Name((&fault).into())
+    }
+}
+
+impl Refused {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Path(_) => StatusCode::BAD_REQUEST,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::NotHere => StatusCode::NOT_FOUND,
+            Self::Nobody => StatusCode::UNAUTHORIZED,
+            Self::Peer(status) => match status.code() {
+                Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+                _ => StatusCode::FORBIDDEN,
+            },
+            Self::Name(error) => of_errno(Errno::from_raw_os_error(error.errno)),
+            Self::NoFile(..) => StatusCode::FORBIDDEN,
+            Self::Other => StatusCode::PRECONDITION_FAILED,
+            Self::Range(_) => StatusCode::RANGE_NOT_SATISFIABLE,
+            Self::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::NotYet(_) | Self::Full | Self::Unreadable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The answer.
+    pub(crate) fn response(&self) -> Response<Body> {
+        let status = self.status();
+        let text = format!("{}\n", line(&self.to_string()));
+        let mut response = Response::new(Body::from(text));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        let text = HeaderValue::from_static("text/plain; charset=utf-8");
+        headers.insert(header::CONTENT_TYPE, text);
+        headers.insert(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        );
+        match status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::METHOD_NOT_ALLOWED => {
+                headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            }
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_SECS));
+            }
+            _ => {}
+        }
+        if let Self::Range(size) = self
+            && let Ok(range) = format!("bytes */{size}").parse()
+        {
+            headers.insert(header::CONTENT_RANGE, range);
+        }
+        response
+    }
+}
+
+fn of_errno(errno: Errno) -> StatusCode {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => StatusCode::NOT_FOUND,
+        Errno::ACCESS | Errno::PERM => StatusCode::FORBIDDEN,
+        Errno::NAMETOOLONG => StatusCode::URI_TOO_LONG,
+        Errno::INVAL => StatusCode::BAD_REQUEST,
+        Errno::TIMEDOUT | Errno::HOSTUNREACH => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}

@@ -1,0 +1,251 @@
+//! The bytes of a version on their way from elements to whoever asked for them: a window at a time, the next one while one is
+//! taken, from the next copy where an element does not answer.
+
+use crate::array::Array;
+use crate::names::reading::Reading;
+use crate::names::shared::Shared;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tidemill_client::objects::{Objects, Remote};
+use tidemill_client::sparse::Sparse;
+use tidemill_client::windows;
+use tidemill_core::id::ElementId;
+use tidemill_core::layout::{Layout, Part};
+use tidemill_wire::capability::rights;
+use tokio::sync::mpsc;
+
+/// Bytes of a file that are read at once. Two of these are held for each stream.
+pub(crate) const WINDOW_BYTES: u64 = 2 << 20;
+
+/// Bytes that are handed on at once: who takes them slowly shall be seen to take them.
+const FRAME_BYTES: usize = 64 << 10;
+
+/// How long who asked may take nothing before the stream is ended.
+const STALLED_MAX: Duration = Duration::from_secs(300);
+
+/// How long an element may say nothing if there is another copy, and if there is none.
+const OTHERS_AFTER: Duration = Duration::from_secs(6);
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// Streams that break off.
+static BROKEN: Sparse = Sparse::new();
+
+/// Bytes that can't be had from any element.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("can't be read now: {0}; see `tidemill status`")]
+pub(crate) struct Unreadable(String);
+
+impl Unreadable {
+    /// What comes of an error in the middle.
+    pub(crate) fn of(error: &dyn std::error::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// What is sent: bytes, or that no more come.
+pub(crate) type Frame = Result<Bytes, Unreadable>;
+
+/// Where bytes are read from.
+#[derive(Clone, Debug)]
+pub(crate) struct Elements {
+    pub(crate) array: Arc<Array>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) objects: Objects,
+}
+
+/// A version that is read.
+#[derive(Debug)]
+pub(crate) struct Source {
+    elements: Elements,
+    layout: Layout,
+    /// Elements that did not give what they should have: they are asked last.
+    failed: Mutex<BTreeSet<ElementId>>,
+    /// Keeps what is read from being removed.
+    _reading: Reading,
+}
+
+impl Source {
+    /// `None`: the version has no bytes.
+    pub(crate) fn new(elements: &Elements, mut reading: Reading) -> Option<Self> {
+        Some(Self {
+            elements: elements.clone(),
+            layout: reading.layout.take()?,
+            failed: Mutex::default(),
+            _reading: reading,
+        })
+    }
+
+    /// Bytes of the file.
+    pub(crate) async fn window(&self, range: Range<u64>) -> Frame {
+        let parts = self.layout.parts();
+        let fetch = |part: usize, span| self.fetch(&parts[part], span);
+        windows::window(&self.layout, range, fetch).await
+    }
+
+    /// Bytes of a part; fewer only where it was never written.
+    async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
+        let sealed = part.size.clamp(span.start, span.end) - span.start;
+        if sealed == 0 {
+            return Ok(Bytes::new());
+        }
+        let mut why = Unreadable(format!("no element has object {:016x}", part.object.0));
+        let copies = self.in_order(part);
+        for (index, &element) in copies.iter().enumerate() {
+            let last = index + 1 == copies.len();
+            let patience = if last { ANSWER_MAX } else { OTHERS_AFTER };
+            match self.ask(element, part, span.start, sealed, patience).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => why = error,
+            }
+            self.failed.lock().insert(element);
+        }
+        Err(why)
+    }
+
+    /// The elements that have a part, those that are likely to answer first.
+    fn in_order(&self, part: &Part) -> Vec<ElementId> {
+        let shared = &self.elements.shared;
+        let failed = self.failed.lock();
+        let mut copies: Vec<ElementId> = part.current().map(|copy| copy.element).collect();
+        copies.sort_by_key(|element| {
+            let answers = shared.answers(element.0);
+            (failed.contains(element), !answers, !shared.is_up(element.0))
+        });
+        copies
+    }
+
+    async fn ask(
+        &self,
+        element: ElementId,
+        part: &Part,
+        offset: u64,
+        length: u64,
+        patience: Duration,
+    ) -> Frame {
+        let Elements {
+            array,
+            shared,
+            objects,
+        } = &self.elements;
+        let url = array.url(element.0);
+        let url = url.ok_or_else(|| Unreadable(format!("element {element} is away")))?;
+        let remote = Remote {
+            element,
+            url: url.into(),
+            object: part.object,
+            // The server's own right: whose the request is was looked at when it was opened.
+            capability: shared.sign(element.0, part.object.0, rights::READ, 0),
+        };
+        let read = objects.read(&remote, offset, length);
+        let bytes = match tokio::time::timeout(patience, read).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(error)) => return Err(Unreadable(error.to_string())),
+            Err(_) => return Err(Unreadable(format!("element {element} does not answer"))),
+        };
+        if (bytes.len() as u64) < length {
+            let object = part.object.0;
+            let short =
+                format!("on element {element} object {object:016x} is shorter than it was sealed");
+            return Err(Unreadable(short));
+        }
+        Ok(bytes)
+    }
+}
+
+/// To whoever asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Outlet(mpsc::Sender<Frame>);
+
+impl Outlet {
+    /// With the end where what is sent comes out.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Frame>) {
+        let (sender, receiver) = mpsc::channel(1);
+        (Self(sender), receiver)
+    }
+
+    /// Whether all of it was taken.
+    pub(crate) async fn send(&self, mut bytes: Bytes) -> bool {
+        while !bytes.is_empty() {
+            let frame = bytes.split_to(bytes.len().min(FRAME_BYTES));
+            if !self.put(Ok(frame)).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn put(&self, frame: Frame) -> bool {
+        let sent = tokio::time::timeout(STALLED_MAX, self.0.send(frame)).await;
+        sent.is_ok_and(|sent| sent.is_ok())
+    }
+
+    /// Tells that no more comes, so that what came is not taken for all.
+    pub(crate) async fn break_off(&self, why: Unreadable) {
+        if let Some(left_out) = BROKEN.may() {
+            tracing::warn!(left_out, "a file that was being sent {why}");
+        }
+        self.put(Err(why)).await;
+    }
+
+    /// Waits until nobody wants any more.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
+    }
+}
+
+/// Sends what was read already and then `rest` of the file, as fast as it is taken.
+pub(crate) async fn send(source: Source, first: Bytes, rest: Range<u64>, to: &Outlet) {
+    let step = usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX);
+    let mut starts = rest.clone().step_by(step);
+    let mut window = first;
+    loop {
+        let next = async {
+            let start = starts.next()?;
+            let end = rest.end.min(start + WINDOW_BYTES);
+            Some(source.window(start..end).await)
+        };
+        let (taken, next) = tokio::join!(to.send(window), next);
+        match next {
+            Some(Ok(bytes)) if taken => window = bytes,
+            Some(Err(why)) if taken => return to.break_off(why).await,
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_is_not_waited_for_and_who_takes_little_is() {
+        let (outlet, mut taken) = Outlet::new();
+        let bytes = Bytes::from(vec![7; 5 * FRAME_BYTES + 1]);
+        let slow = tokio::spawn(async move {
+            let mut count = 0;
+            while let Some(frame) = taken.recv().await {
+                count += frame.unwrap().len();
+                tokio::time::sleep(STALLED_MAX - Duration::from_secs(1)).await;
+            }
+            count
+        });
+        assert!(outlet.send(bytes.clone()).await);
+        drop(outlet);
+        assert_eq!(slow.await.unwrap(), bytes.len());
+
+        let (outlet, taken) = Outlet::new();
+        let begun = tokio::time::Instant::now();
+        assert!(!outlet.send(bytes.clone()).await);
+        assert!(begun.elapsed() >= STALLED_MAX);
+        // One who went away.
+        drop(taken);
+        outlet.closed().await;
+        let begun = tokio::time::Instant::now();
+        assert!(!outlet.send(bytes).await);
+        assert!(begun.elapsed() < STALLED_MAX);
+    }
+}

@@ -1,0 +1,73 @@
+//! Versions that the server itself reads: they stay for as long as it does, as those that jobs read.
+
+use super::fault::Fault;
+use super::node::{Caller, Node};
+use super::shared::Shared;
+use super::sqlite::SqliteNames;
+use super::transaction::Tx;
+use crate::clock;
+use std::sync::Arc;
+use tidemill_core::layout::Layout;
+use tidemill_wire::v1::Kind;
+
+/// A version of a file. Neither its bytes nor any copy of them is removed while this is there.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    shared: Arc<Shared>,
+    /// The file as it was when it was looked at.
+    pub(crate) node: Node,
+    /// Where its bytes are; `None`: it has none.
+    pub(crate) layout: Option<Layout>,
+    pinned: Vec<u64>,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        for &object in &self.pinned {
+            self.shared.unpin(object);
+        }
+    }
+}
+
+impl SqliteNames {
+    /// The sealed version of a file, for somebody who may read it.
+    pub(crate) fn read_version(&self, caller: &Caller, ino: u64) -> Result<Reading, Fault> {
+        let shared = self.shared();
+        self.database().read(|db| {
+            let tx = Tx::new(db, shared, caller, 0, clock::now_ns());
+            let node = tx.reach(ino)?;
+            if node.kind != Kind::File {
+                return Err(Fault::Malformed("only files have versions"));
+            }
+            tx.need_read(&node)?;
+            let mut reading = Reading {
+                shared: shared.clone(),
+                node,
+                layout: None,
+                pinned: Vec::new(),
+            };
+            if reading.node.object == 0 {
+                return Ok(reading);
+            }
+            let layout = tx.layout_of(&reading.node)?;
+            for part in layout.parts() {
+                if part.current().next().is_none() {
+                    // Says what is wrong with them.
+                    tx.readable(part.object.0, part.copies[0].element.0, &[])?;
+                }
+            }
+            // What was replaced this very moment rests before it is removed.
+            let parts = layout.parts().iter().map(|part| part.object.0);
+            let mut objects: Vec<u64> = parts.collect();
+            if !objects.contains(&reading.node.object) {
+                objects.push(reading.node.object);
+            }
+            for &object in &objects {
+                shared.pin(object);
+            }
+            reading.pinned = objects;
+            reading.layout = Some(layout);
+            Ok(reading)
+        })
+    }
+}

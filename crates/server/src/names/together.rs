@@ -1,0 +1,964 @@
+//! Versions that several mounts write: each has an object of its own, its part of the version, and tells now and then what it
+//! has written into it. What was told later counts where bytes overlap. With the last part the version is sealed.
+
+use super::fault::Fault;
+use super::ids;
+use super::node::{NO_ELEMENT, Node};
+use super::parts::{self, NOWHERE};
+use super::transaction::{Change, Tx};
+use rusqlite::{Connection, OptionalExtension, params};
+use tidemill_core::id::{ElementId, Inode, ObjectId};
+use tidemill_core::layout::{
+    Extent, Extents, Layout, LayoutError, PIECES_MAX, Part, RESERVE_BYTES, Within, decode_pieces,
+    encode_pieces,
+};
+use tidemill_wire::capability::rights;
+use tidemill_wire::v1::{self, name_result::Result as Answer};
+
+/// Parts of one version: each opening of a mount is one.
+const PARTS_MAX: u32 = 4096;
+/// Pieces before they are put together, and that there may be then. So there is room for what is told with the last word of
+/// each writer, which is never refused.
+const PUBLISHED_MAX: usize = PIECES_MAX / 4;
+/// Publications before they are put together.
+const PUBLICATIONS_MAX: u32 = 4096;
+/// Largest file.
+const SIZE_MAX: u64 = i64::MAX.unsigned_abs();
+
+/// A part of a version that several mounts write, which its mount has not sealed yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub(crate) version: u64,
+    part: u64,
+    index: u32,
+    element: u32,
+    session: u64,
+    uid: u32,
+    /// The number of what was told last.
+    told: u64,
+}
+
+/// What is kept of a version that several mounts write.
+#[derive(Clone, Copy, Debug, Default)]
+struct Whole {
+    size: u64,
+    mtime: i64,
+    last: u64,
+}
+
+/// Of a file that several mounts write: the version, its length and when it was changed last.
+pub(crate) fn seen(db: &Connection, ino: u64) -> Result<Option<(u64, u64, i64)>, Fault> {
+    let sql = "SELECT layout.object, layout.size, layout.mtime FROM inode CROSS JOIN layout \
+               ON layout.object = inode.writing WHERE ino = ?1 AND unit = 0";
+    let mut statement = db.prepare_cached(sql)?;
+    let found = statement.query_row([ino.cast_signed()], |row| {
+        let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+        Ok((number(0)?, number(1)?, row.get(2)?))
+    });
+    Ok(found.optional()?)
+}
+
+/// The pieces of a sealed version.
+pub(crate) fn pieces(db: &Connection, version: u64) -> Result<Vec<u8>, Fault> {
+    let mut statement = db.prepare_cached("SELECT pieces FROM layout WHERE object = ?1")?;
+    let found = statement.query_row([version.cast_signed()], |row| row.get(0));
+    let found: Option<Option<Vec<u8>>> = found.optional()?;
+    Ok(found.flatten().unwrap_or_default())
+}
+
+/// What a sealed version of these parts is made of.
+pub(super) fn sealed(db: &Connection, version: u64, parts: Vec<Part>) -> Result<Layout, Fault> {
+    let sql = "SELECT size FROM layout WHERE object = ?1";
+    let mut statement = db.prepare_cached(sql)?;
+    let size: i64 = statement.query_row([version.cast_signed()], |row| row.get(0))?;
+    let pieces = decode_pieces(&pieces(db, version)?);
+    let extents = pieces.and_then(|pieces| Extents::of(size.cast_unsigned(), parts, pieces));
+    Ok(Layout::Extents(extents.map_err(Fault::BadLayout)?))
+}
+
+/// Whether it is several mounts that write a version which is being written.
+pub(super) fn is_written(db: &Connection, version: u64) -> Result<bool, Fault> {
+    let mut statement = db.prepare_cached("SELECT 1 FROM layout WHERE object = ?1 AND unit = 0")?;
+    Ok(statement.exists([version.cast_signed()])?)
+}
+
+impl Tx<'_> {
+    /// What an object is, if it is a part of a version that several mounts write, and not sealed.
+    pub(crate) fn member(&self, part: u64) -> Result<Option<Member>, Fault> {
+        if !self.shared.parts() {
+            return Ok(None);
+        }
+        let sql = "SELECT part.object, seq, part.element, session, told, uid FROM part \
+                   CROSS JOIN layout ON layout.object = part.object CROSS JOIN writing ON writing.object = part.part \
+                   WHERE part = ?1 AND unit = 0";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let found = statement.query_row([part.cast_signed()], |row| {
+            let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
+            Ok(Member {
+                version: number(0)?,
+                part,
+                index: row.get(1)?,
+                element: row.get(2)?,
+                session: number(3)?,
+                told: number(4)?,
+                uid: row.get(5)?,
+            })
+        });
+        Ok(found.optional()?)
+    }
+
+    /// Whether several mounts write a file.
+    pub(crate) fn is_together(&self, node: &Node) -> Result<bool, Fault> {
+        Ok(node.writing != 0 && self.shared.parts() && is_written(self.db, node.writing)?)
+    }
+
+    fn need_mount(&self) -> Result<(), Fault> {
+        if self.session != 0 && self.caller.trusted {
+            return Ok(());
+        }
+        Err(Fault::Malformed("only mounts write files together"))
+    }
+
+    /// What an object is that a mount writes and that others may write, too; from now on, if it has been alone with its first
+    /// `base` bytes.
+    fn shared_member(
+        &mut self,
+        (ino, object): (u64, u64),
+        base: Option<u64>,
+    ) -> Result<Member, Fault> {
+        if let Some(member) = self.member(object)? {
+            if member.session != self.session && self.session != 0 {
+                return Err(Fault::Stale(object));
+            }
+            return Ok(member);
+        }
+        let Some(size) = base else {
+            return Err(Fault::Stale(object));
+        };
+        let mut node = Node::get(self.db, ino)?;
+        if node.writing != object || self.session_of(object)? != Some(self.session) {
+            return Err(Fault::Stale(object));
+        }
+        let element = self.writing_element(object)?;
+        let Some(element) = element.filter(|&element| element != NO_ELEMENT) else {
+            return Err(Fault::Malformed("striped files have one writer"));
+        };
+        if size > SIZE_MAX {
+            return Err(Fault::Malformed("no file has as many bytes as that"));
+        }
+        self.shared.set_parts();
+        let version = ids::reserve(self.db, "object", 1)?;
+        let sql = "INSERT INTO layout(object, unit, size, mtime) VALUES (?1, 0, ?2, 0)";
+        let row = params![version.cast_signed(), size.cast_signed()];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        self.insert_part(version, 0, object, element)?;
+        let all = Extent {
+            offset: 0,
+            length: size,
+            at: Within { part: 0, offset: 0 },
+        };
+        let all: &[Extent] = if size > 0 { &[all] } else { &[] };
+        self.insert_publication(version, 1, None, false, all)?;
+        node.writing = version;
+        node.update(self.db)?;
+        self.changes.push(Change::Node(ino));
+        self.member(object)?.ok_or(Fault::Stale(object))
+    }
+
+    /// Another mount writes a version, too.
+    pub(crate) fn join_together(
+        &mut self,
+        node: &Node,
+        op: &v1::NewVersion,
+    ) -> Result<Answer, Fault> {
+        let version = node.writing;
+        let count = self.count_parts(version)?;
+        if count >= PARTS_MAX {
+            return Err(Fault::Busy(self.called(node.ino)));
+        }
+        let near = op.near.filter(|near| {
+            let rooms = self.shared.rooms();
+            let room = rooms.store.iter().find(|room| room.element.0 == *near);
+            room.is_some_and(|room| {
+                room.answers && !room.leaving && room.free_bytes >= RESERVE_BYTES
+            })
+        });
+        let element = match near {
+            Some(near) => near.into(),
+            None => self.place(Inode(node.ino), None, &self.folder_of(node.ino)?)?,
+        };
+        self.insert_part(version, count, op.object, element)?;
+        self.begin_writing_of(op.object, node.ino, element)?;
+        let member = self.member(op.object)?.ok_or(Fault::Stale(op.object))?;
+        self.changes.push(Change::Node(node.ino));
+        self.opened_together(node, &member)
+    }
+
+    /// The right to write a part.
+    pub(crate) fn opened_together(&self, node: &Node, member: &Member) -> Result<Answer, Fault> {
+        let (element, part) = (member.element, member.part);
+        self.shared.hold(self.session, (node.ino, part), element);
+        let all = rights::READ | rights::WRITE | rights::ATTRIBUTES;
+        let Answer::Together(told) = self.news(node, member.version, 0, Some(member))? else {
+            return Err(Fault::Stale(part));
+        };
+        Ok(Answer::Opened(v1::Opened {
+            attr: Some(node.attr()),
+            object: part,
+            element,
+            capability: self.right(node, element, part, all),
+            together: Some(told),
+            ..v1::Opened::default()
+        }))
+    }
+
+    /// What was published of a version since.
+    fn news(
+        &self,
+        node: &Node,
+        version: u64,
+        since: u64,
+        mine: Option<&Member>,
+    ) -> Result<Answer, Fault> {
+        let whole = self.whole(version)?;
+        let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
+        let part = |row: &parts::Row| v1::LayoutPart {
+            object: row.object,
+            element: row.element,
+            size: 0,
+            capability: self.right(
+                node,
+                row.element,
+                row.object,
+                rights::READ | rights::UNSEALED,
+            ),
+        };
+        self.shared.hold(self.session, (node.ino, version), NOWHERE);
+        Ok(Answer::Together(v1::Together {
+            version,
+            last: whole.last,
+            size: whole.size,
+            mtime: whole.mtime,
+            parts: rows.iter().map(part).collect(),
+            news: self.publications(version, since)?,
+            mine: mine.map_or(0, |member| member.index.into()),
+            sealed: None,
+        }))
+    }
+
+    /// See [`v1::Pieces`].
+    pub(crate) fn pieces(&self, op: &v1::Pieces) -> Result<Answer, Fault> {
+        self.need_mount()?;
+        let node = Node::get(self.db, op.ino)?;
+        if node.writing == op.version {
+            return self.news(&node, op.version, op.since, None);
+        }
+        let sql = "SELECT size FROM version WHERE object = ?1 AND ino = ?2";
+        let key = params![op.version.cast_signed(), op.ino.cast_signed()];
+        let mut statement = self.db.prepare_cached(sql)?;
+        let size: Option<i64> = statement.query_row(key, |row| row.get(0)).optional()?;
+        let sealed = self.opened_parts(&node, op.version, (&[], false), rights::READ)?;
+        let (Some(size), Some(sealed)) = (size, sealed) else {
+            return Err(Fault::Stale(op.version));
+        };
+        Ok(Answer::Together(v1::Together {
+            version: op.version,
+            size: size.cast_unsigned(),
+            mtime: node.mtime,
+            sealed: Some(sealed),
+            ..v1::Together::default()
+        }))
+    }
+
+    /// The version that several mounts write, to be read; `None`: nobody writes it so.
+    pub(crate) fn open_together(&self, node: &Node) -> Result<Option<Answer>, Fault> {
+        if !self.is_together(node)? {
+            return Ok(None);
+        }
+        let Answer::Together(told) = self.news(node, node.writing, 0, None)? else {
+            return Ok(None);
+        };
+        Ok(Some(Answer::Opened(v1::Opened {
+            attr: Some(node.attr()),
+            object: node.writing,
+            size: told.size,
+            together: Some(told),
+            ..v1::Opened::default()
+        })))
+    }
+
+    /// A mount tells what it has written.
+    pub(crate) fn publish(&mut self, op: &v1::Publish) -> Result<Answer, Fault> {
+        self.need_mount()?;
+        let mut member = self.shared_member((op.ino, op.object), op.base)?;
+        let mut news = false;
+        for told in &op.told {
+            news |= self.record(&mut member, told)?;
+        }
+        if news {
+            self.condense(member.version)?;
+            self.changes.push(Change::Node(op.ino));
+        }
+        let node = Node::get(self.db, op.ino)?;
+        self.news(&node, member.version, op.since, Some(&member))
+    }
+
+    /// Notes what is told of a part; says whether it is new.
+    fn record(&self, member: &mut Member, told: &v1::Told) -> Result<bool, Fault> {
+        if told.number <= member.told {
+            return Ok(false);
+        }
+        let pieces = decode_pieces(&told.pieces).map_err(Fault::BadLayout)?;
+        let cut = told.cut.map(i64::try_from).transpose();
+        let cut = cut.map_err(|_| Fault::Malformed("no file has as many bytes as that"))?;
+        let mut end = 0;
+        for piece in &pieces {
+            let fits = piece.end() <= SIZE_MAX && piece.end_within() <= SIZE_MAX;
+            if piece.at.part != member.index as usize || !fits {
+                return Err(Fault::BadLayout(LayoutError::Piece(piece.offset)));
+            }
+            end = end.max(piece.end());
+        }
+        let whole = self.whole(member.version)?;
+        let size = told.cut.unwrap_or_else(|| whole.size.max(end));
+        self.db
+            .prepare_cached("UPDATE writing SET told = ?2 WHERE object = ?1")?
+            .execute(params![
+                member.part.cast_signed(),
+                told.number.cast_signed()
+            ])?;
+        self.db
+            .prepare_cached(
+                "UPDATE layout SET size = ?2, mtime = max(mtime, ?3) WHERE object = ?1",
+            )?
+            .execute(params![
+                member.version.cast_signed(),
+                size.cast_signed(),
+                self.time(told.mtime)
+            ])?;
+        member.told = told.number;
+        if !pieces.is_empty() || cut.is_some() {
+            self.insert_publication(member.version, whole.last + 1, cut, false, &pieces)?;
+        }
+        Ok(true)
+    }
+
+    /// Puts publications together once there are many.
+    fn condense(&self, version: u64) -> Result<(), Fault> {
+        let sql = "SELECT count(*), coalesce(sum(count), 0) FROM publication WHERE version = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let (publications, pieces): (u32, u32) = statement
+            .query_row([version.cast_signed()], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+        if publications <= PUBLICATIONS_MAX && pieces as usize <= PUBLISHED_MAX {
+            return Ok(());
+        }
+        let merged = self.merged(version)?;
+        if merged.count() > PUBLISHED_MAX {
+            return Err(Fault::TooManyPieces(merged.count()));
+        }
+        let last = self.whole(version)?.last;
+        self.forget_publications(version)?;
+        let all: Vec<Extent> = merged.pieces().copied().collect();
+        let size = i64::try_from(merged.size).unwrap_or(i64::MAX);
+        self.insert_publication(version, last, Some(size), true, &all)
+    }
+
+    fn insert_publication(
+        &self,
+        version: u64,
+        number: u64,
+        cut: Option<i64>,
+        all: bool,
+        pieces: &[Extent],
+    ) -> Result<(), Fault> {
+        let sql = "INSERT INTO publication VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+        let row = params![
+            version.cast_signed(),
+            number.cast_signed(),
+            cut,
+            all,
+            u32::try_from(pieces.len()).unwrap_or(u32::MAX),
+            encode_pieces(pieces),
+        ];
+        self.db.prepare_cached(sql)?.execute(row)?;
+        Ok(())
+    }
+
+    fn publications(&self, version: u64, since: u64) -> Result<Vec<v1::Publication>, Fault> {
+        let sql = "SELECT number, pieces, cut, complete FROM publication WHERE version = ?1 AND number > ?2 ORDER BY number";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let key = params![version.cast_signed(), since.cast_signed()];
+        let found = statement.query_map(key, |row| {
+            Ok(v1::Publication {
+                number: row.get::<_, i64>(0)?.cast_unsigned(),
+                pieces: row.get(1)?,
+                cut: row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned),
+                all: row.get(3)?,
+            })
+        })?;
+        Ok(found.collect::<Result<_, _>>()?)
+    }
+
+    fn forget_publications(&self, version: u64) -> Result<(), Fault> {
+        self.db
+            .prepare_cached("DELETE FROM publication WHERE version = ?1")?
+            .execute([version.cast_signed()])?;
+        Ok(())
+    }
+
+    fn whole(&self, version: u64) -> Result<Whole, Fault> {
+        let sql = "SELECT size, mtime, (SELECT max(number) FROM publication WHERE version = ?1) FROM layout \
+                   WHERE object = ?1 AND unit = 0";
+        let mut statement = self.db.prepare_cached(sql)?;
+        let found = statement.query_row([version.cast_signed()], |row| {
+            Ok(Whole {
+                size: row.get::<_, i64>(0)?.cast_unsigned(),
+                mtime: row.get(1)?,
+                last: row.get::<_, Option<i64>>(2)?.unwrap_or(0).cast_unsigned(),
+            })
+        });
+        found.optional()?.ok_or(Fault::Stale(version))
+    }
+
+    /// All that was published.
+    fn merged(&self, version: u64) -> Result<Extents, Fault> {
+        let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
+        let part = |row: &parts::Row| Part::on(ObjectId(row.object), 0, ElementId(row.element));
+        let mut merged = Extents::with_parts(rows.iter().map(part).collect());
+        for publication in self.publications(version, 0)? {
+            let pieces = decode_pieces(&publication.pieces).map_err(Fault::BadLayout)?;
+            for piece in pieces {
+                merged.put(piece).map_err(too_many)?;
+            }
+            if let Some(cut) = publication.cut {
+                merged.set_size(cut);
+            }
+        }
+        merged.set_size(self.whole(version)?.size);
+        Ok(merged)
+    }
+
+    fn insert_part(&self, version: u64, index: u32, part: u64, element: i64) -> Result<(), Fault> {
+        self.db
+            .prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?
+            .execute(params![
+                version.cast_signed(),
+                index,
+                part.cast_signed(),
+                element,
+                parts::UNSEALED,
+            ])?;
+        Ok(())
+    }
+
+    fn count_parts(&self, version: u64) -> Result<u32, Fault> {
+        let sql = "SELECT coalesce(max(seq) + 1, 0) FROM part WHERE object = ?1";
+        let mut statement = self.db.prepare_cached(sql)?;
+        Ok(statement.query_row([version.cast_signed()], |row| row.get(0))?)
+    }
+
+    /// Whether an object is a part of what several mounts write, or wrote, though no longer written itself.
+    pub(crate) fn was_member(&self, object: u64) -> Result<bool, Fault> {
+        let sql = "SELECT 1 FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1 AND unit = 0";
+        let mut statement = self.db.prepare_cached(sql)?;
+        Ok(self.shared.parts() && statement.exists([object.cast_signed()])?)
+    }
+
+    /// What an object is that is to be sealed, if several mounts write its version, or may have begun to unheard.
+    pub(crate) fn member_to_seal(&mut self, op: &v1::Seal) -> Result<Option<Member>, Fault> {
+        let member = self.member(op.object)?;
+        if member.is_some() || op.told.is_empty() || op.base.is_none() {
+            return Ok(member);
+        }
+        let node = Node::get(self.db, op.ino)?;
+        if node.writing != op.object {
+            return Ok(None);
+        }
+        self.shared_member((op.ino, op.object), op.base).map(Some)
+    }
+
+    /// A part has all its bytes. With the last one the version is sealed.
+    pub(crate) fn seal_together(
+        &mut self,
+        op: &v1::Seal,
+        member: &Member,
+    ) -> Result<Answer, Fault> {
+        let (mut node, _) = self.written(op.ino, op.object)?;
+        if node.writing != member.version {
+            return Err(Fault::Stale(op.object));
+        }
+        let mut member = *member;
+        let mut news = false;
+        for told in &op.told {
+            news |= self.record(&mut member, told)?;
+        }
+        if news || op.attributes.is_some() {
+            self.changes.push(Change::Node(op.ino));
+        }
+        self.set_part_size(member.part, op.size)?;
+        if let Some(attributes) = &op.attributes {
+            self.change_attributes(&mut node, attributes)?;
+        }
+        self.leave_together(&mut node, &member, op.copies)
+    }
+
+    /// A part will not be sealed. What was told of it are holes then; if nothing was, it goes.
+    pub(crate) fn abandon_together(
+        &mut self,
+        op: &v1::Abandon,
+        member: &Member,
+    ) -> Result<Answer, Fault> {
+        let (mut node, _) = self.written(op.ino, op.object)?;
+        if node.nlink > 0 && member.told == 0 && member.index > 0 {
+            self.db
+                .prepare_cached("DELETE FROM part WHERE part = ?1")?
+                .execute([member.part.cast_signed()])?;
+            self.drop_object(member.part, member.element.into())?;
+        }
+        self.leave_together(&mut node, member, None)
+    }
+
+    fn leave_together(
+        &mut self,
+        node: &mut Node,
+        member: &Member,
+        copies: Option<u32>,
+    ) -> Result<Answer, Fault> {
+        self.end_writing(member.part)?;
+        self.shared.release(self.session, node.ino, member.part);
+        let sql = "SELECT 1 FROM part CROSS JOIN writing ON writing.object = part.part WHERE part.object = ?1";
+        let others = self
+            .db
+            .prepare_cached(sql)?
+            .exists([member.version.cast_signed()])?;
+        if others || node.nlink == 0 {
+            if !others {
+                self.drop_unsealed(node)?;
+                node.writing = 0;
+            }
+            node.update(self.db)?;
+            self.changes.push(Change::Closed(node.ino));
+            self.purge_if_orphan(node)?;
+            return Ok(Answer::Attr(node.attr()));
+        }
+        let (size, mtime) = self.seal_pieces(member.version)?;
+        self.make_current(
+            node,
+            (member.version, NO_ELEMENT),
+            (size, mtime),
+            (member.uid, copies),
+        )
+    }
+
+    /// All parts of a version are sealed: its pieces are what it is made of. Gives its length, and when it was changed.
+    fn seal_pieces(&self, version: u64) -> Result<(u64, i64), Fault> {
+        let mut merged = self.merged(version)?;
+        let whole = self.whole(version)?;
+        let (_, rows) = parts::parts(self.db, version)?.ok_or(Fault::Stale(version))?;
+        for (part, row) in merged.parts.iter_mut().zip(&rows) {
+            part.size = row.size.unwrap_or(0);
+        }
+        merged.cut_to_parts();
+        let gone = merged.prune();
+        self.forget_publications(version)?;
+        self.db
+            .prepare_cached("UPDATE part SET size = 0 WHERE object = ?1 AND size = ?2")?
+            .execute(params![version.cast_signed(), parts::UNSEALED])?;
+        if !gone.is_empty() {
+            let element = |part: &Part| part.copies.first().map_or(0, |copy| copy.element.0);
+            for part in &gone {
+                self.db
+                    .prepare_cached("DELETE FROM part WHERE part = ?1")?
+                    .execute([part.object.0.cast_signed()])?;
+                self.drop_object(part.object.0, element(part).into())?;
+            }
+            // Upwards, so that no number is taken twice.
+            for (index, part) in (0_u32..).zip(&merged.parts) {
+                self.db
+                    .prepare_cached("UPDATE part SET seq = ?2 WHERE part = ?1")?
+                    .execute(params![part.object.0.cast_signed(), index])?;
+            }
+        }
+        self.db
+            .prepare_cached("UPDATE layout SET pieces = ?2, size = ?3 WHERE object = ?1")?
+            .execute(params![
+                version.cast_signed(),
+                encode_pieces(merged.pieces()),
+                merged.size.cast_signed()
+            ])?;
+        Ok((merged.size, whole.mtime))
+    }
+}
+
+fn too_many(error: LayoutError) -> Fault {
+    match error {
+        LayoutError::Pieces(count) => Fault::TooManyPieces(count),
+        other => Fault::BadLayout(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::node::Caller;
+    use crate::names::{Names as _, Request, SqliteNames};
+    use rustix::io::Errno;
+    use tidemill_core::layout::Room;
+    use tidemill_wire::v1::name_op::Op;
+
+    /// A namespace with an element, and ids of objects.
+    struct Bench {
+        names: SqliteNames,
+        next: u64,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+            let room = Room {
+                leaving: false,
+                element: ElementId(3),
+                free_bytes: 1 << 40,
+                answers: true,
+            };
+            let mut rooms = names.shared().rooms();
+            rooms.store.push(room);
+            names.shared().set_rooms(rooms);
+            let all = names
+                .database()
+                .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 1, 100));
+            Self {
+                names,
+                next: all.unwrap().1,
+                _folder: folder,
+            }
+        }
+
+        fn object(&mut self) -> u64 {
+            self.next += 1;
+            self.next - 1
+        }
+
+        fn ask(&self, session: u64, op: Op) -> Result<Answer, Errno> {
+            let request = Request {
+                caller: Caller::root(),
+                session,
+                ops: vec![v1::NameOp { op: Some(op) }],
+                ..Request::default()
+            };
+            match self.names.apply_blocking(request).unwrap().remove(0).result {
+                Some(Answer::Error(error)) => Err(Errno::from_raw_os_error(error.errno)),
+                answer => Ok(answer.unwrap()),
+            }
+        }
+
+        /// A file that session 5 writes; gives its inode and object.
+        fn create(&mut self) -> (u64, u64) {
+            let object = self.object();
+            let create = v1::Create {
+                parent: 1,
+                name: b"f".to_vec(),
+                kind: v1::Kind::File.into(),
+                mode: 0o644,
+                ino: 2,
+                object,
+                ..v1::Create::default()
+            };
+            match self.ask(5, Op::Create(create)).unwrap() {
+                Answer::Opened(opened) => (opened.attr.unwrap().ino, object),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn publish(
+            &self,
+            (session, ino, object): (u64, u64, u64),
+            base: Option<u64>,
+            told: Vec<v1::Told>,
+        ) -> Result<v1::Together, Errno> {
+            let publish = v1::Publish {
+                ino,
+                object,
+                told,
+                since: 0,
+                base,
+            };
+            self.ask(session, Op::Publish(publish)).map(together)
+        }
+
+        /// Session 6 writes, too; gives its object.
+        fn join(&mut self, session: u64, ino: u64) -> (u64, v1::Together) {
+            let object = self.object();
+            let new = v1::NewVersion {
+                ino,
+                object,
+                ..v1::NewVersion::default()
+            };
+            match self.ask(session, Op::NewVersion(new)).unwrap() {
+                Answer::Opened(opened) => (object, opened.together.unwrap()),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn seal(
+            &self,
+            (session, ino, object): (u64, u64, u64),
+            size: u64,
+            told: Vec<v1::Told>,
+        ) -> Result<v1::Attr, Errno> {
+            let seal = v1::Seal {
+                ino,
+                object,
+                size,
+                told,
+                ..v1::Seal::default()
+            };
+            match self.ask(session, Op::Seal(seal))? {
+                Answer::Attr(attr) => Ok(attr),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn layout(&self, attr: &v1::Attr) -> Extents {
+            let object = attr.object;
+            let layout = self.names.database().read(|db| parts::sealed(db, object));
+            match layout.unwrap() {
+                Some(Layout::Extents(extents)) => extents,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn removed(&self) -> Vec<u64> {
+            let sql = "SELECT object FROM removal WHERE element >= 0 ORDER BY object";
+            let found = self.names.database().read(|db| {
+                let mut statement = db.prepare(sql)?;
+                let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;
+                Ok(rows.map(|row| row.unwrap().cast_unsigned()).collect())
+            });
+            found.unwrap()
+        }
+    }
+
+    fn together(answer: Answer) -> v1::Together {
+        match answer {
+            Answer::Together(told) => told,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn extent(offset: u64, length: u64, part: usize, at: u64) -> Extent {
+        let at = Within { part, offset: at };
+        Extent { offset, length, at }
+    }
+
+    fn told(number: u64, pieces: &[Extent]) -> v1::Told {
+        v1::Told {
+            number,
+            pieces: encode_pieces(pieces),
+            cut: None,
+            mtime: 0,
+        }
+    }
+
+    #[test]
+    fn what_is_told_again_has_no_effect_again_in_spite_of_what_others_told_since() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(10), vec![]).unwrap();
+        let (two, seen) = bench.join(6, ino);
+        assert_eq!((seen.size, seen.mine), (10, 1));
+        let first = told(1, &[extent(0, 4, 0, 10)]);
+        let news = bench.publish((5, ino, one), Some(10), vec![first.clone()]);
+        assert_eq!(news.unwrap().size, 10);
+        let over = told(1, &[extent(2, 20, 1, 0)]);
+        assert_eq!(
+            bench.publish((6, ino, two), None, vec![over]).unwrap().size,
+            22
+        );
+        let again = bench.publish((5, ino, one), Some(10), vec![first]).unwrap();
+        assert_eq!(again.news.len(), 3, "{again:?}");
+        let open = bench.seal((5, ino, one), 14, vec![]).unwrap();
+        assert!(open.writing && open.version == 0, "{open:?}");
+        let attr = bench.seal((6, ino, two), 20, vec![]).unwrap();
+        assert_eq!((attr.size, attr.version, attr.parts), (22, 1, true));
+        let pieces: Vec<Extent> = bench.layout(&attr).pieces().copied().collect();
+        assert_eq!(pieces, [extent(0, 2, 0, 10), extent(2, 20, 1, 0)]);
+        // Nobody tells anything of it any more.
+        let late = bench.publish((6, ino, two), None, vec![told(2, &[extent(0, 1, 1, 0)])]);
+        assert_eq!(late, Err(Errno::STALE));
+        // A seal whose answer was lost is answered again, the one of a part that others went on after, too.
+        for (session, object, size) in [(5, one, 14), (6, two, 20)] {
+            assert_eq!(bench.seal((session, ino, object), size, vec![]), Ok(attr));
+        }
+    }
+
+    #[test]
+    fn a_writer_that_was_not_heard_says_all_with_its_seal() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        let seal = v1::Seal {
+            ino,
+            object: one,
+            size: 30,
+            told: vec![told(1, &[extent(5, 20, 0, 10)])],
+            base: Some(10),
+            ..v1::Seal::default()
+        };
+        let attr = match bench.ask(5, Op::Seal(seal)).unwrap() {
+            Answer::Attr(attr) => attr,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((attr.size, attr.version), (25, 1));
+        let pieces: Vec<Extent> = bench.layout(&attr).pieces().copied().collect();
+        assert_eq!(pieces, [extent(0, 5, 0, 0), extent(5, 20, 0, 10)]);
+    }
+
+    #[test]
+    fn what_is_no_part_of_the_truth_is_refused_and_changes_nothing() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(0), vec![]).unwrap();
+        let (two, before) = bench.join(6, ino);
+        let big = i64::MAX.unsigned_abs();
+        let garbage = v1::Told {
+            number: 1,
+            pieces: vec![0xff; 40],
+            ..v1::Told::default()
+        };
+        let cut = v1::Told {
+            number: 1,
+            cut: Some(big + 1),
+            ..v1::Told::default()
+        };
+        for wrong in [
+            told(1, &[extent(0, 4, 0, 0)]),
+            told(1, &[extent(0, 4, 7, 0)]),
+            told(1, &[extent(big, 4, 1, 0)]),
+            told(1, &[extent(0, 4, 1, big)]),
+            garbage,
+            cut,
+        ] {
+            let good = told(1, &[extent(0, 4, 1, 0)]);
+            let both = vec![good, v1::Told { number: 2, ..wrong }];
+            let refused = bench.publish((6, ino, two), None, both);
+            assert_eq!(refused, Err(Errno::INVAL));
+        }
+        let after = bench.publish((6, ino, two), None, vec![]).unwrap();
+        assert_eq!((after.size, after.last), (before.size, before.last));
+        // Another mount's part, one that is none, and somebody who is no mount.
+        let mine = vec![told(1, &[extent(0, 4, 1, 0)])];
+        assert_eq!(
+            bench.publish((5, ino, two), None, mine.clone()),
+            Err(Errno::STALE)
+        );
+        assert_eq!(
+            bench.publish((5, ino, 9999), Some(3), vec![]),
+            Err(Errno::STALE)
+        );
+        assert_eq!(bench.publish((0, ino, two), None, mine), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn what_did_not_reach_an_element_are_holes_and_parts_without_bytes_go() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(100), vec![]).unwrap();
+        let (two, _) = bench.join(6, ino);
+        let (three, _) = bench.join(7, ino);
+        let over = vec![told(1, &[extent(0, 100, 1, 0)])];
+        bench.publish((6, ino, two), None, over).unwrap();
+        bench.seal((5, ino, one), 100, vec![]).unwrap();
+        // Of a writer that is gone less is there than it told of; another one gives up.
+        bench.seal((0, ino, two), 60, vec![]).unwrap();
+        let abandon = v1::Abandon { ino, object: three };
+        let attr = match bench.ask(7, Op::Abandon(abandon)).unwrap() {
+            Answer::Attr(attr) => attr,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((attr.size, attr.version), (100, 1));
+        let layout = bench.layout(&attr);
+        let pieces: Vec<Extent> = layout.pieces().copied().collect();
+        assert_eq!(pieces, [extent(0, 60, 0, 0)]);
+        assert_eq!(layout.parts[0].object.0, two);
+        assert_eq!(bench.removed(), [one, three]);
+    }
+
+    #[test]
+    fn many_publications_are_put_together_and_who_knew_some_learns_all() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(0), vec![]).unwrap();
+        let (two, _) = bench.join(6, ino);
+        let mut last = 0;
+        for number in 1..=u64::from(PUBLICATIONS_MAX) + 2 {
+            let piece = extent((number * 7) % 1000, 10, 1, number * 10);
+            let publish = v1::Publish {
+                ino,
+                object: two,
+                told: vec![told(number, &[piece])],
+                since: last,
+                base: None,
+            };
+            last = together(bench.ask(6, Op::Publish(publish)).unwrap()).last;
+        }
+        let all = bench.publish((6, ino, two), None, vec![]).unwrap();
+        assert!(all.news.len() < 10 && all.news[0].all, "{}", all.news.len());
+        assert_eq!(all.last, last);
+        bench.seal((5, ino, one), 0, vec![]).unwrap();
+        let attr = bench.seal((6, ino, two), 1 << 20, vec![]).unwrap();
+        let layout = bench.layout(&attr);
+        // Each byte is the one that was told of last.
+        let newest = |byte: u64| {
+            let numbers = 1..=u64::from(PUBLICATIONS_MAX) + 2;
+            let start = |number: u64| (number * 7) % 1000;
+            let covers = |number: &u64| (start(*number)..start(*number) + 10).contains(&byte);
+            let number = numbers.rev().find(covers)?;
+            Some(number * 10 + byte - start(number))
+        };
+        for byte in 0..attr.size {
+            let here = layout.within(byte..byte + 1).next();
+            assert_eq!(here.map(|piece| piece.at.offset), newest(byte), "{byte}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_removed_while_several_write_it_leaves_nothing() {
+        let mut bench = Bench::new();
+        let (ino, one) = bench.create();
+        bench.publish((5, ino, one), Some(10), vec![]).unwrap();
+        let (two, _) = bench.join(6, ino);
+        let unlink = v1::Unlink {
+            parent: 1,
+            name: b"f".to_vec(),
+            directory: false,
+            time: 0,
+        };
+        bench.ask(5, Op::Unlink(unlink)).unwrap();
+        let said = vec![told(1, &[extent(0, 4, 1, 0)])];
+        bench.publish((6, ino, two), None, said).unwrap();
+        for (session, object) in [(5, one), (6, two)] {
+            let abandon = v1::Abandon { ino, object };
+            bench.ask(session, Op::Abandon(abandon)).unwrap();
+        }
+        for session in [5, 6] {
+            let shared = bench.names.shared();
+            shared.end_session(session);
+        }
+        let shared = bench.names.shared().clone();
+        let let_go = bench.names.database().write_blocking(move |db| {
+            parts::let_go(db, (i64::MAX, 0), |object| shared.object_held(object), 1)
+        });
+        let_go.unwrap();
+        assert_eq!(bench.removed(), [one, two]);
+        let rows = bench.names.database().read(|db| {
+            let sql = "SELECT (SELECT count(*) FROM layout) + (SELECT count(*) FROM part) \
+                       + (SELECT count(*) FROM publication) + (SELECT count(*) FROM writing)";
+            Ok(db.query_row(sql, [], |row| row.get::<_, i64>(0))?)
+        });
+        assert_eq!(rows.unwrap(), 0);
+    }
+}

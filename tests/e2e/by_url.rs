@@ -1,0 +1,592 @@
+//! Files by URL, asked for as programs do that know nothing of Tidemill: by curl, and byte by byte.
+
+use crate::array::{Array, Options, wait};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use tidemill_client::Credential;
+
+const ALICE: u32 = 4_000_001;
+const BOB: u32 = 4_000_002;
+
+/// More than lies between an element and a client that does not read.
+const MUCH: u32 = 10_000_000;
+
+/// What was answered.
+struct Answer {
+    status: u16,
+    headers: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        let headers = self.headers.lines().filter_map(|line| line.split_once(':'));
+        let mut same = headers.filter(|(known, _)| known.eq_ignore_ascii_case(name));
+        same.next().map(|(_, value)| value.trim())
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+fn token(array: &Array) -> String {
+    Credential::read(&array.token_file()).unwrap().token
+}
+
+/// Asks for `/files` and what follows, showing a token.
+fn curl(array: &Array, token: &str, args: &[&str], path: &str) -> Answer {
+    let (headers, body) = (array.path("headers"), array.path("body"));
+    let _ = std::fs::remove_file(&body);
+    let mut command = Command::new("curl");
+    command.args(["-sS", "--path-as-is", "-w", "%{http_code}", "--cacert"]);
+    command
+        .arg(array.token_file())
+        .arg("-D")
+        .arg(&headers)
+        .arg("-o")
+        .arg(&body);
+    if !token.is_empty() {
+        command.args(["-H", &format!("Authorization: Bearer {token}")]);
+    }
+    let url = format!("{}/files{path}", array.address());
+    let said = command.args(args).arg(&url).output().unwrap();
+    let status = String::from_utf8(said.stdout).unwrap();
+    assert!(
+        said.status.success(),
+        "{url}: {}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    Answer {
+        status: status.parse().unwrap(),
+        headers: std::fs::read_to_string(headers).unwrap(),
+        body: std::fs::read(body).unwrap_or_default(),
+    }
+}
+
+/// A request by HTTP/1.1 whose answer is taken byte by byte.
+struct Begun<S> {
+    stream: S,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl<S: Read + Write> Begun<S> {
+    fn with(mut stream: S, path: &str, headers: &str) -> Self {
+        let request =
+            format!("GET /files{path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut body = Vec::new();
+        loop {
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer).unwrap();
+            assert!(count > 0, "{}", String::from_utf8_lossy(&body));
+            body.extend_from_slice(&buffer[..count]);
+            if let Some(end) = body.windows(4).position(|window| window == b"\r\n\r\n") {
+                let head = String::from_utf8(body.drain(..end + 4).collect()).unwrap();
+                return Self { stream, head, body };
+            }
+        }
+    }
+
+    fn ok(self) -> Self {
+        assert!(self.head.starts_with("HTTP/1.1 200 "), "{}", self.head);
+        self
+    }
+
+    /// All that comes; a connection that is cut ends it, too.
+    fn rest(mut self) -> Vec<u8> {
+        let _ = self.stream.read_to_end(&mut self.body);
+        self.body
+    }
+}
+
+/// By the server's socket, as who runs the test.
+fn begin(array: &Array, path: &str) -> Begun<UnixStream> {
+    let stream = UnixStream::connect(array.path("server/server.sock")).unwrap();
+    Begun::with(stream, path, "").ok()
+}
+
+/// By TCP without TLS, as the bearer of a token.
+fn begin_as(array: &Array, token: &str, path: &str) -> Begun<TcpStream> {
+    let address = array.address();
+    let stream = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
+    Begun::with(stream, path, &format!("Authorization: Bearer {token}\r\n"))
+}
+
+fn without_mount(elements: usize) -> Options {
+    Options {
+        elements,
+        mount: false,
+        ..Options::default()
+    }
+}
+
+fn without_tls(options: Options) -> Options {
+    Options {
+        flags: ["--tls", "off"].map(String::from).into(),
+        ..options
+    }
+}
+
+fn numbers(from: u32, count: u32) -> Vec<u8> {
+    (from..from + count).flat_map(u32::to_le_bytes).collect()
+}
+
+fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
+    let local = array.path("local");
+    std::fs::write(&local, bytes).unwrap();
+    std::fs::set_permissions(&local, PermissionsExt::from_mode(0o644)).unwrap();
+    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    assert!(said.ok, "{}", said.err);
+}
+
+/// Waits until each part of a file has so many copies.
+fn copied(array: &Array, path: &str, count: usize) {
+    wait("the file is copied", || {
+        let layout = array.json(&["layout", path]);
+        layout["parts"].as_array().unwrap().iter().all(|part| {
+            let copies = part["copies"].as_array().unwrap();
+            copies.len() == count && copies.iter().all(|copy| copy["state"] == "current")
+        })
+    });
+}
+
+#[test]
+fn a_url_gives_a_file_and_any_range_of_it() {
+    let Some(array) = Array::with(without_mount(3)) else {
+        return;
+    };
+    let token = token(&array);
+    let bytes = numbers(7, 1_500_000);
+    put(&array, &bytes, &[], "/whole");
+    put(&array, &bytes, &["--stripe", "64KiB,3"], "/striped");
+    put(&array, b"", &[], "/empty");
+    assert!(array.run(&["mkdir", "/d"]).ok);
+    put(&array, b"odd", &[], "/d/a b?#%é");
+    let size = bytes.len();
+    for protocol in ["--http1.1", "--http2"] {
+        for path in ["/whole", "/striped"] {
+            let all = curl(&array, &token, &[protocol], path);
+            assert!(
+                all.status == 200 && all.body == bytes,
+                "{path}: {}",
+                all.headers
+            );
+            assert_eq!(all.header("content-length").unwrap(), size.to_string());
+            assert_eq!(all.header("accept-ranges"), Some("bytes"));
+            let head = curl(&array, &token, &[protocol, "-I"], path);
+            assert_eq!(
+                (head.status, head.header("etag")),
+                (200, all.header("etag"))
+            );
+            assert_eq!(head.header("content-length").unwrap(), size.to_string());
+            assert_eq!(head.header("last-modified"), all.header("last-modified"));
+            for (start, end) in [
+                (0, 1),
+                (65_535, 65_537),
+                (1_999_999, 5_000_000),
+                (size - 1, size),
+            ] {
+                let range = format!("{start}-{}", end - 1);
+                let some = curl(&array, &token, &[protocol, "-r", &range], path);
+                assert!(
+                    some.status == 206 && some.body == bytes[start..end],
+                    "{range}"
+                );
+                let said = format!("bytes {range}/{size}");
+                assert_eq!(some.header("content-range"), Some(said.as_str()));
+            }
+            let last = curl(&array, &token, &[protocol, "-r", "-9"], path);
+            assert!(last.status == 206 && last.body == bytes[size - 9..]);
+            let beyond = curl(&array, &token, &[protocol, "-r", "6000000-"], path);
+            let said = format!("bytes */{size}");
+            assert_eq!(
+                (beyond.status, beyond.header("content-range")),
+                (416, Some(said.as_str()))
+            );
+            let many = curl(&array, &token, &[protocol, "-r", "0-1,5-6"], path);
+            assert!(many.status == 200 && many.body == bytes);
+        }
+    }
+    let empty = curl(&array, &token, &[], "/empty");
+    assert_eq!((empty.status, empty.body.len()), (200, 0));
+    assert_eq!(curl(&array, &token, &["-r", "0-"], "/empty").status, 416);
+    assert_eq!(
+        curl(&array, &token, &[], "/d/a%20b%3f%23%25%C3%A9").text(),
+        "odd"
+    );
+    // By the server's socket, whose users the kernel knows, without a token.
+    assert!(begin(&array, "/whole").rest() == bytes);
+    versions_have_tags(&array, &token);
+    folders_are_listed(&array, &token);
+}
+
+fn versions_have_tags(array: &Array, token: &str) {
+    put(array, b"first", &[], "/v");
+    let first = curl(array, token, &[], "/v");
+    let tag = first.header("etag").unwrap();
+    let asked = |name: &str, more: &[&str]| {
+        let condition = format!("{name}: {tag}");
+        curl(
+            array,
+            token,
+            &[&["-H", condition.as_str()], more].concat(),
+            "/v",
+        )
+    };
+    let known = asked("If-None-Match", &[]);
+    assert_eq!((known.status, known.body.len()), (304, 0));
+    assert_eq!(known.header("etag"), Some(tag));
+    assert_eq!(asked("If-Range", &["-r", "1-2"]).status, 206);
+    assert_eq!(asked("If-Match", &[]).status, 200);
+    put(array, b"second", &[], "/v");
+    assert_eq!(asked("If-None-Match", &[]).text(), "second");
+    // A range of what is not that version any more is all of what is there now.
+    let all = asked("If-Range", &["-r", "1-2"]);
+    assert_eq!((all.status, all.text().as_str()), (200, "second"));
+    assert_eq!(asked("If-Match", &[]).status, 412);
+    // What is moved is the same.
+    let tag = curl(array, token, &["-I"], "/v")
+        .header("etag")
+        .unwrap()
+        .to_owned();
+    assert!(array.run(&["mv", "/v", "/w"]).ok);
+    assert_eq!(
+        curl(array, token, &["-I"], "/w").header("etag"),
+        Some(tag.as_str())
+    );
+}
+
+fn folders_are_listed(array: &Array, token: &str) {
+    for folder in ["/d", "/d/"] {
+        let listed = curl(array, token, &[], folder);
+        assert_eq!(listed.header("content-type"), Some("application/json"));
+        let listed: Value = serde_json::from_slice(&listed.body).unwrap();
+        let entry = &listed["entries"][0];
+        assert_eq!(entry["name"], "a b?#%é");
+        assert_eq!(
+            (entry["kind"].as_str(), entry["size"].as_u64()),
+            (Some("file"), Some(3))
+        );
+        let url = entry["url"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("/files")
+            .unwrap();
+        assert_eq!(curl(array, token, &[], url).text(), "odd");
+    }
+    let root: Value = serde_json::from_slice(&curl(array, token, &[], "").body).unwrap();
+    let names = root["entries"].as_array().unwrap().iter();
+    let names: Vec<&str> = names.map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert!(
+        names.contains(&"d") && names.contains(&"whole"),
+        "{names:?}"
+    );
+    // A file is no folder.
+    assert_eq!(curl(array, token, &[], "/whole/").status, 404);
+    assert_eq!(curl(array, token, &[], "/whole/x").status, 404);
+}
+
+/// What is being written is not shown, and what was closed is, at once.
+#[test]
+fn a_url_gives_what_was_closed_last() {
+    let Some(array) = Array::start() else {
+        return;
+    };
+    let token = token(&array);
+    for number in 0..20 {
+        std::fs::write(array.at("f"), format!("{number}")).unwrap();
+        assert_eq!(curl(&array, &token, &[], "/f").text(), number.to_string());
+    }
+    let mut file = std::fs::File::create(array.at("g")).unwrap();
+    file.write_all(b"not yet").unwrap();
+    let early = curl(&array, &token, &[], "/g");
+    assert_eq!(
+        (early.status, early.header("retry-after")),
+        (503, Some("2")),
+        "{}",
+        early.text()
+    );
+    drop(file);
+    assert_eq!(curl(&array, &token, &[], "/g").text(), "not yet");
+    let mut file = std::fs::File::options()
+        .append(true)
+        .open(array.at("g"))
+        .unwrap();
+    file.write_all(b"!").unwrap();
+    assert_eq!(curl(&array, &token, &[], "/g").text(), "not yet");
+    drop(file);
+    assert_eq!(curl(&array, &token, &[], "/g").text(), "not yet!");
+    array.sh("ln -s g link; mkfifo pipe; ln -s loop loop");
+    assert_eq!(curl(&array, &token, &[], "/link").text(), "not yet!");
+    assert_eq!(curl(&array, &token, &[], "/pipe").status, 403);
+    assert_eq!(curl(&array, &token, &[], "/loop").status, 404);
+}
+
+fn user_token(array: &Array, uid: u32, flags: &[&str]) -> (u64, String) {
+    let path = array.path("user-token");
+    let _ = std::fs::remove_file(&path);
+    let (user, shown) = (uid.to_string(), path.display().to_string());
+    let args = [
+        &["token", "create", "--user", &user, "--output", &shown],
+        flags,
+    ]
+    .concat();
+    let made = array.json(&args);
+    let token = Credential::read(&path).unwrap().token;
+    (made["token"]["token"].as_u64().unwrap(), token)
+}
+
+/// Nothing but files is served by HTTP/1.1, whoever asks.
+fn serves_nothing_else(array: &Array) {
+    let address = array.address();
+    let other = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
+    let header = format!("Authorization: Bearer {}\r\n", token(array));
+    let other = Begun::with(other, "/../tidemill.v1.Array/Status", &header);
+    assert!(other.head.starts_with("HTTP/1.1 400"), "{}", other.head);
+    let mut other = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
+    let request = format!(
+        "POST /tidemill.v1.Array/Status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{header}\r\n"
+    );
+    other.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    other.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+}
+
+#[test]
+fn nobody_gets_by_url_what_they_may_not_read() {
+    let Some(array) = Array::with(without_tls(Options::default())) else {
+        return;
+    };
+    let bytes = numbers(0, MUCH);
+    put(&array, &bytes, &[], "/much");
+    array.sh(&format!(
+        "echo own > own; chmod 600 own; chown {ALICE} own; mkdir -m 700 closed; echo secret > closed/f; chmod 644 closed/f"
+    ));
+    let (number, alice) = user_token(&array, ALICE, &[]);
+    let (_, reader) = user_token(&array, ALICE, &["--read-only"]);
+    let (_, bob) = user_token(&array, BOB, &[]);
+    let status = |token: &str, args: &[&str], path: &str| curl(&array, token, args, path).status;
+    for token in [&alice, &reader] {
+        assert_eq!(curl(&array, token, &[], "/own").text(), "own\n");
+        assert_eq!(status(token, &[], "/closed/f"), 403);
+        assert_eq!(status(token, &[], "/closed"), 403);
+    }
+    let refused = curl(&array, &bob, &[], "/own");
+    assert_eq!(refused.status, 403, "{}", refused.text());
+    for (args, path) in [
+        (&["-I"][..], "/own"),
+        (&["-r", "0-0"], "/own"),
+        (&[], "/closed/f"),
+    ] {
+        assert_eq!(status(&bob, args, path), 403, "{path}");
+    }
+    // Whether it is there is not told.
+    assert_eq!(status(&bob, &[], "/closed/none"), 403);
+    for wrong in ["", "0123", &bob[1..]] {
+        let stranger = curl(&array, wrong, &[], "/much");
+        assert_eq!(
+            (stranger.status, stranger.header("www-authenticate")),
+            (401, Some("Bearer"))
+        );
+        assert_eq!(status(wrong, &[], "/none"), 401);
+    }
+    for path in [
+        "/../own",
+        "/%2e%2e/own",
+        "/closed%2ff",
+        "/own%00",
+        "/own?x=1",
+        "/%zz",
+        "/.",
+    ] {
+        assert_eq!(status(&alice, &[], path), 400, "{path}");
+    }
+    assert_eq!(status(&alice, &[], &format!("/{}", "x".repeat(5000))), 414);
+    assert_eq!(status(&alice, &[], &format!("/{}", "x/".repeat(2000))), 404);
+    for method in ["PUT", "POST", "DELETE", "OPTIONS"] {
+        let answer = curl(&array, &alice, &["-X", method, "-d", "x"], "/own");
+        assert_eq!(
+            (answer.status, answer.header("allow")),
+            (405, Some("GET, HEAD")),
+            "{method}"
+        );
+    }
+    assert_eq!(array.sh("cat own"), "own\n");
+    serves_nothing_else(&array);
+    // What goes on with a token ends with it.
+    let begun = begin_as(&array, &alice, "/much").ok();
+    assert!(array.run(&["token", "revoke", &number.to_string()]).ok);
+    let rest = begun.rest();
+    assert!(rest.len() < bytes.len() && bytes.starts_with(&rest));
+    assert_eq!(status(&alice, &[], "/own"), 401);
+}
+
+#[test]
+fn one_user_has_so_many_streams_and_others_have_theirs() {
+    let Some(array) = Array::with(without_tls(without_mount(1))) else {
+        return;
+    };
+    let bytes = numbers(0, MUCH);
+    put(&array, &bytes, &[], "/much");
+    let (_, alice) = user_token(&array, ALICE, &[]);
+    let (_, bob) = user_token(&array, BOB, &[]);
+    let mut begun: Vec<_> = (0..16)
+        .map(|_| begin_as(&array, &alice, "/much").ok())
+        .collect();
+    let more = curl(&array, &alice, &[], "/much");
+    assert_eq!(
+        (more.status, more.header("retry-after")),
+        (429, Some("2")),
+        "{}",
+        more.text()
+    );
+    // What needs no stream goes on.
+    assert_eq!(curl(&array, &alice, &["-I"], "/much").status, 200);
+    assert_eq!(
+        curl(&array, &bob, &["-r", "0-9"], "/much").body,
+        bytes[..10]
+    );
+    // One that goes away makes room, and one that is read to its end.
+    drop(begun.pop());
+    assert!(begun.pop().unwrap().rest() == bytes);
+    wait("there is room for two", || {
+        let one = begin_as(&array, &alice, "/much");
+        if one.head.starts_with("HTTP/1.1 200 ") {
+            begun.push(one);
+        }
+        begun.len() == 16
+    });
+    assert_eq!(curl(&array, &alice, &[], "/much").status, 429);
+}
+
+#[test]
+fn a_stream_goes_on_with_another_copy_when_an_element_is_lost() {
+    for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
+        for stopped in [false, true] {
+            let Some(mut array) = Array::with(without_mount(3)) else {
+                return;
+            };
+            let bytes = numbers(3, MUCH);
+            put(
+                &array,
+                &bytes,
+                &[&["--copies", "2"], stripes].concat(),
+                "/f",
+            );
+            copied(&array, "/f", 2);
+            let begun = begin(&array, "/f");
+            let layout = array.json(&["layout", "/f"]);
+            let first = layout["parts"][0]["copies"][0]["element"].as_u64().unwrap();
+            let first = usize::try_from(first).unwrap();
+            if stopped {
+                array.signal_element(first, rustix::process::Signal::STOP);
+            } else {
+                array.kill_element(first);
+                std::fs::rename(array.element_folder(first), array.path("lost")).unwrap();
+            }
+            let rest = begun.rest();
+            assert!(rest == bytes, "{stripes:?} {stopped}: {} bytes", rest.len());
+            let again = curl(&array, &token(&array), &["-r", "30000000-30000009"], "/f");
+            assert_eq!(
+                (again.status, &again.body[..]),
+                (206, &bytes[30_000_000..30_000_010])
+            );
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_read_to_its_end_is_not_taken_for_whole() {
+    let Some(mut array) = Array::with(without_mount(1)) else {
+        return;
+    };
+    let bytes = numbers(5, MUCH);
+    put(&array, &bytes, &[], "/f");
+    let begun = begin(&array, "/f");
+    let length = format!("content-length: {}\r\n", bytes.len());
+    assert!(begun.head.contains(&length), "{}", begun.head);
+    array.kill_element(0);
+    let rest = begun.rest();
+    assert!(rest.len() < bytes.len() && bytes.starts_with(&rest));
+    let refused = curl(&array, &token(&array), &[], "/f");
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (503, Some("2"))
+    );
+    assert!(
+        refused.text().contains("tidemill status"),
+        "{}",
+        refused.text()
+    );
+    // What nobody has to read is known all the same.
+    assert_eq!(curl(&array, &token(&array), &["-I"], "/f").status, 200);
+    array.start_element(0);
+    wait("the file can be read again", || {
+        let again = curl(&array, &token(&array), &[], "/f");
+        again.status == 200 && again.body == bytes
+    });
+    // An object that is damaged below the element is told of, not sent.
+    let object = array.object_files("/f").remove(0);
+    std::fs::File::options()
+        .write(true)
+        .open(&object)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    let damaged = curl(&array, &token(&array), &[], "/f");
+    assert!(
+        [500, 503].contains(&damaged.status),
+        "{} {}",
+        damaged.status,
+        damaged.text()
+    );
+}
+
+/// The bytes of a version stay as long as somebody reads it by URL, and no longer.
+#[test]
+fn a_stream_goes_on_with_the_version_that_it_began() {
+    let Some(array) = Array::with(without_mount(2)) else {
+        return;
+    };
+    for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
+        let (old, new) = (numbers(1, MUCH), numbers(9, MUCH));
+        for path in ["/read", "/left", "/unread", "/gone"] {
+            put(&array, &old, stripes, path);
+        }
+        let of = |path: &str| array.object_files(path);
+        let (read, left, unread, gone) = (of("/read"), of("/left"), of("/unread"), of("/gone"));
+        let begun = begin(&array, "/read");
+        let kept = begin(&array, "/gone");
+        let leaving = begin(&array, "/left");
+        for path in ["/read", "/left", "/unread"] {
+            put(&array, &new, stripes, path);
+        }
+        assert!(array.run(&["rm", "/gone"]).ok);
+        let all_gone = |objects: &[PathBuf]| objects.iter().all(|object| !object.exists());
+        wait("what nobody reads is removed", || all_gone(&unread));
+        assert!(!all_gone(&left), "it is read by one who takes nothing");
+        drop(leaving);
+        wait("what is read by one who went away is removed", || {
+            all_gone(&left)
+        });
+        assert!(
+            [&read, &gone]
+                .into_iter()
+                .flatten()
+                .all(|object| object.exists())
+        );
+        assert!(begun.rest() == old && kept.rest() == old);
+        assert!(begin(&array, "/read").rest() == new);
+        wait("what was read is removed", || {
+            all_gone(&read) && all_gone(&gone)
+        });
+    }
+}

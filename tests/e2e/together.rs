@@ -1,0 +1,408 @@
+//! Files that several mounts write at the same time, in an array of real processes.
+
+use crate::array::{Array, Options, OtherMount, wait};
+use crate::chance::Chance;
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// An array with two mounts more, and the folders of all three.
+struct Three {
+    // They end first.
+    others: Vec<OtherMount>,
+    array: Array,
+}
+
+impl Three {
+    fn start(remote: bool) -> Option<Self> {
+        let array = Array::with(Options {
+            elements: 3,
+            remote,
+            ..Options::default()
+        })?;
+        std::fs::write(array.at("f"), b"").unwrap();
+        let others = ["b", "c"].map(|name| OtherMount::start(&array, name));
+        Some(Self {
+            array,
+            others: others.into(),
+        })
+    }
+
+    fn at(&self, mount: usize, path: &str) -> PathBuf {
+        match mount {
+            0 => self.array.at(path),
+            _ => self.others[mount - 1].path.join(path),
+        }
+    }
+
+    fn open(&self, mount: usize, path: &str) -> File {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true);
+        options.open(self.at(mount, path)).unwrap()
+    }
+
+    fn sealed(&self, path: &str) {
+        wait("the file is sealed", || {
+            self.array.json(&["ls", path])["entries"][0]["writing"] != true
+        });
+    }
+
+    fn got(&self, path: &str) -> Vec<u8> {
+        let local = self.array.path("got");
+        let said = self.array.run(&["get", path, local.to_str().unwrap()]);
+        assert!(said.ok, "{}", said.err);
+        std::fs::read(local).unwrap()
+    }
+}
+
+fn put(file: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
+    file.resize(file.len().max(offset + bytes.len()), 0);
+    file[offset..offset + bytes.len()].copy_from_slice(bytes);
+}
+
+fn same(path: &Path, expected: &[u8], what: &str) {
+    let read = std::fs::read(path).unwrap();
+    let at = read.iter().zip(expected).position(|(a, b)| a != b);
+    let lengths = (read.len(), expected.len());
+    assert!(
+        read == expected,
+        "{what}: lengths {lengths:?}, first difference {at:?}"
+    );
+}
+
+#[test]
+fn what_mounts_write_at_the_same_time_is_one_file() {
+    for remote in [false, true] {
+        let Some(three) = Three::start(remote) else {
+            return;
+        };
+        let mut chance = Chance(3);
+        let mut expected = Vec::new();
+        let files: Vec<File> = (0..3).map(|mount| three.open(mount, "f")).collect();
+        // Strips of a size that fits no page go round over the writers.
+        for strip in 0..60 {
+            let bytes = chance.bytes_above_zero(47_008);
+            let offset = strip * bytes.len();
+            files[strip % 3]
+                .write_all_at(&bytes, offset as u64)
+                .unwrap();
+            put(&mut expected, offset, &bytes);
+        }
+        for file in &files {
+            file.sync_all().unwrap();
+        }
+        for (mount, file) in files.iter().enumerate() {
+            let mut read = vec![0; expected.len()];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert!(read == expected, "mount {mount} does not see all");
+            same(&three.at(mount, "f"), &expected, "a reader beside");
+        }
+        drop(files);
+        three.sealed("/f");
+        for mount in 0..3 {
+            same(&three.at(mount, "f"), &expected, "after the seal");
+        }
+        assert!(three.got("/f") == expected);
+        let layout = three.array.json(&["layout", "/f"]);
+        assert_eq!(layout["layout"], "extents", "{layout}");
+        assert_eq!(
+            layout["parts"].as_array().map(Vec::len),
+            Some(3),
+            "{layout}"
+        );
+        let check = three.array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+        // It goes on as any file.
+        three
+            .array
+            .sh("echo more >> f; tail -c 5 f; cp f g; cmp f g; mv g h; rm h");
+        let job = three.array.submit(r#"name = "j"; workdir = "/"; tasks = ({ name = "t"; kernel = "/usr/bin/sha256sum"; stdin = "f"; input = ["f"]; output = ["sum"]; stdout = "sum"; });"#);
+        three.array.done(job);
+        three.array.sh("sha256sum < f | cmp - sum");
+        three.array.sh("rm f");
+        let check = three.array.run(&["check", "--age", "0"]);
+        assert!(check.ok, "{}{}", check.out, check.err);
+    }
+}
+
+/// Reads by a file that was open before.
+fn reads_some(file: &File, offset: u64, expected: &[u8], what: &str) {
+    let mut read = vec![0; 30_000];
+    let count = file.read_at(&mut read, offset).unwrap();
+    let there = expected.get(usize::try_from(offset).unwrap()..);
+    let there = there.unwrap_or_default();
+    let there = &there[..there.len().min(read.len())];
+    assert!(
+        read[..count] == *there,
+        "{what} reads what is old at {offset}"
+    );
+}
+
+/// Writes, cuts, fsyncs, closes and opens by chance on three mounts, each state that is visible to all looked at through all.
+fn random_changes(remote: bool, seed: u64, steps: usize) {
+    let Some(three) = Three::start(remote) else {
+        return;
+    };
+    let mut chance = Chance(seed);
+    let mut expected = Vec::new();
+    let mut files: Vec<Option<File>> = vec![None, None, None];
+    let mut done = Vec::new();
+    for step in 0..steps {
+        let mount = usize::try_from(chance.next(3)).unwrap();
+        let Some(file) = &files[mount] else {
+            files[mount] = Some(three.open(mount, "f"));
+            done.push(format!("{step}: {mount} opens"));
+            continue;
+        };
+        match chance.next(10) {
+            0..=5 => {
+                let length = 1 + chance.next(70_000);
+                let offset = chance.next(400_000);
+                let bytes = chance.bytes_above_zero(usize::try_from(length).unwrap());
+                file.write_all_at(&bytes, offset).unwrap();
+                done.push(format!("{step}: {mount} writes {offset}+{length}"));
+                put(&mut expected, usize::try_from(offset).unwrap(), &bytes);
+                // Whose turn it is has told the others.
+                file.sync_data().unwrap();
+            }
+            6 => {
+                let size = chance.next(500_000);
+                file.set_len(size).unwrap();
+                done.push(format!("{step}: {mount} cuts to {size}"));
+                expected.resize(usize::try_from(size).unwrap(), 0);
+            }
+            7 => {
+                files[mount] = None;
+                done.push(format!("{step}: {mount} closes"));
+            }
+            8 => {
+                let size = std::fs::metadata(three.at(mount, "f")).unwrap().len();
+                let done = &done[done.len().saturating_sub(12)..];
+                assert_eq!(
+                    size,
+                    expected.len() as u64,
+                    "step {step} of {seed}, mount {mount}: {done:#?}"
+                );
+            }
+            _ => {
+                let reader = usize::try_from(chance.next(3)).unwrap();
+                let what = format!("step {step} of {seed}, mount {reader}");
+                same(&three.at(reader, "f"), &expected, &what);
+            }
+        }
+        if chance.next(4) == 0 {
+            let reader = usize::try_from(chance.next(3)).unwrap();
+            if let Some(file) = &files[reader] {
+                let what = format!("step {step} of {seed}, mount {reader}");
+                reads_some(file, chance.next(400_000), &expected, &what);
+            }
+        }
+    }
+    files.clear();
+    three.sealed("/f");
+    for mount in 0..3 {
+        same(&three.at(mount, "f"), &expected, &format!("seed {seed}"));
+    }
+    assert!(three.got("/f") == expected);
+}
+
+#[test]
+fn changes_by_chance_on_three_mounts_are_seen_by_all() {
+    for (remote, seed) in [(false, 1), (true, 2), (false, 3), (true, 4)] {
+        random_changes(remote, seed, 200);
+    }
+}
+
+#[test]
+fn what_was_closed_is_seen_though_others_go_on() {
+    for remote in [false, true] {
+        let Some(three) = Three::start(remote) else {
+            return;
+        };
+        let stays = three.open(0, "f");
+        stays.write_all_at(b"0000", 0).unwrap();
+        for round in 0..20_u64 {
+            let writer = three.open(1, "f");
+            let text = format!("{round:04}");
+            writer
+                .write_all_at(text.as_bytes(), 4 * (round + 1))
+                .unwrap();
+            drop(writer);
+            for mount in [2, 0, 1] {
+                let read = std::fs::read(three.at(mount, "f")).unwrap();
+                let end = read.len().saturating_sub(4);
+                assert_eq!(read[end..], *text.as_bytes(), "mount {mount}, {round}");
+            }
+        }
+        drop(stays);
+        three.sealed("/f");
+        assert_eq!(three.got("/f").len(), 84);
+    }
+}
+
+/// Locks count for what several write, too: who gets one sees what was written under the one before.
+#[test]
+fn counting_under_locks_counts_all() {
+    use rustix::fs::{FlockOperation, flock};
+    for remote in [false, true] {
+        let Some(three) = Three::start(remote) else {
+            return;
+        };
+        // All write it before anybody locks it.
+        let files: Vec<File> = (0..3).map(|mount| three.open(mount, "f")).collect();
+        for (mount, file) in files.iter().enumerate() {
+            file.write_all_at(b"............", 100 + 12 * mount as u64)
+                .unwrap();
+        }
+        let count = |file: &File| {
+            for _ in 0..20 {
+                flock(file, FlockOperation::LockExclusive).unwrap();
+                let mut bytes = [0; 8];
+                let read = file.read_at(&mut bytes, 0).unwrap();
+                assert!(read == 8 || read == 0, "{read}");
+                let next = u64::from_le_bytes(bytes) + 1;
+                file.write_all_at(&next.to_le_bytes(), 0).unwrap();
+                flock(file, FlockOperation::Unlock).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            for file in &files {
+                scope.spawn(|| count(file));
+            }
+        });
+        drop(files);
+        three.sealed("/f");
+        let read = std::fs::read(three.at(0, "f")).unwrap();
+        assert_eq!(read[..8], 60_u64.to_le_bytes());
+        assert_eq!(read[100..], [b'.'; 36]);
+    }
+}
+
+/// Each user may write only what permissions allow, also together with others.
+#[test]
+fn who_may_not_write_a_file_does_not_write_it_together_with_others() {
+    let Some(three) = Three::start(false) else {
+        return;
+    };
+    let writer = three.open(0, "f");
+    writer.write_all_at(b"root's", 0).unwrap();
+    three.array.sh("chmod 644 f; chmod 755 .");
+    let folder = three.array.path("");
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o711)).unwrap();
+    let path = three.at(1, "f");
+    let write = || {
+        std::process::Command::new("setpriv")
+            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+            .args([
+                "sh",
+                "-c",
+                "printf nobody | dd conv=notrunc bs=6 seek=1 of=\"$1\"",
+                "sh",
+            ])
+            .arg(&path)
+            .output()
+            .unwrap()
+    };
+    let refused = write();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("Permission denied"), "{said}");
+    // Who may writes it, though the mount of the other writer belongs to root.
+    three.array.sh("chmod 666 f");
+    wait("the mode is seen", || write().status.success());
+    drop(writer);
+    three.sealed("/f");
+    assert_eq!(std::fs::read(three.at(2, "f")).unwrap(), b"root'snobody");
+}
+
+#[test]
+fn a_mount_that_dies_leaves_what_it_had_made_visible() {
+    for remote in [false, true] {
+        let Some(mut three) = Three::start(remote) else {
+            return;
+        };
+        let stays = three.open(0, "f");
+        let dies = three.open(2, "f");
+        stays.write_all_at(b"aaaa", 0).unwrap();
+        dies.write_all_at(b"bbbb", 4).unwrap();
+        dies.sync_all().unwrap();
+        dies.write_all_at(b"cccc", 8).unwrap();
+        drop(three.others.remove(1));
+        drop(dies);
+        stays.write_all_at(b"dddd", 12).unwrap();
+        drop(stays);
+        three.sealed("/f");
+        let read = std::fs::read(three.at(1, "f")).unwrap();
+        assert_eq!(read.len(), 16);
+        assert_eq!(read[..8], *b"aaaabbbb");
+        assert_eq!(read[12..], *b"dddd");
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_loses_nothing_of_what_several_write() {
+    let Some(mut three) = Three::start(false) else {
+        return;
+    };
+    let files: Vec<File> = (0..3).map(|mount| three.open(mount, "f")).collect();
+    let mut expected = Vec::new();
+    let mut chance = Chance(11);
+    for round in 0..9 {
+        let bytes = chance.bytes_above_zero(5000);
+        let offset = round * 4000;
+        files[round % 3]
+            .write_all_at(&bytes, offset as u64)
+            .unwrap();
+        put(&mut expected, offset, &bytes);
+        if round % 4 == 3 {
+            three.array.kill_server();
+            three.array.start_server();
+            three.array.wait_for_elements(3);
+        }
+        files[round % 3].sync_all().unwrap();
+    }
+    three.array.kill_server();
+    drop(files);
+    three.array.start_server();
+    three.array.wait_for_elements(3);
+    three.sealed("/f");
+    for mount in 0..3 {
+        same(&three.at(mount, "f"), &expected, "after restarts");
+    }
+}
+
+#[test]
+fn a_file_of_several_writers_lives_on_in_elements_alone() {
+    let Some(mut three) = Three::start(false) else {
+        return;
+    };
+    let files: Vec<File> = (0..3).map(|mount| three.open(mount, "f")).collect();
+    let mut expected = Vec::new();
+    let mut chance = Chance(5);
+    for round in 0..30 {
+        let bytes = chance.bytes_above_zero(3000);
+        let offset = round * 2500;
+        files[round % 3]
+            .write_all_at(&bytes, offset as u64)
+            .unwrap();
+        files[round % 3].sync_all().unwrap();
+        put(&mut expected, offset, &bytes);
+    }
+    drop(files);
+    three.sealed("/f");
+    same(&three.at(0, "f"), &expected, "before");
+    wait("elements have heard of it", || {
+        let database = three.array.path("server/server.db");
+        let script = format!("sqlite3 {} 'SELECT count(*) FROM note'", database.display());
+        three.array.sh(&script).trim() == "0"
+    });
+    three.others.clear();
+    let rebuilt: Value = three.array.rebuild();
+    assert_eq!(
+        rebuilt["lost"].as_array().map_or(0, Vec::len),
+        0,
+        "{rebuilt}"
+    );
+    same(&three.at(0, "f"), &expected, "after it was rebuilt");
+    assert!(three.got("/f") == expected);
+}

@@ -1,7 +1,7 @@
 //! Open files.
 
 use super::object::Object;
-use super::table::{Bound, Node, Phase, Writing};
+use super::table::{Bound, Node, Phase, Way, Writing};
 use super::version::object_path;
 use super::{Caller, Found, Fs, Key, Pace};
 use crate::error::Error;
@@ -62,7 +62,7 @@ impl Handle {
         let state = self.node.state.lock();
         let written = state.writing.as_ref().filter(|w| w.phase == Phase::Open);
         let bound = state.bound.get(&self.key.alias);
-        let bound = bound.filter(|bound| !bound.direct);
+        let bound = bound.filter(|bound| !bound.is_direct());
         let follows = |bound: &Bound, written: &Writing| {
             let written = written.object.as_ref();
             written.is_some_and(|written| written.id == bound.object.id)
@@ -101,6 +101,8 @@ pub(crate) struct Opened {
     pub(crate) local: Option<Arc<File>>,
     /// The object, so that the kernel keeps the pages it has of it.
     pub(crate) object: u64,
+    /// Whether it may keep any: else no more than of memory that is mapped.
+    pub(crate) cached: bool,
     /// Whether it is open for writing.
     pub(crate) write: bool,
     /// Whether closing a descriptor of it is to be told, because locks may end with it.
@@ -159,8 +161,8 @@ impl Fs {
             // A version may have been begun or sealed meanwhile.
             if state.is_current(object.id) || tries == READ_TRIES {
                 // What others lock may have to be shown in a later version.
-                let direct = self.is_direct(&object) && !state.attr.locked;
-                state.bind(key, &object, direct)?;
+                let shared = state.attr.locked || object.together().is_some();
+                state.bind(key, &object, self.way(&object, shared))?;
                 let sealing = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Sealing);
                 if sealing && object.waits() {
                     self.hold_after_seal(caller, node.clone(), object.id);
@@ -196,20 +198,21 @@ impl Fs {
     ) -> Result<Opened, Error> {
         let write = how.write;
         let handle = self.handle_number();
-        let (object, direct, locked) = {
+        let (object, way, locked) = {
             let state = node.state.lock();
             let bound = state.bound.get(&key.alias).ok_or(Errno::BADF)?;
-            (bound.object.clone(), bound.direct, state.attr.locked)
+            (bound.object.clone(), bound.way, state.attr.locked)
         };
+        let direct = way == Way::Direct;
         let flush = !direct || how.update || locked || self.locks.knows(key.ino);
         let opened = Opened {
             handle,
             local: object.local().filter(|_| direct).cloned(),
-            // Of what others write, too, the kernel keeps no pages.
             object: match object.together() {
                 Some(_) => u64::MAX - handle,
                 None => object.id,
             },
+            cached: way != Way::Uncached,
             write,
             flush,
         };

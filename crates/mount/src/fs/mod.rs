@@ -57,6 +57,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use table::Way;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
@@ -127,6 +128,15 @@ impl Fs {
     /// Whether the kernel reads and writes the object's file by itself, if it may choose.
     fn is_direct(&self, object: &object::Object) -> bool {
         self.direct.load(Ordering::Relaxed) && object.local().is_some()
+    }
+
+    /// How the kernel reads and writes an object; `shared`: others may write it, too.
+    fn way(&self, object: &object::Object, shared: bool) -> Way {
+        match (shared, self.is_direct(object)) {
+            (true, _) => Way::Uncached,
+            (false, true) => Way::Direct,
+            (false, false) => Way::Cached,
+        }
     }
 
     fn handle_number(&self) -> u64 {

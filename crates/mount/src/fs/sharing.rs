@@ -7,7 +7,7 @@
 use super::backend::attr_of;
 use super::file::Handle;
 use super::object::{Data, Object};
-use super::table::{Key, Node, Phase, Writing};
+use super::table::{Key, Node, Phase, Way, Writing};
 use super::together::Together;
 use super::version::WRITER_PATIENCE;
 use super::{Caller, Fs, Pace};
@@ -40,7 +40,7 @@ impl Fs {
         if direct && key.alias == state.alias {
             state.next_alias();
         }
-        state.bind(key, &object, false)?;
+        state.bind(key, &object, Way::Uncached)?;
         state.idle_writers += 1;
         Ok(())
     }
@@ -121,7 +121,12 @@ impl Fs {
             let all_written = node.writes.write();
             let aliases = self.aliases_of_writers(ino);
             let mut state = node.state.lock();
-            let direct = |alias| state.bound.get(alias).is_some_and(|bound| bound.direct);
+            let direct = |alias| {
+                state
+                    .bound
+                    .get(alias)
+                    .is_some_and(|bound| bound.is_direct())
+            };
             let direct = aliases.iter().any(direct);
             // What has no name any more stays what it is until it is closed.
             let stays = direct || state.gone;
@@ -163,7 +168,7 @@ impl Fs {
             return;
         };
         let mut bound = state.bound.values();
-        let direct = bound.any(|bound| bound.direct && bound.object.id == object.id);
+        let direct = bound.any(|bound| bound.is_direct() && bound.object.id == object.id);
         let one = !object.is_striped() && object.together().is_none();
         if direct || !one || state.gone || state.idle_writers > 0 || self.locks.knows(ino) {
             return;
@@ -203,7 +208,7 @@ impl Fs {
         for _ in 0..CLOSE_PAUSES {
             let state = node.state.lock();
             let open = state.writing.as_ref().map(|w| w.phase) == Some(Phase::Open);
-            if !open || !state.bound.values().any(|bound| bound.direct) {
+            if !open || !state.bound.values().any(|bound| bound.is_direct()) {
                 return;
             }
             drop(state);
@@ -287,6 +292,6 @@ impl Fs {
         };
         let state = file.node.state.lock();
         let bound = state.bound.get(&file.key.alias);
-        bound.is_some_and(|bound| bound.direct && !state.is_current(bound.object.id))
+        bound.is_some_and(|bound| bound.is_direct() && !state.is_current(bound.object.id))
     }
 }

@@ -169,13 +169,25 @@ pub(crate) enum Phase {
     Sealing,
 }
 
+/// How the kernel reads and writes what is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    /// The object's file, by itself.
+    Direct,
+    /// Through this process, and keeps pages of it.
+    Cached,
+    /// Through this process, each time: others may write it, too. What the kernel believes of a file's length can be old for a
+    /// moment after that was told of, and it reads no cached page behind it.
+    Uncached,
+}
+
 /// The object that an alias is used for, the same for all handles of the alias.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) object: Arc<Object>,
     pub(crate) opens: u32,
-    /// Whether the kernel reads and writes the object's file by itself, for all of them or for none.
-    pub(crate) direct: bool,
+    /// For all of them the same.
+    pub(crate) way: Way,
     /// Attributes when it was last opened: those of this version if it is no longer the file's current one.
     pub(crate) seen: Attr,
 }
@@ -194,9 +206,13 @@ impl Node {
 }
 
 impl Bound {
+    pub(crate) fn is_direct(&self) -> bool {
+        self.way == Way::Direct
+    }
+
     /// Whether it has to be another object, and can be.
     pub(crate) fn is_old(&self, newest: u64) -> bool {
-        !self.direct && self.object.id != newest
+        !self.is_direct() && self.object.id != newest
     }
 }
 
@@ -304,18 +320,12 @@ impl State {
     /// What is open under the current alias, and whether the kernel reads and writes it by itself.
     pub(crate) fn bound_now(&self) -> Option<(Arc<Object>, bool)> {
         let bound = self.bound.get(&self.alias)?;
-        Some((bound.object.clone(), bound.direct))
+        Some((bound.object.clone(), bound.is_direct()))
     }
 
-    /// Uses the current alias for an object; `direct`: the kernel could read and write its file by itself. If the
-    /// alias is in use for another object, the next alias becomes the current one and the error is `ESTALE`: the
+    /// Uses the current alias for an object, in this way if others that have it open allow it. If the alias is in use for another object, the next alias becomes the current one and the error is `ESTALE`: the
     /// kernel then looks the name up again and comes back.
-    pub(crate) fn bind(
-        &mut self,
-        key: Key,
-        object: &Arc<Object>,
-        direct: bool,
-    ) -> Result<(), Error> {
+    pub(crate) fn bind(&mut self, key: Key, object: &Arc<Object>, way: Way) -> Result<(), Error> {
         if key.alias != self.alias {
             return Err(Errno::STALE.into());
         }
@@ -330,19 +340,19 @@ impl State {
             self.next_alias();
             return Err(Errno::STALE.into());
         }
-        // By all aliases of an object, or by none: else a later version could be shown to some of them only.
-        let mut same = self.bound.values().filter(|b| b.object.id == object.id);
-        let direct = direct && same.all(|bound| bound.direct);
-        self.bind_new(object.clone(), direct);
+        // By all aliases of an object alike: else a later version could be shown to some of them only.
+        let same = self.bound.values().filter(|b| b.object.id == object.id);
+        let way = same.map(|bound| bound.way).fold(way, Way::max);
+        self.bind_new(object.clone(), way);
         Ok(())
     }
 
     /// Uses the current alias, which nobody uses, for an object.
-    pub(crate) fn bind_new(&mut self, object: Arc<Object>, direct: bool) {
+    pub(crate) fn bind_new(&mut self, object: Arc<Object>, way: Way) {
         let bound = Bound {
             object,
             opens: 1,
-            direct,
+            way,
             seen: self.attr,
         };
         self.bound.insert(self.alias, bound);
@@ -366,7 +376,7 @@ impl State {
         let Some(written) = self.written().filter(|_| self.bound.len() > 1) else {
             return Vec::new();
         };
-        let bound = self.bound.iter().filter(|(_, bound)| !bound.direct);
+        let bound = self.bound.iter().filter(|(_, bound)| !bound.is_direct());
         let twins = bound.filter(|(_, bound)| bound.object.id == written.id);
         let twins: Vec<u16> = twins.map(|(&alias, _)| alias).collect();
         if twins.len() < 2 { Vec::new() } else { twins }
@@ -732,19 +742,19 @@ mod tests {
     fn another_version_beside_an_open_one_gets_another_alias() {
         let mut state = State::default();
         let key = |alias| Key { ino: 7, alias };
-        state.bind(key(0), &object(1), false).unwrap();
-        state.bind(key(0), &object(1), false).unwrap();
-        let refused = state.bind(key(0), &object(2), false).unwrap_err();
+        state.bind(key(0), &object(1), Way::Cached).unwrap();
+        state.bind(key(0), &object(1), Way::Cached).unwrap();
+        let refused = state.bind(key(0), &object(2), Way::Cached).unwrap_err();
         assert!(refused.is(Errno::STALE));
         assert_eq!(state.alias, 1);
         // The stale alias is not opened again, the new one is.
         assert!(
             state
-                .bind(key(0), &object(1), false)
+                .bind(key(0), &object(1), Way::Cached)
                 .unwrap_err()
                 .is(Errno::STALE)
         );
-        state.bind(key(1), &object(2), false).unwrap();
+        state.bind(key(1), &object(2), Way::Cached).unwrap();
         assert_eq!(state.opens, 3);
         state.unbind(0);
         state.unbind(0);
@@ -752,7 +762,7 @@ mod tests {
         state.unbind(1);
         assert_eq!(state.opens, 0);
         // With nothing open, the alias serves any version.
-        state.bind(key(1), &object(3), false).unwrap();
+        state.bind(key(1), &object(3), Way::Cached).unwrap();
     }
 
     #[test]

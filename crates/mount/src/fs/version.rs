@@ -331,8 +331,7 @@ impl Fs {
             state.objects.push(Arc::downgrade(&object));
             // What the kernel writes by itself can't be told to others.
             let shared = opened.others && how.may_be_shared();
-            let direct = self.is_direct(&object) && !shared;
-            state.bind_new(object.clone(), direct);
+            state.bind_new(object.clone(), self.way(&object, shared));
         }
         self.touched(parent, time, 0);
         // Written here, so known here: `writing` marks what somebody else is about to change.
@@ -446,8 +445,8 @@ impl Fs {
         }
         let others = begun.others && (how.may_be_shared() || knows);
         let shared = others || state.attr.locked;
-        let direct = self.is_direct(&begun.object) && !shared;
-        if let Err(error) = state.bind(key, &begun.object, direct) {
+        let way = self.way(&begun.object, shared);
+        if let Err(error) = state.bind(key, &begun.object, way) {
             // The version before is open here in a way that this one can't be: the kernel comes again with
             // the next alias. Those who had not begun have not now either.
             let others = state
@@ -487,7 +486,7 @@ impl Fs {
                     if truncate && object.waits() {
                         pace.wait()?;
                     }
-                    state.bind(key, &object, self.is_direct(&object))?;
+                    state.bind(key, &object, self.way(&object, false))?;
                     if let Some(writing) = state.writing.as_mut() {
                         writing.writers += 1;
                     }
@@ -981,7 +980,7 @@ impl State {
         for bound in self.bound.values_mut() {
             let follows = match &begun.taken {
                 Some(taken) => Arc::ptr_eq(taken, &bound.object),
-                None => !bound.direct && bound.object.id == begun.base,
+                None => !bound.is_direct() && bound.object.id == begun.base,
             };
             if follows {
                 bound.object = begun.object.clone();

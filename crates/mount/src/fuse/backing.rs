@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Flags of a file that the kernel reads and writes by itself: there is nothing to hand over at a close, unless locks
@@ -37,6 +38,8 @@ pub(super) struct Inner {
     pub(super) waiting: Waiting,
     caches: Caches,
     backings: Mutex<Backings>,
+    /// Whether the kernel can map files into memory of which it caches nothing else.
+    maps_uncached: AtomicBool,
 }
 
 /// A file on its device. It stays the same file for as long as it is open somewhere.
@@ -114,7 +117,13 @@ impl Inner {
             waiting: Waiting::default(),
             caches,
             backings: Mutex::default(),
+            maps_uncached: AtomicBool::new(true),
         }
+    }
+
+    /// The kernel could not map files into memory that it caches nothing of.
+    pub(super) fn caches_all(&self) {
+        self.maps_uncached.store(false, Ordering::Relaxed);
     }
 
     /// The kernel holds no pages of an inode any more.
@@ -160,14 +169,14 @@ impl Inner {
         Ok(Some(backing))
     }
 
-    /// Flags of a file that the kernel caches: its pages are good if they are of the same object.
-    fn cached_flags(&self, number: u64, object: u64) -> FopenFlags {
-        let before = self.backings.lock().cached.insert(number, object);
-        if before == Some(object) {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::empty()
-        }
+    /// Flags of a file that this process reads and writes: pages that the kernel has are good if they are of the same object.
+    fn flags(&self, number: u64, opened: &Opened) -> FopenFlags {
+        let before = self.backings.lock().cached.insert(number, opened.object);
+        let mut flags = FopenFlags::empty();
+        flags.set(FopenFlags::FOPEN_KEEP_CACHE, before == Some(opened.object));
+        let uncached = !opened.cached && self.maps_uncached.load(Ordering::Relaxed);
+        flags.set(FopenFlags::FOPEN_DIRECT_IO, uncached);
+        flags
     }
 
     pub(super) fn answer_open(&self, number: u64, reply: ReplyOpen, opened: &Opened) {
@@ -178,7 +187,7 @@ impl Inner {
         }
         match self.backing(number, opened, |file| reply.open_backing(file)) {
             Ok(Some(backing)) => reply.opened_passthrough(handle, in_place(opened), &backing),
-            Ok(None) => reply.opened(handle, self.cached_flags(number, opened.object)),
+            Ok(None) => reply.opened(handle, self.flags(number, opened)),
             Err(error) => {
                 self.fs.release(Caller::default(), opened.handle);
                 reply.error(errno(&error));
@@ -205,7 +214,7 @@ impl Inner {
                 );
             }
             Ok(None) => {
-                let flags = self.cached_flags(number, opened.object);
+                let flags = self.flags(number, opened);
                 reply.created(&ttl, &attr, Generation(0), handle, flags);
             }
             Err(error) => {

@@ -40,7 +40,7 @@ const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// behind the opens that follow them.
 const BACKGROUND_MAX: u16 = 1024;
 /// What the kernel is asked for, if it has it.
-const WANTED: [InitFlags; 11] = [
+const WANTED: [InitFlags; 12] = [
     InitFlags::FUSE_POSIX_LOCKS,
     InitFlags::FUSE_FLOCK_LOCKS,
     InitFlags::FUSE_PASSTHROUGH,
@@ -53,6 +53,7 @@ const WANTED: [InitFlags; 11] = [
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_DONT_MASK,
     InitFlags::FUSE_EXPORT_SUPPORT,
+    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
 ];
 
 /// The kernel's view of a mount.
@@ -204,8 +205,10 @@ impl Filesystem for Adapter {
         for flag in WANTED {
             if config.add_capabilities(flag).is_err() {
                 tracing::debug!("the kernel lacks {flag:?}");
-                if flag == InitFlags::FUSE_PASSTHROUGH {
-                    self.0.fs.not_direct();
+                match flag {
+                    InitFlags::FUSE_PASSTHROUGH => self.0.fs.not_direct(),
+                    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP => self.0.caches_all(),
+                    _ => {}
                 }
             }
         }
